@@ -1,0 +1,1 @@
+"""tailorfl: personalized federated learning."""

@@ -1,0 +1,134 @@
+"""The interface of a method: the mathematics of ONE client and of the server, and nothing else.
+
+A method never learns which engine runs it, how many clients run at once, or where states live. Its fields are its
+hyper-parameters; a run gives it everything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from tensordict import TensorDict
+
+from tailorfl.core import tree
+from tailorfl.core.client import Client, TrainConfig
+from tailorfl.core.messages import Broadcast, Replies, Weights
+from tailorfl.errors import ConfigError, unknown
+from tailorfl.models.functional import Model
+from tailorfl.models.split import Split
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a method may know when it builds its first states."""
+
+    model: Model
+    split: Split
+    num_clients: int
+    train: TrainConfig
+    init: TensorDict
+    """The shared initial model."""
+
+
+class Method(BaseModel):
+    """Base of every method. Fields of a subclass are its hyper-parameters; unknown ones are refused.
+
+    States and messages are TensorDicts. `local` and `personal` must be pure: they run under `torch.func.vmap`, so they use
+    tensor arithmetic and the client's operations, never Python conditions on tensor values.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    has_personal: ClassVar[bool] = True
+    has_global: ClassVar[bool] = True
+    pooled: ClassVar[bool] = False
+    """Whether the method sees all training data in one place (a reference, not federated learning)."""
+
+    weights: Weights = "uniform"
+    participation: Literal["sampled", "all"] = "sampled"
+    """Which clients train in a round; only the sampled ones are aggregated."""
+
+    def make_split(self, model: Model) -> Split:
+        """Returns what is shared and what stays personal; by default everything is shared."""
+        return Split.of(model.module, personal="none")
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        """Returns the server's state before the first round."""
+        return tree.empty()
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        """Returns the private state every client starts with."""
+        return tree.empty()
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> Broadcast:
+        """Returns what goes down: one payload for all, or `PerClient` payloads in the order of `clients`."""
+        return tree.empty()
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """Returns (new private state, reply) of one client."""
+        raise TypeError(f"{type(self).__name__} does not define local()")
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        """Returns the server's state after the round."""
+        return server
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        """Returns the deployable model of one client: the ONE function behind every metric, checkpoint and export of it."""
+        return self.shared(received)
+
+    def shared(self, received: TensorDict) -> TensorDict:
+        """Returns the global model contained in a broadcast (methods with `has_global`)."""
+        return received
+
+    def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
+        """Returns the private state of a client that joins after training, from the start state and what it receives."""
+        return state
+
+
+_REGISTRY: dict[str, type[Method]] = {}
+
+
+def register(method: type[Method]) -> type[Method]:
+    """Adds a method class under its `name`; a class decorator."""
+    known = _REGISTRY.get(method.name)
+    if known is not None and known is not method:
+        raise ConfigError(f"two methods are called '{method.name}': {known.__qualname__} and {method.__qualname__}")
+    _REGISTRY[method.name] = method
+    return method
+
+
+def methods() -> dict[str, type[Method]]:
+    """Returns all methods by name: the library's own and those that installed packages add by entry point `tailorfl.methods`."""
+    for entry in entry_points(group="tailorfl.methods"):
+        loaded: Any = entry.load()
+        if isinstance(loaded, type) and issubclass(loaded, Method):
+            register(loaded)
+    return dict(sorted(_REGISTRY.items()))
+
+
+def make_method(name: str, options: dict[str, Any] | None = None) -> Method:
+    """Returns a method with its hyper-parameters.
+
+    Raises:
+        ConfigError: unknown method, unknown or invalid hyper-parameter; names the nearest valid one.
+    """
+    known = methods()
+    if name not in known:
+        raise unknown("method", name, known)
+    cls = known[name]
+    options = dict(options or {})
+    for key in options:
+        if key not in cls.model_fields:
+            raise unknown(f"option of {name}", key, cls.model_fields)
+    try:
+        return cls(**options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(p) for p in first["loc"])
+        raise ConfigError(f"method '{name}': {where} = {first['input']!r}: {first['msg']}") from error

@@ -1,0 +1,99 @@
+"""The batch plan: which samples each client uses at each step, fixed by keys before training starts.
+
+A pass visits a client's samples once in an order drawn from (key, pass); it is cut into batches, the last of which may be
+smaller. Epochs run whole passes; a number of steps walks through as many passes as it needs. The plan of a client does not
+depend on the other clients it is planned with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailorfl.core.keys import Keys, bits, derive
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Rows of the source for every client and step."""
+
+    rows: Rows
+    """[clients, steps, batch] int64; entries past `count` repeat a row of the same client."""
+    count: Rows
+    """[clients, steps] int64: real samples of the batch; 0 where the client has already finished."""
+
+    @property
+    def steps(self) -> Rows:
+        """[clients] int64: steps each client takes."""
+        return (self.count > 0).sum(1)
+
+
+def batches_per_pass(sizes: Rows, batch: int, min_batch: int = 1) -> Rows:
+    """Returns how many batches one pass has, [clients]; a rest of fewer than `min_batch` samples is left out of the pass."""
+    full, rest = np.divmod(sizes, batch)
+    return full + (rest >= min_batch) * (rest > 0)
+
+
+def steps_of(sizes: Rows, batch: int, epochs: int | None, steps: int | None, min_batch: int = 1) -> Rows:
+    """Returns the number of steps of each client, [clients]; a client without a usable batch takes none."""
+    per_pass = batches_per_pass(sizes, batch, min_batch)
+    if steps is not None:
+        return np.where(per_pass > 0, steps, 0)
+    assert epochs is not None
+    return per_pass * epochs
+
+
+def make_plan(
+    members: Sequence[Rows],
+    keys: Keys,
+    batch: int,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    first: int = 0,
+    min_batch: int = 1,
+) -> BatchPlan:
+    """Returns the plan of a cohort.
+
+    `members[i]` are client i's rows; `keys` [clients] uint64; `batch` samples a batch (0: all in one); either `epochs` or
+    `steps`; `first` skips that many steps of the same endless sequence (so that step r can be asked for alone);
+    `min_batch` 2 leaves out a last batch of one sample, which batch norm cannot train on.
+    """
+    sizes = np.array([len(m) for m in members], dtype=np.int64)
+    batch = batch if batch > 0 else max(int(sizes.max(initial=1)), 1)
+    batch = min(batch, max(int(sizes.max(initial=1)), 1))
+    per_pass = batches_per_pass(sizes, batch, min_batch)
+    wanted = steps_of(sizes, batch, epochs, steps, min_batch)
+    longest = int(wanted.max(initial=0))
+    if longest == 0:
+        empty = np.zeros((len(sizes), 0), dtype=np.int64)
+        return BatchPlan(np.zeros((len(sizes), 0, batch), dtype=np.int64), empty)
+    widest = int(sizes.max())
+    at = first + np.arange(longest)[None, :]
+    divisor = np.maximum(per_pass, 1)[:, None]
+    which_pass, which_batch = np.divmod(at, divisor)
+    active = np.arange(longest)[None, :] < wanted[:, None]
+    position = which_batch[:, :, None] * batch + np.arange(batch)
+    real = (position < sizes[:, None, None]) & active[:, :, None]
+    low, high = int(which_pass[active].min()), int(which_pass[active].max())
+    order = _orders(sizes, keys, np.arange(low, high + 1), widest)
+    table = np.zeros((len(sizes), widest), dtype=np.int64)
+    for row, member in zip(table, members, strict=True):
+        row[: len(member)] = member
+    client = np.arange(len(sizes))[:, None, None]
+    safe_pass = np.clip(which_pass - low, 0, high - low)[:, :, None]
+    picked = order[safe_pass, client, np.where(real, position, 0)]
+    return BatchPlan(table[client, picked], real.sum(2))
+
+
+def _orders(sizes: Rows, keys: Keys, passes: Rows, widest: int) -> Rows:
+    """Returns for every pass and client a random order of its samples, then the padding, [passes, clients, widest]."""
+    draws = bits(derive(keys[None, :], passes.astype(np.uint64)[:, None]), widest)
+    padding = np.arange(widest)[None, :] >= sizes[:, None]
+    draws[:, padding] = np.iinfo(np.uint64).max
+    return np.argsort(draws, axis=2, kind="stable")

@@ -1,0 +1,64 @@
+"""Sample-level differential privacy of a training step (DP-SGD, Abadi et al., CCS 2016).
+
+    g = (1/B) ( Σ_b clip(g_b, C) + N(0, σ²C²) ),   clip(g, C) = g · min(1, C/‖g‖₂)
+
+Noise is drawn from the client's key, so every engine adds the same noise. Accounting of what was spent lives elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from tailorfl.models.dropout import fold_key
+
+LossOf = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor | None], tuple[Tensor, dict[str, Tensor]]]
+
+
+@dataclass(frozen=True)
+class SampleDP:
+    """Per-sample clipping to `clip` and Gaussian noise of standard deviation `noise`·`clip` on the sum of a batch."""
+
+    clip: float
+    noise: float
+
+
+def normal(key: Tensor, number: int, shape: torch.Size) -> Tensor:
+    """Returns standard normal numbers that are a function of (key, number), float32 of `shape` (Box-Muller)."""
+    count = shape.numel()
+    stream = fold_key(key, number)
+    words = fold_key(stream, torch.arange(1, 2 * count + 1, dtype=torch.int64))
+    uniform = ((words >> 40) & 0xFFFFFF).to(torch.float64).add(0.5) / float(1 << 24)
+    radius = (-2.0 * uniform[:count].log()).sqrt()
+    return (radius * (2.0 * math.pi * uniform[count:]).cos()).to(torch.float32).reshape(shape)
+
+
+def private_gradient(
+    loss_of: LossOf, values: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None, dp: SampleDP, key: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Returns the private gradient of the mean loss and the (not private) mean loss of the batch.
+
+    `x` [batch, ...], `y` [batch, ...]; samples with `weight` 0 are padding. `key` int64 0-d.
+    """
+
+    def of_sample(x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        gradient, (value, _) = grad_and_value(loss_of, has_aux=True)(values, x[None], y[None], None)
+        return gradient, value
+
+    gradients, losses = vmap(of_sample)(x, y)
+    present = torch.ones_like(losses) if weight is None else weight
+    norms = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0).sqrt()
+    factor = present * (dp.clip / norms.clamp(min=1e-12)).clamp(max=1.0)
+    size = present.sum().clamp(min=1.0)
+    out = {}
+    for number, (name, g) in enumerate(gradients.items()):
+        total = torch.tensordot(factor, g, dims=1)
+        if dp.noise > 0:
+            total = total + normal(key, number, total.shape) * (dp.noise * dp.clip)
+        out[name] = total / size
+    return out, (losses * present).sum() / size

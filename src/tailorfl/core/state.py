@@ -1,0 +1,96 @@
+"""The private states of all clients, kept only for those that have trained (copy-on-write from the shared start).
+
+A federation of 10,000 clients of which 50 have trained holds 51 states. Rows live in one growing array per entry, in
+memory or, with a folder, in memory-mapped files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core import tree
+
+
+class StateStore:
+    """Client id -> private state."""
+
+    def __init__(self, start: TensorDict, folder: Path | None = None) -> None:
+        self._start = dict(tree.leaves(start))
+        self._folder = folder
+        self._row: dict[int, int] = {}
+        self._arrays: dict[str, Tensor] = {}
+        self._capacity = 0
+
+    def __len__(self) -> int:
+        """Number of clients that have a state of their own."""
+        return len(self._row)
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """Ids of the clients that have a state of their own."""
+        return tuple(sorted(self._row))
+
+    def get(self, ids: Sequence[int]) -> TensorDict:
+        """Returns the states of `ids` as copies, [len(ids), ...]; a client that never trained has the shared start."""
+        out = {}
+        rows = [self._row.get(i, -1) for i in ids]
+        missing = [k for k, row in enumerate(rows) if row < 0]
+        for path, start in self._start.items():
+            if len(missing) == len(rows):
+                out[path] = start.expand(len(rows), *start.shape).clone()
+                continue
+            value = self._arrays[path].index_select(0, torch.tensor([max(r, 0) for r in rows]))
+            if missing:
+                value[missing] = start
+            out[path] = value
+        return tree.nest(out.items(), [len(rows)])
+
+    def put(self, ids: Sequence[int], states: TensorDict) -> None:
+        """Stores `states` [len(ids), ...] for `ids`."""
+        if not self._start or not ids:
+            return
+        for i in ids:
+            self._row.setdefault(i, len(self._row))
+        self._grow(len(self._row))
+        rows = torch.tensor([self._row[i] for i in ids])
+        for path, value in tree.leaves(states):
+            self._arrays[path][rows] = value
+
+    def dump(self) -> dict[str, Tensor]:
+        """Returns everything as named tensors: the ids and the used rows of every entry."""
+        used = len(self._row)
+        ids = torch.tensor(list(self._row), dtype=torch.int64)
+        return {"clients": ids, **{f"state/{p}": a[:used] for p, a in self._arrays.items()}}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restores what `dump` returned."""
+        self._row = {int(i): row for row, i in enumerate(tensors["clients"].tolist())}
+        self._arrays, self._capacity = {}, 0
+        self._grow(len(self._row))
+        for path, array in self._arrays.items():
+            array[: len(self._row)] = tensors[f"state/{path}"]
+
+    def _grow(self, rows: int) -> None:
+        if rows <= self._capacity:
+            return
+        capacity = max(rows, 2 * self._capacity, 8)
+        for path, start in self._start.items():
+            new = self._allocate(path, capacity, start)
+            if path in self._arrays:
+                new[: self._capacity] = self._arrays[path]
+            self._arrays[path] = new
+        self._capacity = capacity
+
+    def _allocate(self, path: str, rows: int, like: Tensor) -> Tensor:
+        shape = (rows, *like.shape)
+        if self._folder is None:
+            return torch.empty(shape, dtype=like.dtype)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._folder / f"{path.replace('/', '__')}-{rows}.bin"
+        count = int(torch.Size(shape).numel())
+        return torch.from_file(str(file), shared=True, size=max(count, 1), dtype=like.dtype)[:count].reshape(shape)

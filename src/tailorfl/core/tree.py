@@ -1,0 +1,84 @@
+"""TensorDict maths that TensorDict itself does not have: merging parts, norms, inner products, weighted means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+
+def empty() -> TensorDict:
+    """Returns a TensorDict with nothing in it: the message or state of a method that has none."""
+    return TensorDict({}, batch_size=[])
+
+
+def merge(*parts: TensorDict) -> TensorDict:
+    """Returns one TensorDict with the entries of all `parts`; on equal names the last wins. Tensors are not copied."""
+    out: dict[str, Tensor] = {}
+    for part in parts:
+        out.update(part.items())
+    return TensorDict(out, batch_size=parts[0].batch_size if parts else [])
+
+
+def leaves(tree: TensorDict) -> Iterable[tuple[str, Tensor]]:
+    """Yields (dotted path, tensor) of every leaf, nested parts joined by '/'."""
+    for key, value in tree.items():
+        if isinstance(value, TensorDict):
+            for inner, tensor in leaves(value):
+                yield f"{key}/{inner}", tensor
+        else:
+            yield str(key), value
+
+
+def nest(flat: Iterable[tuple[str, Tensor]], batch_size: Iterable[int] = ()) -> TensorDict:
+    """Returns the TensorDict whose `leaves` are `flat`."""
+    groups: dict[str, list[tuple[str, Tensor]]] = {}
+    out: dict[str, Tensor | TensorDict] = {}
+    for path, tensor in flat:
+        head, _, rest = path.partition("/")
+        if rest:
+            groups.setdefault(head, []).append((rest, tensor))
+        else:
+            out[head] = tensor
+    size = list(batch_size)
+    for head, items in groups.items():
+        out[head] = nest(items, size)
+    return TensorDict(out, batch_size=size)
+
+
+def fill(template: TensorDict, flat: Mapping[str, Tensor], prefix: str = "") -> TensorDict:
+    """Returns a TensorDict of the structure of `template` (empty parts included) with the tensors of `flat` by path."""
+    out: dict[str, Tensor | TensorDict] = {}
+    for key, value in template.items():
+        path = f"{prefix}{key}"
+        out[key] = fill(value, flat, f"{path}/") if isinstance(value, TensorDict) else flat[path]
+    return TensorDict(out, batch_size=template.batch_size)
+
+
+def dot(a: TensorDict, b: TensorDict) -> Tensor:
+    """Returns the inner product over the floating entries of `a`, a 0-d tensor."""
+    terms = [(x * b.get(name)).sum() for name, x in a.items() if x.is_floating_point()]
+    return torch.stack(terms).sum() if terms else torch.zeros(())
+
+
+def norm(a: TensorDict) -> Tensor:
+    """Returns the Euclidean norm over all floating entries, a 0-d tensor."""
+    return dot(a, a).sqrt()
+
+
+def weighted_mean(stack: TensorDict, weights: Tensor) -> TensorDict:
+    """Returns Σ_i weights[i]·stack[i] over the leading axis.
+
+    `weights` [clients] sums to 1. Integer entries (counters) are taken from the first client.
+    """
+    out: dict[str, Tensor | TensorDict] = {}
+    for name, value in stack.items():
+        if isinstance(value, TensorDict):
+            out[name] = weighted_mean(value, weights)
+        elif value.is_floating_point():
+            out[name] = torch.tensordot(weights.to(value.dtype), value, dims=1)
+        else:
+            out[name] = value[0]
+    return TensorDict(out, batch_size=[])

@@ -1,0 +1,165 @@
+"""From settings to a Federation: load, hold out, deal, split, normalise, add public and shifted sets."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from tailorfl.data.corruptions import corrupted_sets
+from tailorfl.data.dealing import capped, deal_rows, fitting_partition, official_part
+from tailorfl.data.federation import Federation
+from tailorfl.data.heldout import Dealt, domain_rows
+from tailorfl.data.normalise import standardise_clients
+from tailorfl.data.public import own_public_rows, public_from_rows, public_source, subset
+from tailorfl.data.registry import load_source
+from tailorfl.data.source import Source
+from tailorfl.data.splits import Split, read_split, split_clients
+from tailorfl.data.validate import validate
+from tailorfl.errors import ConfigError, unknown
+
+Ints = NDArray[np.int64]
+
+_NORMALISE = ("none", "client")
+_DECODED = ("cifar10", "pacs")  # images decoded one by one at load time, so that a cap saves seconds
+
+
+def build(
+    name: str = "digits",
+    *,
+    source: Source | None = None,
+    partition: str | None = None,
+    partition_options: Mapping[str, Any] | None = None,
+    clients: int | None = None,
+    samples: int | None = None,
+    split: str | Mapping[str, Any] | None = None,
+    heldout_clients: int | Sequence[str] = 0,
+    heldout_domain: str | Sequence[str] | None = None,
+    public: str | Source | None = None,
+    public_samples: int | None = None,
+    corruptions: Mapping[str, Any] | None = None,
+    normalise: str = "none",
+    path: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> Federation:
+    """A federation, the same for the same arguments.
+
+    Each random choice has its own stream derived from `seed`, so that changing the split, say, leaves the
+    partition as it was.
+
+    Args:
+        name: name of a source (`tailorfl.data.registry.sources`).
+        source: a Source in place of `name`, `path` and `options`.
+        partition: how samples are dealt; by default along natural clients or domains where the source has
+            them, else "dirichlet".
+        partition_options: options of the partition; for natural and domain also `group`, the kind of group.
+        clients: number of training clients; by default every group, or 20 for partitions without groups.
+        samples: use only so many samples of the source, evenly over test part, natural clients and classes.
+        split: see `tailorfl.data.splits.read_split`.
+        heldout_clients: how many clients, beyond `clients`, never train, or their names.
+        heldout_domain: domain(s) left out of the partition; each becomes a held-out client and a shifted set.
+        public: source of the unlabelled public set, or the name of the source itself for a part of its
+            training samples, which no client then gets.
+        public_samples: size of the public set; by default all of it, or a tenth of the source itself.
+        corruptions: options of `tailorfl.data.corruptions.corrupted_sets`; None for no corrupted sets.
+        normalise: "client" standardises features with each client's own training statistics; else "none".
+        path: where the source lies, for sources that need it.
+        options: further options of the source.
+        seed: not negative.
+
+    Raises:
+        ConfigError: for settings that are unknown or contradict one another.
+        DataError: for data that are missing, broken or cannot be dealt as asked.
+        MissingExtraError: if corruptions are asked for and their package is not installed.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ConfigError(f"seed must be a whole number of at least 0, but is {seed!r}")
+    if normalise not in _NORMALISE:
+        raise unknown("normalisation", normalise, _NORMALISE)
+    if normalise == "client" and corruptions is not None:
+        raise ConfigError(
+            "normalise='client' changes pixel values, which corruptions need as they are; choose one"
+        )
+    if source is None:
+        source = _load(name, path, options, samples)
+    rule = read_split(split, official=source.test is not None)
+    rows = capped(source, samples, _stream(seed, "samples"))
+    held_names = [heldout_domain] if isinstance(heldout_domain, str) else list(heldout_domain or ())
+    domains = {
+        domain: np.intersect1d(found, rows) for domain, found in domain_rows(source, held_names).items()
+    }
+    rows = np.setdiff1d(rows, np.concatenate([np.empty(0, dtype=np.int64), *domains.values()]))
+    own_public = np.empty(0, dtype=np.int64)
+    if isinstance(public, str) and public == source.name:
+        own_public = own_public_rows(source, rows, public_samples, _stream(seed, "public"))
+        rows = np.setdiff1d(rows, own_public)
+
+    recipe = partition or fitting_partition(source)
+    dealt = deal_rows(
+        source,
+        rows,
+        recipe,
+        partition_options or {},
+        clients=clients,
+        heldout=heldout_clients,
+        deal_test=rule.source == "official",
+        streams=(_stream(seed, "partition"), _stream(seed, "held out")),
+    )
+    for domain, found in domains.items():
+        official = official_part(source)[found]
+        dealt = dealt.with_heldout(domain, found[~official], found[official])
+    federation = _split(source, rows, dealt, rule, _stream(seed, "split"))
+    if normalise == "client":
+        federation = standardise_clients(federation)
+    source = federation.source
+
+    shifted = {domain: subset(source, found, f"{source.name} {domain}") for domain, found in domains.items()}
+    if corruptions is not None:
+        shifted |= corrupted_sets(source, federation.global_test(), corruptions, seed)
+    public_set = None
+    if len(own_public):
+        public_set = public_from_rows(source, own_public)
+    elif public is not None:
+        public_set = public_source(public, public_samples, source, _stream(seed, "public"))
+    federation = replace(federation, public=public_set, shifted=shifted)
+    validate(federation)
+    return federation
+
+
+def _stream(seed: int, purpose: str) -> Generator:
+    return np.random.default_rng([seed, zlib.crc32(purpose.encode())])
+
+
+def _load(name: str, path: str | None, options: Mapping[str, Any] | None, samples: int | None) -> Source:
+    given = dict(options or {})
+    if path is not None:
+        given["path"] = path
+    if samples is not None and name in _DECODED:
+        given.setdefault("samples", samples)
+    return load_source(name, **given)
+
+
+def _split(source: Source, rows: Ints, dealt: Dealt, rule: Split, rng: Generator) -> Federation:
+    """Every client's rows cut into train, val and test; held-out clients are cut like the others."""
+    shares = rule.shares(len(dealt.rows), rng)
+    train, val, test = split_clients(dealt.rows, source.strata.numpy(), shares, rng)
+    if rule.source == "official":
+        test = dealt.test or ()
+    elif rule.source == "global":
+        shared = rows[official_part(source)[rows]]
+        test = (shared,) * len(dealt.rows)
+    return Federation(
+        source=source,
+        train=train,
+        val=val,
+        test=test,
+        names=dealt.names,
+        num_clients=dealt.num_clients,
+        server=dealt.server,
+    )

@@ -1,0 +1,101 @@
+"""Clients as rows of one data set: what every method, engine and evaluation is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailorfl.data.source import Source
+from tailorfl.errors import DataError
+
+Ints = NDArray[np.int64]
+Part = Literal["train", "val", "test"]
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """A data set dealt to clients. Samples stay in `source`; a client is three lists of rows.
+
+    Attributes:
+        source: the samples.
+        train, val, test: per client int64 rows of `source`. Clients 0..num_clients-1 train; the others are
+            held out and must never contribute to anything shared.
+        names: name of every client.
+        num_clients: number of training clients.
+        server: int64 rows that the server holds for validation (`dirichlet_perada`), no client's.
+        public: unlabelled samples that the server and every client may use (its labels are blanked), or None.
+        shifted: by name, sources of which every row is test data: corrupted images, a held-out domain.
+
+    Raises:
+        DataError: if the lists do not fit together.
+    """
+
+    source: Source
+    train: tuple[Ints, ...]
+    val: tuple[Ints, ...]
+    test: tuple[Ints, ...]
+    names: tuple[str, ...]
+    num_clients: int
+    server: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    public: Source | None = None
+    shifted: Mapping[str, Source] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        counts = {len(self.train), len(self.val), len(self.test), len(self.names)}
+        if len(counts) > 1 or not 1 <= self.num_clients <= len(self.train):
+            raise DataError(
+                "a federation needs one train, val and test list and one name per client and 1 <= "
+                f"num_clients, but got {len(self.train)}, {len(self.val)}, {len(self.test)} lists, "
+                f"{len(self.names)} names and num_clients={self.num_clients}"
+            )
+
+    def __len__(self) -> int:
+        """The number of clients, held-out ones included."""
+        return len(self.train)
+
+    def part(self, part: Part) -> tuple[Ints, ...]:
+        """Per client the rows of one part: "train", "val" or "test"."""
+        return {"train": self.train, "val": self.val, "test": self.test}[part]
+
+    def sizes(self, part: Part = "train") -> Ints:
+        """`[clients]` int64 number of samples of every client in one part, held-out clients included."""
+        return np.array([len(rows) for rows in self.part(part)], dtype=np.int64)
+
+    def global_test(self) -> Ints:
+        """Sorted int64 union of the test rows of the training clients."""
+        return np.unique(np.concatenate(distinct(self.test[: self.num_clients])))
+
+    def describe(self, part: Part = "train") -> Ints:
+        """`[clients, strata]` int64 number of samples of every stratum (class) at every client."""
+        strata = self.source.strata.numpy()
+        width = int(strata.max()) + 1 if len(strata) else 0
+        counted = {id(rows): np.bincount(strata[rows], minlength=width) for rows in distinct(self.part(part))}
+        return np.stack([counted[id(rows)] for rows in self.part(part)])
+
+    def summary(self) -> list[dict[str, Any]]:
+        """One row per client, for a table: name, role, sizes, number of classes, largest share of a class."""
+        table = self.describe("train")
+        classes, largest = (table > 0).sum(axis=1), table.max(axis=1, initial=0)
+        train, val, test = self.sizes("train"), self.sizes("val"), self.sizes("test")
+        return [
+            {
+                "client": client,
+                "name": self.names[client],
+                "role": "train" if client < self.num_clients else "held out",
+                "train": int(train[client]),
+                "val": int(val[client]),
+                "test": int(test[client]),
+                "classes": int(classes[client]),
+                "largest_class": float(largest[client] / max(1, train[client])),
+            }
+            for client in range(len(self))
+        ]
+
+
+def distinct(rows: tuple[Ints, ...]) -> list[Ints]:
+    """The arrays of `rows`, one that several clients share (a global test set) only once."""
+    return list({id(array): array for array in rows}.values())

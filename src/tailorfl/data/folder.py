@@ -1,0 +1,146 @@
+"""A user's own images: a folder of folders, one level for the client (or domain) and one for the class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from tailorfl.data.source import Source
+from tailorfl.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+_PARTS = ("train", "test")
+_GREY_MODES = ("1", "L", "LA", "I;16")
+
+
+def from_folder(path: str | Path, group: str = "client", size: tuple[int, int] | None = None) -> Source:
+    """A source from images at `path/CLIENT/CLASS/IMAGE`, or at `path/train/...` and `path/test/...`.
+
+    Grey images give one channel, anything else three; the channel statistics are those of the training part.
+    Clients and classes are numbered in alphabetical order over both parts.
+
+    Args:
+        path: the folder.
+        group: what the first level means, the name of the natural groups: "client", "domain", ...
+        size: (height, width) to resize every image to; by default all must have the same size already.
+
+    Raises:
+        DataError: for a missing folder, no images, an image at another depth, unreadable files or mixed
+            sizes.
+    """
+    root = Path(path).expanduser()
+    if not root.is_dir():
+        raise DataError(f"image folder '{root}' does not exist or is not a folder")
+    files = sorted(
+        file for file in root.rglob("*") if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
+    )
+    if not files:
+        raise DataError(f"image folder '{root}' holds no images ({', '.join(SUFFIXES)})")
+    places = [file.relative_to(root).parts for file in files]
+    split = all(place[0] in _PARTS for place in places)
+    labels = [_place(root, place, split, group) for place in places]
+    part = [place[0] if split else "train" for place in places]
+    if "train" not in part:
+        raise DataError(f"image folder '{root}' has a 'test' folder but no images in 'train'")
+    owners, owner = np.unique([label[0] for label in labels], return_inverse=True)
+    classes, y = np.unique([label[1] for label in labels], return_inverse=True)
+    test = torch.tensor([name == "test" for name in part])
+    x = stack_images((load_image(file, size) for file in files), [str(file) for file in files])
+    mean, std = channel_statistics(x[~test])
+    return Source(
+        name=root.name,
+        x=x,
+        y=torch.from_numpy(y.astype(np.int64)),
+        task="classification",
+        outputs=len(classes),
+        test=test if split else None,
+        groups={group: torch.from_numpy(owner.astype(np.int64))},
+        group_names={group: tuple(str(name) for name in owners)},
+        mean=mean,
+        std=std,
+        info={"classes": tuple(str(name) for name in classes)},
+    )
+
+
+def _place(root: Path, place: tuple[str, ...], split: bool, group: str) -> tuple[str, str]:
+    """(client, class) of an image from its path below the root."""
+    levels = place[1:] if split else place
+    if len(levels) != 3:
+        raise DataError(
+            f"image folder '{root}': expected {group}/class/image, or train|test/{group}/class/image, "
+            f"but found '{'/'.join(place)}'"
+        )
+    return levels[0], levels[1]
+
+
+def load_image(file: Path, size: tuple[int, int] | None) -> Picture:
+    """One image, read completely and resized to (height, width) if asked; DataError if the file is broken."""
+    try:
+        with Image.open(file) as image:
+            image.load()
+            return image if size is None else image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    except (UnidentifiedImageError, OSError) as error:
+        raise DataError(f"image '{file}' cannot be read: {error}") from error
+
+
+def stack_images(images: Iterable[Picture], names: Iterable[str]) -> Tensor:
+    """uint8 `[samples, channels, height, width]`: one channel if all images are grey, otherwise three.
+
+    Args:
+        images: images of one size.
+        names: of each image, for the message.
+
+    Raises:
+        DataError: at the first image whose size differs from the first one's.
+    """
+    arrays: list[NDArray[np.uint8]] = []
+    for image, name in zip(images, names, strict=True):
+        array = np.asarray(_eight_bits(image), dtype=np.uint8)
+        if arrays and array.shape[:2] != arrays[0].shape[:2]:
+            height, width = arrays[0].shape[:2]
+            raise DataError(
+                f"image '{name}' is {array.shape[0]}x{array.shape[1]}, but the first one is {height}x{width} "
+                f"(height x width); resize them to one size, for a folder with size=({height}, {width})"
+            )
+        arrays.append(array)
+    if all(array.ndim == 2 for array in arrays):
+        return torch.from_numpy(np.stack(arrays)).unsqueeze(1)
+    colour = np.empty((len(arrays), 3, *arrays[0].shape[:2]), dtype=np.uint8)
+    for row, array in enumerate(arrays):
+        colour[row] = array if array.ndim == 2 else array.transpose(2, 0, 1)
+    return torch.from_numpy(colour)
+
+
+def _eight_bits(image: Picture) -> Picture:
+    """The image in mode "L" if it is grey, otherwise in mode "RGB"."""
+    if image.mode == "I;16":
+        # a plain conversion would cut 16-bit values off at 255
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image.convert("L" if image.mode in _GREY_MODES else "RGB")
+
+
+def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of uint8 `[samples, channels, height, width]` after / 255.
+
+    A constant channel gets deviation 1, so that dividing by it changes nothing.
+    """
+    values = np.arange(256) / 255.0
+    mean, std = [], []
+    for channel in range(x.shape[1]):
+        # counting values is exact and needs no float copy of the images
+        share = torch.bincount(x[:, channel].flatten(), minlength=256).numpy() / x[:, channel].numel()
+        centre = float(share @ values)
+        deviation = float(np.sqrt(share @ (values - centre) ** 2))
+        mean.append(centre)
+        std.append(deviation if deviation > 0 else 1.0)
+    return tuple(mean), tuple(std)

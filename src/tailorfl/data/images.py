@@ -1,0 +1,221 @@
+"""Image sets: MNIST, CIFAR-10, PACS, Tiny-ImageNet, chest X-rays, Omniglot by writer, scikit-learn's digits.
+
+All but the digits are files of the data folder (see `tailorfl.data.locations`). None of them is part of this
+package, and several may be used for research only: read the licence named in each function before sharing
+anything made from them. Images are uint8 `[samples, channels, height, width]` with the channel statistics of
+the training part.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from tailorfl.data.locations import data_file
+from tailorfl.data.source import Source
+from tailorfl.errors import ConfigError, DataError
+
+Bytes = NDArray[np.uint8]
+
+
+def mnist() -> Source:
+    """MNIST: 60,000 + 10,000 handwritten digits, `[1, 28, 28]`; its origin states no terms of the data."""
+    arrays = _open("mnist.npz")
+    return _two_parts(
+        "mnist", arrays, classes=[str(digit) for digit in range(10)], mean=(0.1307,), std=(0.3081,)
+    )
+
+
+def cifar10(samples: int | None = None) -> Source:
+    """CIFAR-10 from lossy JPEG: 45,000 + 10,000 images, `[3, 32, 32]`; no licence stated.
+
+    The JPEG step costs about ten points of accuracy, so results compare with each other and not with
+    published ones.
+
+    Args:
+        samples: decode only so many images, the first of each part in the parts' own proportion.
+    """
+    mean, std = (0.491, 0.482, 0.446), (0.245, 0.243, 0.261)
+    return _jpeg_parts("cifar10", "cifar10_jpeg.npz", samples, mean, std)
+
+
+def tinyimagenet(samples: int | None = None) -> Source:
+    """Tiny-ImageNet at `[3, 32, 32]`: 12,000 + 2,000 images of 200 classes, a public unlabelled set.
+
+    No licence stated (ImageNet: non-commercial research only). As the public set of another source, give it
+    that source's `mean` and `std`, since the clients' models expect their own scaling.
+
+    Args:
+        samples: decode only so many images, the first of each part in the parts' own proportion.
+    """
+    mean, std = (0.4828, 0.4509, 0.3999), (0.2621, 0.2536, 0.2676)
+    return _jpeg_parts("tinyimagenet", "tinyimagenet32_jpeg.npz", samples, mean, std)
+
+
+def pacs(samples: int | None = None) -> Source:
+    """PACS: 7,992 images `[3, 64, 64]`, 7 classes in 4 domains, no official split; research use only.
+
+    Args:
+        samples: decode only the first so many images; rows are in random order.
+
+    Returns:
+        A source with group `domain`: art painting, cartoon, photo, sketch.
+    """
+    arrays = _open("pacs64_jpeg.npz")
+    count = _capped(samples, len(arrays["y"]))
+    return Source(
+        name="pacs",
+        x=_decode(arrays["jpeg"], arrays["offsets"], count),
+        y=_ids(arrays["y"][:count]),
+        task="classification",
+        outputs=len(arrays["classes"]),
+        groups={"domain": _ids(arrays["domain"][:count])},
+        group_names={"domain": _names(arrays["domains"])},
+        mean=(0.7614, 0.7418, 0.7131),
+        std=(0.2952, 0.3051, 0.3343),
+        info={"classes": _names(arrays["classes"])},
+    )
+
+
+def chestxray() -> Source:
+    """Frontal chest X-rays: 898 + 225 grey images `[1, 64, 64]`, 3 unbalanced classes; no licence stated.
+
+    One class comes from another origin than the rest and patients may repeat: for tests, not for medical
+    claims.
+    """
+    arrays = _open("chestxray64.npz")
+    return _two_parts("chestxray", arrays, classes=arrays["classes"], mean=(0.5542,), std=(0.2388,))
+
+
+def omniglot() -> Source:
+    """Omniglot: 4,840 drawings `[1, 28, 28]` of 242 characters by 160 writers; MIT licence.
+
+    Groups: `client` is the writer (17 to 47 drawings, one of each character of an alphabet), `alphabet` one
+    of 8. No official split: a writer draws a character once, so test on other writers or take alphabets as
+    clients.
+    """
+    arrays = _open("omniglot28.npz")
+    alphabets = _names(arrays["alphabets"])
+    writers = tuple(f"{alphabets[writer // 20]}/{writer % 20:02d}" for writer in range(20 * len(alphabets)))
+    return Source(
+        name="omniglot",
+        x=torch.from_numpy(arrays["x"]).unsqueeze(1),
+        y=_ids(arrays["y"]),
+        task="classification",
+        outputs=len(arrays["characters"]),
+        groups={"client": _ids(arrays["writer"]), "alphabet": _ids(arrays["alphabet"])},
+        group_names={"client": writers, "alphabet": alphabets},
+        mean=(0.0806,),
+        std=(0.236,),
+        info={"classes": _names(arrays["characters"])},
+    )
+
+
+def digits() -> Source:
+    """The 1,797 digits bundled with scikit-learn: float32 `[1, 8, 8]` in [0, 1], no official split.
+
+    From the UCI Optical Recognition of Handwritten Digits set (CC BY 4.0). Needs no data folder.
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return Source(
+        name="digits",
+        x=torch.from_numpy(bunch.images.astype(np.float32) / 16.0).unsqueeze(1),
+        y=_ids(bunch.target),
+        task="classification",
+        outputs=10,
+        info={"classes": tuple(str(digit) for digit in range(10))},
+    )
+
+
+def _open(file: str) -> dict[str, NDArray[Any]]:
+    path = data_file(file)
+    try:
+        with np.load(path) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError) as error:
+        raise DataError(f"data file {path} cannot be read: {error}; fetch it again") from error
+
+
+def _ids(values: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _names(values: Any) -> tuple[str, ...]:
+    return tuple(str(value) for value in values)
+
+
+def _capped(samples: int | None, available: int) -> int:
+    if samples is None:
+        return available
+    if samples < 1:
+        raise ConfigError(f"samples must be at least 1, but is {samples}")
+    return min(samples, available)
+
+
+def _test_mask(train: int, test: int) -> Tensor:
+    return torch.arange(train + test) >= train
+
+
+def _two_parts(
+    name: str, arrays: dict[str, NDArray[Any]], classes: Any, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Source:
+    """A source from grey image arrays `x_train`, `y_train`, `x_test`, `y_test`."""
+    images = np.concatenate([arrays["x_train"], arrays["x_test"]])
+    return Source(
+        name=name,
+        x=torch.from_numpy(images).unsqueeze(1),
+        y=_ids(np.concatenate([arrays["y_train"], arrays["y_test"]])),
+        task="classification",
+        outputs=len(classes),
+        test=_test_mask(len(arrays["y_train"]), len(arrays["y_test"])),
+        mean=mean,
+        std=std,
+        info={"classes": _names(classes)},
+    )
+
+
+def _jpeg_parts(
+    name: str, file: str, samples: int | None, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Source:
+    """A source from JPEG parts `train` and `test`, of which at most `samples` images are decoded."""
+    arrays = _open(file)
+    total = len(arrays["y_train"]) + len(arrays["y_test"])
+    test = round(_capped(samples, total) * len(arrays["y_test"]) / total)
+    count = {"train": _capped(samples, total) - test, "test": test}
+    parts = [_decode(arrays[f"jpeg_{part}"], arrays[f"offsets_{part}"], n) for part, n in count.items() if n]
+    return Source(
+        name=name,
+        x=torch.cat(parts),
+        y=_ids(np.concatenate([arrays[f"y_{part}"][:n] for part, n in count.items()])),
+        task="classification",
+        outputs=len(arrays["classes"]),
+        test=_test_mask(count["train"], count["test"]),
+        mean=mean,
+        std=std,
+        info={"classes": _names(arrays["classes"])},
+    )
+
+
+def _decode(jpeg: Bytes, offsets: NDArray[np.int64], count: int) -> Tensor:
+    """The first `count` images of a run of JPEG files, uint8 `[count, 3, height, width]`."""
+    blob = memoryview(jpeg.tobytes())
+    first = read_image(io.BytesIO(blob[offsets[0] : offsets[1]]), "RGB")
+    images = np.empty((count, *first.shape), dtype=np.uint8)
+    for row in range(count):
+        images[row] = read_image(io.BytesIO(blob[offsets[row] : offsets[row + 1]]), "RGB")
+    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+
+
+def read_image(file: Path | io.BytesIO, mode: str) -> Bytes:
+    """One image as uint8 `[height, width]` for mode "L" or `[height, width, 3]` for mode "RGB"."""
+    with Image.open(file) as image:
+        return np.asarray(image.convert(mode), dtype=np.uint8)

@@ -1,0 +1,42 @@
+"""Where the data files lie: the folder named by TAILORFL_DATA, else `../shared/data` next to the project."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tailorfl.errors import DataError
+
+VARIABLE = "TAILORFL_DATA"
+_REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def data_folders() -> tuple[Path, ...]:
+    """The folders searched for data files, in order.
+
+    The folder that TAILORFL_DATA names is searched alone, so that a wrong setting is an error and not another
+    file.
+    """
+    given = os.environ.get(VARIABLE)
+    if given:
+        return (Path(given).expanduser(),)
+    beside = Path("..") / "shared" / "data"
+    return tuple(dict.fromkeys([(Path.cwd() / beside).resolve(), (_REPOSITORY / beside).resolve()]))
+
+
+def data_file(name: str) -> Path:
+    """The path of data file `name`, such as `"mnist.npz"`.
+
+    Raises:
+        DataError: if no searched folder holds it; the message says which file, where, and how to set
+            TAILORFL_DATA.
+    """
+    folders = data_folders()
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder / name
+    state = "names this folder" if os.environ.get(VARIABLE) else "is not set"
+    raise DataError(
+        f"data file '{name}' was not found in {' or '.join(map(str, folders))} ({VARIABLE} {state}). "
+        f"Point {VARIABLE} at the folder that holds it: export {VARIABLE}=/path/to/data"
+    )

@@ -1,0 +1,64 @@
+"""Features standardised by each client with its own training statistics."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tailorfl.data.federation import Federation
+from tailorfl.errors import DataError
+
+_CONSTANT = 1e-12
+
+
+def standardise_clients(federation: Federation) -> Federation:
+    """The federation with every client's features shifted and scaled by its own training mean and deviation.
+
+    Standard deviations divide by n - 1, as FLamby's Heart protocol does; a feature that is constant at a
+    client is shifted only. Rows of no client (the server's) are standardised with the statistics of all
+    training rows of the training clients together.
+
+    Raises:
+        DataError: if features are not float32, or clients share test rows, which then have no single owner.
+    """
+    source = federation.source
+    if source.x.dtype != torch.float32:
+        raise DataError(
+            f"normalise='client' is for float features; source '{source.name}' holds images, which are "
+            "normalised by channel"
+        )
+    clients = len(federation)
+    owner = torch.full((len(source),), clients)
+    fits = torch.zeros(len(source), dtype=torch.bool)
+    for part in ("train", "val", "test"):
+        rows = np.concatenate(federation.part(part))
+        held = torch.from_numpy(np.repeat(np.arange(clients), federation.sizes(part)))
+        if len(np.unique(rows)) < len(rows):
+            raise DataError(
+                "normalise='client' needs test rows of one client each, but clients share a test set"
+            )
+        owner[torch.from_numpy(rows)] = held
+        if part == "train":
+            fits[torch.from_numpy(rows)] = True
+    x = source.x.reshape(len(source), -1).to(torch.float64)
+    mean, deviation = _statistics(x[fits], owner[fits], clients, federation.num_clients)
+    scaled = ((x - mean[owner]) / deviation[owner]).to(torch.float32).reshape(source.x.shape)
+    return replace(federation, source=replace(source, x=scaled))
+
+
+def _statistics(x: Tensor, owner: Tensor, clients: int, training: int) -> tuple[Tensor, Tensor]:
+    """Mean and deviation `[clients + 1, features]` by client; the last row is of all training clients."""
+    shape = (clients + 1, x.shape[1])
+    count = torch.bincount(owner, minlength=clients + 1).to(x.dtype).unsqueeze(1)
+    total = torch.zeros(shape, dtype=x.dtype).index_add_(0, owner, x)
+    mean = total / count.clamp(min=1)
+    square = torch.zeros(shape, dtype=x.dtype).index_add_(0, owner, (x - mean[owner]) ** 2)
+    deviation = (square / (count - 1).clamp(min=1)).sqrt()
+    pooled = x[owner < training]
+    mean[clients] = pooled.mean(dim=0)
+    deviation[clients] = pooled.std(dim=0, correction=1 if len(pooled) > 1 else 0)
+    constant = deviation <= _CONSTANT * (1 + mean.abs())
+    return mean, torch.where(constant, torch.ones_like(deviation), deviation)

@@ -1,0 +1,112 @@
+"""Partitions: how one data set is dealt to clients. One entrance, `partition`; recipes in three files.
+
+`skew`: iid, quantity, dirichlet, dirichlet_perada. `classes`: labels_per_client, shards, classes_prob,
+fedclup_classes. `groups`: natural, domain. A recipe is a function `(strata, clients, rng, *, test, **options)
+-> Deal` that looks at labels (or group ids) only; everything random comes from `rng`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.random import Generator
+
+from tailorfl.data.partition.classes import classes_prob, fedclup_classes, labels_per_client, shards
+from tailorfl.data.partition.deal import Deal, Ints
+from tailorfl.data.partition.groups import domain, natural
+from tailorfl.data.partition.skew import dirichlet, dirichlet_perada, iid, quantity
+from tailorfl.errors import DataError, unknown
+
+__all__ = ["RECIPES", "Deal", "Recipe", "available", "partition", "recipe_named"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A partition by name.
+
+    Attributes:
+        function: what deals.
+        group: the kind of group whose ids take the place of labels; None: labels. Such a recipe names clients
+            after groups and may take all of them (`clients=None`).
+    """
+
+    function: Callable[..., Deal]
+    group: str | None = None
+
+    def options(self) -> tuple[str, ...]:
+        """The names of the options that the recipe takes."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "test")
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "classes_prob": Recipe(classes_prob),
+    "dirichlet": Recipe(dirichlet),
+    "dirichlet_perada": Recipe(dirichlet_perada),
+    "domain": Recipe(domain, group="domain"),
+    "fedclup_classes": Recipe(fedclup_classes),
+    "iid": Recipe(iid),
+    "labels_per_client": Recipe(labels_per_client),
+    "natural": Recipe(natural, group="client"),
+    "quantity": Recipe(quantity),
+    "shards": Recipe(shards),
+}
+
+
+def available() -> list[str]:
+    """The names of all partitions."""
+    return sorted(RECIPES)
+
+
+def recipe_named(name: str) -> Recipe:
+    """The recipe `name`.
+
+    Raises:
+        ConfigError: if there is none; the message has the nearest name.
+    """
+    if name not in RECIPES:
+        raise unknown("partition", name, RECIPES)
+    return RECIPES[name]
+
+
+def partition(
+    name: str,
+    strata: Ints,
+    clients: int | None,
+    rng: Generator,
+    *,
+    test: Ints | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Deal:
+    """Deal samples to clients by recipe `name`.
+
+    Args:
+        name: one of `available()`.
+        strata: `[samples]` int64 label, or group id for recipes along groups.
+        clients: number of clients; None only for recipes along groups, where it means all groups.
+        rng: source of randomness; equal generators give equal deals.
+        test: `[test samples]` int64, the same of the official test part, which is then dealt alike.
+        options: the recipe's own options.
+
+    Raises:
+        ConfigError: for an unknown recipe or option, or a value that an option cannot have.
+        DataError: if the data cannot be dealt as asked; the message says why and what to change.
+    """
+    recipe = recipe_named(name)
+    chosen = dict(options or {})
+    for option in chosen:
+        if option not in recipe.options():
+            raise unknown(f"option of partition '{name}'", option, recipe.options())
+    if len(strata) == 0:
+        raise DataError(f"partition '{name}' got no samples to deal")
+    if clients is None and recipe.group is None:
+        raise DataError(f"partition '{name}' needs the number of clients")
+    if clients is not None and not 1 <= clients <= len(strata):
+        raise DataError(
+            f"partition '{name}' cannot deal {len(strata)} samples to {clients} clients; "
+            "use at least one client and at most as many as there are samples"
+        )
+    return recipe.function(strata, clients, rng, test=test, **chosen)

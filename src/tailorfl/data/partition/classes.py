@@ -1,0 +1,234 @@
+"""Partitions that promise how many classes a client holds."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from tailorfl.data.partition.deal import (
+    Deal,
+    Floats,
+    Ints,
+    assign,
+    compress,
+    positions_of,
+    require_whole,
+    share_out,
+)
+from tailorfl.errors import DataError
+
+
+def labels_per_client(
+    strata: Ints, clients: int, rng: Generator, *, test: Ints | None = None, classes: int = 2
+) -> Deal:
+    """Every client holds exactly `classes` distinct classes, every class equally shared by its owners.
+
+    A class has `clients * classes / number of classes` owners; where that is no whole number, random classes
+    have one more. Train and test part are cut alike, so a client is tested on exactly its classes. PLGU (Qu
+    et al. 2023) gives the number of labels and not the construction; this one is ours. Every set of classes
+    can come up.
+
+    Args:
+        strata: `[samples]` int64 class of each sample.
+        clients: number of clients.
+        rng: source of randomness.
+        test: `[test samples]` int64 class of each sample of the official test part.
+        classes: distinct classes per client. With fewer slots than classes the classes that nobody owns are
+            left out.
+
+    Raises:
+        DataError: if there are fewer classes than that, or a class has fewer samples than owners.
+    """
+    pool = _Pool("labels_per_client", strata, test, classes)
+    owners = _distinct_classes(pool.count, clients, classes, rng)
+    return pool.deal(owners.astype(np.float64), owners.sum(axis=1), rng)
+
+
+def shards(strata: Ints, clients: int, rng: Generator, *, test: Ints | None = None, classes: int = 2) -> Deal:
+    """Every class is cut into equal shards and every client gets `classes` random shards (FedRep, LG-FedAvg).
+
+    There are `clients * classes` shards in all. As in the released codes a client may draw two shards of one
+    class, so it holds at most `classes` classes. The test part is cut and dealt the same way.
+
+    Args:
+        strata: `[samples]` int64 class of each sample.
+        clients: number of clients.
+        rng: source of randomness.
+        test: `[test samples]` int64 class of each sample of the official test part.
+        classes: shards per client. With fewer shards than classes the classes without a shard are left out.
+
+    Raises:
+        DataError: if there are fewer classes than that, or a class has fewer samples than shards.
+    """
+    pool = _Pool("shards", strata, test, classes)
+    per_class = _even_slots(pool.count, clients * classes, rng)
+    dealt = rng.permutation(np.repeat(np.arange(pool.count), per_class)).reshape(clients, classes)
+    weights = np.zeros((pool.count, clients))
+    np.add.at(weights, (dealt, np.arange(clients)[:, None]), 1.0)
+    return pool.deal(weights, per_class, rng)
+
+
+def classes_prob(
+    strata: Ints, clients: int, rng: Generator, *, test: Ints | None = None, classes: int = 2
+) -> Deal:
+    """`classes` distinct classes per client, each class shared by its owners in proportions U(0.4, 0.6).
+
+    The recipe of pFedHN (Shamsian et al. 2021) for 2 classes of CIFAR-10 and 10 of CIFAR-100. The test part
+    uses the same proportions.
+
+    Args:
+        strata: `[samples]` int64 class of each sample.
+        clients: number of clients.
+        rng: source of randomness.
+        test: `[test samples]` int64 class of each sample of the official test part.
+        classes: distinct classes per client.
+
+    Raises:
+        DataError: if there are fewer classes than that, or a class is too small for its owners.
+    """
+    pool = _Pool("classes_prob", strata, test, classes)
+    owners = _distinct_classes(pool.count, clients, classes, rng)
+    weights = np.where(owners, rng.uniform(0.4, 0.6, owners.shape), 0.0)
+    return pool.deal(weights, owners.sum(axis=1), rng)
+
+
+def fedclup_classes(
+    strata: Ints,
+    clients: int,
+    rng: Generator,
+    *,
+    test: Ints | None = None,
+    classes: int = 2,
+    virtual: int = 300,
+) -> Deal:
+    """FedCLUP's partition: `clients` of `virtual` clients that hold equally much of `classes` classes each.
+
+    Virtual client after virtual client takes `samples // (virtual * classes)` samples of each of its random
+    distinct classes; one that finds a class used up is dropped. The samples of clients that were not drawn
+    are left out. A class is shuffled before it is taken from; the released code takes and splits in order,
+    which leaves one class in a client's test part. An official test part is dealt in the train part's
+    proportions.
+
+    Args:
+        strata: `[samples]` int64 class of each sample.
+        clients: number of clients.
+        rng: source of randomness.
+        test: `[test samples]` int64 class of each sample of the official test part.
+        classes: distinct classes per client.
+        virtual: number of clients that the data are laid out for.
+
+    Raises:
+        DataError: if there are too few samples for the layout, or fewer clients than asked for survive it.
+    """
+    require_whole("virtual", virtual, 1)
+    pool = _Pool("fedclup_classes", strata, test, classes)
+    each = len(strata) // (virtual * classes)
+    if each == 0:
+        raise DataError(
+            f"partition 'fedclup_classes' lays out {virtual} virtual clients of {classes} classes, but "
+            f"{len(strata)} samples are fewer than one per class and virtual client; use a smaller virtual"
+        )
+    holders = np.zeros((pool.count, virtual), dtype=bool)
+    left = pool.sizes.copy()
+    for client in range(virtual):
+        chosen = rng.permutation(pool.count)[:classes]
+        if (left[chosen] >= each).all():
+            left[chosen] -= each
+            holders[chosen, client] = True
+    survivors = np.flatnonzero(holders.any(axis=0))
+    if len(survivors) < clients:
+        raise DataError(
+            f"partition 'fedclup_classes': only {len(survivors)} of {virtual} virtual clients found enough "
+            f"samples, but {clients} clients were asked for; use fewer clients or a larger virtual"
+        )
+    drawn = holders[:, rng.choice(survivors, size=clients, replace=False)]
+    train = assign(pool.strata, each * drawn, rng)
+    test_owner = None
+    if pool.test is not None:
+        each_test = pool.test_sizes * each // np.maximum(pool.sizes, 1)
+        test_owner = assign(pool.test, each_test[:, None] * drawn, rng)
+    return Deal(
+        positions_of(train, clients), None if test_owner is None else positions_of(test_owner, clients)
+    )
+
+
+class _Pool:
+    """The samples to deal, classes renumbered to those that occur in the training part."""
+
+    def __init__(self, partition: str, strata: Ints, test: Ints | None, classes: int) -> None:
+        require_whole("classes", classes, 1)
+        self.partition = partition
+        self.labels = np.unique(strata)
+        self.count = len(self.labels)
+        if classes > self.count:
+            raise DataError(
+                f"partition '{partition}' cannot give every client {classes} classes: the data have "
+                f"{self.count}; use a smaller 'classes'"
+            )
+        if test is not None and len(extra := np.setdiff1d(test, self.labels)):
+            raise DataError(
+                f"partition '{partition}': classes {', '.join(map(str, extra[:5]))} occur in the official "
+                "test part and not in the training part; drop them or split the training part instead"
+            )
+        self.strata, self.test, _ = compress(strata, test)
+        self.sizes = np.bincount(self.strata, minlength=self.count)
+        self.test_sizes = np.bincount(
+            self.test if self.test is not None else np.empty(0, dtype=np.int64), minlength=self.count
+        )
+
+    def deal(self, weights: Floats, slots: Ints, rng: Generator) -> Deal:
+        """Cut every class by `weights` `[classes, clients]`, both parts alike.
+
+        `slots` `[classes]` is the number of pieces of a class, at most as many as it may have samples.
+        """
+        clients = weights.shape[1]
+        train = positions_of(self._owners("training", self.strata, self.sizes, weights, slots, rng), clients)
+        if self.test is None:
+            return Deal(train)
+        test = self._owners("official test", self.test, self.test_sizes, weights, slots, rng)
+        return Deal(train, positions_of(test, clients))
+
+    def _owners(
+        self, part: str, strata: Ints, sizes: Ints, weights: Floats, slots: Ints, rng: Generator
+    ) -> Ints:
+        counts = share_out(sizes, weights, rng)
+        short = (sizes < slots) | ((counts == 0) & (weights > 0)).any(axis=1)
+        if short.any():
+            k = int(np.flatnonzero(short)[0])
+            raise DataError(
+                f"partition '{self.partition}': class {self.labels[k]} has {sizes[k]} samples in the {part} "
+                f"part, too few for the {slots[k]} pieces it must be cut into; use fewer clients, fewer "
+                "classes per client or more samples"
+            )
+        return assign(strata, counts, rng)
+
+
+def _even_slots(count: int, slots: int, rng: Generator) -> Ints:
+    """`[count]` int64 numbers adding up to `slots`, differing by at most one, the larger at random places."""
+    numbers = np.full(count, slots // count, dtype=np.int64)
+    numbers[rng.permutation(count)[: slots % count]] += 1
+    return numbers
+
+
+def _distinct_classes(count: int, clients: int, classes: int, rng: Generator) -> NDArray[np.bool_]:
+    """`[count, clients]` bool, True where a client holds a class: `classes` per client, classes evenly used.
+
+    Client after client draws classes without replacement, a class the likelier the more owners it still
+    lacks. A class that lacks as many owners as clients are left must be taken by every one of them. Since no
+    class ever lacks more owners than clients are left, this cannot run into a dead end, unlike shuffling
+    until nothing collides.
+    """
+    lacking = _even_slots(count, clients * classes, rng)
+    chosen = np.empty((clients, classes), dtype=np.int64)
+    with np.errstate(divide="ignore"):  # a class that lacks nobody has logarithm -inf and is never drawn
+        for done in range(clients):
+            # The largest of log(weight) + Gumbel noise: a weighted draw without replacement.
+            score = np.log(lacking) + rng.gumbel(size=count)
+            score[lacking == clients - done] = np.inf
+            chosen[done] = np.argsort(score)[-classes:]
+            lacking[chosen[done]] -= 1
+    owners = np.zeros((count, clients), dtype=bool)
+    # The last clients had less choice than the first, so the clients are shuffled.
+    owners[chosen, rng.permutation(clients)[:, None]] = True
+    return owners

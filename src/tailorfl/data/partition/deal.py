@@ -1,0 +1,189 @@
+"""What partitions are made of: the deal, cutting a class by proportions, and repairing small clients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from tailorfl.errors import ConfigError, DataError
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+NOBODY = -1
+_ROUNDING = 1e-7  # keeps a product such as 3 * (1/3) from falling below the whole number it stands for
+_SMALLEST_ALPHA, _LARGEST_ALPHA = 1e-9, 1e12
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Who holds what: for every client the ascending int64 positions of its samples in the arrays dealt.
+
+    Attributes:
+        train: per client, positions in `strata`; no position occurs twice.
+        test: per client, positions in the official test part's strata; None where there was no such part.
+        server: positions in `strata` that the server keeps for itself (`dirichlet_perada`).
+    """
+
+    train: tuple[Ints, ...]
+    test: tuple[Ints, ...] | None = None
+    server: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+
+def positions_of(owner: Ints, clients: int) -> tuple[Ints, ...]:
+    """Per client the ascending positions it owns; `owner` is `[samples]` int64 client or NOBODY."""
+    order = np.argsort(owner, kind="stable")
+    edges = np.searchsorted(owner[order], np.arange(clients + 1))
+    return tuple(order[edges[client] : edges[client + 1]] for client in range(clients))
+
+
+def compress(strata: Ints, test: Ints | None) -> tuple[Ints, Ints | None, int]:
+    """Strata renumbered 0..count-1 over both parts together -> (strata, test strata, count)."""
+    both = strata if test is None else np.concatenate([strata, test])
+    values, ids = np.unique(both, return_inverse=True)
+    ids = ids.astype(np.int64)
+    return ids[: len(strata)], None if test is None else ids[len(strata) :], len(values)
+
+
+def cut(sizes: Ints, weights: Floats) -> Ints:
+    """Whole counts `[strata, clients]` proportional to `weights` by cumulative floor.
+
+    Every row of counts adds up to its size, except that a row whose weights are all zero gives nothing to
+    anybody. A client of weight zero gets nothing.
+
+    Args:
+        sizes: `[strata]` number of samples of each stratum.
+        weights: `[strata, clients]`, not negative; rows need not add up to 1.
+    """
+    edges = np.cumsum(weights, axis=1)
+    total = edges[:, -1:]
+    edges = np.divide(edges, total, out=np.zeros_like(edges), where=total > 0)
+    whole = np.floor(edges * sizes[:, None] + _ROUNDING).astype(np.int64)
+    return np.diff(whole, axis=1, prepend=0)
+
+
+def share_out(sizes: Ints, weights: Floats, rng: Generator) -> Ints:
+    """`cut`, with the clients of every stratum in random order so that none is always rounded up."""
+    order = np.argsort(rng.random(weights.shape), axis=1)
+    counts = np.empty(weights.shape, dtype=np.int64)
+    np.put_along_axis(counts, order, cut(sizes, np.take_along_axis(weights, order, axis=1)), axis=1)
+    return counts
+
+
+def assign(strata: Ints, counts: Ints, rng: Generator) -> Ints:
+    """`[samples]` int64 owners: client i gets `counts[k, i]` random samples of stratum k, NOBODY the rest."""
+    left = np.bincount(strata, minlength=len(counts)) - counts.sum(axis=1)
+    receivers = np.append(np.arange(counts.shape[1]), NOBODY)
+    table = np.column_stack([counts, left])
+    owner = np.empty(len(strata), dtype=np.int64)
+    shuffled = np.lexsort((rng.random(len(strata)), strata))
+    owner[shuffled] = np.repeat(np.tile(receivers, len(counts)), table.ravel())
+    return owner
+
+
+def count_table(owner: Ints, strata: Ints, count: int, clients: int) -> Ints:
+    """`[count, clients]` int64 number of samples of each stratum at each client."""
+    owned = owner >= 0
+    cells = strata[owned] * clients + owner[owned]
+    return np.bincount(cells, minlength=count * clients).reshape(count, clients).astype(np.int64)
+
+
+def log_dirichlet(alpha: float, shape: tuple[int, ...], rng: Generator) -> Floats:
+    """Logarithms, up to a constant per row, of symmetric Dirichlet(alpha) draws along the last axis.
+
+    A gamma draw of a tiny shape underflows to 0 and a row of zeros has no proportions. Gamma(a) = Gamma(a+1)
+    U^(1/a) (Marsaglia and Tsang 2000) lets the draw stay in log space.
+    """
+    uniform = 1.0 - rng.random(shape)  # in (0, 1], so that the logarithm is finite
+    logs: Floats = np.log(rng.standard_gamma(alpha + 1.0, shape)) + np.log(uniform) / alpha
+    return logs
+
+
+def proportions(logs: Floats) -> Floats:
+    """Softmax along the last axis: log-space Dirichlet draws -> proportions that add up to 1."""
+    weights = np.exp(logs - logs.max(axis=-1, keepdims=True))
+    shares: Floats = weights / weights.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def raise_to_minimum(owner: Ints, strata: Ints, clients: int, min_size: int, rng: Generator) -> Ints:
+    """`owner` with samples moved from the largest clients until every client owns at least `min_size`.
+
+    The largest clients are cut down to one common level, no further than needed. What a client receives comes
+    in runs of one donor and one stratum, so that a repaired client of a skewed partition still holds few
+    classes.
+
+    Raises:
+        DataError: if there are fewer samples than `clients * min_size`; otherwise it always succeeds.
+    """
+    sizes = np.bincount(owner[owner >= 0], minlength=clients)
+    require_enough(int(sizes.sum()), clients, min_size)
+    missing = np.maximum(min_size - sizes, 0)
+    needed = int(missing.sum())
+    if needed == 0:
+        return owner
+    give = _levelled(sizes, needed, min_size, rng)
+    shuffled = np.lexsort((rng.random(len(owner)), owner))
+    rank = np.empty(len(owner), dtype=np.int64)
+    first = np.searchsorted(owner[shuffled], np.arange(clients))
+    owned = owner >= 0
+    rank[shuffled] = np.arange(len(owner))
+    released = np.flatnonzero(owned)
+    released = released[rank[released] - first[owner[released]] < give[owner[released]]]
+    released = released[np.lexsort((strata[released], owner[released]))]
+    repaired = owner.copy()
+    repaired[released] = np.repeat(np.arange(clients), missing)
+    return repaired
+
+
+def _levelled(sizes: Ints, needed: int, min_size: int, rng: Generator) -> Ints:
+    """How many samples each client gives so that together they give `needed` and the largest end up level."""
+    low, high = min_size, int(sizes.max())  # the highest level at which enough is given lies in low..high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if int(np.maximum(sizes - middle, 0).sum()) >= needed:
+            low = middle
+        else:
+            high = middle - 1
+    give = np.maximum(sizes - low, 0)
+    donors = rng.permutation(np.flatnonzero(give))
+    give[donors[: int(give.sum()) - needed]] -= 1
+    return give
+
+
+def require_enough(samples: int, clients: int, min_size: int) -> None:
+    """Raise DataError if `samples` cannot give every client `min_size`."""
+    if samples < clients * min_size:
+        raise DataError(
+            f"{samples} samples cannot give each of {clients} clients min_size={min_size} "
+            f"({clients * min_size} needed); use fewer clients, a smaller min_size or more samples"
+        )
+
+
+def require_number(name: str, value: float, low: float, high: float = math.inf) -> None:
+    """Raise ConfigError unless option `name` is a number in low..high."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not low <= value <= high
+        or value == math.inf
+    ):
+        bounds = f"of at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+        raise ConfigError(f"partition option '{name}' must be a number {bounds}, but is {value!r}")
+
+
+def require_whole(name: str, value: int, low: int) -> None:
+    """Raise ConfigError unless option `name` is a whole number of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
+        raise ConfigError(
+            f"partition option '{name}' must be a whole number of at least {low}, but is {value!r}"
+        )
+
+
+def require_alpha(value: float) -> None:
+    """Raise ConfigError unless `value` can be a Dirichlet concentration."""
+    require_number("alpha", value, _SMALLEST_ALPHA, _LARGEST_ALPHA)

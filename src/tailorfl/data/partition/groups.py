@@ -1,0 +1,85 @@
+"""Partitions along lines that the data already have: natural clients (writers, hospitals) and domains."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.random import Generator
+
+from tailorfl.data.partition.deal import NOBODY, Deal, Ints, assign, positions_of, require_whole, share_out
+from tailorfl.errors import DataError
+
+
+def natural(
+    strata: Ints, clients: int | None, rng: Generator, *, test: Ints | None = None, min_size: int = 1
+) -> Deal:
+    """One client per group, in ascending order of group ids.
+
+    Args:
+        strata: `[samples]` int64 group of each sample.
+        clients: that many random groups become clients and the others are left out; None: all.
+        rng: source of randomness.
+        test: `[test samples]` int64 group of each sample of the official test part.
+        min_size: groups with fewer training samples are left out.
+
+    Raises:
+        DataError: if fewer than `clients` groups are large enough.
+    """
+    require_whole("min_size", min_size, 1)
+    groups, sizes = np.unique(strata, return_counts=True)
+    groups = groups[sizes >= min_size]
+    if len(groups) < (1 if clients is None else clients):
+        raise DataError(
+            f"partition 'natural': {clients or 'some'} clients were asked for, but only {len(groups)} groups "
+            f"have min_size={min_size} training samples; use fewer clients or a smaller min_size"
+        )
+    if clients is not None:
+        groups = np.sort(rng.choice(groups, size=clients, replace=False))
+    test_owner = None if test is None else positions_of(_place_in(groups, test), len(groups))
+    return Deal(positions_of(_place_in(groups, strata), len(groups)), test_owner)
+
+
+def domain(strata: Ints, clients: int | None, rng: Generator, *, test: Ints | None = None) -> Deal:
+    """One client per domain, or equally many clients in every domain, which share it evenly at random.
+
+    Clients of one domain follow each other, domains in ascending order of their ids.
+
+    Args:
+        strata: `[samples]` int64 domain of each sample.
+        clients: a multiple of the number of domains; None: one client per domain.
+        rng: source of randomness.
+        test: `[test samples]` int64 domain of each sample of the official test part.
+
+    Raises:
+        DataError: if `clients` is no multiple of the number of domains, or a domain has fewer samples than
+        clients.
+    """
+    domains, sizes = np.unique(strata, return_counts=True)
+    total = len(domains) if clients is None else clients
+    each = total // len(domains)
+    if each == 0 or total % len(domains):
+        raise DataError(
+            f"partition 'domain' needs a multiple of {len(domains)} clients, the number of domains, but got "
+            f"{clients}; use one client per domain (leave 'clients' out) or partition 'natural' to draw some "
+            "of them"
+        )
+    if sizes.min() < each:
+        raise DataError(f"partition 'domain': a domain of {sizes.min()} samples cannot make {each} clients")
+    train = _shared(_place_in(domains, strata), len(domains), each, rng)
+    shared_test = None if test is None else _shared(_place_in(domains, test), len(domains), each, rng)
+    return Deal(positions_of(train, total), None if shared_test is None else positions_of(shared_test, total))
+
+
+def _place_in(groups: Ints, ids: Ints) -> Ints:
+    """The place of every id in the sorted `groups`, NOBODY for ids that are not there."""
+    place = np.minimum(np.searchsorted(groups, ids), len(groups) - 1)
+    return np.where(groups[place] == ids, place, NOBODY).astype(np.int64)
+
+
+def _shared(place: Ints, domains: int, each: int, rng: Generator) -> Ints:
+    """Owners when `each` clients share every domain evenly; samples of no domain stay NOBODY's."""
+    owner = np.full(len(place), NOBODY, dtype=np.int64)
+    known = np.flatnonzero(place >= 0)
+    weights = np.repeat(np.eye(domains), each, axis=1)
+    sizes = np.bincount(place[known], minlength=domains)
+    owner[known] = assign(place[known], share_out(sizes, weights, rng), rng)
+    return owner

@@ -1,0 +1,69 @@
+"""The data sources by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from tailorfl.data import hospitals, images, own, synthetic, synthetic_classes
+from tailorfl.data.source import Source
+from tailorfl.errors import ConfigError, unknown
+
+_SOURCES: dict[str, tuple[Callable[..., Source], str]] = {
+    "digits": (images.digits, "1,797 digits of 8x8 pixels, bundled with scikit-learn"),
+    "mnist": (images.mnist, "MNIST, 60,000 + 10,000 digits of 28x28 pixels"),
+    "cifar10": (images.cifar10, "CIFAR-10 from lossy JPEG, 45,000 + 10,000 images of 32x32 pixels"),
+    "tinyimagenet": (
+        images.tinyimagenet,
+        "Tiny-ImageNet at 32x32 pixels, 14,000 images, a public unlabelled set",
+    ),
+    "pacs": (images.pacs, "PACS, 7,992 images of 64x64 pixels, 7 classes in 4 domains (group 'domain')"),
+    "chestxray": (
+        images.chestxray,
+        "chest X-rays, 898 + 225 grey images of 64x64 pixels, 3 unbalanced classes",
+    ),
+    "omniglot": (images.omniglot, "Omniglot, 4,840 characters by 160 writers (groups 'client', 'alphabet')"),
+    "heart": (hospitals.heart, "FLamby heart disease, 4 hospitals, 13 features, binary label"),
+    "tcga": (hospitals.tcga, "FLamby TCGA-BRCA, 6 regions, 39 features, survival"),
+    "synthetic_linear": (synthetic.synthetic_linear, "linear regression with noise, optimum known"),
+    "synthetic_quadratic": (synthetic.synthetic_quadratic, "quadratics as data, closed forms known"),
+    "synthetic_logistic": (
+        synthetic_classes.synthetic_logistic,
+        "FedCLUP's logistic data, own rule for each client",
+    ),
+    "synthetic_digits": (
+        synthetic_classes.synthetic_digits,
+        "class prototypes plus noise, for thousands of clients",
+    ),
+    "folder": (own.from_folder, "own images: [train|test/]client/class/image (option path)"),
+    "table": (
+        own.from_table,
+        "own table: .csv, .tsv or .parquet (options path, label, client, features, ...)",
+    ),
+}
+
+
+def sources() -> dict[str, str]:
+    """One line of description for every source that `load_source` knows."""
+    return {name: description for name, (_, description) in _SOURCES.items()}
+
+
+def load_source(name: str, **options: Any) -> Source:
+    """The source `name`, with the options of its loader, such as `samples=5000` or `seed=1`.
+
+    Raises:
+        ConfigError: for an unknown name or option (names the nearest valid one) or a missing option.
+        DataError: if its data cannot be found or used.
+    """
+    if name not in _SOURCES:
+        raise unknown("data source", name, _SOURCES)
+    loader = _SOURCES[name][0]
+    parameters = inspect.signature(loader).parameters
+    for option in options:
+        if option not in parameters:
+            raise unknown(f"option of data source '{name}'", option, parameters)
+    for option, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and option not in options:
+            raise ConfigError(f"data source '{name}' needs the option '{option}'")
+    return loader(**options)

@@ -1,0 +1,177 @@
+"""One data set, held once: the type that every loader returns and every partition cuts into clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from tailorfl.errors import DataError
+
+Task = Literal["classification", "binary", "multilabel", "regression", "survival"]
+"""What a target means, and with it the loss.
+
+`classification`: one of `outputs` classes, softmax cross-entropy. `binary`: class 0 or 1 from ONE output,
+cross-entropy on its logit, decided at probability 0.5. `multilabel`: `outputs` independent 0/1 labels.
+`regression`: `outputs` real targets, loss `0.5 * (prediction - y)**2` summed over outputs, mean over samples.
+`survival`: (event, time), Cox loss.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """One data set; clients are rows of it, so no sample is ever stored twice.
+
+    Attributes:
+        name: name of the set, for messages and tables.
+        x: `[samples, ...]` float32 features, or uint8 images `[samples, channels, height, width]`.
+        y: `[samples]` int64 for classification and binary; `[samples, outputs]` float32 for multilabel (0/1)
+            and regression; `[samples, 2]` float32 (event 0/1, time) for survival.
+        task: what `y` means.
+        outputs: number of model outputs: classes, labels or targets; 1 for binary and survival.
+        test: `[samples]` bool, True for the official test part; None where the set has no official split.
+        groups: natural ids by kind, each `[samples]` int64, e.g. `{"client": ..., "domain": ...}`.
+        group_names: for each kind of group the name of every id.
+        mean, std: one number per channel, applied to uint8 images after division by 255.
+        info: what else is known, such as the optimum of a synthetic problem or the names of the classes.
+
+    Raises:
+        DataError: if shapes or types do not fit together.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    task: Task
+    outputs: int
+    test: Tensor | None = None
+    groups: Mapping[str, Tensor] = field(default_factory=dict)
+    group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._check_inputs()
+        self._check_targets()
+        for kind, ids in self.groups.items():
+            self._expect(f"groups['{kind}']", ids, (len(self),), torch.int64)
+            names = self.group_names.get(kind)
+            if names is None or (ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(names)):
+                raise DataError(
+                    f"source '{self.name}': group_names['{kind}'] must name every id of groups['{kind}']"
+                )
+        if self.test is not None:
+            self._expect("test", self.test, (len(self),), torch.bool)
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return int(self.x.shape[0])
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one sample as the model sees it."""
+        return tuple(self.x.shape[1:])
+
+    @cached_property
+    def strata(self) -> Tensor:
+        """`[samples]` int64 label by which partitions balance or skew.
+
+        The class; for multilabel the id of the combination of labels; for survival the event; else 0.
+        """
+        if self.task == "multilabel":
+            combination: Tensor = torch.unique(self.y, dim=0, return_inverse=True)[1]
+            return combination
+        if self.task == "survival":
+            return self.y[:, 0].to(torch.int64)
+        if self.task == "regression":
+            return torch.zeros(len(self), dtype=torch.int64)
+        return self.y
+
+    def take(self, rows: Tensor) -> Tensor:
+        """The samples `rows`, `[...]` int64 -> `[..., *input_shape]` float32; images are normalised."""
+        x = self.x[rows]
+        if x.dtype != torch.uint8:
+            return x
+        x = x.to(torch.float32).div_(255.0)
+        if self.mean is None or self.std is None:
+            return x
+        mean = torch.tensor(self.mean, device=x.device).view(-1, 1, 1)
+        std = torch.tensor(self.std, device=x.device).view(-1, 1, 1)
+        return x.sub_(mean).div_(std)
+
+    def _expect(self, what: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+            raise DataError(
+                f"source '{self.name}': {what} must be {dtype} of shape {list(shape)}, "
+                f"but is {tensor.dtype} of shape {list(tensor.shape)}"
+            )
+
+    def _check_inputs(self) -> None:
+        if self.x.dim() < 2 or self.x.dtype not in (torch.float32, torch.uint8):
+            raise DataError(
+                f"source '{self.name}': x must be float32 [samples, ...] or uint8 images "
+                f"[samples, channels, height, width], but is {self.x.dtype} of shape {list(self.x.shape)}"
+            )
+        if self.x.dtype == torch.uint8 and self.x.dim() != 4:
+            raise DataError(
+                f"source '{self.name}': uint8 images must be [samples, channels, height, width], "
+                f"but x has shape {list(self.x.shape)}"
+            )
+        if (self.mean is None) != (self.std is None):
+            raise DataError(f"source '{self.name}': give both mean and std, or neither")
+        if self.mean is not None and self.std is not None:
+            if self.x.dtype != torch.uint8:
+                raise DataError(
+                    f"source '{self.name}': mean and std are for uint8 images; scale float features yourself"
+                )
+            if not len(self.mean) == len(self.std) == self.x.shape[1] or min(self.std) <= 0:
+                raise DataError(
+                    f"source '{self.name}': mean and std need one number per channel, std above zero"
+                )
+
+    def _check_targets(self) -> None:
+        tasks = get_args(Task)
+        if self.task not in tasks:
+            raise DataError(
+                f"source '{self.name}': task must be one of {', '.join(tasks)}, but is '{self.task}'"
+            )
+        if self.outputs < 1 or (self.task in ("binary", "survival") and self.outputs != 1):
+            raise DataError(f"source '{self.name}': a {self.task} task cannot have outputs={self.outputs}")
+        if self.task in ("classification", "binary"):
+            self._expect("y", self.y, (len(self),), torch.int64)
+            classes = 2 if self.task == "binary" else self.outputs
+            if self.y.numel() and not 0 <= int(self.y.min()) <= int(self.y.max()) < classes:
+                raise DataError(
+                    f"source '{self.name}': labels must lie in 0..{classes - 1}, "
+                    f"but reach from {int(self.y.min())} to {int(self.y.max())}"
+                )
+        else:
+            width = 2 if self.task == "survival" else self.outputs
+            self._expect("y", self.y, (len(self), width), torch.float32)
+
+
+def check_finite(source: Source) -> None:
+    """Nothing if every feature and target is a finite number.
+
+    Raises:
+        DataError: names how many samples hold NaN or infinity, the first of them and its natural client if it
+            has one.
+    """
+    for what, values in (("x", source.x), ("y", source.y)):
+        if not values.is_floating_point():
+            continue
+        bad = torch.nonzero(~torch.isfinite(values).flatten(1).all(dim=1)).flatten()
+        if not bad.numel():
+            continue
+        first = int(bad[0])
+        clients = source.groups.get("client")
+        owner = "" if clients is None else f" (client '{source.group_names['client'][int(clients[first])]}')"
+        raise DataError(
+            f"source '{source.name}': {what} holds NaN or infinity in {bad.numel()} of {len(source)} "
+            f"samples, the first is sample {first}{owner}; remove or fill them"
+        )

@@ -1,0 +1,174 @@
+"""Every client's samples cut into train, validation and test parts, stratified, all clients at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from tailorfl.errors import ConfigError, unknown
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Rows = tuple[Ints, ...]
+
+PARTS = ("train", "val", "test")
+PERFED_CKT_TRAIN = (0.1, 0.3, 0.4)
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Split:
+    """What becomes of a client's samples.
+
+    Attributes:
+        train, val, test: shares of a client's samples; what they leave open is discarded. `test` is 0 where
+            the official test part is used.
+        source: where test samples come from: the client's own samples, the official test part dealt by the
+            same recipe as the training part, or the whole official test part for every client.
+        train_choices: if not empty, every client's train share is drawn from these instead.
+    """
+
+    train: float
+    val: float
+    test: float
+    source: Literal["client", "official", "global"] = "client"
+    train_choices: tuple[float, ...] = ()
+
+    def shares(self, clients: int, rng: Generator) -> Floats:
+        """`[3, clients]` shares of train, val and test for every client."""
+        train = np.full(clients, self.train)
+        if self.train_choices:
+            train = rng.choice(np.array(self.train_choices), size=clients)
+        return np.stack([train, np.full(clients, self.val), np.full(clients, self.test)])
+
+
+def read_split(split: str | Mapping[str, Any] | None, official: bool) -> Split:
+    """The split that a setting means.
+
+    Args:
+        split: None: 0.7/0.1/0.2, or 0.9/0.1 and the official test part where there is one. "perfed_ckt":
+            train 0.1, 0.3 or 0.4 drawn for every client, validation 0.1, test 0.5, the rest discarded, all
+            from the training part (PerFed-CKT). Or a mapping of train, val and test to shares; shares that
+            are not given fill up to 1 in the order train, test, and test may also be "official" (each
+            client's part of the official test part, the default where the source has one) or "global" (all of
+            it for every client).
+        official: whether the source has an official test part.
+
+    Raises:
+        ConfigError: for unknown keys, shares outside 0..1 or adding up to more than 1, or an official test
+            part that does not exist.
+    """
+    if split is None:
+        return Split(0.9, 0.1, 0.0, "official") if official else Split(0.7, 0.1, 0.2)
+    if isinstance(split, str):
+        if split != "perfed_ckt":
+            raise unknown("split", split, ["perfed_ckt"])
+        return Split(max(PERFED_CKT_TRAIN), 0.1, 0.5, train_choices=PERFED_CKT_TRAIN)
+    for key in split:
+        if key not in PARTS:
+            raise unknown("key of split", str(key), PARTS)
+    val = _share("val", split.get("val", 0.0))
+    test = split.get("test", "official" if official else None)
+    if isinstance(test, str):
+        if test not in ("official", "global"):
+            raise ConfigError(f"split test={test!r} is unknown; give a share, 'official' or 'global'")
+        if not official:
+            raise ConfigError(
+                f"split test='{test}' needs an official test part, which this source does not have"
+            )
+        train = _share("train", split.get("train", 1.0 - val))
+        found = Split(train, val, 0.0, "official" if test == "official" else "global")
+    elif test is None:
+        train = _share("train", split.get("train", 0.8 - val))
+        found = Split(train, val, max(0.0, 1.0 - val - train))
+    else:
+        share = _share("test", test)
+        found = Split(_share("train", split.get("train", 1.0 - val - share)), val, share)
+    if found.train <= 0.0 or found.train + found.val + found.test > 1.0 + _TOLERANCE:
+        raise ConfigError(
+            f"split shares train={found.train:g}, val={found.val:g}, test={found.test:g} must leave "
+            "something to train on and add up to at most 1"
+        )
+    return found
+
+
+def split_clients(
+    rows: Sequence[Ints], strata: Ints, shares: Floats, rng: Generator
+) -> tuple[Rows, Rows, Rows]:
+    """Every client's rows cut at random into train, val and test, ascending within each.
+
+    A client's rows are ordered by stratum, at random within one, and each part takes rows at even distances
+    from a random start (systematic sampling). So a part gets of every stratum its exact share rounded down or
+    up, and the cut does not depend on the order in which rows come. Numbers are rounded to the nearest whole;
+    each part whose share is not 0 gets a row where the client has enough, first train, then test, then val.
+
+    Args:
+        rows: per client `[samples]` int64 rows.
+        strata: `[all samples]` int64 stratum of every row.
+        shares: `[3, clients]` shares of train, val and test, adding up to at most 1 for every client; what is
+            left is discarded.
+        rng: source of randomness.
+
+    Returns:
+        train, val, test: each per client int64 rows.
+    """
+    sizes = np.array([len(part) for part in rows], dtype=np.int64)
+    counts = part_sizes(sizes, shares)
+    flat = np.concatenate([*rows, np.empty(0, dtype=np.int64)])
+    client = np.repeat(np.arange(len(rows)), sizes)
+    # Drawn per row number and not per place, so that the order of a client's rows changes nothing.
+    noise = rng.random(len(strata))[flat]
+    order = np.lexsort((noise, strata[flat], client))
+    flat, client = flat[order], client[order]
+    found: dict[str, Rows] = {}
+    for part, wanted in (("test", counts[2]), ("val", counts[1]), ("train", counts[0])):
+        chosen = evenly_spaced(client, wanted, rng)
+        found[part] = _per_client(flat[chosen], client[chosen], len(rows))
+        flat, client = flat[~chosen], client[~chosen]
+    return found["train"], found["val"], found["test"]
+
+
+def part_sizes(sizes: Ints, shares: Floats) -> Ints:
+    """`[3, clients]` int64 sizes of train, val and test for clients of `sizes` `[clients]` samples."""
+    wanted = np.floor(shares * sizes + 0.5).astype(np.int64)
+    train, val, test = np.where(shares > 0, np.maximum(wanted, 1), 0)
+    complete = shares.sum(axis=0) > 1.0 - _TOLERANCE
+    test = np.minimum(test, np.maximum(sizes - (shares[0] > 0), 0))
+    val = np.minimum(val, np.maximum(sizes - test - (shares[0] > 0), 0))
+    left = sizes - test - val
+    return np.stack([np.where(complete, left, np.minimum(train, left)), val, test])
+
+
+def evenly_spaced(client: Ints, wanted: Ints, rng: Generator) -> NDArray[np.bool_]:
+    """`[samples]` bool: `wanted[i]` evenly spaced samples of every client i, from a random start.
+
+    Args:
+        client: `[samples]` int64 client of each sample, ascending.
+        wanted: `[clients]` int64, at most the number of samples of the client.
+        rng: source of randomness.
+    """
+    sizes = np.bincount(client, minlength=len(wanted))
+    start = rng.integers(0, np.maximum(sizes, 1))
+    place = np.arange(len(client)) - (np.cumsum(sizes) - sizes)[client]
+    size, want, begin = sizes[client], wanted[client], start[client]
+    # Over a client's places 0..size-1 the whole part of (place * want + begin) / size rises by exactly `want`.
+    chosen: NDArray[np.bool_] = ((place + 1) * want + begin) // size > (place * want + begin) // size
+    return chosen
+
+
+def _per_client(rows: Ints, client: Ints, clients: int) -> Rows:
+    order = np.lexsort((rows, client))
+    edges = np.searchsorted(client[order], np.arange(clients + 1))
+    rows = rows[order]
+    return tuple(rows[edges[i] : edges[i + 1]] for i in range(clients))
+
+
+def _share(part: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -_TOLERANCE <= value <= 1.0:
+        raise ConfigError(f"split {part}={value!r} must be a share from 0 to 1")
+    return max(0.0, float(value))

@@ -1,0 +1,212 @@
+"""Regression problems whose optimum is known: linear models with noise, and quadratics as data.
+
+The loss convention is `0.5 * (prediction - y)**2`, mean over samples, with a linear model without bias. The
+mean loss of client i is then the quadratic `F_i(w) = 0.5 (w - c_i)' H_i (w - c_i) + constant` with `H_i = X'X
+/ n` and `c_i` the least squares solution, so methods can be checked against closed forms.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tailorfl.data.source import Source
+from tailorfl.errors import ConfigError
+
+Floats = NDArray[np.float64]
+
+
+def synthetic_linear(
+    clients: int = 10,
+    samples: int = 100,
+    test_samples: int = 100,
+    dim: int = 10,
+    heterogeneity: float = 0.5,
+    noise: float = 1.0,
+    condition: float = 1.0,
+    seed: int = 0,
+) -> Source:
+    """Linear regression `y = x'w_i + noise`, one weight vector a client around a common one.
+
+    The weights have mean exactly `w*` (norm 1) over clients and root mean square distance exactly
+    `heterogeneity` from it: R of the FedCLUP analysis. Features are `N(0, diag)` with variances spaced evenly
+    in logarithm from 1 (mu) to `condition` (L). Group `client`; the test part is drawn afresh.
+
+    Args:
+        clients, samples, test_samples: number of clients, and of training and test samples of each.
+        dim: number of features.
+        heterogeneity: R, distance of client weights from the common ones.
+        noise: rho, standard deviation of the noise.
+        condition: ratio of the largest to the smallest feature variance.
+        seed: of the draw.
+
+    Returns:
+        A source whose `info` holds, in float64, `weights` `[clients, dim]` and `centre` `[dim]` (the truth),
+        and of the training part `H` `[clients, dim, dim]`, `c` `[clients, dim]`, `p` `[clients]` and `pooled`
+        `[dim]`.
+    """
+    require_positive(clients=clients, samples=samples, test_samples=test_samples, dim=dim)
+    _require_spread(heterogeneity, condition)
+    if noise < 0:
+        raise ConfigError(f"noise must not be negative, but is {noise}")
+    rng = np.random.default_rng(seed)
+    centre, weights = _centre_and_weights(rng, clients, dim, heterogeneity)
+    deviation = np.sqrt(np.geomspace(1.0, condition, dim))
+    x = rng.standard_normal((clients, samples + test_samples, dim)) * deviation
+    y = np.einsum("knd,kd->kn", x, weights) + noise * rng.standard_normal(x.shape[:2])
+    return _regression("synthetic_linear", x, y, samples, weights=weights, centre=centre)
+
+
+def synthetic_quadratic(
+    clients: int = 10,
+    samples: int = 10,
+    dim: int = 5,
+    heterogeneity: float = 1.0,
+    condition: float = 10.0,
+    seed: int = 0,
+) -> Source:
+    """Quadratics as data: the mean loss of client i is exactly `0.5 (w - c_i)' H_i (w - c_i)`.
+
+    `H_i` has eigenvalues spaced evenly in logarithm from 1 (mu) to `condition` (L) in a random basis of each
+    client, and the `c_i` lie around a common centre as in `synthetic_linear`. Rows are chosen so that `X'X /
+    n = H_i`, `y = X c_i`; the test part holds other rows of the same quadratic. Only full batches see `F_i`
+    itself.
+
+    Args:
+        clients, samples: number of clients, and of training (and of test) samples of each; at least `dim`.
+        dim: number of weights.
+        heterogeneity: root mean square distance of the `c_i` from their mean.
+        condition: L / mu of every client.
+        seed: of the draw.
+
+    Returns:
+        A source with the `info` of `synthetic_linear`; `H` and `c` are those of the float32 rows.
+    """
+    require_positive(clients=clients, samples=samples, dim=dim)
+    _require_spread(heterogeneity, condition)
+    if samples < dim:
+        raise ConfigError(
+            f"a quadratic in {dim} weights needs at least {dim} samples a client, but samples={samples}"
+        )
+    rng = np.random.default_rng(seed)
+    centre, optima = _centre_and_weights(rng, clients, dim, heterogeneity)
+    basis = np.linalg.qr(rng.standard_normal((clients, dim, dim)))[0]
+    root = np.sqrt(np.geomspace(1.0, condition, dim))[:, None] * basis.transpose(0, 2, 1)
+    parts = [np.linalg.qr(rng.standard_normal((clients, samples, dim)))[0] for _ in ("train", "test")]
+    x = np.sqrt(samples) * np.concatenate([orthonormal @ root for orthonormal in parts], axis=1)
+    y = np.einsum("knd,kd->kn", x, optima)
+    return _regression("synthetic_quadratic", x, y, samples, weights=optima, centre=centre)
+
+
+def local_quadratics(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """`(H, c)` of the half mean squared losses of all clients.
+
+    Args:
+        x: `[clients, samples, dim]`, the same number of samples for every client.
+        y: `[clients, samples]`.
+
+    Returns:
+        `H = X'X / n`, `[clients, dim, dim]`, and the least squares solution `c`, `[clients, dim]` (the
+        shortest where it is not unique), both float64.
+    """
+    x, y = x.double(), y.double()
+    hessian = x.mT @ x / x.shape[1]
+    return hessian, torch.linalg.lstsq(x, y.unsqueeze(-1), driver="gelsd").solution.squeeze(-1)
+
+
+def pooled_optimum(H: Tensor, c: Tensor, p: Tensor) -> Tensor:
+    """`(sum p_i H_i)^-1 sum p_i H_i c_i`, `[dim]`: the minimiser of the weighted sum of quadratics.
+
+    Args:
+        H: `[clients, dim, dim]` curvatures. c: `[clients, dim]` local optima. p: `[clients]` weights.
+    """
+    curvature = torch.einsum("k,kij->ij", p, H)
+    optimum: Tensor = torch.linalg.solve(curvature, torch.einsum("k,kij,kj->i", p, H, c))
+    return optimum
+
+
+def closed_form(H: Tensor, c: Tensor, p: Tensor, lam: float) -> tuple[Tensor, Tensor]:
+    """`(w*, v*)`, the minimiser of `sum_i p_i (F_i(v_i) + (lam/2) ||v_i - w||^2)` over `w` and all `v_i`.
+
+    With `A_i = (H_i + lam I)^-1 H_i`, which equals `I - lam (H_i + lam I)^-1` but stays exact for large
+    `lam`: `w* = (sum p_i A_i)^-1 sum p_i A_i c_i` and `v_i* = A_i c_i + (I - A_i) w*`. `lam=0` gives `v_i* =
+    c_i` and `w* = sum p_i c_i`; a large `lam` brings all of them to `pooled_optimum`.
+
+    Args:
+        H: `[clients, dim, dim]`, positive definite. c: `[clients, dim]`. p: `[clients]`, summing to 1.
+        lam: strength of the coupling, not negative.
+
+    Returns:
+        `w*` `[dim]` and `v*` `[clients, dim]` in the dtype of `H`.
+
+    Raises:
+        ConfigError: if `lam` is negative.
+    """
+    if lam < 0:
+        raise ConfigError(f"lam must not be negative, but is {lam}")
+    identity = torch.eye(H.shape[-1], dtype=H.dtype, device=H.device)
+    pull = torch.linalg.solve(H + lam * identity, H)
+    w = pooled_optimum(pull, c, p)
+    v = w + torch.einsum("kij,kj->ki", pull, c - w)
+    return w, v
+
+
+def client_layout(
+    clients: int, train: int, test: int
+) -> tuple[Tensor, dict[str, Tensor], dict[str, tuple[str, ...]]]:
+    """Test mask, groups and group names of rows lying client by client, `train` then `test` rows of each."""
+    mask = (torch.arange(train + test) >= train).repeat(clients)
+    owner = torch.arange(clients).repeat_interleave(train + test)
+    return mask, {"client": owner}, {"client": tuple(str(client) for client in range(clients))}
+
+
+def require_positive(**counts: int) -> None:
+    """Nothing if every count is at least 1; ConfigError naming the first that is not."""
+    for name, value in counts.items():
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1, but is {value}")
+
+
+def _require_spread(heterogeneity: float, condition: float) -> None:
+    if heterogeneity < 0:
+        raise ConfigError(f"heterogeneity must not be negative, but is {heterogeneity}")
+    if condition < 1:
+        raise ConfigError(f"condition must be at least 1, but is {condition}")
+
+
+def _centre_and_weights(
+    rng: np.random.Generator, clients: int, dim: int, radius: float
+) -> tuple[Floats, Floats]:
+    """A unit vector `[dim]`, and `[clients, dim]` with that mean and RMS distance `radius` from it."""
+    centre = rng.standard_normal(dim)
+    centre /= np.linalg.norm(centre)
+    offsets = rng.standard_normal((clients, dim))
+    offsets -= offsets.mean(axis=0)
+    if clients > 1:
+        offsets *= radius / np.sqrt((offsets**2).sum(axis=1).mean())
+    return centre, centre + offsets
+
+
+def _regression(name: str, x: Floats, y: Floats, samples: int, weights: Floats, centre: Floats) -> Source:
+    """A source from `x` `[clients, rows, dim]`, `y` `[clients, rows]`; the first `samples` rows train."""
+    features, targets = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.float32))
+    clients, rows, dim = x.shape
+    test, groups, group_names = client_layout(clients, samples, rows - samples)
+    H, c = local_quadratics(features[:, :samples], targets[:, :samples])
+    p = torch.full((clients,), 1.0 / clients, dtype=torch.float64)
+    info = {"weights": torch.from_numpy(weights), "centre": torch.from_numpy(centre), "H": H, "c": c, "p": p}
+    if clients * samples >= dim:
+        info["pooled"] = pooled_optimum(H, c, p)
+    return Source(
+        name=name,
+        x=features.reshape(-1, dim),
+        y=targets.reshape(-1, 1),
+        task="regression",
+        outputs=1,
+        test=test,
+        groups=groups,
+        group_names=group_names,
+        info=info,
+    )

@@ -1,0 +1,165 @@
+"""Checks that a federation can be trained and judged; errors for what is wrong, warnings for what is weak."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tailorfl.data.federation import Federation, Part, distinct
+from tailorfl.errors import DataError
+
+Ints = NDArray[np.int64]
+_PARTS: tuple[Part, ...] = ("train", "val", "test")
+_SHOWN = 5
+
+
+def validate(federation: Federation, min_batch: int = 1) -> list[str]:
+    """Warnings about a federation; an empty list if there is nothing to say.
+
+    Warnings are about clients with a single training sample, with fewer than `min_batch`, with one class
+    only, and clients that cannot be evaluated or selected for lack of test or validation samples.
+
+    Args:
+        federation: what to check.
+        min_batch: smallest batch that the method or model needs (batch norm needs 2).
+
+    Raises:
+        DataError: for rows that do not exist, a row in two parts or at two clients, clients without training
+            samples, numbers that are not finite, and labels out of range.
+    """
+    _check_rows(federation)
+    _check_overlap(federation)
+    _check_train(federation)
+    _check_finite(federation)
+    _check_labels(federation)
+    return _warnings(federation, min_batch)
+
+
+def _check_rows(federation: Federation) -> None:
+    samples = len(federation.source)
+    for part in _PARTS:
+        flat = np.concatenate(distinct(federation.part(part)))
+        wrong = flat[(flat < 0) | (flat >= samples)]
+        if len(wrong):
+            raise DataError(
+                f"{part} rows must lie in 0..{samples - 1}, the rows of source '{federation.source.name}', "
+                f"but {_holders(federation, int(wrong[0]))} has row {wrong[0]}"
+            )
+
+
+def _check_overlap(federation: Federation) -> None:
+    """No row may serve two purposes; clients may share test rows only if all have the same ones."""
+    seen = np.full(len(federation.source), -1, dtype=np.int64)
+    kinds = [f"{part} part" for part in _PARTS] + ["server's validation set"]
+    pools = [distinct(federation.part(part)) for part in _PARTS] + [[federation.server]]
+    for kind, arrays in enumerate(pools):
+        rows = np.concatenate([*arrays, np.empty(0, dtype=np.int64)])
+        values, counts = np.unique(rows, return_counts=True)
+        twice = values[(counts > 1) | (seen[values] >= 0)]
+        if len(twice):
+            row = int(twice[0])
+            other = kinds[seen[row]] if seen[row] >= 0 else kinds[kind]
+            raise DataError(
+                f"{len(twice)} samples are used twice: row {row} is in the {kinds[kind]} of "
+                f"{_holders(federation, row)} and again in the {other}; a sample may be in one part of one "
+                "client only"
+            )
+        seen[values] = kind
+
+
+def _check_train(federation: Federation) -> None:
+    empty = np.flatnonzero(federation.sizes("train") == 0)
+    if len(empty):
+        raise DataError(
+            f"{len(empty)} clients have no training samples: {_named(federation, empty)}; use fewer clients, "
+            "a larger min_size in partition_options, or a larger train share in split"
+        )
+
+
+def _check_finite(federation: Federation) -> None:
+    source = federation.source
+    for what, values in (("features", source.x), ("target", source.y)):
+        if not values.is_floating_point():
+            continue
+        bad = np.flatnonzero(~torch.isfinite(values.reshape(len(source), -1)).all(dim=1).numpy())
+        used = bad[np.isin(bad, _used_rows(federation))] if len(bad) else bad
+        if len(used):
+            row = int(used[0])
+            raise DataError(
+                f"{len(used)} samples hold numbers that are not finite (NaN or infinity), first the {what} "
+                f"of sample {row} of {_holders(federation, row)}; remove or impute them before building the "
+                "federation"
+            )
+
+
+def _check_labels(federation: Federation) -> None:
+    source, y = federation.source, federation.source.y
+    if source.task == "regression":
+        return
+    if source.task in ("classification", "binary"):
+        classes = 2 if source.task == "binary" else source.outputs
+        wrong, expected = (y < 0) | (y >= classes), f"a class in 0..{classes - 1}"
+    elif source.task == "multilabel":
+        wrong, expected = ((y != 0) & (y != 1)).any(dim=1), "0 or 1 for every label"
+    else:
+        wrong, expected = (
+            ((y[:, 0] != 0) & (y[:, 0] != 1)) | (y[:, 1] < 0),
+            "(event 0 or 1, time of at least 0)",
+        )
+    rows = np.flatnonzero(wrong.numpy())
+    rows = rows[np.isin(rows, _used_rows(federation))] if len(rows) else rows
+    if len(rows):
+        row = int(rows[0])
+        raise DataError(
+            f"{len(rows)} samples have labels out of range: sample {row} of {_holders(federation, row)} has "
+            f"{y[row].tolist()}, but the task '{source.task}' expects {expected}"
+        )
+
+
+def _warnings(federation: Federation, min_batch: int) -> list[str]:
+    train = federation.sizes("train")
+    several = bool((federation.describe("train").sum(axis=0) > 0).sum() > 1)
+    one_class = (_strata_held(federation) == 1) & (train > 1)
+    cases = [
+        (train == 1, "have a single training sample"),
+        ((train > 1) & (train < min_batch), f"have fewer training samples than a batch of {min_batch}"),
+        (one_class & several, "have one class only, so always guessing it is perfect there"),
+        (federation.sizes("test") == 0, "have no test samples and cannot be evaluated"),
+    ]
+    if federation.sizes("val").any():
+        cases.append((federation.sizes("val") == 0, "have no validation samples"))
+    found = [(np.flatnonzero(mask), text) for mask, text in cases]
+    messages = [
+        f"{len(c)} of {len(federation)} clients {text}: {_named(federation, c)}"
+        for c, text in found
+        if len(c)
+    ]
+    if not federation.sizes("val").any():
+        messages.append("no client has validation samples, so nothing can be selected by validation")
+    return messages
+
+
+def _strata_held(federation: Federation) -> Ints:
+    return np.asarray((federation.describe("train") > 0).sum(axis=1), dtype=np.int64)
+
+
+def _used_rows(federation: Federation) -> Ints:
+    arrays = [array for part in _PARTS for array in distinct(federation.part(part))]
+    return np.unique(np.concatenate([*arrays, federation.server]))
+
+
+def _holders(federation: Federation, row: int) -> str:
+    """The first clients that hold a row, for messages."""
+    holders = [
+        client
+        for client in range(len(federation))
+        if any(bool((federation.part(part)[client] == row).any()) for part in _PARTS)
+    ]
+    return _named(federation, np.array(holders, dtype=np.int64)) if holders else "the server"
+
+
+def _named(federation: Federation, clients: Ints) -> str:
+    names = ", ".join(f"'{federation.names[client]}'" for client in clients[:_SHOWN])
+    more = len(clients) - _SHOWN
+    return f"client{'s' if len(clients) > 1 else ''} {names}" + (f" and {more} more" if more > 0 else "")

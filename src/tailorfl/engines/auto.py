@@ -1,0 +1,102 @@
+"""The automatic engine: measures both ways on the real model and data, and keeps the faster."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.client import Cohort
+from tailorfl.engines.base import ClientFunction, Engine, Parts
+from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.vectorized import Vectorized
+
+log = logging.getLogger(__name__)
+
+PROBE_STEPS = 4
+"""Training steps of the measurement."""
+
+
+class Auto:
+    """Vectorized where that is faster and possible, else sequential; one log line says which and why."""
+
+    def __init__(self, chunk: int | None = None, choice: str | None = None) -> None:
+        self._sequential, self._vectorized = Sequential(), Vectorized(chunk)
+        self._chosen: Engine | None = None
+        if choice is not None:
+            self.choose(choice)
+
+    @property
+    def name(self) -> str:
+        """`auto` until it has chosen, then the engine it chose."""
+        return "auto" if self._chosen is None else self._chosen.name
+
+    def choose(self, name: str) -> None:
+        """Fixes the choice, as a resumed run must."""
+        self._chosen = self._sequential if name == "sequential" else self._vectorized
+
+    def map(
+        self, function: ClientFunction, cohort: Cohort, states: TensorDict, received: TensorDict, each: bool = False
+    ) -> Parts:
+        """Returns `function` of every client, stacked."""
+        if self._chosen is None:
+            self._measure(function, cohort, states, received, each)
+        assert self._chosen is not None
+        return self._chosen.map(function, cohort, states, received, each)
+
+    def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the outputs of client i's model on its rows."""
+        return (self._chosen or self._sequential).predict(cohort, models, rows)
+
+    def predict_all(self, cohort: Cohort, models: TensorDict, x: Tensor) -> Tensor:
+        """Returns the outputs of every client's model on the same inputs."""
+        return (self._chosen or self._sequential).predict_all(cohort, models, x)
+
+    def _measure(
+        self, function: ClientFunction, cohort: Cohort, states: TensorDict, received: TensorDict, each: bool
+    ) -> None:
+        clients = min(len(cohort.ids), self._vectorized.chunk_of(cohort))
+        if clients < 2:
+            self._chosen = self._sequential
+            return
+        probe = replace(cohort.part(range(clients)), limit=PROBE_STEPS)
+        part = (function, probe, states[:clients], received[:clients] if each else received, each)
+        try:
+            batched = _seconds(self._vectorized, part)
+        except Exception as error:
+            if not unsupported(error):
+                raise
+            log.warning("the vectorized engine cannot run this model (%s); using the sequential one", _first_line(error))
+            self._chosen = self._sequential
+            return
+        looped = _seconds(self._sequential, part)
+        self._chosen = self._vectorized if batched <= looped else self._sequential
+        log.info("engine: %s (%.3g s against %.3g s for %d clients)", self._chosen.name, min(batched, looped),
+                 max(batched, looped), clients)  # fmt: skip
+
+
+def unsupported(error: BaseException) -> bool:
+    """Whether an error says that `vmap` has no rule for something in the model, rather than that the model is wrong."""
+    text = f"{error} {error.__cause__ or ''}"
+    return any(mark in text for mark in ("vmap", "Batching rule", "batching rule", "functorch"))
+
+
+def _seconds(engine: Engine, part: tuple[ClientFunction, Cohort, TensorDict, TensorDict, bool]) -> float:
+    """The shortest of up to three timings; a long first one is not repeated."""
+    best = float("inf")
+    for _ in range(3):
+        begin = time.perf_counter()
+        engine.map(*part)
+        taken = time.perf_counter() - begin
+        best = min(best, taken)
+        if taken > 1.0:
+            break
+    return best
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0][:200]

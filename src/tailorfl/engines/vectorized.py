@@ -1,0 +1,97 @@
+"""The vectorized engine: a chunk of clients trains together under `torch.func.vmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torch.func import vmap
+
+from tailorfl.core import tree
+from tailorfl.core.client import Client, Cohort, padded
+from tailorfl.engines.base import ROW_BUDGET, ClientFunction, Parts
+
+CHUNK_BYTES = 64 * 2**20
+"""Parameters of one chunk, in bytes, when the chunk size is chosen here: what caches and memory hold comfortably."""
+
+
+class Vectorized:
+    """Cuts a cohort into chunks of clients of similar size and maps each chunk at once.
+
+    Args:
+        chunk: clients a chunk; None chooses by the size of the model.
+    """
+
+    name = "vectorized"
+
+    def __init__(self, chunk: int | None = None) -> None:
+        self.chunk = chunk
+
+    def chunk_of(self, cohort: Cohort) -> int:
+        """Returns how many clients train together."""
+        if self.chunk is not None:
+            return self.chunk
+        return int(np.clip(CHUNK_BYTES // (4 * cohort.model.scalars), 4, 128))
+
+    def map(
+        self, function: ClientFunction, cohort: Cohort, states: TensorDict, received: TensorDict, each: bool = False
+    ) -> Parts:
+        """Returns `function` of every client, stacked."""
+        state_leaves, received_leaves = dict(tree.leaves(states)), dict(tree.leaves(received))
+        order = np.argsort(-cohort.sizes, kind="stable")
+        out: list[dict[str, Tensor]] = []
+        for start in range(0, len(order), self.chunk_of(cohort)):
+            positions = order[start : start + self.chunk_of(cohort)]
+            index = torch.from_numpy(positions)
+            part = cohort.part(positions.tolist())
+            mine = {p: t.index_select(0, index) for p, t in state_leaves.items()}
+            theirs = {p: t.index_select(0, index) for p, t in received_leaves.items()} if each else received_leaves
+            for at, found in enumerate(_apply(function, part, mine, theirs, each)):
+                if len(out) <= at:
+                    out.append({p: t.new_empty(len(order), *t.shape[1:]) for p, t in found.items()})
+                for path, tensor in found.items():
+                    out[at][path][index] = tensor
+        return tuple(tree.nest(part.items(), [len(order)]) for part in out)
+
+    def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the outputs of client i's model on its rows."""
+        table, _ = padded([r.numpy() for r in rows])
+        width = max(1, ROW_BUDGET // (4 * max(1, len(rows)) * int(np.prod(cohort.source.input_shape))))
+        state = dict(models.items())
+        found = [vmap(cohort.model)(state, cohort.source.take(part)) for part in table.split(width, dim=1) if part.shape[1]]
+        if not found:
+            return [torch.zeros(0, cohort.source.outputs) for _ in rows]
+        outputs = torch.cat(found, dim=1)
+        return [outputs[i, : len(r)] for i, r in enumerate(rows)]
+
+    def predict_all(self, cohort: Cohort, models: TensorDict, x: Tensor) -> Tensor:
+        """Returns the outputs of every client's model on the same inputs."""
+        clients = models.batch_size[0]
+        width = max(1, ROW_BUDGET // (4 * clients * max(1, x[0].numel())))
+        state = dict(models.items())
+        return torch.cat([vmap(cohort.model, in_dims=(0, None))(state, part) for part in x.split(width)], dim=1)
+
+
+def _apply(
+    function: ClientFunction, cohort: Cohort, states: dict[str, Tensor], received: dict[str, Tensor], each: bool
+) -> list[dict[str, Tensor]]:
+    parts = 0
+
+    def one(position: Tensor, state: dict[str, Tensor], message: dict[str, Tensor]) -> dict[str, Tensor]:
+        nonlocal parts
+        found = function(Client(cohort, position), tree.nest(state.items()), tree.nest(message.items()))
+        parts = len(found)
+        # The position is returned too, so that a function with nothing to return is still mapped.
+        return {"position": position, **{f"{i}:{p}": t for i, part in enumerate(found) for p, t in tree.leaves(part)}}
+
+    positions = torch.arange(len(cohort.ids))
+    flat = vmap(one, in_dims=(0, 0 if states else None, 0 if each else None))(positions, states, received)
+    out: list[dict[str, Tensor]] = [{} for _ in range(parts)]
+    for key, tensor in flat.items():
+        part, colon, path = key.partition(":")
+        if colon:
+            out[int(part)][path] = tensor
+    return out

@@ -1,0 +1,61 @@
+"""Errors a person is meant to read: what was given, what was expected, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TailorflError(Exception):
+    """Base of every error that tailorfl raises on purpose; the command line prints it without a traceback."""
+
+    exit_code = 1
+
+
+class ConfigError(TailorflError):
+    """A setting is unknown, has the wrong type or contradicts another one."""
+
+    exit_code = 2
+
+
+class DataError(TailorflError):
+    """The data or a partition of it cannot be used as asked."""
+
+
+class ModelError(TailorflError):
+    """The model does not fit the data, or a split or weight file does not fit the model."""
+
+
+class RunError(TailorflError):
+    """A run cannot be written, read or resumed."""
+
+
+class DivergenceError(TailorflError):
+    """Every sampled client of a round diverged, so there is nothing left to aggregate."""
+
+
+class MissingExtraError(TailorflError):
+    """An optional package is needed and not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"this needs the package '{package}', which is not installed; install it with: pip install 'tailorfl[{extra}]'"
+        )
+
+
+def nearest(name: str, options: Iterable[str]) -> str | None:
+    """The option most like `name`, or None if nothing is close."""
+    found = difflib.get_close_matches(name, sorted(options), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def unknown(kind: str, name: str, options: Iterable[str]) -> ConfigError:
+    """A ConfigError for a name that does not exist, with the nearest valid name and all of them."""
+    known = sorted(options)
+    hint = nearest(name, known)
+    suggestion = f" Did you mean '{hint}'?" if hint else ""
+    return ConfigError(f"unknown {kind} '{name}'.{suggestion} Valid: {', '.join(known)}.")
+
+
+class ClientError(TailorflError):
+    """Client code failed; the message names the clients, the round and the stage."""

@@ -1,0 +1,225 @@
+"""Metrics of one model on one test set, from model outputs and targets.
+
+| task | outputs | targets | metrics (the first one is the primary metric) |
+|---|---|---|---|
+| classification | [samples, classes] logits | [samples] class | accuracy, balanced_accuracy, macro_f1 |
+| binary | [samples] or [samples, 1] logit | as outputs, 0/1 | accuracy, balanced_accuracy, macro_f1, auc |
+| multilabel | [samples, labels] logits | [samples, labels] 0/1 | auc, accuracy |
+| regression | [samples, targets] | [samples, targets] | mse, r2 |
+| survival | [samples] or [samples, 1] risk | [samples, 2] event 0/1, time | c_index |
+
+A metric that is not defined is NaN, never a made-up number: every metric of an empty test set, AUC where only
+one class is present. A model that has diverged must not look good by accident: a sample whose output is NaN
+counts as wrong wherever samples are counted, and makes metrics that rank or average outputs NaN.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailorfl.errors import unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+METRICS: dict[str, tuple[str, ...]] = {
+    "classification": ("accuracy", "balanced_accuracy", "macro_f1"),
+    "binary": ("accuracy", "balanced_accuracy", "macro_f1", "auc"),
+    "multilabel": ("auc", "accuracy"),
+    "regression": ("mse", "r2"),
+    "survival": ("c_index",),
+}
+LOWER_IS_BETTER = frozenset({"mse", "loss"})
+PAIR_BLOCK = 1 << 22  # most pairs that `concordance_index` compares at once: keeps it within tens of MB
+
+
+def primary(task: str) -> tuple[str, bool]:
+    """Name of the metric that selects and compares models of a task, and whether higher is better."""
+    name = _names(task)[0]
+    return name, name not in LOWER_IS_BETTER
+
+
+def compute(task: str, outputs: Tensor | NDArray[Any], y: Tensor | NDArray[Any]) -> dict[str, float]:
+    """All metrics of a task, by name; shapes and names in the table above.
+
+    Raises ConfigError for an unknown task and ValueError where outputs and targets do not fit each other.
+    """
+    names = _names(task)
+    scores, targets = _array(outputs), _array(y)
+    if len(scores) != len(targets):
+        raise ValueError(f"{len(scores)} outputs for {len(targets)} targets")
+    if len(scores) == 0:
+        return dict.fromkeys(names, float("nan"))
+    if task == "survival":
+        return {"c_index": concordance_index(targets[:, 0], targets[:, 1], scores)}
+    if task == "regression":
+        return {"mse": mean_squared_error(scores, targets), "r2": r2(scores, targets)}
+    if task == "multilabel":
+        _same_shape(scores, targets)
+        correct = ((scores > 0) == (targets > 0.5)) & ~np.isnan(scores)
+        return {"auc": auc(scores, targets), "accuracy": float(correct.mean())}
+    if task == "binary":
+        flat, labels = scores.reshape(-1), targets.reshape(-1)
+        _same_shape(flat, labels)
+        logits = np.stack([np.zeros_like(flat), flat], axis=1)
+        return {**_from_confusion(confusion(logits, labels)), "auc": auc(flat, labels)}
+    return _from_confusion(confusion(scores, targets))
+
+
+def confusion(outputs: Tensor | NDArray[Any], y: Tensor | NDArray[Any]) -> Ints:
+    """Confusion counts [classes, classes + 1], true class by predicted class; the last column is NaN outputs.
+
+    `outputs` [samples, classes] are logits or probabilities, `y` [samples] classes. A tie is won by the lower
+    class. Raises ValueError for a class outside 0 .. classes - 1.
+    """
+    scores, labels = _array(outputs), _array(y).astype(np.int64)
+    classes = scores.shape[1]
+    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        raise ValueError(f"labels lie in {labels.min()} .. {labels.max()}, the model has {classes} classes")
+    predicted = scores.argmax(axis=1)
+    # argmax calls a NaN the largest value, which would credit a diverged model with some class
+    predicted[np.isnan(scores).any(axis=1)] = classes
+    counts = np.bincount(labels * (classes + 1) + predicted, minlength=classes * (classes + 1))
+    return counts.reshape(classes, classes + 1).astype(np.int64, copy=False)
+
+
+def accuracy(counts: Ints) -> float:
+    """Share of samples on the diagonal of `confusion` counts; NaN without samples."""
+    total = int(counts.sum())
+    return float(np.trace(counts) / total) if total else float("nan")
+
+
+def balanced_accuracy(counts: Ints) -> float:
+    """Mean recall over the classes that occur in the targets (as scikit-learn); NaN without samples."""
+    support = counts.sum(axis=1)
+    present = support > 0
+    if not present.any():
+        return float("nan")
+    return float(np.mean(np.diagonal(counts)[present] / support[present]))
+
+
+def macro_f1(counts: Ints) -> float:
+    """Mean F1 over the classes in targets or predictions (as scikit-learn); NaN without samples."""
+    hits = np.diagonal(counts)
+    # F1 = 2 TP / (2 TP + FP + FN), and its denominator is the number of targets plus the number of
+    # predictions
+    denominator = counts.sum(axis=1) + counts.sum(axis=0)[: len(counts)]
+    present = denominator > 0
+    if not present.any():
+        return float("nan")
+    return float(np.mean(2 * hits[present] / denominator[present]))
+
+
+def auc(scores: Tensor | NDArray[Any], y: Tensor | NDArray[Any]) -> float:
+    """Macro mean of the area under the ROC curve over the labels of which both classes are present.
+
+    `scores` and `y` (0/1) are [samples] or [samples, labels]; any increasing score serves, so logits need no
+    sigmoid. NaN where no label has both classes, and where a score is NaN.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    ranked, targets = _columns(_array(scores)), _columns(_array(y)) > 0.5
+    _same_shape(ranked, targets)
+    if np.isnan(ranked).any():
+        return float("nan")
+    present = targets.any(axis=0) & ~targets.all(axis=0)
+    if not present.any():
+        return float("nan")
+    # scikit-learn refuses infinite scores, of which only the order matters
+    finite = np.clip(ranked[:, present], -1e300, 1e300)
+    return float(roc_auc_score(targets[:, present], finite, average="macro"))
+
+
+def concordance_index(
+    event: Tensor | NDArray[Any], time: Tensor | NDArray[Any], risk: Tensor | NDArray[Any]
+) -> float:
+    """Harrell's concordance index: the share of comparable pairs where the higher risk has the earlier event.
+
+    `event` [samples] is 1 for an observed event and 0 for censoring, `time` [samples] its time in any unit,
+    `risk` [samples] or [samples, 1] grows with danger. A pair (i, j) is comparable where i has an event and
+    either t_i < t_j, or t_i = t_j and j is censored (j outlived i). Equal risks count one half. NaN without
+    comparable pairs, and where a risk is NaN.
+    """
+    happened, times, risks = _array(event) > 0.5, _array(time), _array(risk).reshape(-1)
+    if not len(happened) == len(times) == len(risks):
+        raise ValueError(f"{len(happened)} events, {len(times)} times and {len(risks)} risks")
+    if np.isnan(risks).any():
+        return float("nan")
+    rows = np.flatnonzero(happened)
+    pairs, concordant = 0, 0.0
+    for start in range(0, len(rows), step := max(1, PAIR_BLOCK // max(1, len(times)))):
+        block = rows[start : start + step]
+        later = times[block, None] < times
+        later |= (times[block, None] == times) & ~happened
+        higher, equal = risks[block, None] > risks, risks[block, None] == risks
+        pairs += int(later.sum())
+        concordant += int((later & higher).sum()) + 0.5 * int((later & equal).sum())
+    return concordant / pairs if pairs else float("nan")
+
+
+def mean_squared_error(outputs: Tensor | NDArray[Any], y: Tensor | NDArray[Any]) -> float:
+    """Mean squared error, arguments [samples] or [samples, targets]; NaN without samples."""
+    predicted, targets = _columns(_array(outputs)), _columns(_array(y))
+    _same_shape(predicted, targets)
+    if not len(targets):
+        return float("nan")
+    with np.errstate(over="ignore"):  # the error of a diverged model is infinite and says so itself
+        return float(np.square(predicted - targets).mean())
+
+
+def r2(outputs: Tensor | NDArray[Any], y: Tensor | NDArray[Any]) -> float:
+    """Coefficient of determination, mean over the targets that vary; shapes as `mean_squared_error`.
+
+    NaN where no target varies (so also for fewer than two samples): R² compares with a variance that is then
+    zero.
+    """
+    predicted, targets = _columns(_array(outputs)), _columns(_array(y))
+    _same_shape(predicted, targets)
+    if not len(targets):
+        return float("nan")
+    total = np.square(targets - targets.mean(axis=0)).sum(axis=0)
+    # not `total > 0`: the mean of equal numbers may be off by one rounding, which leaves a tiny positive sum
+    varies = targets.max(axis=0) > targets.min(axis=0)
+    if not varies.any():
+        return float("nan")
+    with np.errstate(over="ignore"):
+        residual = np.square(predicted - targets).sum(axis=0)
+        return float(np.mean(1 - residual[varies] / total[varies]))
+
+
+def _from_confusion(counts: Ints) -> dict[str, float]:
+    """The three metrics that follow from a confusion matrix."""
+    return {
+        "accuracy": accuracy(counts),
+        "balanced_accuracy": balanced_accuracy(counts),
+        "macro_f1": macro_f1(counts),
+    }
+
+
+def _names(task: str) -> tuple[str, ...]:
+    if task not in METRICS:
+        raise unknown("task", task, METRICS)
+    return METRICS[task]
+
+
+def _array(values: Tensor | NDArray[Any]) -> Floats:
+    """The values as float64 on the CPU, which is exact for float32, float16, bfloat16 and class numbers."""
+    if not isinstance(values, np.ndarray) and hasattr(values, "detach"):
+        values = values.detach().cpu().double().numpy()
+    return np.asarray(values, dtype=np.float64)
+
+
+def _columns(values: Floats) -> Floats:
+    return values[:, None] if values.ndim == 1 else values
+
+
+def _same_shape(scores: NDArray[Any], targets: NDArray[Any]) -> None:
+    """Raise ValueError unless shapes agree: broadcasting would turn [n] against [n, 1] into n x n pairs."""
+    if scores.shape != targets.shape:
+        raise ValueError(f"outputs of shape {list(scores.shape)} for targets of shape {list(targets.shape)}")

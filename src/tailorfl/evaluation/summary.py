@@ -1,0 +1,73 @@
+"""How a metric is distributed over clients: means, spread and tails.
+
+The tails follow PLGU ("How to Prevent the Poor Performance Clients for Personalized Federated Learning?",
+CVPR 2023), whose tables print the average with the lowest and top 5 % of the clients.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+NAN = float("nan")
+
+
+def summarize(
+    values: ArrayLike,
+    weights: ArrayLike,
+    reference: ArrayLike | None = None,
+    *,
+    higher_is_better: bool = True,
+) -> dict[str, float]:
+    """Statistics of one metric over clients, by name.
+
+    `values` [clients] is the metric of each client, `weights` [clients] its number of test samples (not
+    negative), `reference` [clients] the same metric of LocalTrain's personal models. Returned:
+
+    - mean (every client counts the same), weighted_mean, std (population, ddof 0), median, min, max;
+    - worst5, worst10, best5, best10: the mean of the ceil(0.05 N) or ceil(0.1 N) worst or best clients, where
+      worst is the low end if higher is better and the high end otherwise;
+    - clients: how many were counted; excluded: how many were not, because their value is NaN (a client
+      without test samples);
+    - share_beating_local: share of the counted clients that are strictly better than their reference, among
+      those that have one.
+
+    A statistic without any client to compute it from is NaN. Raises ValueError where lengths differ or a
+    weight is negative.
+    """
+    scores = np.asarray(values, dtype=np.float64)
+    sizes = np.asarray(weights, dtype=np.float64)
+    local = np.full_like(scores, NAN) if reference is None else np.asarray(reference, dtype=np.float64)
+    if scores.ndim != 1 or scores.shape != sizes.shape or scores.shape != local.shape:
+        raise ValueError(
+            "one value, weight and reference per client expected, "
+            f"got shapes {scores.shape}, {sizes.shape} and {local.shape}"
+        )
+    if (sizes < 0).any():
+        raise ValueError("weights are sample counts and cannot be negative")
+    counted = ~np.isnan(scores)
+    scores, sizes, local = scores[counted], sizes[counted], local[counted]
+    result = {"clients": float(len(scores)), "excluded": float((~counted).sum())}
+    worst_first = np.sort(scores) if higher_is_better else np.sort(scores)[::-1]
+    for percent in (5, 10):
+        tail = -(-len(scores) * percent // 100)  # the ceiling, in integers
+        result[f"worst{percent}"] = _mean(worst_first[:tail])
+        result[f"best{percent}"] = _mean(worst_first[len(scores) - tail :])
+    known = ~np.isnan(local)
+    better = scores > local if higher_is_better else scores < local
+    # a metric may be infinite (a diverged regression): its mean is infinite, its spread undefined
+    with np.errstate(invalid="ignore"):
+        return {
+            "mean": _mean(scores),
+            "weighted_mean": float(np.sum(scores * (sizes / sizes.sum()))) if sizes.sum() > 0 else NAN,
+            "std": float(np.std(scores)) if len(scores) else NAN,
+            "median": float(np.median(scores)) if len(scores) else NAN,
+            "min": float(scores.min()) if len(scores) else NAN,
+            "max": float(scores.max()) if len(scores) else NAN,
+            **result,
+            "share_beating_local": _mean(better[known].astype(np.float64)),
+        }
+
+
+def _mean(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
+    return float(np.mean(values)) if len(values) else NAN

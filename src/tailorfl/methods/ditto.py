@@ -1,0 +1,50 @@
+"""Ditto (Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021).
+
+    min over v_i:  F_i(v_i) + (λ/2)‖v_i − w*‖²,   w* the FedAvg solution, which the personal models do not influence
+
+    server sends w
+    client i:  θ = LocalSGD(w, E);   v_i = LocalSGD(v_i, E_p, prox (λ, w));   sends θ − w
+    server:    w = w + mean_S (θ − w)
+
+The anchor is the RECEIVED w. The official code interleaves one θ step and one v step on the same batch; both trainings here
+see the same batches, and as they do not interact the result is the same.
+
+| symbol | here |
+|---|---|
+| v_i | client state |
+| w | server state |
+| λ | `lam` |
+| E_p | `personal_epochs` (default: E) |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+from tensordict import TensorDict
+
+from tailorfl.core.client import Client
+from tailorfl.core.messages import Replies
+from tailorfl.core.method import Context, Method, register
+from tailorfl.methods.bases import TwoModels
+
+
+@register
+class Ditto(TwoModels):
+    """FedAvg and, beside it, a personal model on each client that is pulled towards it."""
+
+    name: ClassVar[str] = "ditto"
+    title: ClassVar[str] = "Ditto"
+    paper: ClassVar[str] = "Li et al., ICML 2021"
+    lam: float = Field(1.0, ge=0, description="λ: pull of the personal model towards the received global model")
+    personal_epochs: int | None = Field(None, ge=0, description="epochs of personal training; default as local training")
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        v, w = state, received
+        theta = client.fit(w)
+        v = client.fit(v, prox=(self.lam, w), epochs=self.personal_epochs)
+        return v, theta - w
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        return server + replies.mean()

@@ -1,0 +1,90 @@
+"""FedAvg and its two nearest relatives.
+
+FedAvg: McMahan et al., AISTATS 2017; server optimizers: Reddi et al., ICLR 2021. FedProx: Li et al., MLSys 2020.
+
+    server sends w
+    client i:  θ_i = LocalSGD(w, E)                    FedProx adds (μ/2)‖θ − w‖² to the local loss
+    server:    Δ = Σ_S a_i (θ_i − w),   w = server_optimizer(w, Δ)       (plain FedAvg: w = w + η_s Δ)
+
+FedAvg+FT: FedAvg; a client's deployable model is w tuned for E_ft epochs on its own data and thrown away afterwards.
+
+| symbol | here |
+|---|---|
+| w | server state `w` |
+| E, η | the run's training settings |
+| η_s and moments | `server` |
+| μ | `mu` |
+| E_ft | `ft_epochs` |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from tensordict import TensorDict
+
+from tailorfl.core import tree
+from tailorfl.core.client import Client
+from tailorfl.core.messages import Replies, Weights
+from tailorfl.core.method import Context, Method, register
+from tailorfl.core.server_optim import ServerOptimizer
+
+
+@register
+class FedAvg(Method):
+    """One global model: the weighted mean of locally trained copies."""
+
+    name: ClassVar[str] = "fedavg"
+    title: ClassVar[str] = "FedAvg"
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    has_personal: ClassVar[bool] = False
+    weights: Weights = "samples"
+    server: ServerOptimizer = Field(ServerOptimizer(), description="server optimizer: kind, lr, momentum, beta2, eps, initial")
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        parameters = ctx.init.select(*ctx.model.parameters)
+        return TensorDict({"w": ctx.init, "optimizer": self.server.start(parameters)}, batch_size=[])
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        return server["w"]
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        return state, client.fit(received)
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        w, mean, optimizer = server["w"], replies.mean(), server["optimizer"]
+        old = replies.of_parameters(w)
+        new, optimizer = self.server.step(old, replies.of_parameters(mean) - old, optimizer)
+        w = mean if self.server.is_plain_average else tree.merge(mean, new)
+        return TensorDict({"w": w, "optimizer": optimizer}, batch_size=[])
+
+
+@register
+class FedProx(FedAvg):
+    """FedAvg whose local training is held near the received model."""
+
+    name: ClassVar[str] = "fedprox"
+    title: ClassVar[str] = "FedProx"
+    paper: ClassVar[str] = "Li et al., MLSys 2020"
+    mu: float = Field(0.01, ge=0, description="μ of the penalty (μ/2)‖θ − w‖²")
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        return state, client.fit(received, prox=(self.mu, received) if self.mu > 0 else None)
+
+
+@register
+class FedAvgFT(FedAvg):
+    """FedAvg, then every client tunes its own copy."""
+
+    name: ClassVar[str] = "fedavg_ft"
+    title: ClassVar[str] = "FedAvg+FT"
+    paper: ClassVar[str] = "FedAvg with local fine-tuning, as in PerAda (CVPR 2024)"
+    has_personal: ClassVar[bool] = True
+    ft_epochs: int = Field(1, ge=0, description="epochs of tuning on the client's own data")
+    ft_scope: Literal["all", "head"] = Field("all", description="tune the whole model or its head")
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        scope = None if self.ft_scope == "all" else client.select("head")
+        tuned: TensorDict = client.fit(received, epochs=self.ft_epochs, train=scope, purpose="finetune")
+        return tuned

@@ -1,0 +1,55 @@
+"""The two ends between which personalization lives: no collaboration, and all data in one place.
+
+LocalTrain:   v_i = LocalSGD(v_i, E) on every client alone; nothing is sent.
+Centralized:  w = LocalSGD(w, E) on the union of all training data; not federated, a reference.
+
+| symbol | here |
+|---|---|
+| v_i | client state |
+| w | server state |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tensordict import TensorDict
+
+from tailorfl.core import tree
+from tailorfl.core.client import Client
+from tailorfl.core.messages import Replies
+from tailorfl.core.method import Context, Method, register
+from tailorfl.methods.bases import ServerModel
+
+
+@register
+class LocalTrain(Method):
+    """Every client trains alone."""
+
+    name: ClassVar[str] = "local"
+    title: ClassVar[str] = "LocalTrain"
+    paper: ClassVar[str] = "baseline (Standalone)"
+    has_global: ClassVar[bool] = False
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        return ctx.init
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        return client.fit(state), tree.empty()
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        return state
+
+
+@register
+class Centralized(ServerModel):
+    """Ordinary training on pooled data."""
+
+    name: ClassVar[str] = "centralized"
+    title: ClassVar[str] = "Centralized"
+    paper: ClassVar[str] = "baseline (pooled data)"
+    has_personal: ClassVar[bool] = False
+    pooled: ClassVar[bool] = True
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        return state, client.fit(received)

@@ -1,0 +1,114 @@
+"""Methods that share one part of a model and keep the other on the client.
+
+    state (u, v_i): u shared, averaged by the server; v_i personal, never sent
+    server sends u
+    client i:  trains (u, v_i), keeps v_i, sends u_i
+    server:    u = Σ_S a_i u_i
+
+| method | paper | personal v_i | local training | a_i |
+|---|---|---|---|---|
+| FedPer | Arivazhagan et al., 2019 | head | u and v_i together, E epochs | samples |
+| FedRep | Collins et al., ICML 2021 | head | E_h epochs of v_i with u fixed, then E_b epochs of u with the new v_i fixed | samples |
+| LG-FedAvg | Liang et al., 2020 | feature extractor | together | uniform |
+| FedBN | Li et al., ICLR 2021 | norm layers, parameters and running statistics | together | samples |
+
+| symbol | here |
+|---|---|
+| u | server state |
+| v_i | client state |
+| E_h, E_b | `head_epochs`, `body_epochs` |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+from tensordict import TensorDict
+
+from tailorfl.core import tree
+from tailorfl.core.client import Client
+from tailorfl.core.messages import Replies, Weights
+from tailorfl.core.method import Context, Method, register
+from tailorfl.methods.bases import ServerModel
+from tailorfl.models.functional import Model
+from tailorfl.models.split import Split
+
+
+class SplitMethod(ServerModel):
+    """A model in two parts, trained together."""
+
+    has_global: ClassVar[bool] = False
+    personal_part: str = Field("head", description="what stays on the client: head, extractor, norm, input, all, none, a+b")
+
+    def make_split(self, model: Model) -> Split:
+        return Split.of(model.module, personal=self.personal_part)
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        return ctx.split.select_shared(ctx.init)
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        return ctx.split.select_personal(ctx.init)
+
+    def train(self, client: Client, model: TensorDict) -> TensorDict:
+        """Returns the whole model after one client's local training."""
+        trained: TensorDict = client.fit(model)
+        return trained
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        model = self.train(client, tree.merge(received, state))
+        return client.split.select_personal(model), client.split.select_shared(model)
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        return tree.merge(received, state)
+
+
+@register
+class FedPer(SplitMethod):
+    """Shared body, personal head, trained together."""
+
+    name: ClassVar[str] = "fedper"
+    title: ClassVar[str] = "FedPer"
+    paper: ClassVar[str] = "Arivazhagan et al., 2019"
+    weights: Weights = "samples"
+
+
+@register
+class FedRep(SplitMethod):
+    """Shared body, personal head, trained one after the other."""
+
+    name: ClassVar[str] = "fedrep"
+    title: ClassVar[str] = "FedRep"
+    paper: ClassVar[str] = "Collins et al., ICML 2021"
+    weights: Weights = "samples"
+    head_epochs: int = Field(10, ge=0, description="E_h: epochs on the head with the body fixed")
+    body_epochs: int = Field(1, ge=0, description="E_b: epochs on the body with the head fixed")
+
+    def train(self, client: Client, model: TensorDict) -> TensorDict:
+        model = client.fit(model, train=client.split.personal, epochs=self.head_epochs)
+        trained: TensorDict = client.fit(model, train=client.split.shared, epochs=self.body_epochs)
+        return trained
+
+
+@register
+class LGFedAvg(SplitMethod):
+    """Personal representation, shared head."""
+
+    name: ClassVar[str] = "lg_fedavg"
+    title: ClassVar[str] = "LG-FedAvg"
+    paper: ClassVar[str] = "Liang et al., 2020"
+    personal_part: str = Field("extractor", description="what stays on the client; extractor:k shares the last k linear layers")
+
+
+@register
+class FedBN(SplitMethod):
+    """Everything is shared but the norm layers; without norm layers it is FedAvg."""
+
+    name: ClassVar[str] = "fedbn"
+    title: ClassVar[str] = "FedBN"
+    paper: ClassVar[str] = "Li et al., ICLR 2021"
+    weights: Weights = "samples"
+    personal_part: str = Field("norm", description="what stays on the client")
+
+    def make_split(self, model: Model) -> Split:
+        return Split.of(model.module, personal=self.personal_part, allow_empty=True)

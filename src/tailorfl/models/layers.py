@@ -1,0 +1,145 @@
+"""What a module consists of: its state names in order, its layers, and the norm of each layer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
+
+from tailorfl.errors import ModelError
+from tailorfl.models.norm import NORM_TYPES, is_norm
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One parameter or buffer: its dotted name, the tensor, and the module that holds it."""
+
+    name: str
+    tensor: Tensor
+    module: nn.Module
+    is_buffer: bool
+
+
+def state_entries(module: nn.Module) -> tuple[Entry, ...]:
+    """Every parameter and buffer once, module by module, each module's parameters before its buffers.
+
+    A tensor that is held under several names (tied weights) appears under the first one, as in
+    `named_parameters()`. Raises ModelError for lazy layers that have not seen an input yet.
+    """
+    entries: list[Entry] = []
+    seen: set[int] = set()
+    for prefix, part in module.named_modules():
+        own = [(n, t, False) for n, t in part.named_parameters(recurse=False)]
+        own += [(n, t, True) for n, t in part.named_buffers(recurse=False)]
+        for name, tensor, is_buffer in own:
+            dotted = f"{prefix}.{name}" if prefix else name
+            if is_lazy(tensor):
+                raise ModelError(f"'{dotted}' has no shape yet; run one forward pass before making a split.")
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                entries.append(Entry(dotted, tensor, part, is_buffer))
+    return tuple(entries)
+
+
+@dataclass
+class Layer:
+    """A module with parameters of its own, and the norms and other modules with buffers that it carries."""
+
+    module: nn.Module
+    attached: list[nn.Module] = field(default_factory=list)
+
+
+def layers(module: nn.Module) -> list[Layer]:
+    """The layers of a module in the order in which they were registered, each with its norm.
+
+    A norm belongs to the layer registered last before it. Where layers and norms lie in two lists of equal
+    length and widths (convs.0..n, then norms.0..n), the k-th norm belongs to the k-th layer. Norms that
+    come before every layer belong to the first one; a module of norms alone has one layer per norm.
+    """
+    found: list[Layer] = []
+    leading: list[nn.Module] = []
+    for carriers, followers in _runs(module):
+        run = [Layer(carrier) for carrier in carriers]
+        found += run
+        if not run:
+            leading += followers
+        elif _paired(carriers, followers):
+            for layer, norm in zip(run, followers, strict=True):
+                layer.attached.append(norm)
+        else:
+            run[-1].attached += followers
+    if not found:
+        return [Layer(norm) for norm in leading]
+    found[0].attached[:0] = leading
+    return found
+
+
+def _runs(module: nn.Module) -> Iterator[tuple[list[nn.Module], list[nn.Module]]]:
+    """The stateful modules as alternating runs: layers, and the norms that follow them."""
+    owners = {id(entry.module): entry.module for entry in state_entries(module)}
+    carriers: list[nn.Module] = []
+    followers: list[nn.Module] = []
+    for owner in owners.values():
+        if is_norm(owner) or not any(True for _ in owner.parameters(recurse=False)):
+            followers.append(owner)
+            continue
+        if followers:
+            yield carriers, followers
+            carriers, followers = [], []
+        carriers.append(owner)
+    yield carriers, followers
+
+
+def _paired(carriers: list[nn.Module], followers: list[nn.Module]) -> bool:
+    if len(carriers) != len(followers):
+        return False
+    return all(
+        _width(carrier) is not None and _width(carrier) == _width(norm)
+        for carrier, norm in zip(carriers, followers, strict=True)
+    )
+
+
+def _width(module: nn.Module) -> int | None:
+    """Channels that a layer gives out or that a norm takes; None where the type does not say."""
+    if isinstance(module, nn.Linear):
+        return module.out_features
+    if isinstance(module, _ConvNd):
+        return module.out_channels
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return int(module.normalized_shape[-1])
+    if isinstance(module, nn.GroupNorm):
+        return module.num_channels
+    if isinstance(module, NORM_TYPES):
+        return int(getattr(module, "num_features"))  # noqa: B009  (the common base has it, the type does not say so)
+    return None
+
+
+def layer_groups(module: nn.Module, *, buffers: bool = False) -> tuple[tuple[str, ...], ...]:
+    """Names of the parameters, grouped by layer, in module order (methods of the PLGU family, CVPR 2023).
+
+    A layer is a module with its weight and bias, and the norm that follows it; ResNet-18 has 21 (20
+    convolutions and the head). The groups partition the parameters; with `buffers` they partition the whole
+    state, the running statistics lying with their norm.
+    """
+    entries = state_entries(module)
+    groups = []
+    for layer in layers(module):
+        members = {id(layer.module), *(id(part) for part in layer.attached)}
+        names = tuple(e.name for e in entries if id(e.module) in members and (buffers or not e.is_buffer))
+        if names:
+            groups.append(names)
+    return tuple(groups)
+
+
+def inventory(module: nn.Module) -> str:
+    """One line for error messages: the stateful module types with their counts, and the first state names."""
+    entries = state_entries(module)
+    owners = {id(entry.module): type(entry.module).__name__ for entry in entries}
+    types = ", ".join(f"{count} {kind}" for kind, count in Counter(owners.values()).items())
+    names = [entry.name for entry in entries]
+    shown = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
+    return f"the model has {types or 'no stateful module'}; its state: {shown or 'empty'}"

@@ -1,0 +1,42 @@
+"""Normalisation layers: which module types count as one, and how the models here make them."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from tailorfl.models.shapes import check_choice
+
+# _NormBase is the common base of every BatchNorm*, SyncBatchNorm and InstanceNorm*.
+NORM_TYPES: tuple[type[nn.Module], ...] = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """True for a normalisation layer, recognised by its type and never by its name."""
+    return isinstance(module, NORM_TYPES)
+
+
+def group_count(channels: int) -> int:
+    """Number of groups of a GroupNorm over `channels`.
+
+    64 and 128 channels have 8 groups, 256 have 16 and 512 have 32, as in the released code of partial
+    personalization (Pillutla et al., ICML 2022); other widths follow the same rule.
+    """
+    few = math.gcd(channels, 8)
+    return max(few, channels // 16) if channels % 16 == 0 else few
+
+
+def make_norm(kind: str, channels: int, dims: int = 2) -> nn.Module:
+    """A normalisation layer for inputs [batch, channels, ...] with `dims` spatial axes (0 or 2).
+
+    `kind` is "batch", "group" or "none" (an Identity, so that the names of a model do not depend on it).
+    Raises ConfigError for another kind.
+    """
+    check_choice("norm", kind, ("batch", "group", "none"))
+    if kind == "group":
+        return nn.GroupNorm(group_count(channels), channels)
+    if kind == "batch":
+        return nn.BatchNorm2d(channels) if dims else nn.BatchNorm1d(channels)
+    return nn.Identity()

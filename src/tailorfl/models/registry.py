@@ -1,0 +1,97 @@
+"""Models by name: the registered ones, and any factory of the user's by its dotted path."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from tailorfl.errors import ModelError, unknown
+from tailorfl.models import resnet, resnet_cifar, small, vgg
+from tailorfl.models.dropout import replace_dropout
+
+Factory = Callable[..., nn.Module]
+
+FACTORIES: dict[str, Factory] = {
+    "logistic": small.logistic,
+    "linear": small.linear,
+    "cox": small.cox,
+    "mlp": small.mlp,
+    "cnn2": small.cnn2,
+    "cnn3": small.cnn3,
+    "cnn5": small.cnn5,
+    "lenet": small.lenet,
+    "ckt_cnn": small.ckt_cnn,
+    "vgg11": vgg.vgg11,
+    "vgg13": vgg.vgg13,
+    "resnet18": resnet.resnet18,
+    "resnet34": resnet.resnet34,
+    "resnet20": resnet_cifar.resnet20,
+    "resnet32": resnet_cifar.resnet32,
+    "resnet56": resnet_cifar.resnet56,
+}
+
+
+def available() -> dict[str, str]:
+    """Name -> one line of description, of every registered model."""
+    return {name: (inspect.getdoc(factory) or "").splitlines()[0] for name, factory in FACTORIES.items()}
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """Option -> default value, of a registered model; raises ConfigError for an unknown name."""
+    if name not in FACTORIES:
+        raise unknown("model", name, FACTORIES)
+    parameters = inspect.signature(FACTORIES[name]).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def build(name: str, input_shape: Sequence[int], outputs: int, **options: Any) -> nn.Module:
+    """A freshly initialised model (from torch's global random state) for samples of `input_shape`.
+
+    `name` is a registered model or "package.module:function", a factory that is called as
+    function(input_shape, outputs, **options) and returns an nn.Module; its dropout layers are replaced by
+    keyed ones.
+
+    >>> build("mlp", (1, 8, 8), 10, hidden=[32]).head
+    Linear(in_features=32, out_features=10, bias=True)
+
+    Raises ConfigError for an unknown model, option or choice, and ModelError if the model does not fit the
+    samples.
+    """
+    shape = tuple(input_shape)
+    if outputs < 1:
+        raise ModelError(f"a model needs at least one output, got {outputs}.")
+    if ":" in name:
+        return replace_dropout(_from_path(name, shape, outputs, options))
+    valid = options_of(name)
+    for option in options:
+        if option not in valid:
+            raise unknown(f"option of model '{name}'", option, valid)
+    try:
+        return FACTORIES[name](shape, outputs, **options)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"model '{name}' cannot be made with the options {options}: {error}.") from error
+
+
+def _from_path(path: str, shape: tuple[int, ...], outputs: int, options: dict[str, Any]) -> nn.Module:
+    module_name, _, function_name = path.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ModelError(
+            f"model factory '{path}' (package.module:function) cannot be imported: {error}."
+        ) from error
+    try:
+        inspect.signature(factory).bind(shape, outputs, **options)
+    except TypeError as error:
+        raise ModelError(
+            f"model factory '{path}' cannot be called as {function_name}(input_shape, outputs, **options) "
+            f"with options {options}: {error}."
+        ) from error
+    module = factory(shape, outputs, **options)
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"model factory '{path}' returned a {type(module).__name__}, not an nn.Module.")
+    return module

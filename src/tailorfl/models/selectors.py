@@ -1,0 +1,127 @@
+"""Selectors: words, patterns and predicates that pick a part of a model's state.
+
+word           picks
+-------------  --------------------------------------------------------------------------------------------
+all, none      everything, nothing
+head           the last linear layer
+body           everything but the head
+extractor[:k]  everything but the last k linear layers (k = 1 unless given; LG-FedAvg)
+norm           the normalisation layers, parameters and running statistics (FedBN)
+input          the first convolution, linear layer or embedding, with its norm (partial personalization)
+input_perada   the stem convolution and the first convolution of every residual block (PerAda)
+
+Words add with "+": "head+norm". Layers are recognised by type and position; only patterns, which the user
+writes for one model, look at names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from tailorfl.errors import ModelError, unknown
+from tailorfl.models.layers import inventory, layers, state_entries
+from tailorfl.models.norm import is_norm
+from tailorfl.models.resnet import ResidualBlock
+
+Predicate = Callable[[str, Tensor, nn.Module], bool]
+Selector = str | Sequence[str] | Predicate
+"""A word or a sum of words, a list of name patterns (["fc.*"]), or a predicate (name, tensor, module)."""
+
+WORDS = ("all", "none", "head", "body", "extractor", "norm", "input", "input_perada")
+
+
+def select(module: nn.Module, selector: Selector, *, allow_empty: bool = False) -> frozenset[str]:
+    """Names of the parameters and buffers that the selector picks.
+
+    Raises ConfigError for an unknown word, and ModelError if a word, a pattern or a predicate picks nothing
+    (except "none", or with `allow_empty`: FedBN on a model without norm layers is FedAvg).
+    """
+    if isinstance(selector, str):
+        parts = {word: _word(module, word) for word in (part.strip() for part in selector.split("+"))}
+    elif isinstance(selector, Sequence):
+        names = [entry.name for entry in state_entries(module)]
+        parts = {f"pattern {p!r}": {n for n in names if fnmatchcase(n, p)} for p in selector}
+    else:
+        entries = state_entries(module)
+        label = getattr(selector, "__name__", type(selector).__name__)
+        parts = {f"predicate {label}": {e.name for e in entries if selector(e.name, e.tensor, e.module)}}
+    empty = [label for label, picked in parts.items() if not picked and label != "none"]
+    if (empty or not parts) and not allow_empty:
+        what = " and ".join(empty) if empty else "an empty list of patterns"
+        raise ModelError(f"the selector {what} matches nothing: {inventory(module)}.")
+    return frozenset().union(*parts.values())
+
+
+def _word(module: nn.Module, word: str) -> set[str]:
+    name, _, number = word.partition(":")
+    if name not in WORDS:
+        hint = " (name patterns go into a list, such as ['fc.*'])" if any(c in word for c in ".*?[") else ""
+        raise unknown("selector", word + hint, WORDS)
+    if number and name != "extractor":
+        raise ModelError(f"only 'extractor' takes a number, got '{word}'.")
+    everything = {entry.name for entry in state_entries(module)}
+    match name:
+        case "all":
+            return everything
+        case "none":
+            return set()
+        case "head":
+            return _last_linears(module, 1)
+        case "body":
+            return everything - _last_linears(module, 1)
+        case "extractor":
+            return everything - _last_linears(module, _positive(word, number or "1"))
+        case "norm":
+            return _state_of(module, (part for part in module.modules() if is_norm(part)))
+        case "input":
+            return _input(module)
+        case _:
+            return _input_perada(module)
+
+
+def _positive(word: str, number: str) -> int:
+    if not number.isdecimal() or int(number) < 1:
+        raise ModelError(f"'{word}': after 'extractor:' comes the number of last linear layers, 1 or more.")
+    return int(number)
+
+
+def _state_of(module: nn.Module, parts: Iterable[nn.Module]) -> set[str]:
+    """Names of the state held by the parts or below them (where a parametrised layer holds its weight)."""
+    tensors = {id(t) for part in parts for t in (*part.parameters(), *part.buffers())}
+    # By tensor, not by holder: a tied weight belongs to the layer under either of its names.
+    return {entry.name for entry in state_entries(module) if id(entry.tensor) in tensors}
+
+
+def _last_linears(module: nn.Module, count: int) -> set[str]:
+    found = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    if len(found) < count:
+        raise ModelError(
+            f"the selector needs {count} linear layer(s), found {len(found)}: {inventory(module)}. "
+            "Give patterns or a predicate for a head of another type."
+        )
+    return _state_of(module, found[-count:])
+
+
+def _is_conv(part: nn.Module) -> bool:
+    return isinstance(part, _ConvNd)
+
+
+def _input(module: nn.Module) -> set[str]:
+    for layer in layers(module):
+        if _is_conv(layer.module) or isinstance(layer.module, nn.Linear | nn.Embedding):
+            return _state_of(module, (layer.module, *filter(is_norm, layer.attached)))
+    return set()
+
+
+def _input_perada(module: nn.Module) -> set[str]:
+    blocks = [part for part in module.modules() if isinstance(part, ResidualBlock)]
+    if not blocks:
+        raise ModelError(
+            f"'input_perada' needs blocks of type tailorfl.models.ResidualBlock; {inventory(module)}."
+        )
+    firsts = [next(filter(_is_conv, owner.modules()), None) for owner in (module, *blocks)]
+    return _state_of(module, (conv for conv in firsts if conv is not None))

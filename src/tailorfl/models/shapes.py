@@ -1,0 +1,50 @@
+"""Checks of input shapes and options shared by the model factories."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tailorfl.errors import ModelError, unknown
+
+Image = tuple[int, int, int]
+
+
+def image_shape(model: str, input_shape: Sequence[int], least: int) -> Image:
+    """(channels, height, width) of one sample.
+
+    Raises ModelError if `input_shape` is not an image or a side has fewer than `least` pixels.
+    """
+    if len(input_shape) != 3:
+        raise ModelError(
+            f"model '{model}' takes images of shape (channels, height, width), the data has samples of shape "
+            f"{tuple(input_shape)}; use 'logistic' or 'mlp' for vectors."
+        )
+    channels, height, width = input_shape
+    if min(height, width) < least:
+        raise ModelError(
+            f"model '{model}' needs images of at least {least}x{least} pixels, the data has "
+            f"{height}x{width}; use a smaller model such as 'mlp', 'cnn2' or 'resnet20', or larger images."
+        )
+    return channels, height, width
+
+
+def vector_length(model: str, input_shape: Sequence[int]) -> int:
+    """Number of scalars of one flattened sample; raises ModelError for an empty one."""
+    length = math.prod(input_shape)
+    if not input_shape or length < 1:
+        raise ModelError(
+            f"model '{model}' needs samples with at least one scalar, got shape {tuple(input_shape)}."
+        )
+    return length
+
+
+def after_window(side: int, kernel: int, stride: int = 1, padding: int = 0) -> int:
+    """Pixels along one side after a convolution or a pooling window."""
+    return (side + 2 * padding - kernel) // stride + 1
+
+
+def check_choice(kind: str, value: str, options: Sequence[str]) -> None:
+    """Raises ConfigError with the nearest valid name if `value` is not one of `options`."""
+    if value not in options:
+        raise unknown(kind, str(value), options)

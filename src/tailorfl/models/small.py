@@ -1,0 +1,173 @@
+"""Small models: linear ones, multilayer perceptrons and plain convolutional networks."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from tailorfl.errors import ModelError
+from tailorfl.models.dropout import Dropout
+from tailorfl.models.norm import make_norm
+from tailorfl.models.shapes import after_window, check_choice, image_shape, vector_length
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "gelu": nn.GELU,
+}
+
+
+def logistic(input_shape: Sequence[int], outputs: int, *, bias: bool = True) -> nn.Sequential:
+    """Linear map of the flattened sample with bias; logistic regression when trained with a log loss."""
+    length = vector_length("logistic", input_shape)
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), head=nn.Linear(length, outputs, bias=bias)))
+
+
+def linear(input_shape: Sequence[int], outputs: int, *, bias: bool = False) -> nn.Sequential:
+    """Linear map of the flattened sample without bias, x -> xᵀw, as in the papers' least-squares problems."""
+    return logistic(input_shape, outputs, bias=bias)
+
+
+def cox(input_shape: Sequence[int], outputs: int = 1, *, bias: bool = True) -> nn.Sequential:
+    """Linear risk score of a Cox model; 39 features -> 1 score is FLamby's TCGA-BRCA baseline.
+
+    The partial likelihood does not depend on the bias; it is there because the baseline has it (40 scalars).
+    """
+    if outputs != 1:
+        raise ModelError(
+            f"model 'cox' has one output, the risk score; the data asks for {outputs}; use 'logistic'."
+        )
+    return logistic(input_shape, 1, bias=bias)
+
+
+def mlp(
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    hidden: Sequence[int] = (200,),
+    activation: str = "relu",
+    norm: str = "none",
+    dropout: float = 0.0,
+) -> nn.Sequential:
+    """Multilayer perceptron on the flattened sample; layers fc1, fc2, ... and head."""
+    check_choice("activation", activation, tuple(ACTIVATIONS))
+    width = vector_length("mlp", input_shape)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+    for number, size in enumerate(_sizes("mlp", hidden), start=1):
+        layers[f"fc{number}"] = nn.Linear(width, size)
+        layers[f"norm{number}"] = make_norm(norm, size, dims=0)
+        layers[f"activation{number}"] = ACTIVATIONS[activation]()
+        layers[f"dropout{number}"] = Dropout(dropout)
+        width = size
+    layers["head"] = nn.Linear(width, outputs)
+    return nn.Sequential(layers)
+
+
+def _sizes(model: str, hidden: Sequence[int]) -> tuple[int, ...]:
+    if (
+        isinstance(hidden, str)
+        or not isinstance(hidden, Sequence)
+        or not all(isinstance(size, int) and size > 0 for size in hidden)
+    ):
+        raise ModelError(f"model '{model}' takes hidden as a list of widths such as [200], got {hidden!r}.")
+    return tuple(hidden)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Layout of a plain convolutional network: conv, norm, ReLU (, 2x2 max-pool) ..., then linear layers."""
+
+    channels: tuple[int, ...]
+    kernel: int
+    padding: int
+    pooled: tuple[int, ...]  # numbers (from 1) of the convolutions that a pooling follows
+    hidden: tuple[int, ...]
+
+    def least_side(self) -> int:
+        """Smallest side, in pixels, of which at least one is left before the linear layers."""
+        side = 1
+        while self.last_side(side) < 1:
+            side += 1
+        return side
+
+    def last_side(self, side: int) -> int:
+        """Side of the last feature map; below 1 if the image does not fit."""
+        for number in range(1, len(self.channels) + 1):
+            side = after_window(side, self.kernel, padding=self.padding)
+            side = side // 2 if number in self.pooled else side
+            if side < 1:
+                return 0
+        return side
+
+
+PLANS: dict[str, _Plan] = {
+    "cnn2": _Plan((32, 64), kernel=3, padding=1, pooled=(1, 2), hidden=(128,)),
+    "cnn3": _Plan((32, 64, 128), kernel=3, padding=1, pooled=(1, 2, 3), hidden=(128,)),
+    "cnn5": _Plan((32, 32, 64, 64, 128), kernel=3, padding=1, pooled=(2, 4, 5), hidden=(256,)),
+    "lenet": _Plan((16, 32), kernel=5, padding=0, pooled=(1, 2), hidden=(120, 84)),
+    "ckt_cnn": _Plan((6, 16), kernel=5, padding=0, pooled=(1, 2), hidden=(120, 100, 84, 50)),
+}
+
+
+def _plain_cnn(
+    model: str, input_shape: Sequence[int], outputs: int, norm: str, dropout: float
+) -> nn.Sequential:
+    """The network of PLANS[model]: conv1, norm1, ..., fc1, ..., head; dropout after each hidden layer."""
+    plan = PLANS[model]
+    width, height, breadth = image_shape(model, input_shape, plan.least_side())
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, size in enumerate(plan.channels, start=1):
+        layers[f"conv{number}"] = nn.Conv2d(width, size, plan.kernel, padding=plan.padding)
+        layers[f"norm{number}"] = make_norm(norm, size)
+        layers[f"relu{number}"] = nn.ReLU()
+        if number in plan.pooled:
+            layers[f"pool{number}"] = nn.MaxPool2d(2)
+        width = size
+    layers["flatten"] = nn.Flatten()
+    width *= plan.last_side(height) * plan.last_side(breadth)
+    for number, size in enumerate(plan.hidden, start=1):
+        layers[f"fc{number}"] = nn.Linear(width, size)
+        layers[f"fc_relu{number}"] = nn.ReLU()
+        layers[f"fc_dropout{number}"] = Dropout(dropout)
+        width = size
+    layers["head"] = nn.Linear(width, outputs)
+    return nn.Sequential(layers)
+
+
+def cnn2(
+    input_shape: Sequence[int], outputs: int, *, norm: str = "none", dropout: float = 0.0
+) -> nn.Sequential:
+    """FedCLUP's CNN2: 3x3 convolutions of 32 and 64 channels, linear 128; 421 642 scalars on MNIST."""
+    return _plain_cnn("cnn2", input_shape, outputs, norm, dropout)
+
+
+def cnn3(
+    input_shape: Sequence[int], outputs: int, *, norm: str = "none", dropout: float = 0.0
+) -> nn.Sequential:
+    """3x3 convolutions of 32, 64 and 128 channels, linear 128 (FedCLUP names a CNN3 without printing it)."""
+    return _plain_cnn("cnn3", input_shape, outputs, norm, dropout)
+
+
+def cnn5(
+    input_shape: Sequence[int], outputs: int, *, norm: str = "none", dropout: float = 0.0
+) -> nn.Sequential:
+    """3x3 convolutions of 32-32-64-64-128 channels, linear 256 (FedCLUP names a CNN5 without printing it)."""
+    return _plain_cnn("cnn5", input_shape, outputs, norm, dropout)
+
+
+def lenet(
+    input_shape: Sequence[int], outputs: int, *, norm: str = "none", dropout: float = 0.0
+) -> nn.Sequential:
+    """pFedHN's LeNet: 5x5 convolutions of 16 and 32 channels, linear 120-84; 121 182 scalars on CIFAR-10."""
+    return _plain_cnn("lenet", input_shape, outputs, norm, dropout)
+
+
+def ckt_cnn(
+    input_shape: Sequence[int], outputs: int, *, norm: str = "none", dropout: float = 0.0
+) -> nn.Sequential:
+    """PerFed-CKT's small CNN: two 5x5 convolutions (6 and 16 channels; unprinted), linear 120-100-84-50."""
+    return _plain_cnn("ckt_cnn", input_shape, outputs, norm, dropout)

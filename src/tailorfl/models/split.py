@@ -1,0 +1,170 @@
+"""`Split`: which tensors of a model are shared, personal or frozen, for every part of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar, overload
+
+from tensordict import TensorDictBase
+from torch import nn
+
+from tailorfl.errors import ModelError
+from tailorfl.models.layers import state_entries
+from tailorfl.models.selectors import Selector, select
+
+D = TypeVar("D", bound=TensorDictBase)
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Role of every parameter and buffer of a model; the three roles partition `names`.
+
+    shared    trained by clients, sent and aggregated
+    personal  trained by the client that owns it, never sent
+    frozen    the same constant everywhere: neither trained nor sent; its modules stay in eval mode
+
+    Mappings are flat: dotted name -> tensor, a dict or a TensorDict of any batch size (for instance
+    [clients]). All tuples of names are in module order.
+    """
+
+    names: tuple[str, ...]
+    shared: tuple[str, ...]
+    personal: tuple[str, ...]
+    frozen: tuple[str, ...]
+    buffers: tuple[str, ...]
+    frozen_modules: tuple[str, ...]
+    """Dotted names of the modules whose own state is frozen as a whole (keep them in eval mode)."""
+    sizes: Mapping[str, int] = field(hash=False, repr=False)
+    """Number of scalars of one client's tensor, by name."""
+
+    @classmethod
+    def of(
+        cls, module: nn.Module, personal: Selector, frozen: Selector = "none", *, allow_empty: bool = False
+    ) -> Split:
+        """The split of a module; what is neither personal nor frozen is shared.
+
+        Frozen wins where both selectors pick a tensor. Raises ConfigError for an unknown word and
+        ModelError if a selector matches nothing, or nothing that is not frozen, unless `allow_empty`.
+        """
+        entries = state_entries(module)
+        if not entries:
+            raise ModelError(f"a {type(module).__name__} without parameters and buffers cannot be split.")
+        still = select(module, frozen, allow_empty=allow_empty)
+        picked = select(module, personal, allow_empty=allow_empty)
+        own = picked - still
+        if picked and not own and not allow_empty:
+            raise ModelError(f"everything that is personal ({personal!r}) is also frozen ({frozen!r}).")
+        names = tuple(entry.name for entry in entries)
+        trained_modules = {id(entry.module) for entry in entries if entry.name not in still}
+        holders = {id(entry.module) for entry in entries}
+        return cls(
+            names=names,
+            shared=tuple(n for n in names if n not in own and n not in still),
+            personal=tuple(n for n in names if n in own),
+            frozen=tuple(n for n in names if n in still),
+            buffers=tuple(entry.name for entry in entries if entry.is_buffer),
+            frozen_modules=tuple(
+                n for n, part in module.named_modules() if id(part) in holders - trained_modules
+            ),
+            sizes={entry.name: entry.tensor.numel() for entry in entries},
+        )
+
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """Names that are not buffers."""
+        buffers = set(self.buffers)
+        return tuple(n for n in self.names if n not in buffers)
+
+    @cached_property
+    def trainable(self) -> tuple[str, ...]:
+        """Parameters that are not frozen."""
+        frozen = set(self.frozen)
+        return tuple(n for n in self.parameters if n not in frozen)
+
+    @overload
+    def select_shared(self, mapping: D) -> D: ...
+    @overload
+    def select_shared(self, mapping: Mapping[str, V]) -> dict[str, V]: ...
+    def select_shared(self, mapping: Any) -> Any:
+        """The shared entries of the mapping in module order; same kind of mapping, tensors not copied.
+
+        The mapping may cover a part of the state (gradients have no buffers). Raises ModelError for a name
+        that the model does not have.
+        """
+        return self._pick(mapping, self.shared)
+
+    @overload
+    def select_personal(self, mapping: D) -> D: ...
+    @overload
+    def select_personal(self, mapping: Mapping[str, V]) -> dict[str, V]: ...
+    def select_personal(self, mapping: Any) -> Any:
+        """The entries of the mapping that are personal; otherwise as `select_shared`."""
+        return self._pick(mapping, self.personal)
+
+    def _pick(self, mapping: Any, role: tuple[str, ...]) -> Any:
+        given = set(mapping.keys())
+        self._check(given)
+        wanted = [n for n in role if n in given]
+        if isinstance(mapping, TensorDictBase):
+            return mapping.select(*wanted)
+        return {n: mapping[n] for n in wanted}
+
+    @overload
+    def merge(self, first: D, *others: TensorDictBase) -> D: ...
+    @overload
+    def merge(self, first: Mapping[str, V], *others: Mapping[str, V]) -> dict[str, V]: ...
+    def merge(self, first: Any, *others: Any) -> Any:
+        """The full state from disjoint parts in module order; kind of the first part, tensors not copied.
+
+        The frozen tensors may be left out all together, as where the engine holds them once for all clients.
+        Raises ModelError for a name that is missing, given twice or unknown.
+        """
+        parts = (first, *others)
+        given = [name for part in parts for name in part.keys()]  # noqa: SIM118  (a TensorDict iterates over its batch)
+        self._check(given)
+        twice = sorted({n for n in given if given.count(n) > 1}) if len(set(given)) < len(given) else []
+        missing = [n for n in self.names if n not in set(given)]
+        if twice or (missing and missing != list(self.frozen)):
+            raise ModelError(
+                "the parts do not make up the state: "
+                f"missing {missing[:8] or 'nothing'}, given twice {twice[:8] or 'nothing'}."
+            )
+        order = [n for n in self.names if n not in set(missing)]
+        if not isinstance(first, TensorDictBase):
+            whole = {n: value for part in parts for n, value in part.items()}
+            return {n: whole[n] for n in order}
+        merged = first.copy()
+        for part in others:
+            merged.update(part)
+        return merged.select(*order)
+
+    def _check(self, given: Iterable[str]) -> None:
+        strange = [n for n in given if n not in self.sizes]
+        if strange:
+            raise ModelError(f"the model has no state named {strange[:8]}; it has {list(self.names[:8])} ...")
+
+    def count(self, names: Iterable[str]) -> int:
+        """Number of scalars of one copy of the named tensors."""
+        names = tuple(names)
+        self._check(names)
+        return sum(self.sizes[n] for n in names)
+
+    @cached_property
+    def trained_scalars(self) -> int:
+        """Scalars of the trainable parameters, of one model."""
+        return self.count(self.trainable)
+
+    @cached_property
+    def sent_scalars(self) -> int:
+        """Scalars of the shared parameters: one upload, without buffers."""
+        buffers = set(self.buffers)
+        return self.count(n for n in self.shared if n not in buffers)
+
+    @cached_property
+    def sent_buffer_scalars(self) -> int:
+        """Scalars of the shared buffers, batch counters included; reported apart from the parameters."""
+        buffers = set(self.buffers)
+        return self.count(n for n in self.shared if n in buffers)

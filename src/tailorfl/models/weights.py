@@ -1,0 +1,152 @@
+"""Weight files: loading pre-trained tensors by name into a module, and saving a state."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tailorfl.errors import ModelError
+from tailorfl.models.layers import state_entries
+from tailorfl.models.selectors import select
+
+HUBS = ("torchvision", "timm")
+
+
+@dataclass(frozen=True)
+class WeightReport:
+    """What `load_weights` did, by state name."""
+
+    source: str
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    """In the module and not in the source: left at their initial values."""
+    unexpected: tuple[str, ...]
+    """In the source and not in the module: not used."""
+    skipped: tuple[str, ...]
+    """In both, left at their initial values because they belong to the skipped head."""
+
+
+def load_weights(module: nn.Module, source: str | Path, *, skip_head: int = 0) -> WeightReport:
+    """Copies tensors into a module by name, converted to each tensor's own type; returns what was done.
+
+    `source` is a local .npz or .safetensors file whose keys are state names, or "torchvision:resnet18",
+    "timm:resnet18" with the package installed. `skip_head` leaves out the last linear layer (True or 1) or
+    the last k, for another number of classes. Running statistics are loaded with the parameters.
+
+    Raises ModelError if the source cannot be read, shares no name with the module, or has another shape for
+    some tensor; the module is then unchanged.
+    """
+    given = _read(str(source))
+    targets = {entry.name: entry.tensor for entry in state_entries(module)}
+    skip = frozenset(targets) - select(module, f"extractor:{int(skip_head)}") if skip_head else frozenset()
+    common = [name for name in targets if name in given and name not in skip]
+    if not common:
+        raise ModelError(
+            f"'{source}' shares no name with the model: it has {_few(given)}, the model has {_few(targets)}."
+        )
+    wrong = [
+        f"{name}: file {tuple(given[name].shape)}, model {tuple(targets[name].shape)}"
+        for name in common
+        if given[name].shape != targets[name].shape
+    ]
+    if wrong:
+        raise ModelError(
+            f"'{source}' does not fit the model in {len(wrong)} tensor(s): {'; '.join(wrong)}. If these are "
+            "the last linear layers, skip_head=True (or their number) leaves them at their initial values."
+        )
+    with torch.no_grad():
+        for name in common:
+            targets[name].copy_(given[name])
+    return WeightReport(
+        source=str(source),
+        loaded=tuple(common),
+        missing=tuple(name for name in targets if name not in given),
+        unexpected=tuple(name for name in given if name not in targets),
+        skipped=tuple(name for name in targets if name in skip and name in given),
+    )
+
+
+def save_weights(state: Mapping[str, Tensor], path: str | Path) -> Path:
+    """Writes a flat state (dict or TensorDict) as a .safetensors file and returns its path.
+
+    The file appears under its name only when it is complete. Raises ModelError for another suffix.
+    """
+    from safetensors.torch import save_file
+
+    target = Path(path)
+    if target.suffix != ".safetensors":
+        raise ModelError(f"weights are saved as .safetensors files, got '{target}'.")
+    # Clones, because safetensors refuses tensors that share memory (tied weights, views of one stack).
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    save_file(tensors, partial)
+    os.replace(partial, target)
+    return target
+
+
+def _few(names: Mapping[str, Tensor]) -> str:
+    return ", ".join(list(names)[:5]) + (f", ... ({len(names)})" if len(names) > 5 else "")
+
+
+def _read(source: str) -> dict[str, Tensor]:
+    hub, _, name = source.partition(":")
+    if name and hub in HUBS:
+        return _from_hub(hub, name)
+    path = Path(source)
+    if path.suffix not in (".npz", ".safetensors"):
+        raise ModelError(
+            f"'{source}' is no weight source: give a .npz or .safetensors file, or one of "
+            f"{', '.join(f'{h}:NAME' for h in HUBS)}. For other formats, convert with save_weights first."
+        )
+    if not path.is_file():
+        raise ModelError(f"the weight file '{path}' does not exist.")
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    try:
+        with np.load(path) as arrays:
+            return {key: torch.as_tensor(arrays[key]) for key in arrays.files}
+    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        raise ModelError(f"the weight file '{path}' cannot be read as arrays: {error}.") from error
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"the weight file '{path}' cannot be read as safetensors: {error}.") from error
+    return tensors
+
+
+def _from_hub(hub: str, name: str) -> dict[str, Tensor]:
+    """The state of a pre-trained model of torchvision or timm; the one place that imports them."""
+    try:
+        package: Any = importlib.import_module("torchvision.models" if hub == "torchvision" else hub)
+    except (ImportError, RuntimeError, OSError) as error:
+        # A torchvision built for another torch is found but fails with a RuntimeError (missing operator).
+        raise ModelError(
+            f"'{hub}:{name}' needs the package '{hub}', which is missing or does not match torch "
+            f"({type(error).__name__}: {error}); install the build for torch {torch.__version__} with: "
+            f"pip install {hub}, or give a local .npz or .safetensors file."
+        ) from error
+    try:
+        if hub == "torchvision":
+            state: dict[str, Tensor] = package.get_model_weights(name).DEFAULT.get_state_dict(progress=False)
+        else:
+            state = package.create_model(name, pretrained=True).state_dict()
+    except (ValueError, KeyError, AttributeError, RuntimeError, OSError) as error:
+        # OSError: no network and nothing in the cache; the others: no such model or no such weights.
+        raise ModelError(f"{hub} gives no weights for '{name}': {type(error).__name__}: {error}.") from error
+    return state

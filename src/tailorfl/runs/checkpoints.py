@@ -1,0 +1,130 @@
+"""Checkpoints that are either whole or noticed: a safetensors file and a JSON file with its size and sha256.
+
+`checkpoint-000012.safetensors` holds the tensors after round 12, `checkpoint-000012.json` the meta data. The
+JSON file is written last, so its existence says that the tensors were complete. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tailorfl.errors import RunError
+from tailorfl.runs.files import decode, encode, replacing, reporting, write_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KEPT = 2  # the newest may be damaged by the very crash that makes it needed
+_NAME = re.compile(r"checkpoint-(\d{6,})\.(json|safetensors)")
+_OS_ERROR = re.compile(r"os error (\d+)")
+
+
+def save(folder: Path, round: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Write the checkpoint of a round and delete all but the newest two.
+
+    `tensors` of any dtype, shape and place, `meta` what `files.encode` accepts. Raises RunError where the
+    file system refuses; older checkpoints are then intact.
+    """
+    path = _tensors_path(folder, round)
+    with replacing(path) as part:
+        _write_tensors(part, tensors)
+        facts = {"bytes": part.stat().st_size, "sha256": _sha256(part)}
+    write_text(path.with_suffix(".json"), encode({"round": round, **facts, "meta": meta}, indent=1))
+    remove(folder, _rounds(folder)[:-KEPT])
+
+
+def load_latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
+    """Round, tensors (on the CPU) and meta data of the newest sound checkpoint, None if there never was one.
+
+    A damaged checkpoint is passed over with a warning. Raises RunError if all of them are damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    damage: list[str] = []
+    for round in reversed(_rounds(folder)):
+        path = _tensors_path(folder, round)
+        try:
+            facts = decode(path.with_suffix(".json").read_text(encoding="utf-8"))
+            problem = _damage(path, facts["bytes"], facts["sha256"])
+            if problem is None:
+                return round, load_file(path), facts["meta"]
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            problem = f"{path.stem} cannot be read ({error!r})"
+        damage.append(problem)
+        warnings.warn(f"passing over a damaged checkpoint in '{folder}': {problem}", stacklevel=2)
+    if damage:
+        raise RunError(
+            f"no usable checkpoint in '{folder}': {'; '.join(damage)}; "
+            "restore the files from a copy, or start again under another name"
+        )
+    return None
+
+
+def remove(folder: Path, rounds: list[int]) -> None:
+    """Delete the checkpoints of these rounds, and tensors left without their JSON file by a crash."""
+    with reporting(folder, "delete old checkpoints in"):
+        for round in rounds:  # the JSON file first, so that no crash leaves one that points to nothing
+            _tensors_path(folder, round).with_suffix(".json").unlink(missing_ok=True)
+        kept = set(_rounds(folder))
+        for path in folder.glob("checkpoint-*.safetensors"):
+            match = _NAME.fullmatch(path.name)
+            if match and int(match[1]) not in kept:
+                path.unlink()
+
+
+def remove_after(folder: Path, round: int) -> None:
+    """Delete the checkpoints of rounds later than `round`."""
+    remove(folder, [later for later in _rounds(folder) if later > round])
+
+
+def _rounds(folder: Path) -> list[int]:
+    """Rounds that have a JSON file, ascending."""
+    found = (_NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*.json"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def _tensors_path(folder: Path, round: int) -> Path:
+    return folder / f"checkpoint-{round:06d}.safetensors"
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file; its errors of the operating system become OSErrors."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    plain: dict[str, Tensor] = {}
+    written: set[int] = set()
+    for name, tensor in tensors.items():
+        there = tensor.detach().cpu().contiguous()
+        # safetensors refuses tensors that share memory, as slices of a stack of clients and tied weights do
+        is_slice = there.untyped_storage().nbytes() != there.numel() * there.element_size()
+        plain[name] = there.clone() if is_slice or there.data_ptr() in written else there
+        written.add(there.data_ptr())
+    try:
+        save_file(plain, path)
+    except SafetensorError as error:
+        number = _OS_ERROR.search(str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), str(error)) from error
+
+
+def _damage(path: Path, size: int, digest: str) -> str | None:
+    """What is wrong with a tensor file, None if it is as it was written."""
+    found = path.stat().st_size
+    if found != size:
+        return f"{path.name} has {found} bytes instead of {size}"
+    if _sha256(path) != digest:
+        return f"{path.name} has {size} bytes as it should, but not the ones that were written"
+    return None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,204 @@
+"""Files that survive a crash: atomic replacement, append-only lines, strict JSON, one lock a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tailorfl.errors import RunError
+
+PART = ".part"  # ending of files that are still being written; whoever holds the lock may delete them
+LOCK_PATIENCE = 0.3  # seconds; a reader probes the lock for an instant, which must not turn a writer away
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS}
+_IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+
+
+@contextlib.contextmanager
+def reporting(path: Path, action: str) -> Iterator[None]:
+    """Turn an OSError of the block into a RunError that names `path` and what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            remedy = "free some space (or raise the quota), then continue the run with --resume"
+        elif error.errno in _NO_ACCESS:
+            remedy = "choose a folder that you may write to, or change its permissions"
+        elif error.errno == errno.ENOENT:
+            remedy = "it does not exist and cannot be made there; check the name or choose another"
+        elif error.errno in _IN_THE_WAY:
+            remedy = "a file stands where a folder is needed or the other way round; choose another name"
+        else:
+            remedy = "check the disk, then continue the run with --resume"
+        raise RunError(f"cannot {action} '{path}': {error.strerror or error}; {remedy}") from error
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the same folder that replaces `path` when the block ends well.
+
+    Whoever reads `path` sees the old content or the whole new one, never a part, also after a power cut. If
+    the block fails, `path` is as before and the temporary file is gone. Raises RunError where the file system
+    refuses.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
+    with reporting(path, "write"):
+        try:
+            yield part
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(part, path)
+            sync_folder(path.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error is the one to tell
+                part.unlink(missing_ok=True)
+            raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path` atomically (see `replacing`)."""
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def append_lines(path: Path, lines: Sequence[str]) -> None:
+    """Append lines and wait until they are on the disk; if that fails, the file keeps its former length.
+
+    Raises RunError where the file system refuses.
+    """
+    block = "".join(f"{line}\n" for line in lines).encode()
+    with reporting(path, "append to"):
+        is_new = not path.exists()
+        with path.open("ab", buffering=0) as file:
+            before = file.seek(0, os.SEEK_END)
+            try:
+                view = memoryview(block)
+                # an unbuffered write may take only a part, for instance as much as still fits on the disk
+                while view:
+                    view = view[file.write(view) :]
+                os.fsync(file.fileno())
+            except BaseException:
+                file.truncate(before)
+                raise
+        if is_new:
+            sync_folder(path.parent)
+
+
+def read_lines(path: Path) -> list[bytes]:
+    """The complete lines of a file, [] if it does not exist; a half-written last line is left out."""
+    with reporting(path, "read"):
+        if not path.exists():
+            return []
+        return path.read_bytes().split(b"\n")[:-1]
+
+
+def keep_lines(path: Path, lines: Sequence[bytes]) -> None:
+    """Cut a file, if there is one, down to these lines of its own, byte for byte."""
+    content = b"".join(line + b"\n" for line in lines)
+    with reporting(path, "read"):
+        is_same = not path.exists() or path.stat().st_size == len(content)
+    if not is_same:
+        with replacing(path) as part:
+            part.write_bytes(content)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until a folder's names are on the disk: only then a new or renamed file outlives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def encode(value: Any, *, indent: int | None = None) -> str:
+    """`value` as strict JSON, floats exact (shortest text that reads back to the same float).
+
+    JSON has no word for NaN and infinities: NaN becomes null, an infinity the string "Infinity" or
+    "-Infinity". Numpy and torch scalars and arrays become numbers and lists, paths strings. Raises TypeError
+    for anything else.
+    """
+    return json.dumps(_plain(value), indent=indent, allow_nan=False)
+
+
+def decode(text: str | bytes) -> Any:
+    """The value of a text written by `encode`; infinities come back as floats, NaN comes back as None."""
+    return _restored(json.loads(text))
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | str | int):
+        return value
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        return float(value) if math.isfinite(value) else f"{'-' if value < 0 else ''}Infinity"
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist"):  # numpy and torch, without importing either
+        return _plain(value.tolist())
+    raise TypeError(f"cannot store a {type(value).__name__} in JSON: {value!r}")
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _restored(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_restored(item) for item in value]
+    if isinstance(value, str) and value in ("Infinity", "-Infinity"):
+        return float(value)
+    return value
+
+
+class FolderLock:
+    """An advisory lock on a folder (`flock`), held until `release` or the process ends, however it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take the lock. Raises RunError if it is held already or the folder cannot be written."""
+        with reporting(folder, "lock"):
+            self._file = (folder / ".lock").open("a+b", buffering=0)
+            deadline = time.monotonic() + LOCK_PATIENCE
+            while not _try_lock(self._file.fileno(), fcntl.LOCK_EX):
+                if time.monotonic() >= deadline:
+                    owner = os.pread(self._file.fileno(), 32, 0).decode() or "unknown"
+                    self._file.close()
+                    raise RunError(
+                        f"process {owner} is writing to '{folder}'; wait for its end or choose another name"
+                    )
+                time.sleep(0.02)
+            self._file.truncate(0)
+            self._file.write(str(os.getpid()).encode())
+
+    def release(self) -> None:
+        """Give the lock back. The file stays: deleting it could split later owners between two files."""
+        self._file.close()
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a living process holds the lock of a folder; False where there is no lock file to look at."""
+    try:
+        with (folder / ".lock").open("rb") as file:
+            return not _try_lock(file.fileno(), fcntl.LOCK_SH)
+    except OSError:
+        return False
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

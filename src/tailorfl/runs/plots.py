@@ -1,0 +1,190 @@
+"""PNG plots of runs: a metric per round, its distribution over clients, and against what was communicated.
+
+Every function takes a long DataFrame with a "label" column (one line or box each, in order of first
+appearance), writes the file atomically, and uses matplotlib's objects directly: no pyplot, so no global state
+and no display.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tailorfl.errors import RunError
+from tailorfl.evaluation.seeds import interval
+from tailorfl.runs.files import replacing
+from tailorfl.runs.tables import human_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette (2008), told apart with any colour vision; its yellow is too light for lines on
+# white
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", "--", ":", "-.")  # the second seven lines are dashed, and so on
+SHARES = frozenset({"accuracy", "balanced_accuracy", "macro_f1"})  # metrics shown in percent
+DPI = 150
+MARKS = 12  # markers on a line, whatever its number of rounds
+
+
+def metric_per_round(
+    frame: pd.DataFrame, path: str | Path, *, metric: str = "accuracy", title: str | None = None
+) -> None:
+    """Lines of the mean over seeds with a band of its 95 % confidence interval (none with one seed).
+
+    `frame` has the columns label, seed, round and `metric`; rounds with NaN (not evaluated) are left out.
+    Raises RunError if nothing is left to plot or the file cannot be written.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    data = _usable(frame, ["label", "seed", "round", metric], metric)
+    figure, axes = _figure(title or f"{_name(metric)} per round")
+    for number, (label, group) in enumerate(data.groupby("label", sort=False)):
+        rounds, means, widths = _over_seeds(group, "round", metric)
+        _line(axes, number, str(label), rounds, means)
+        axes.fill_between(
+            rounds, means - widths, means + widths, color=_colour(number), alpha=0.18, linewidth=0
+        )
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _metric_axis(axes, metric, "y")
+    _save(figure, axes, path)
+
+
+def client_distribution(
+    frame: pd.DataFrame, path: str | Path, *, metric: str = "accuracy", title: str | None = None
+) -> None:
+    """A row a label: clients as dots, quartiles as a box, 5 % to 95 % as whiskers, the mean as a diamond.
+
+    `frame` has the columns label and `metric`, one row a client (and seed, which are pooled); NaN is left
+    out. Raises RunError if nothing is left to plot or the file cannot be written.
+    """
+    data = _usable(frame, ["label", metric], metric)
+    groups = [(str(label), group[metric].to_numpy()) for label, group in data.groupby("label", sort=False)]
+    figure, axes = _figure(title or f"{_name(metric)} of the clients", height=1.6 + 0.55 * len(groups))
+    jitter = np.random.default_rng(0)
+    for number, (_, values) in enumerate(groups):
+        heights = number + jitter.uniform(-0.22, 0.22, len(values))
+        axes.scatter(values, heights, s=9, alpha=0.45, linewidth=0, color=_colour(number), zorder=2)
+        _box(axes, number, values)
+    axes.set_yticks(range(len(groups)), [f"{label}\n{len(values)} clients" for label, values in groups])
+    axes.invert_yaxis()  # first label on top, as in a table
+    _metric_axis(axes, metric, "x")
+    _save(figure, axes, path)
+
+
+def metric_by_bytes(
+    frame: pd.DataFrame, path: str | Path, *, metric: str = "accuracy", title: str | None = None
+) -> None:
+    """Lines of the mean over seeds against the mean bytes communicated so far, on a logarithmic axis.
+
+    `frame` has the columns label, seed, round, bytes (cumulative, up and down) and `metric`. A label that
+    never communicates has no place on the axis: its last value is a horizontal line. Raises RunError if
+    nothing is left to plot or the file cannot be written.
+    """
+    data = _usable(frame, ["label", "seed", "round", "bytes", metric], metric)
+    figure, axes = _figure(title or f"{_name(metric)} for communication")
+    for number, (label, group) in enumerate(data.groupby("label", sort=False)):
+        rounds, means, _ = _over_seeds(group, "round", metric)
+        amounts = group.groupby("round")["bytes"].mean().loc[rounds].to_numpy()
+        sent = amounts > 0
+        if sent.any():
+            _line(axes, number, str(label), amounts[sent], means[sent])
+        else:
+            name = f"{label} (no communication)"
+            axes.axhline(means[-1], color=_colour(number), linestyle=(0, (1, 1)), linewidth=1.8, label=name)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: human_bytes(value))
+    axes.set_xlabel("bytes sent by all clients and the server so far (log scale)")
+    _metric_axis(axes, metric, "y")
+    _save(figure, axes, path)
+
+
+def _usable(frame: pd.DataFrame, columns: list[str], metric: str) -> pd.DataFrame:
+    """These columns of the rows that have a value of the metric."""
+    absent = [name for name in columns if name not in frame]
+    if absent:
+        raise RunError(
+            f"cannot plot {metric}: column {', '.join(absent)} is missing from {list(frame.columns)}"
+        )
+    data = frame[columns].dropna()
+    if data.empty:
+        raise RunError(f"cannot plot {metric}: no row has a value; was it evaluated?")
+    return data
+
+
+def _over_seeds(group: pd.DataFrame, key: str, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sorted keys, means over seeds and half widths of their intervals (0 with one seed: no band)."""
+    stats = [(at, *interval(values.tolist())) for at, values in group.groupby(key)[metric]]
+    table = np.asarray(stats, dtype=np.float64)
+    return table[:, 0], table[:, 1], np.nan_to_num(table[:, 2])
+
+
+def _figure(title: str, height: float = 4.2) -> tuple[Figure, Axes]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.6, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_title(title, fontsize=12)
+    axes.grid(color="0.88", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _line(axes: Axes, number: int, label: str, x: np.ndarray, y: np.ndarray) -> None:
+    axes.plot(
+        x,
+        y,
+        label=label,
+        color=_colour(number),
+        linestyle=DASHES[number // len(COLOURS) % len(DASHES)],
+        linewidth=1.8,
+        marker="osD^vPX"[number % 7],
+        markersize=4.5,
+        markevery=max(1, len(x) // MARKS),
+    )
+
+
+def _box(axes: Axes, height: float, values: np.ndarray) -> None:
+    """Box of the quartiles and median, whiskers to 5 % and 95 %, and the mean as a diamond."""
+    low, first, median, third, high = np.percentile(values, [5, 25, 50, 75, 95])
+    axes.barh(height, third - first, 0.6, first, facecolor="none", edgecolor="black", linewidth=1, zorder=3)
+    axes.hlines([height, height], [low, third], [first, high], color="black", linewidth=1, zorder=3)
+    axes.vlines(median, height - 0.3, height + 0.3, color="black", linewidth=2, zorder=3)
+    axes.plot(values.mean(), height, "D", markersize=6, color="white", markeredgecolor="black", zorder=4)
+
+
+def _metric_axis(axes: Axes, metric: str, which: str) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    axis = axes.yaxis if which == "y" else axes.xaxis
+    if metric in SHARES:
+        axis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=""))
+        axis.set_label_text(f"{_name(metric)} (%)")
+    else:
+        axis.set_label_text(_name(metric))
+
+
+def _save(figure: Figure, axes: Axes, path: str | Path) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        # beside the lines, where it covers none of them
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
+    with replacing(Path(path)) as part:
+        figure.savefig(part, format="png", dpi=DPI)
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _name(metric: str) -> str:
+    return {"auc": "AUC", "mse": "mean squared error", "c_index": "C-index", "r2": "R²"}.get(
+        metric, metric.replace("_", " ")
+    )

@@ -1,0 +1,293 @@
+"""RunStore: the folder of one run, written so that a crash at any moment loses nothing that was recorded.
+
+| file | content |
+|---|---|
+| config.json | the configuration, as given |
+| status.json | running, finished, failed or interrupted, with process id, times and message |
+| rounds.jsonl | one record a round, appended |
+| clients.jsonl | one record {round, client, set, model, metric values} a client and evaluation, appended |
+| checkpoint-NNNNNN.safetensors, .json | the state after round NNNNNN, last two kept |
+| summary.json, rounds.parquet, clients.parquet | written when the run finishes |
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from numbers import Integral
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+
+from tailorfl.errors import RunError
+from tailorfl.runs import checkpoints
+from tailorfl.runs.files import (
+    PART,
+    FolderLock,
+    append_lines,
+    decode,
+    encode,
+    is_locked,
+    keep_lines,
+    read_lines,
+    replacing,
+    reporting,
+    write_text,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor
+
+Status = Literal["running", "finished", "failed", "interrupted"]
+
+_RESULTS = ("summary.json", "rounds.parquet", "clients.parquet")
+_RECORDS = ("rounds.jsonl", "clients.jsonl")
+
+
+class RunStore:
+    """The folder of one run. One process writes it at a time; any number may read it, also while it grows.
+
+    Use it as a context manager, which gives the lock back and, where the block ends with an error, marks the
+    run as failed or (Ctrl-C) interrupted::
+
+        with RunStore.create("runs/ditto", {"method": "ditto"}) as store:
+            for round in range(1, 101):
+                store.append_round({"round": round, "loss": 0.3})
+                store.save_checkpoint(round, {"w": w}, {"lr": 0.1})
+            store.finish({"accuracy": 0.9})
+
+    In a round, append the records first and save the checkpoint last: `truncate_after` then removes what a
+    resumed run will write again.
+    """
+
+    def __init__(self, path: Path, lock: FolderLock | None) -> None:
+        """Used by `create` and `open`."""
+        self.path = path
+        self._lock = lock
+        self._is_marked_running = False
+
+    @classmethod
+    def create(cls, path: str | Path, config: Mapping[str, Any], *, overwrite: bool = False) -> Self:
+        """A store in a new or empty folder; `overwrite` also takes one with an earlier run, which is deleted.
+
+        Raises RunError if the folder has content (a folder that is no run is never emptied), is being written
+        by another process, or cannot be written.
+        """
+        folder = Path(path)
+        with reporting(folder, "create the run folder"):
+            folder.mkdir(parents=True, exist_ok=True)
+        _check_free(folder, overwrite)
+        lock = FolderLock(folder)
+        try:
+            _check_free(folder, overwrite)  # again: another process may have been faster to the lock
+            store = cls(folder, lock)
+            store._clear()
+            store.mark("running")
+            write_text(folder / "config.json", encode(config, indent=1))
+        except BaseException:
+            lock.release()
+            raise
+        return store
+
+    @classmethod
+    def open(cls, path: str | Path, *, readonly: bool = False) -> Self:
+        """The store of an existing run, locked for writing unless `readonly`.
+
+        Opening to write removes what a crash left half-written (temporary files, the last line of a record
+        file). Raises RunError if there is no run, or another process is writing it.
+        """
+        folder = Path(path)
+        if not (folder / "config.json").is_file():
+            raise RunError(f"'{folder}' is not a run folder: it has no config.json; check the name")
+        if readonly:
+            return cls(folder, None)
+        lock = FolderLock(folder)
+        try:
+            store = cls(folder, lock)
+            store._delete(path for path in folder.glob(f".*{PART}"))
+            for name in _RECORDS:
+                keep_lines(folder / name, read_lines(folder / name))
+        except BaseException:
+            lock.release()
+            raise
+        return store
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration the run was created with. Raises RunError if it cannot be read."""
+        return self._read_json("config.json")
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """What `finish` was given, None before."""
+        return self._read_json("summary.json") if (self.path / "summary.json").exists() else None
+
+    @property
+    def status(self) -> Status:
+        """How the run stands. A killed run could not say so: "running" without a process is "interrupted"."""
+        status: Status = self._read_json("status.json")["status"]
+        is_alive = self._is_marked_running if self._lock else is_locked(self.path)
+        return "interrupted" if status == "running" and not is_alive else status
+
+    def mark(self, status: Status, message: str = "") -> None:
+        """Write the status of the run, with a message for people (for instance the error)."""
+        self._check_writable()
+        if status not in get_args(Status):
+            raise ValueError(f"status is one of {', '.join(get_args(Status))}, got '{status}'")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        facts = {"status": status, "process": os.getpid(), "updated": now, "message": message}
+        write_text(self.path / "status.json", encode(facts, indent=1))
+        self._is_marked_running = status == "running"
+
+    def append_round(self, record: Mapping[str, Any]) -> None:
+        """Append one record with an integer "round"; it is on the disk when this returns."""
+        self._append("rounds.jsonl", [record])
+
+    def append_clients(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append long records {round, client, set, model, metric values}; one wait for the disk for all."""
+        self._append("clients.jsonl", records)
+
+    def save_checkpoint(self, round: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """Save the state after a round (see `checkpoints.save`): named tensors, and `meta` as JSON."""
+        self._check_writable()
+        self._mark_running()
+        checkpoints.save(self.path, round, tensors, meta)
+
+    def latest_checkpoint(self) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
+        """Round, tensors, meta of the newest sound checkpoint or None (see `checkpoints.load_latest`)."""
+        return checkpoints.load_latest(self.path)
+
+    def truncate_after(self, round: int) -> None:
+        """Forget all records, checkpoints and results of rounds later than `round`, to resume a run there."""
+        self._check_writable()
+        for name in _RECORDS:
+            lines = read_lines(self.path / name)
+            records = zip(lines, self._parse(name, lines), strict=True)
+            keep_lines(self.path / name, [line for line, record in records if record["round"] <= round])
+        checkpoints.remove_after(self.path, round)
+        self._delete(self.path / name for name in _RESULTS)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write summary.json and the records as parquet files, and mark the run as finished."""
+        from pyarrow import ArrowException
+
+        self._check_writable()
+        write_text(self.path / "summary.json", encode(summary, indent=1))
+        for name, frame in (("rounds.parquet", self.rounds()), ("clients.parquet", self.clients())):
+            try:
+                with replacing(self.path / name) as part:
+                    frame.to_parquet(part, engine="pyarrow", index=False)
+            except ArrowException as error:
+                raise RunError(
+                    f"cannot write '{self.path / name}': {error}; a column mixes types, see the .jsonl file"
+                ) from error
+        self.mark("finished")
+
+    def rounds(self) -> pd.DataFrame:
+        """The records of `append_round` so far, one row each."""
+        return self._frame("rounds.jsonl")
+
+    def clients(self) -> pd.DataFrame:
+        """The records of `append_clients` so far, one row each."""
+        return self._frame("clients.jsonl")
+
+    def close(self) -> None:
+        """Give the lock back; the store can still be read."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is not None and self._is_marked_running:
+                is_stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+                self.mark("interrupted" if is_stopped else "failed", f"{type(error).__name__}: {error}")
+        except RunError as second:
+            # what stopped the run (a full disk) may prevent the mark too; the first error is the one to tell
+            if error is not None:
+                error.add_note(f"the run could not be marked: {second}")
+        finally:
+            self.close()
+
+    def _append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
+        self._check_writable()
+        for record in records:
+            if not isinstance(record.get("round"), Integral):
+                raise ValueError(f"a record needs an integer 'round', got {dict(record)!r}")
+        lines = [encode(record) for record in records]
+        self._mark_running()
+        if lines:
+            append_lines(self.path / name, lines)
+
+    def _mark_running(self) -> None:
+        """A run that writes is running, whatever it was before (interrupted, failed, finished)."""
+        if not self._is_marked_running:
+            self.mark("running")
+
+    def _check_writable(self) -> None:
+        if self._lock is None:
+            raise RunError(f"the run '{self.path}' is open for reading only; open it to write")
+
+    def _clear(self) -> None:
+        """Delete the files of an earlier run, config.json last: a crash in between leaves a run folder."""
+        names = (*_RESULTS, *_RECORDS, "status.json")
+        self._delete(self.path.glob(f".*{PART}"))
+        self._delete(self.path.glob("checkpoint-*"))
+        self._delete(self.path / name for name in (*names, "config.json"))
+
+    def _delete(self, paths: Iterator[Path]) -> None:
+        with reporting(self.path, "delete old files in"):
+            for path in list(paths):
+                path.unlink(missing_ok=True)
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            with reporting(path, "read"):
+                content: dict[str, Any] = decode(path.read_bytes())
+        except ValueError as error:
+            raise RunError(f"'{path}' is damaged ({error}); restore it from a copy") from error
+        return content
+
+    def _parse(self, name: str, lines: Sequence[bytes]) -> list[dict[str, Any]]:
+        records = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                records.append(decode(line))
+            except ValueError as error:
+                raise RunError(
+                    f"line {number} of '{self.path / name}' is damaged ({error}); delete it to go on without"
+                ) from error
+        return records
+
+    def _frame(self, name: str) -> pd.DataFrame:
+        import pandas as pd
+
+        frame = pd.DataFrame(self._parse(name, read_lines(self.path / name)))
+        if "round" not in frame:
+            return pd.DataFrame({"round": pd.Series(dtype="int64")})
+        for column in frame.columns[frame.isna().all()]:
+            frame[column] = frame[column].astype("float64")  # only nulls, which stand for NaN
+        return frame
+
+
+def _check_free(folder: Path, overwrite: bool) -> None:
+    """Raise RunError if a folder has content that `create` must not touch."""
+    with reporting(folder, "list"):
+        names = {path.name for path in folder.iterdir() if not path.name.endswith(PART)}
+    if not names - {".lock", "status.json"}:  # all that is left where `create` was killed
+        return
+    if "config.json" not in names:
+        raise RunError(f"'{folder}' holds files that are not a run ({min(names)}, ...); choose another name")
+    if not overwrite:
+        raise RunError(
+            f"'{folder}' already holds a run; continue it with --resume, choose another name, "
+            "or allow overwriting it"
+        )

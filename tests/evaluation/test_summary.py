@@ -1,0 +1,118 @@
+"""Statistics over clients: by hand, and their laws."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailorfl.evaluation.summary import summarize
+
+values_and_weights = st.lists(st.tuples(st.floats(0, 1), st.integers(1, 500)), min_size=1, max_size=60).map(
+    lambda pairs: (np.array([v for v, _ in pairs]), np.array([w for _, w in pairs]))
+)
+
+
+def test_by_hand() -> None:
+    found = summarize([0.2, 0.4, 0.9], [10, 10, 20], [0.1, 0.4, 1.0])
+    assert found == pytest.approx(
+        {
+            "mean": 0.5,
+            "weighted_mean": 0.6,
+            "std": math.sqrt((0.09 + 0.01 + 0.16) / 3),
+            "median": 0.4,
+            "min": 0.2,
+            "max": 0.9,
+            "worst5": 0.2,
+            "worst10": 0.2,
+            "best5": 0.9,
+            "best10": 0.9,
+            "clients": 3,
+            "excluded": 0,
+            "share_beating_local": 1 / 3,  # an equal client does not beat its reference
+        }
+    )
+
+
+def test_lower_is_better_turns_tails_and_comparison_round() -> None:
+    found = summarize([0.2, 0.4, 0.9], [1, 1, 1], [0.1, 0.4, 1.0], higher_is_better=False)
+    assert (found["worst10"], found["best10"]) == (0.9, 0.2)
+    assert found["share_beating_local"] == pytest.approx(1 / 3)
+    assert (found["min"], found["max"]) == (0.2, 0.9)
+
+
+def test_tails_hold_exactly_the_ceiling() -> None:
+    for clients in range(1, 401):
+        values = np.arange(clients, dtype=float)
+        found = summarize(values, np.ones(clients))
+        for percent in (5, 10):
+            tail = math.ceil(Fraction(percent, 100) * clients)
+            assert found[f"worst{percent}"] == pytest.approx(values[:tail].mean())
+            assert found[f"best{percent}"] == pytest.approx(values[-tail:].mean())
+
+
+def test_clients_without_a_value_are_excluded_and_counted() -> None:
+    found = summarize([0.5, math.nan, 0.7], [1, 100, 3], [0.4, 0.1, math.nan])
+    assert found == {**summarize([0.5, 0.7], [1, 3], [0.4, math.nan]), "excluded": 1.0}
+    assert found["clients"] == 2
+    assert found["share_beating_local"] == 1.0  # only the first client has both
+
+
+def test_nothing_to_summarize_is_nan() -> None:
+    for found in (summarize([], []), summarize([math.nan], [3], [0.5])):
+        assert found.pop("clients") == 0
+        assert found.pop("excluded") in (0, 1)
+        assert all(math.isnan(value) for value in found.values())
+    assert math.isnan(summarize([1.0], [0])["weighted_mean"])
+    assert math.isnan(summarize([1.0], [2])["share_beating_local"])
+
+
+def test_infinite_value_is_not_hidden() -> None:
+    found = summarize([1.0, math.inf], [1, 1], higher_is_better=False)
+    assert found["mean"] == found["worst5"] == math.inf
+    assert math.isnan(found["std"])
+    assert found["clients"] == 2
+
+
+@given(values_and_weights, st.integers(0, 1000))
+def test_order_of_clients_does_not_matter(data: tuple[np.ndarray, np.ndarray], seed: int) -> None:
+    values, weights = data
+    rows = np.random.default_rng(seed).permutation(len(values))
+    found = summarize(values[rows], weights[rows], np.zeros(len(values)))
+    assert found == pytest.approx(summarize(values, weights, np.zeros(len(values))), abs=1e-12)
+
+
+@given(values_and_weights)
+def test_order_of_the_statistics(data: tuple[np.ndarray, np.ndarray]) -> None:
+    found = summarize(*data)
+    chain = ["min", "worst5", "worst10", "mean", "best10", "best5", "max"]
+    for low, high in pairwise(chain):
+        assert found[low] <= found[high] + 1e-12
+    assert found["min"] - 1e-12 <= found["weighted_mean"] <= found["max"] + 1e-12
+
+
+@given(values_and_weights)
+def test_weighted_mean_is_the_mean_over_all_samples(data: tuple[np.ndarray, np.ndarray]) -> None:
+    values, weights = data
+    assert summarize(values, weights)["weighted_mean"] == pytest.approx(np.repeat(values, weights).mean())
+    assert summarize(values, np.full(len(values), 7))["weighted_mean"] == pytest.approx(values.mean())
+
+
+@given(values_and_weights)
+def test_negated_metric_with_flipped_direction_has_negated_tails(data: tuple[np.ndarray, np.ndarray]) -> None:
+    values, weights = data
+    up, down = summarize(values, weights), summarize(-values, weights, higher_is_better=False)
+    for name in ("worst5", "worst10", "best5", "best10", "mean"):
+        assert down[name] == pytest.approx(-up[name])
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="one value, weight and reference per client"):
+        summarize([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match="negative"):
+        summarize([1.0], [-1.0])

@@ -1,0 +1,130 @@
+"""The file layer: exact JSON, atomic replacement, appends that are whole or absent."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailorfl.errors import RunError
+from tailorfl.runs import files
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def strict(text: str) -> Any:
+    """Parse as the standard says: NaN and Infinity are no JSON."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"not JSON: {constant}")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@given(json_values.filter(lambda value: "Infinity" not in repr(value)))
+def test_json_round_trip_is_exact(value: Any) -> None:
+    text = files.encode(value)
+    strict(text)
+    assert "\n" not in text
+    assert repr(files.decode(text)) == repr(value)  # repr: tells -0.0 from 0.0 and 1 from True
+
+
+@given(st.floats(width=64))
+def test_float_comes_back_bit_for_bit(value: float) -> None:
+    found = files.decode(files.encode({"value": value}))["value"]
+    if math.isnan(value):
+        assert found is None
+    else:
+        assert np.float64(found).tobytes() == np.float64(value).tobytes()
+
+
+def test_arrays_tensors_and_paths() -> None:
+    value = {
+        "f": np.float64(0.1),
+        "s": np.float32(0.1),
+        "i": np.int64(3),
+        "b": np.True_,
+        "a": np.array([1.5, np.nan, -np.inf]),
+        "t": torch.tensor([[1, 2]]),
+        "p": Path("a/b"),
+        4: (1,),
+    }
+    expected = {"f": 0.1, "s": float(np.float32(0.1)), "i": 3, "b": True, "a": [1.5, None, "-Infinity"]}
+    assert strict(files.encode(value)) == {**expected, "t": [[1, 2]], "p": "a/b", "4": [1]}
+
+
+def test_what_json_cannot_hold_is_an_error() -> None:
+    with pytest.raises(TypeError, match="cannot store a set"):
+        files.encode({"a": {1}})
+
+
+def test_replacing_keeps_the_old_file_when_the_block_fails(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    files.write_text(path, "old")
+
+    def fail_half_way() -> None:
+        with files.replacing(path) as part:
+            part.write_text("ne")
+            assert path.read_text() == "old"  # a reader in the meantime sees the old file
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_half_way()
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.json"]
+    files.write_text(path, "new")
+    assert path.read_text() == "new"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("a-file/run/x.json", "a file stands where"),
+        ("absent/x.json", "check the name"),
+        (".", "a file stands"),
+    ],
+)
+def test_refused_writes_name_path_and_remedy(tmp_path: Path, path: str, remedy: str) -> None:
+    (tmp_path / "a-file").write_text("")
+    with pytest.raises(RunError, match=remedy) as caught:
+        files.append_lines(tmp_path / path, ["{}"])
+    assert str(tmp_path / path) in str(caught.value)
+
+
+@given(st.binary(max_size=30), st.integers(0, 3))
+def test_a_half_written_line_is_not_read(tail: bytes, lines: int) -> None:
+    path = Path(f"/tmp/tailorfl-{os.getpid()}-lines")
+    whole = [b'{"round": %d}' % number for number in range(lines)]
+    tail = tail.replace(b"\n", b"")
+    try:
+        path.write_bytes(b"".join(line + b"\n" for line in whole) + tail)
+        assert files.read_lines(path) == whole
+        files.keep_lines(path, files.read_lines(path))
+        files.append_lines(path, ["next"])
+        assert path.read_bytes().split(b"\n") == [*whole, b"next", b""]
+    finally:
+        path.unlink()
+
+
+def test_lock_is_exclusive_and_reusable(tmp_path: Path) -> None:
+    assert not files.is_locked(tmp_path)
+    lock = files.FolderLock(tmp_path)
+    assert files.is_locked(tmp_path)
+    with pytest.raises(RunError, match=f"process {os.getpid()} is writing"):
+        files.FolderLock(tmp_path)
+    lock.release()
+    assert not files.is_locked(tmp_path)
+    files.FolderLock(tmp_path).release()
