@@ -1,1 +1,116 @@
-"""tailorfl: personalized federated learning."""
+"""Personalized federated learning: write one client, run a thousand, deploy the same code.
+
+>>> import tailorfl
+>>> result = tailorfl.run(data={"clients": 20}, methods=["local", "ditto"], rounds=20)  # doctest: +SKIP
+>>> print(result.table)  # doctest: +SKIP
+>>> result.plot()  # doctest: +SKIP
+
+Importing this package is light; what it offers is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tailorfl.core.client import Client, TrainConfig
+    from tailorfl.core.messages import Replies
+    from tailorfl.core.method import Context, Method, register
+    from tailorfl.data.build import build as build_federation
+    from tailorfl.data.federation import Federation
+    from tailorfl.data.source import Source
+    from tailorfl.engines.simulation import Simulation
+    from tailorfl.experiments.config import load as load_config
+    from tailorfl.experiments.result import ExperimentResult
+    from tailorfl.experiments.runner import Observer
+    from tailorfl.experiments.schema import ExperimentConfig
+    from tailorfl.models.functional import Model
+    from tailorfl.models.split import Split
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Client",
+    "Context",
+    "ExperimentConfig",
+    "ExperimentResult",
+    "Federation",
+    "Method",
+    "Model",
+    "Replies",
+    "Simulation",
+    "Source",
+    "Split",
+    "TrainConfig",
+    "__version__",
+    "build_federation",
+    "load_config",
+    "register",
+    "run",
+]
+
+_HOMES = {
+    "Client": "tailorfl.core.client:Client",
+    "Context": "tailorfl.core.method:Context",
+    "ExperimentConfig": "tailorfl.experiments.schema:ExperimentConfig",
+    "ExperimentResult": "tailorfl.experiments.result:ExperimentResult",
+    "Federation": "tailorfl.data.federation:Federation",
+    "Method": "tailorfl.core.method:Method",
+    "Model": "tailorfl.models.functional:Model",
+    "Replies": "tailorfl.core.messages:Replies",
+    "Simulation": "tailorfl.engines.simulation:Simulation",
+    "Source": "tailorfl.data.source:Source",
+    "Split": "tailorfl.models.split:Split",
+    "TrainConfig": "tailorfl.core.client:TrainConfig",
+    "build_federation": "tailorfl.data.build:build",
+    "load_config": "tailorfl.experiments.config:load",
+    "register": "tailorfl.core.method:register",
+}
+
+
+def run(
+    config: str | Path | Mapping[str, Any] | ExperimentConfig | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    observer: Observer | None = None,
+    source: Source | None = None,
+    **settings: Any,
+) -> ExperimentResult:
+    """Runs an experiment and returns its result; the same as `tailorfl run`.
+
+    Args:
+        config: a YAML file, the name of a recipe, settings, or None for the default experiment.
+        out: result folder; by default runs/NAME, or the next free runs/NAME-2, ...
+        resume: continue the experiment in `out`; finished jobs are kept.
+        overwrite: replace the experiment in `out`.
+        observer: told of the progress.
+        source: your own data in place of `data.name`, see `tailorfl.data.own`.
+        settings: in place of the config's: `rounds=20`, `methods=["local", "ditto"]`, `train={"lr": 0.1}`.
+            Groups are merged key by key, so `train={"lr": 0.1}` leaves the other training settings.
+
+    Raises:
+        TailorflError: the settings, data or model cannot be used; the message says why and what to do.
+    """
+    from tailorfl.experiments.api import run as run_here
+
+    return run_here(
+        config, settings, out=out, resume=resume, overwrite=overwrite, observer=observer, source=source
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tailorfl' has no attribute '{name}'")
+    home, _, attribute = _HOMES[name].partition(":")
+    value = getattr(import_module(home), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

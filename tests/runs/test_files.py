@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -106,17 +107,14 @@ def test_refused_writes_name_path_and_remedy(tmp_path: Path, path: str, remedy: 
 
 @given(st.binary(max_size=30), st.integers(0, 3))
 def test_a_half_written_line_is_not_read(tail: bytes, lines: int) -> None:
-    path = Path(f"/tmp/tailorfl-{os.getpid()}-lines")
     whole = [b'{"round": %d}' % number for number in range(lines)]
-    tail = tail.replace(b"\n", b"")
-    try:
-        path.write_bytes(b"".join(line + b"\n" for line in whole) + tail)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "records.jsonl"
+        path.write_bytes(b"".join(line + b"\n" for line in whole) + tail.replace(b"\n", b""))
         assert files.read_lines(path) == whole
         files.keep_lines(path, files.read_lines(path))
         files.append_lines(path, ["next"])
         assert path.read_bytes().split(b"\n") == [*whole, b"next", b""]
-    finally:
-        path.unlink()
 
 
 def test_lock_is_exclusive_and_reusable(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +35,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_a_run_from_start_to_end(tmp_path: Path) -> None:
     with RunStore.create(tmp_path / "new" / "run", {"method": "ditto", "epsilon": math.inf}) as store:
-        assert store.status == "running"
+        assert str(store.status) == "running"
         write_rounds(store, 1, 2)
         assert len(store.rounds()) == 2
         assert store.summary is None
         store.finish({"accuracy": np.float32(0.5), "auc": math.nan})
-        assert store.status == "finished"
+        assert str(store.status) == "finished"
     found = RunStore.open(tmp_path / "new" / "run", readonly=True)
-    assert found.status == "finished"
+    assert str(found.status) == "finished"
     assert found.config == {"method": "ditto", "epsilon": math.inf}
     assert found.summary == {"accuracy": 0.5, "auc": None}
     for name, frame in (("rounds", found.rounds()), ("clients", found.clients())):
@@ -186,14 +187,15 @@ def test_opening_to_write_removes_temporary_files(tmp_path: Path) -> None:
 def test_reader_cannot_write(tmp_path: Path) -> None:
     RunStore.create(tmp_path, {}).close()
     reader = RunStore.open(tmp_path, readonly=True)
-    for write in (
+    writes: list[Callable[[], None]] = [
         lambda: reader.append_round({"round": 1}),
         lambda: reader.append_clients([]),
         lambda: reader.save_checkpoint(1, {}, {}),
         lambda: reader.truncate_after(1),
         lambda: reader.finish({}),
         lambda: reader.mark("failed"),
-    ):
+    ]
+    for write in writes:
         with pytest.raises(RunError, match="reading only"):
             write()
 
@@ -204,9 +206,9 @@ def test_status_follows_what_happens(tmp_path: Path) -> None:
     assert RunStore.open(tmp_path / "a", readonly=True).status == "failed"
     assert "sum of nothing" in (tmp_path / "a" / "status.json").read_text()
     with RunStore.open(tmp_path / "a") as store:
-        assert store.status == "failed"  # opening alone changes nothing
+        assert str(store.status) == "failed"  # opening alone changes nothing
         store.append_round({"round": 1})
-        assert store.status == "running"
+        assert str(store.status) == "running"
     assert (
         RunStore.open(tmp_path / "a", readonly=True).status == "interrupted"
     )  # neither finished nor running

@@ -1,7 +1,7 @@
-"""Sharpness-aware ascent: the gradient is taken at p + ε, where ε climbs the batch loss; both passes use the same batch.
+"""Sharpness-aware ascent: the gradient is taken at p + ε, where ε climbs the loss of the same batch.
 
 SAM (Foret et al., ICLR 2021):            ε = ρ g / ‖g‖₂, one norm over all tensors
-layer-wise SAM (PLGU, CVPR 2023, eq. 5):  ε_l = ρ ξ_l g_l / ‖g‖₂, ‖g‖₂ over ALL layers. The printed exponent of the norm
+layer-wise SAM (PLGU, CVPR 2023, eq. 5):  ε_l = ρ ξ_l g_l / ‖g‖₂, ‖g‖₂ over ALL layers. The printed exponent
                                           (p−1) is a slip: for p = 2 it would divide by ‖g‖².
 ASAM form:                                ε = ρ Λ²g / ‖Λg‖₂, the exact maximiser of F(θ + Λε) over ‖ε‖ ≤ ρ
 
@@ -23,7 +23,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import tree
-from tailorfl.core.local_sgd import Direction, Gradient
+from tailorfl.core.gradients import Direction, Gradient
 
 _TINY = 1e-12
 
@@ -93,7 +93,10 @@ class LayerwiseSAM:
 
 
 def layer_scores(a: TensorDict, b: TensorDict, groups: tuple[tuple[str, ...], ...]) -> Tensor:
-    """Returns ξ_l = ‖a_l − b_l‖₂ / dim_l over its sum, [layers]; uniform where all distances are 0 or not finite (PLGU eq. 4)."""
+    """Returns ξ_l = ‖a_l − b_l‖₂ / dim_l divided by its sum, [layers] (PLGU eq. 4).
+
+    Uniform where all distances are 0 or one is not finite.
+    """
     distances = []
     for group in groups:
         square = torch.stack([(a.get(n) - b.get(n)).square().sum() for n in group]).sum()

@@ -1,16 +1,17 @@
 """The client handle: what the client half of a method may use, and the one entrance to local training.
 
-A method's `local` and `personal` are written for ONE client. Under an engine that maps them over a cohort with
-`torch.func.vmap`, the handle's operations (`fit`, `loss`) carry their own batching rule (`torch.autograd.Function.vmap`): they
-see the whole cohort's physical tensors, train it in one loop and hand back per-client results. So client code is pure
-mathematics, and the loop underneath still works in place and without padding idle clients.
+A method's `local` and `personal` are written for ONE client. Under an engine that maps them over a cohort
+with `torch.func.vmap`, the handle's operations (`fit`, `loss`) carry their own batching rule
+(`torch.autograd.Function.vmap`): they see the whole cohort's physical tensors, train it in one loop and hand
+back per-client results. So client code is pure mathematics, and the loop underneath still works in place and
+without padding idle clients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +21,19 @@ from torch import Tensor
 from tailorfl.core import tree
 from tailorfl.core.ascent import Ascent
 from tailorfl.core.keys import derive
-from tailorfl.core.local_sgd import Carry, Direction, FitOptions, Gradient, LocalSGD
+from tailorfl.core.gradients import Carry, Direction, Gradient, Objective
+from tailorfl.core.local_sgd import FitOptions, LocalSGD
 from tailorfl.core.objective import Loss
-from tailorfl.core.plan import BatchPlan, Rows, batches_per_pass, make_plan
-from tailorfl.core.privacy import SampleDP
+from tailorfl.core.plan import BatchPlan, Rows, make_plan, steps_of
+from tailorfl.core.privacy import SampleDP, check_separable
 from tailorfl.data.source import Source
 from tailorfl.errors import ClientError, TailorflError
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
+
+
+PLAN_BLOCK = 64
+"""Clients whose batches are planned together when they run one by one."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients that run together, and everything they may see: their own rows, the model, the round's key."""
+    """The clients that run together, and all they may see: their own rows, the model, the round's key."""
 
     ids: tuple[int, ...]
     members: tuple[Rows, ...]
@@ -61,7 +67,7 @@ class Cohort:
     round: int
     limit: int | None = None
     """At most this many steps a fit: 0 turns training off (evaluating newcomers without adaptation)."""
-    plans: dict[tuple[Any, ...], BatchPlan] = field(default_factory=dict, compare=False, repr=False)
+    plans: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def part(self, positions: Sequence[int]) -> Cohort:
         """Returns the cohort of the clients at `positions`."""
@@ -89,21 +95,42 @@ class Cohort:
         ids = np.array([self.ids[p] for p in positions], dtype=np.uint64)
         return derive(self.seed, "client", self.round, purpose, ids)
 
-    def plan(self, positions: tuple[int, ...], purpose: str, batch: int, epochs: int | None, steps: int | None, first: int) -> BatchPlan:
-        """Returns the batch plan of the clients at `positions`; equal arguments give equal plans in every cohort."""
-        request = (positions, purpose, batch, epochs, steps, first)
-        if request not in self.plans:
+    def plan(
+        self,
+        positions: tuple[int, ...],
+        purpose: str,
+        batch: int,
+        epochs: int | None,
+        steps: int | None,
+        first: int,
+    ) -> BatchPlan:
+        """Returns the batch plan of the clients at `positions`.
+
+        Equal arguments give equal plans in every cohort.
+        """
+        if len(positions) == 1:
+            # One client of a loop: plan its whole block at once, which costs little more than planning one.
+            block = positions[0] // PLAN_BLOCK * PLAN_BLOCK
+            together = tuple(range(block, min(block + PLAN_BLOCK, len(self.ids))))
+        else:
+            together = positions
+        request = (purpose, batch, epochs, steps, first)
+        if self.plans.get("positions") != together:
             self.plans.clear()
-            if self.limit is not None:
-                sizes = np.array([len(self.members[p]) for p in positions], dtype=np.int64)
-                longest = batches_per_pass(sizes, batch or int(sizes.max(initial=1)), self.min_batch).max(initial=0)
-                planned = steps if steps is not None else int(longest) * (epochs or 0)
-                epochs, steps = (epochs, steps) if planned <= self.limit else (None, self.limit)
+            self.plans["positions"] = together
+        if request not in self.plans:
             self.plans[request] = make_plan(
-                [self.members[p] for p in positions], self.keys(positions, purpose), batch,
-                epochs=epochs, steps=steps, first=first, min_batch=self.min_batch,
+                [self.members[p] for p in together],
+                self.keys(together, purpose),
+                batch,
+                epochs=epochs,
+                steps=steps,
+                first=first,
+                min_batch=self.min_batch,
+                limit=self.limit,
             )
-        return self.plans[request]
+        plan: BatchPlan = self.plans[request]
+        return plan if together == positions else plan.of(positions[0] - together[0])
 
 
 class Client:
@@ -116,18 +143,22 @@ class Client:
         self.metrics: dict[str, Tensor] = {}
         """Mean training loss of each stage, 0-d tensors."""
         self._trainable = frozenset(cohort.split.trainable)
+        self._fits = 0
 
     @property
     def samples(self) -> Tensor:
         """Number of training samples n_i, 0-d float tensor."""
         return torch.from_numpy(self._cohort.sizes).float()[self._position]
 
-    def steps(self, epochs: int | None = None, steps: int | None = None, batch_size: int | None = None) -> Tensor:
+    def steps(
+        self, epochs: int | None = None, steps: int | None = None, batch_size: int | None = None
+    ) -> Tensor:
         """Number of SGD steps K a fit with these settings takes, 0-d float tensor."""
         c = self._cohort
         epochs, steps = self._length(epochs, steps)
-        plan = c.plan(tuple(range(len(c.ids))), "train", self._batch(batch_size), epochs, steps, 0)
-        return torch.from_numpy(plan.steps).float()[self._position]
+        taken = steps_of(c.sizes, self._batch(batch_size), epochs, steps, c.min_batch)
+        taken = taken if c.limit is None else np.minimum(taken, c.limit)
+        return torch.from_numpy(taken).float()[self._position]
 
     def fit(
         self,
@@ -151,15 +182,18 @@ class Client:
         """Returns `start` after mini-batch SGD on this client's training data; `start` itself is not changed.
 
         Args:
-            start: a full model state, or several named ones that train together on the same batches (with `direction`).
-            train: names of the parameters to train (default: all that the split does not freeze); modules with no trained
-                parameter keep their batch-norm statistics.
+            start: a full model state, or several named ones that train together on the same batches (with
+                `direction`).
+            train: names of the parameters to train (default: all that the split does not freeze); modules
+                with no trained parameter keep their batch-norm statistics.
             prox: (λ, centre): adds the penalty (λ/2)‖p − centre‖² over the trained parameters.
             epochs, steps: length; steps wins, None takes the run's setting.
-            batch_size, lr, momentum, weight_decay: None takes the run's setting; batch 0 is the whole data set.
+            batch_size, lr, momentum, weight_decay: None takes the run's setting; batch 0 is the whole data
+                set.
             ascent: sharpness-aware ascent (SAM, layer-wise SAM) before each gradient.
-            direction: `direction(state, grad, *given)` returns what to descend along; `grad(parameters, of="")` is the
-                batch gradient anywhere. It must take per-client tensors through `given`, not by closure.
+            direction: `direction(state, grad, *given)` returns what to descend along; `grad(parameters,
+                of="")` is the batch gradient anywhere. It must take per-client tensors through `given`, not
+                by closure.
             repeat: steps on each batch before the next is drawn.
             first: how many batches of this purpose's sequence to skip.
             purpose: which random sequence of batches; fits of equal purpose see the same batches in a round.
@@ -188,18 +222,23 @@ class Client:
             prox=None if isinstance(strength, Tensor) else strength,
             direction=direction,
             dp=config.dp,
+            number=self._fits,
         )
+        self._fits += 1
         if not names or (epochs == 0 and steps is None) or steps == 0 or self._cohort.limit == 0:
             return start if isinstance(start, TensorDict) else dict(start)
         call = _FitCall(self._cohort, options, purpose, self._batch(batch_size), epochs, steps, first)
         moving = self._cohort.model.trained_buffers(names)
+        if config.dp is not None:
+            check_separable(self._cohort.loss, moving)
         flat: list[Tensor] = []
+        changing = {*names, *moving}
         for state in components.values():
-            call.fixed_names = tuple(n for n in state.keys() if n not in wanted and n not in moving)  # noqa: SIM118
+            call.fixed_names = tuple(str(n) for n in state.keys() if n not in changing)  # noqa: SIM118
             flat += [state.get(n) for n in names + moving + call.fixed_names]
         call.moving_names = moving
         if prox is not None:
-            centre = {"": prox[1]} if isinstance(start, TensorDict) else prox[1]
+            centre: Mapping[str, Any] = {"": prox[1]} if isinstance(start, TensorDict) else prox[1]
             flat += [centre[c].get(n) for c in components for n in names]
             call.centred = True
             if isinstance(strength, Tensor):
@@ -209,25 +248,35 @@ class Client:
             parts = list(tree.leaves(item)) if isinstance(item, TensorDict) else [("", item)]
             call.given_paths.append(None if isinstance(item, Tensor) else tuple(p for p, _ in parts))
             flat += [t for _, t in parts]
-        result = _Fit.apply(call, self._position, *flat)
+        result = _apply(_Fit, call, self._position, *flat)
         self.metrics[purpose] = result[0]
         return call.rebuild(components, result[1:], isinstance(start, TensorDict))
 
     def loss(self, state: TensorDict, part: str = "train") -> Tensor:
-        """Returns the mean loss of a model state on this client's `part` ("train" or "val"), 0-d tensor, evaluation mode."""
+        """Returns the mean loss of a model state on this client's `part` ("train" or "val"), 0-d tensor.
+
+        The model is in evaluation mode; the mean over an empty part is 0.
+        """
         names = tuple(str(n) for n in state.keys())  # noqa: SIM118
-        out: Tensor = _Loss.apply(_LossCall(self._cohort, part, names), self._position, *[state.get(n) for n in names])[0]
-        return out
+        call = _LossCall(self._cohort, part, names)
+        return _apply(_Loss, call, self._position, *[state.get(n) for n in names])[0]
 
     def gradient(self, state: TensorDict) -> TensorDict:
-        """Returns the gradient of the first training batch's loss at `state`, over the trainable parameters."""
+        """Returns the gradient of the first training batch's loss at `state`, over the trainable parameters.
+
+        Clipped or made private where the run's training is.
+        """
 
         def store(states: TensorDict, grad: Gradient) -> TensorDict:
             g = grad(states["at"], of="at")
             return TensorDict({"at": g * 0.0, "found": g * -1.0}, batch_size=[])
 
-        zero = state.apply(torch.zeros_like)
-        out = self.fit({"at": state, "found": zero}, direction=store, steps=1, lr=1.0, momentum=0.0, weight_decay=0.0)
+        zero = TensorDict({n: torch.zeros_like(t) for n, t in tree.tensors(state).items()}, batch_size=[])
+        metrics = dict(self.metrics)
+        out = self.fit(
+            {"at": state, "found": zero}, direction=store, steps=1, lr=1.0, momentum=0.0, weight_decay=0.0
+        )
+        self.metrics = metrics  # the loss of this one batch is not the loss of a training
         return self.parameters(out["found"])
 
     def parameters(self, state: TensorDict) -> TensorDict:
@@ -251,7 +300,14 @@ class _FitCall:
     """One `fit` of a cohort: everything that is not a tensor."""
 
     def __init__(
-        self, cohort: Cohort, options: FitOptions, purpose: str, batch: int, epochs: int | None, steps: int | None, first: int
+        self,
+        cohort: Cohort,
+        options: FitOptions,
+        purpose: str,
+        batch: int,
+        epochs: int | None,
+        steps: int | None,
+        first: int,
     ) -> None:
         self.cohort, self.options = cohort, options
         self.purpose, self.batch, self.epochs, self.steps, self.first = purpose, batch, epochs, steps, first
@@ -261,8 +317,13 @@ class _FitCall:
         self.strong = False
         self.given_paths: list[tuple[str, ...] | None] = []
 
-    def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Sequence[int | None] | None) -> tuple[Tensor, ...]:
-        """Trains the clients at `positions`; `dims` are the client axes of `tensors`, or None for one client without axis."""
+    def run(
+        self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Sequence[int | None] | None
+    ) -> tuple[Tensor, ...]:
+        """Trains the clients at `positions`.
+
+        `dims` are the client axes of `tensors`, or None for one client without axis.
+        """
         stacked = dims is not None
         cohort, options = self.cohort, self.options
         plan = cohort.plan(positions, self.purpose, self.batch, self.epochs, self.steps, self.first)
@@ -284,10 +345,10 @@ class _FitCall:
             carries.append(Carry(trained, moving, fixed, frozenset(shared)))
         centre = [arranged.spread() for names in options.trained for _ in names] if self.centred else None
         strength = arranged.spread() if self.strong else None
-        given = [arranged.spread() for paths in self.given_paths for _ in (paths or ("",))]
+        given = [arranged.spread() for paths in self.given_paths for _ in (("",) if paths is None else paths)]
         noise = cohort.keys(positions, self.purpose + "/noise").astype(np.int64)
-        keys = torch.from_numpy(noise if order is None else noise[order])
-        loop = LocalSGD(cohort.model, cohort.source, cohort.loss, options, stacked)
+        keys = torch.from_numpy(noise if order is None else noise[order]) + self.first * options.repeat
+        loop = LocalSGD(Objective(cohort.model, cohort.loss), cohort.source, options, stacked)
         loss = loop.run(carries, plan, centre, strength, given, self._given, keys)
         out = [loss, *(t for c in carries for t in (*c.trained.values(), *c.moving.values()))]
         if back is not None and stacked:
@@ -296,7 +357,10 @@ class _FitCall:
 
     def _given(self, flat: Sequence[Tensor]) -> tuple[Any, ...]:
         rest = iter(flat)
-        return tuple(next(rest) if paths is None else tree.nest([(p, next(rest)) for p in paths]) for paths in self.given_paths)
+        return tuple(
+            next(rest) if paths is None else tree.nest([(p, next(rest)) for p in paths])
+            for paths in self.given_paths
+        )
 
     def rebuild(self, start: Mapping[str, TensorDict], tensors: Sequence[Tensor], single: bool) -> Any:
         rest = iter(tensors)
@@ -308,14 +372,15 @@ class _FitCall:
 
     def where(self, positions: Sequence[int]) -> str:
         ids = [self.cohort.ids[p] for p in positions]
-        who = f"client {ids[0]}" if len(ids) == 1 else f"clients {ids[0]}..{ids[-1]} ({len(ids)} together)"
-        return f"{who}, round {self.cohort.round}, stage '{self.purpose}'"
+        return f"{_who(ids)}, round {self.cohort.round}, stage '{self.purpose}'"
 
 
 class _Arranged:
-    """Hands out the flat tensors of a call in turn, with the client axis first and clients in the plan's order."""
+    """Hands out the flat tensors of a call in turn, client axis first and clients in the plan's order."""
 
-    def __init__(self, tensors: Sequence[Tensor], dims: Sequence[int | None] | None, clients: int, order: Tensor | None) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], dims: Sequence[int | None] | None, clients: int, order: Tensor | None
+    ) -> None:
         self.rest = iter(zip(tensors, dims if dims is not None else [None] * len(tensors), strict=True))
         self.stacked, self.clients, self.order = dims is not None, clients, order
 
@@ -325,7 +390,11 @@ class _Arranged:
         if not self.stacked:
             return tensor.detach().clone()
         if dim is None:
-            return tensor.detach().expand(self.clients, *tensor.shape).clone(memory_format=torch.contiguous_format)
+            return (
+                tensor.detach()
+                .expand(self.clients, *tensor.shape)
+                .clone(memory_format=torch.contiguous_format)
+            )
         moved = tensor.detach().movedim(dim, 0)
         if self.order is not None:
             return moved.index_select(0, self.order)
@@ -345,6 +414,10 @@ class _Arranged:
         return tensor.expand(self.clients, *tensor.shape) if alone and self.stacked else tensor
 
 
+def _who(ids: Sequence[int]) -> str:
+    return f"client {ids[0]}" if len(ids) == 1 else f"one of the clients {', '.join(map(str, ids))}"
+
+
 def _by_falling_steps(plan: BatchPlan) -> tuple[Any, Tensor | None]:
     steps = plan.steps
     if (steps[:-1] >= steps[1:]).all():
@@ -361,7 +434,9 @@ class _LossCall:
         self.rows = cohort.val if part == "val" else cohort.members
         self.purpose = f"loss on {part}"
 
-    def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Sequence[int | None] | None) -> tuple[Tensor, ...]:
+    def run(
+        self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Sequence[int | None] | None
+    ) -> tuple[Tensor, ...]:
         cohort, source = self.cohort, self.cohort.source
 
         def one(state: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
@@ -369,7 +444,12 @@ class _LossCall:
 
         if dims is None:
             rows = torch.from_numpy(self.rows[positions[0]])
-            return (one(dict(zip(self.names, tensors, strict=True)), source.take(rows), source.y[rows], None),)
+            weight = (
+                None if len(rows) else torch.zeros(0)
+            )  # a mean over nothing is 0, as for a client that is all padding
+            return (
+                one(dict(zip(self.names, tensors, strict=True)), source.take(rows), source.y[rows], weight),
+            )
         rows, weight = padded([self.rows[p] for p in positions])
         state = dict(zip(self.names, tensors, strict=True))
         where = dict(zip(self.names, dims, strict=True))
@@ -377,11 +457,12 @@ class _LossCall:
         return (torch.func.vmap(one, in_dims=(where, 0, 0, 0))(state, *batch),)
 
     def where(self, positions: Sequence[int]) -> str:
-        return f"clients {[self.cohort.ids[p] for p in positions]}, round {self.cohort.round}, stage '{self.purpose}'"
+        ids = [self.cohort.ids[p] for p in positions]
+        return f"{_who(ids)}, round {self.cohort.round}, stage '{self.purpose}'"
 
 
 def padded(rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
-    """Returns rows as one table [clients, widest] int64 and the weights of real entries, float [clients, widest]."""
+    """Returns rows as one table and 1 for its real entries: int64 and float [clients, widest]."""
     widest = max((len(r) for r in rows), default=0)
     table = np.zeros((len(rows), widest), dtype=np.int64)
     weight = np.zeros((len(rows), widest), dtype=np.float32)
@@ -394,8 +475,6 @@ def padded(rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
 class _CohortFunction(torch.autograd.Function):
     """A client operation with its own batching rule: one client in `forward`, the whole cohort in `vmap`."""
 
-    generate_vmap_rule: ClassVar[bool] = False
-
     @staticmethod
     def forward(call: Any, position: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         return _guarded(call, (int(position),), tensors, None)
@@ -407,18 +486,30 @@ class _CohortFunction(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, call: Any, position: Tensor, *tensors: Tensor) -> Any:
         if in_dims[1] is None:
-            raise TailorflError("a client operation was mapped over something other than clients; loop over it instead")
+            raise TailorflError(
+                "a client operation was mapped over something other than clients; loop over it instead"
+            )
         out = _guarded(call, tuple(position.tolist()), tensors, in_dims[2:])
         return out, tuple(0 for _ in out)
 
 
-def _guarded(call: Any, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Any) -> tuple[Tensor, ...]:
+def _guarded(
+    call: Any, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Any
+) -> tuple[Tensor, ...]:
     try:
-        result: tuple[Tensor, ...] = call.run(positions, tensors, dims)
+        with torch.no_grad():  # the loop writes in place; gradients are recorded where it asks for them
+            result: tuple[Tensor, ...] = call.run(positions, tensors, dims)
     except TailorflError:
         raise
-    except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
+    except Exception as error:
         raise ClientError(f"{call.where(positions)}: {type(error).__name__}: {error}") from error
+    return result
+
+
+def _apply(
+    operation: type[_CohortFunction], call: Any, position: Tensor, *tensors: Tensor
+) -> tuple[Tensor, ...]:
+    result: tuple[Tensor, ...] = operation.apply(call, position, *tensors)  # type: ignore[no-untyped-call]
     return result
 
 

@@ -1,7 +1,7 @@
 """Keys: every random choice is a pure function of (seed, what it is for, client, round), never of call order.
 
-The generator is SplitMix64 (Steele, Lea and Flood 2014) in counter mode, vectorised over clients, so a thousand clients'
-batch orders cost one numpy call and client i draws the same numbers alone or in any cohort.
+The generator is SplitMix64 (Steele, Lea and Flood 2014) in counter mode, vectorised over clients, so a
+thousand clients' batch orders cost one numpy call and client i draws the same numbers alone or in any cohort.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
 
 
-def _finalise(z: Keys) -> Keys:
+def _finalise(z: Keys | np.uint64) -> Keys:
+    z = np.asarray(z, dtype=np.uint64)
     z = (z ^ (z >> np.uint64(30))) * _MIX1
     z = (z ^ (z >> np.uint64(27))) * _MIX2
-    return z ^ (z >> np.uint64(31))
+    return np.asarray(z ^ (z >> np.uint64(31)), dtype=np.uint64)
 
 
 def _number(part: int | str) -> np.uint64:
@@ -31,7 +32,7 @@ def _number(part: int | str) -> np.uint64:
 
 
 def derive(key: Keys | int, *parts: int | str | Keys) -> Keys:
-    """Returns keys made from `key` and `parts` in order; arrays broadcast against each other. uint64, shape of the broadcast."""
+    """Returns keys made from `key` and `parts` in order, uint64; arrays broadcast against each other."""
     with np.errstate(over="ignore"):
         out = np.asarray(_number(key) if isinstance(key, int) else key, dtype=np.uint64)
         for part in parts:
@@ -48,7 +49,7 @@ def bits(keys: Keys, count: int) -> Keys:
 
 
 def generator(key: int, *parts: int | str) -> np.random.Generator:
-    """Returns a numpy generator for work that is done once and not per client (partitions, sampling a cohort)."""
+    """Returns a numpy generator for work done once and not per client (partitions, sampling a cohort)."""
     return np.random.default_rng(int(derive(key, *parts)))
 
 

@@ -54,7 +54,10 @@ class Replies:
         return tree.weighted_mean(self.stack, self.weights())
 
     def towards(self, w: TensorDict, step: float) -> TensorDict:
-        """Returns (1 − step)·w + step·Σ a_i reply_i for the parameters; running statistics become the mean."""
+        """Returns (1 − step)·w + step·Σ a_i reply_i for the parameters.
+
+        Running statistics become the mean.
+        """
         mean = self.mean()
         if step == 1:
             return mean
@@ -92,7 +95,10 @@ class Traffic:
 
 
 def payload_size(payload: TensorDict, buffers: Collection[str]) -> tuple[int, int, int]:
-    """Returns (parameter scalars, buffer scalars, bytes) of one payload; a leaf named like a model buffer is a buffer."""
+    """Returns (parameter scalars, buffer scalars, bytes) of one payload.
+
+    A leaf named like a model buffer is a buffer.
+    """
     parameters = held = size = 0
     for path, tensor in tree.leaves(payload):
         if path.rpartition("/")[2] in buffers:
@@ -110,7 +116,10 @@ def count_down(broadcast: Broadcast, receivers: int, buffers: Collection[str]) -
         return Traffic(down_unicast=parameters, down_multicast=parameters, buffers_down=held, bytes_down=size)
     parameters, held, size = payload_size(broadcast, buffers)
     return Traffic(
-        down_unicast=parameters * receivers, down_multicast=parameters, buffers_down=held * receivers, bytes_down=size * receivers
+        down_unicast=parameters * receivers,
+        down_multicast=parameters,
+        buffers_down=held * receivers,
+        bytes_down=size * receivers,
     )
 
 

@@ -1,7 +1,7 @@
 """The interface of a method: the mathematics of ONE client and of the server, and nothing else.
 
-A method never learns which engine runs it, how many clients run at once, or where states live. Its fields are its
-hyper-parameters; a run gives it everything else.
+A method never learns which engine runs it, how many clients run at once, or where states live. Its fields are
+its hyper-parameters; a run gives it everything else.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Context:
 class Method(BaseModel):
     """Base of every method. Fields of a subclass are its hyper-parameters; unknown ones are refused.
 
-    States and messages are TensorDicts. `local` and `personal` must be pure: they run under `torch.func.vmap`, so they use
-    tensor arithmetic and the client's operations, never Python conditions on tensor values.
+    States and messages are TensorDicts. `local` and `personal` must be pure: they run under
+    `torch.func.vmap`, so they use tensor arithmetic and the client's operations, never Python conditions on
+    tensor values.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -79,7 +80,7 @@ class Method(BaseModel):
         return server
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        """Returns the deployable model of one client: the ONE function behind every metric, checkpoint and export of it."""
+        """Returns the deployable model of one client: all its metrics and exports are of this one."""
         return self.shared(received)
 
     def shared(self, received: TensorDict) -> TensorDict:
@@ -87,7 +88,7 @@ class Method(BaseModel):
         return received
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
-        """Returns the private state of a client that joins after training, from the start state and what it receives."""
+        """Returns the private state of a client that joins late, from the start and what it receives."""
         return state
 
 
@@ -98,13 +99,15 @@ def register(method: type[Method]) -> type[Method]:
     """Adds a method class under its `name`; a class decorator."""
     known = _REGISTRY.get(method.name)
     if known is not None and known is not method:
-        raise ConfigError(f"two methods are called '{method.name}': {known.__qualname__} and {method.__qualname__}")
+        raise ConfigError(
+            f"two methods are called '{method.name}': {known.__qualname__} and {method.__qualname__}"
+        )
     _REGISTRY[method.name] = method
     return method
 
 
 def methods() -> dict[str, type[Method]]:
-    """Returns all methods by name: the library's own and those that installed packages add by entry point `tailorfl.methods`."""
+    """Returns all methods by name: the library's own and those of the entry point `tailorfl.methods`."""
     for entry in entry_points(group="tailorfl.methods"):
         loaded: Any = entry.load()
         if isinstance(loaded, type) and issubclass(loaded, Method):

@@ -1,7 +1,7 @@
 """The loss of each kind of task as one mean over the real samples of a batch.
 
-`weight` [batch] is 1 for real samples and 0 for padding, or None when all are real. Every function is differentiable, has no
-data-dependent control flow and works under `torch.func.vmap`.
+`weight` [batch] is 1 for real samples and 0 for padding, or None when all are real. Every function is
+differentiable, has no data-dependent control flow and works under `torch.func.vmap`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def cross_entropy(outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
 
 def binary(outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
     """Mean binary cross entropy of one logit [batch, 1] and labels [batch] in {0, 1}."""
-    return _mean(F.binary_cross_entropy_with_logits(outputs[:, 0], y.to(outputs.dtype), reduction="none"), weight)
+    return _mean(
+        F.binary_cross_entropy_with_logits(outputs[:, 0], y.to(outputs.dtype), reduction="none"), weight
+    )
 
 
 def multilabel(outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
@@ -39,15 +41,18 @@ def multilabel(outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def half_squared_error(outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean over samples of half the squared error summed over outputs; its Hessian in a linear model is X'X/n."""
+    """Mean over samples of half the squared error summed over outputs.
+
+    Its Hessian in a linear model is X'X/n.
+    """
     return _mean(0.5 * (outputs - y.reshape(outputs.shape)).square().sum(1), weight)
 
 
 def cox(outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
     """Negative Cox partial log-likelihood of the batch (Breslow ties), divided by its number of samples.
 
-    `outputs` [batch, 1] log risk; `y` [batch, 2] (event, time). The risk set of a sample is every sample of the batch that
-    lives at least as long, as in FLamby's TCGA-BRCA baseline.
+    `outputs` [batch, 1] log risk; `y` [batch, 2] (event, time). The risk set of a sample is every sample of
+    the batch that lives at least as long, as in FLamby's TCGA-BRCA baseline.
     """
     risk, event, time = outputs[:, 0], y[:, 0], y[:, 1]
     at_risk = time[None, :] >= time[:, None]

@@ -1,8 +1,8 @@
 """The batch plan: which samples each client uses at each step, fixed by keys before training starts.
 
-A pass visits a client's samples once in an order drawn from (key, pass); it is cut into batches, the last of which may be
-smaller. Epochs run whole passes; a number of steps walks through as many passes as it needs. The plan of a client does not
-depend on the other clients it is planned with.
+A pass visits a client's samples once in an order drawn from (key, pass); it is cut into batches, the last of
+which may be smaller. Epochs run whole passes; a number of steps walks through as many passes as it needs. The
+plan of a client does not depend on the other clients it is planned with.
 """
 
 from __future__ import annotations
@@ -30,13 +30,26 @@ class BatchPlan:
     @property
     def steps(self) -> Rows:
         """[clients] int64: steps each client takes."""
-        return (self.count > 0).sum(1)
+        taken: Rows = (self.count > 0).sum(1)
+        return taken
+
+
+    def of(self, client: int) -> BatchPlan:
+        """Returns the plan of one client alone."""
+        length = int(np.count_nonzero(self.count[client]))
+        return BatchPlan(self.rows[client : client + 1, :length], self.count[client : client + 1, :length])
 
 
 def batches_per_pass(sizes: Rows, batch: int, min_batch: int = 1) -> Rows:
-    """Returns how many batches one pass has, [clients]; a rest of fewer than `min_batch` samples is left out of the pass."""
+    """Returns how many batches one pass has, [clients].
+
+    A rest of fewer than `min_batch` samples is left out of the pass; `batch` 0 takes all samples at once.
+    """
+    if batch <= 0:
+        return (sizes >= min_batch).astype(np.int64)
     full, rest = np.divmod(sizes, batch)
-    return full + (rest >= min_batch) * (rest > 0)
+    count: Rows = full + (rest >= min_batch) * (rest > 0)
+    return count
 
 
 def steps_of(sizes: Rows, batch: int, epochs: int | None, steps: int | None, min_batch: int = 1) -> Rows:
@@ -57,28 +70,30 @@ def make_plan(
     steps: int | None = None,
     first: int = 0,
     min_batch: int = 1,
+    limit: int | None = None,
 ) -> BatchPlan:
     """Returns the plan of a cohort.
 
-    `members[i]` are client i's rows; `keys` [clients] uint64; `batch` samples a batch (0: all in one); either `epochs` or
-    `steps`; `first` skips that many steps of the same endless sequence (so that step r can be asked for alone);
-    `min_batch` 2 leaves out a last batch of one sample, which batch norm cannot train on.
+    `members[i]` are client i's rows; `keys` [clients] uint64; `batch` samples a batch (0: all in one); either
+    `epochs` or `steps`; `first` skips that many steps of the same endless sequence (so that step r can be
+    asked for alone); `min_batch` 2 leaves out a last batch of one sample, which batch norm cannot train on;
+    `limit` cuts every client's steps to that many.
     """
     sizes = np.array([len(m) for m in members], dtype=np.int64)
-    batch = batch if batch > 0 else max(int(sizes.max(initial=1)), 1)
-    batch = min(batch, max(int(sizes.max(initial=1)), 1))
+    widest = int(sizes.max(initial=1))
+    width = widest if batch <= 0 else min(batch, widest)
     per_pass = batches_per_pass(sizes, batch, min_batch)
     wanted = steps_of(sizes, batch, epochs, steps, min_batch)
+    wanted = wanted if limit is None else np.minimum(wanted, limit)
     longest = int(wanted.max(initial=0))
     if longest == 0:
         empty = np.zeros((len(sizes), 0), dtype=np.int64)
-        return BatchPlan(np.zeros((len(sizes), 0, batch), dtype=np.int64), empty)
-    widest = int(sizes.max())
+        return BatchPlan(np.zeros((len(sizes), 0, width), dtype=np.int64), empty)
     at = first + np.arange(longest)[None, :]
     divisor = np.maximum(per_pass, 1)[:, None]
     which_pass, which_batch = np.divmod(at, divisor)
     active = np.arange(longest)[None, :] < wanted[:, None]
-    position = which_batch[:, :, None] * batch + np.arange(batch)
+    position = which_batch[:, :, None] * batch + np.arange(width)
     real = (position < sizes[:, None, None]) & active[:, :, None]
     low, high = int(which_pass[active].min()), int(which_pass[active].max())
     order = _orders(sizes, keys, np.arange(low, high + 1), widest)
@@ -92,7 +107,7 @@ def make_plan(
 
 
 def _orders(sizes: Rows, keys: Keys, passes: Rows, widest: int) -> Rows:
-    """Returns for every pass and client a random order of its samples, then the padding, [passes, clients, widest]."""
+    """Returns a random order of each client's samples, then the padding, [passes, clients, widest]."""
     draws = bits(derive(keys[None, :], passes.astype(np.uint64)[:, None]), widest)
     padding = np.arange(widest)[None, :] >= sizes[:, None]
     draws[:, padding] = np.iinfo(np.uint64).max

@@ -2,34 +2,41 @@
 
     g = (1/B) ( Σ_b clip(g_b, C) + N(0, σ²C²) ),   clip(g, C) = g · min(1, C/‖g‖₂)
 
-Noise is drawn from the client's key, so every engine adds the same noise. Accounting of what was spent lives elsewhere.
+Noise is drawn from the client's key, so every engine adds the same noise; every gradient of a round has noise
+of its own, also where two trainings of a client share their batches. Accounting of what was spent lives
+elsewhere.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
+from tailorfl.core.objective import Loss, cox
+from tailorfl.errors import ModelError
 from tailorfl.models.dropout import fold_key
 
-LossOf = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor | None], tuple[Tensor, dict[str, Tensor]]]
+LossOf = Callable[
+    [dict[str, Tensor], Tensor, Tensor, Tensor | None, Tensor], tuple[Tensor, dict[str, Tensor]]
+]
+"""(values, x, y, weight, dropout key) -> (loss, buffers after the pass)."""
 
 
 @dataclass(frozen=True)
 class SampleDP:
-    """Per-sample clipping to `clip` and Gaussian noise of standard deviation `noise`·`clip` on the sum of a batch."""
+    """Clips every sample to `clip` and adds Gaussian noise of deviation `noise`·`clip` to a batch's sum."""
 
     clip: float
     noise: float
 
 
 def normal(key: Tensor, number: int, shape: torch.Size) -> Tensor:
-    """Returns standard normal numbers that are a function of (key, number), float32 of `shape` (Box-Muller)."""
+    """Returns standard normal numbers, a function of (key, number), float32 of `shape` (Box-Muller)."""
     count = shape.numel()
     stream = fold_key(key, number)
     words = fold_key(stream, torch.arange(1, 2 * count + 1, dtype=torch.int64))
@@ -38,19 +45,45 @@ def normal(key: Tensor, number: int, shape: torch.Size) -> Tensor:
     return (radius * (2.0 * math.pi * uniform[count:]).cos()).to(torch.float32).reshape(shape)
 
 
+def check_separable(loss: Loss, batch_buffers: Collection[str]) -> None:
+    """Nothing if a batch's loss is a mean of terms that see one sample each, as clipping per sample needs.
+
+    Raises:
+        ModelError: the training updates batch statistics (`batch_buffers`), or the loss compares samples.
+    """
+    if batch_buffers:
+        raise ModelError(
+            f"sample-level privacy cannot train batch norm ('{next(iter(batch_buffers))}' mixes samples); "
+            "use group norm, or leave the norm layers out of training"
+        )
+    if loss is cox:
+        raise ModelError(
+            "sample-level privacy cannot use the Cox loss: its terms compare the samples of a batch"
+        )
+
+
 def private_gradient(
-    loss_of: LossOf, values: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None, dp: SampleDP, key: Tensor
+    loss_of: LossOf,
+    values: dict[str, Tensor],
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    dp: SampleDP,
+    noise: Tensor,
+    masks: Tensor,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Returns the private gradient of the mean loss and the (not private) mean loss of the batch.
 
-    `x` [batch, ...], `y` [batch, ...]; samples with `weight` 0 are padding. `key` int64 0-d.
+    `x` [batch, ...], `y` [batch, ...]; samples with `weight` 0 are padding. `noise` is the key of the noise,
+    which must be another one for every gradient that is released; `masks` that of dropout, from which every
+    sample gets its own. int64 0-d.
     """
 
-    def of_sample(x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        gradient, (value, _) = grad_and_value(loss_of, has_aux=True)(values, x[None], y[None], None)
+    def of_sample(x: Tensor, y: Tensor, mask: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        gradient, (value, _) = grad_and_value(loss_of, has_aux=True)(values, x[None], y[None], None, mask)
         return gradient, value
 
-    gradients, losses = vmap(of_sample)(x, y)
+    gradients, losses = vmap(of_sample)(x, y, fold_key(masks, torch.arange(x.shape[0])))
     present = torch.ones_like(losses) if weight is None else weight
     norms = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0).sqrt()
     factor = present * (dp.clip / norms.clamp(min=1e-12)).clamp(max=1.0)
@@ -59,6 +92,6 @@ def private_gradient(
     for number, (name, g) in enumerate(gradients.items()):
         total = torch.tensordot(factor, g, dims=1)
         if dp.noise > 0:
-            total = total + normal(key, number, total.shape) * (dp.noise * dp.clip)
+            total = total + normal(noise, number, total.shape) * (dp.noise * dp.clip)
         out[name] = total / size
     return out, (losses * present).sum() / size

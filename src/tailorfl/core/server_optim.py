@@ -1,4 +1,6 @@
-"""Server optimizers: FedAvg's averaged update as a pseudo-gradient (Reddi et al., "Adaptive Federated Optimization", ICLR 2021).
+"""Server optimizers: FedAvg's averaged update as a pseudo-gradient.
+
+Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
 
     Δ = Σ a_i (θ_i − w)
     sgd      m = β₁ m + Δ;                 w = w + η m
@@ -32,11 +34,11 @@ class ServerOptimizer(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     kind: Kind = "sgd"
-    lr: float = Field(1.0, gt=0)
-    momentum: float = Field(0.0, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
-    eps: float = Field(1e-8, gt=0)
-    initial: float = Field(0.0, ge=0)
+    lr: float = Field(default=1.0, gt=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    initial: float = Field(default=0.0, ge=0)
 
     @property
     def is_plain_average(self) -> bool:
@@ -53,7 +55,10 @@ class ServerOptimizer(BaseModel):
         return TensorDict(out, batch_size=[])
 
     def step(self, w: TensorDict, update: TensorDict, state: TensorDict) -> tuple[TensorDict, TensorDict]:
-        """Returns (new parameters, new state) for the averaged update Δ; `w` and `update` hold parameters only."""
+        """Returns (new parameters, new state) for the averaged update Δ.
+
+        `w` and `update` hold parameters only.
+        """
         if self.kind == "sgd":
             if self.momentum == 0:
                 return w + update * self.lr, state

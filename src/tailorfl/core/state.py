@@ -1,7 +1,7 @@
-"""The private states of all clients, kept only for those that have trained (copy-on-write from the shared start).
+"""The private states of all clients, kept only for those that have trained (copy-on-write).
 
-A federation of 10,000 clients of which 50 have trained holds 51 states. Rows live in one growing array per entry, in
-memory or, with a folder, in memory-mapped files.
+A federation of 10,000 clients of which 50 have trained holds 51 states. Rows live in one growing array per
+entry, in memory or, with a folder, in memory-mapped files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class StateStore:
         return tuple(sorted(self._row))
 
     def get(self, ids: Sequence[int]) -> TensorDict:
-        """Returns the states of `ids` as copies, [len(ids), ...]; a client that never trained has the shared start."""
+        """Returns the states of `ids` as copies, [len(ids), ...].
+
+        A client that never trained has the shared start.
+        """
         out = {}
         rows = [self._row.get(i, -1) for i in ids]
         missing = [k for k, row in enumerate(rows) if row < 0]
@@ -93,4 +96,6 @@ class StateStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / f"{path.replace('/', '__')}-{rows}.bin"
         count = int(torch.Size(shape).numel())
-        return torch.from_file(str(file), shared=True, size=max(count, 1), dtype=like.dtype)[:count].reshape(shape)
+        return torch.from_file(str(file), shared=True, size=max(count, 1), dtype=like.dtype)[:count].reshape(
+            shape
+        )

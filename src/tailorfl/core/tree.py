@@ -1,8 +1,9 @@
-"""TensorDict maths that TensorDict itself does not have: merging parts, norms, inner products, weighted means."""
+"""TensorDict maths that TensorDict itself lacks: merging parts, norms, inner products, weighted means."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import cast
 
 import torch
 from tensordict import TensorDict
@@ -15,11 +16,19 @@ def empty() -> TensorDict:
 
 
 def merge(*parts: TensorDict) -> TensorDict:
-    """Returns one TensorDict with the entries of all `parts`; on equal names the last wins. Tensors are not copied."""
+    """Returns one TensorDict with the entries of all `parts`; on equal names the last wins.
+
+    Tensors are not copied.
+    """
     out: dict[str, Tensor] = {}
     for part in parts:
-        out.update(part.items())
+        out.update(tensors(part))
     return TensorDict(out, batch_size=parts[0].batch_size if parts else [])
+
+
+def tensors(flat: TensorDict) -> dict[str, Tensor]:
+    """Returns the entries of a TensorDict without nested parts as a dict; tensors are not copied."""
+    return cast(dict[str, Tensor], dict(flat.items()))
 
 
 def leaves(tree: TensorDict) -> Iterable[tuple[str, Tensor]]:
@@ -29,7 +38,7 @@ def leaves(tree: TensorDict) -> Iterable[tuple[str, Tensor]]:
             for inner, tensor in leaves(value):
                 yield f"{key}/{inner}", tensor
         else:
-            yield str(key), value
+            yield str(key), cast(Tensor, value)
 
 
 def nest(flat: Iterable[tuple[str, Tensor]], batch_size: Iterable[int] = ()) -> TensorDict:
@@ -49,7 +58,7 @@ def nest(flat: Iterable[tuple[str, Tensor]], batch_size: Iterable[int] = ()) -> 
 
 
 def fill(template: TensorDict, flat: Mapping[str, Tensor], prefix: str = "") -> TensorDict:
-    """Returns a TensorDict of the structure of `template` (empty parts included) with the tensors of `flat` by path."""
+    """Returns a TensorDict structured as `template`, empty parts included, with `flat`'s tensors by path."""
     out: dict[str, Tensor | TensorDict] = {}
     for key, value in template.items():
         path = f"{prefix}{key}"
@@ -77,8 +86,10 @@ def weighted_mean(stack: TensorDict, weights: Tensor) -> TensorDict:
     for name, value in stack.items():
         if isinstance(value, TensorDict):
             out[name] = weighted_mean(value, weights)
-        elif value.is_floating_point():
-            out[name] = torch.tensordot(weights.to(value.dtype), value, dims=1)
+            continue
+        tensor = cast(Tensor, value)
+        if tensor.is_floating_point():
+            out[name] = torch.tensordot(weights.to(tensor.dtype), tensor, dims=1)
         else:
-            out[name] = value[0]
+            out[name] = tensor[0]
     return TensorDict(out, batch_size=[])

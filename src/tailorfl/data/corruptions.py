@@ -43,7 +43,8 @@ KINDS = (
 )
 SEVERITIES = (1, 2, 3, 4, 5)
 WORKING_SIDE = 64
-DEFAULT_SAMPLES = 200
+DEFAULT_SAMPLES = 100
+_SMALLEST_SIDE = 32  # of images that the package takes
 _SEEDED = ("glass_blur", "impulse_noise")  # these draw from generators of their own, seeded by an argument
 _OPTIONS = ("kinds", "severities", "samples")
 
@@ -61,7 +62,7 @@ def corrupted_sets(
         source: images `[samples, channels, height, width]`, 1 or 3 channels, uint8 or float32 in [0, 1].
         rows: int64 rows of `source` to take images from.
         options: `kinds`: "all" or names out of `KINDS`; `severities`: numbers out of 1..5, default all;
-            `samples`: at most so many images, drawn from `rows` once and used for every set, default 200.
+            `samples`: at most so many images, drawn from `rows` once and used for every set, default 100.
         seed: seed of the draw and of the corruptions.
 
     Raises:
@@ -149,16 +150,22 @@ def _corrupted(corrupt: Callable[..., Image], image: Image, kind: str, severity:
     """One `[height, width, channels]` image corrupted at working size and averaged back."""
     height, width, channels = image.shape
     factor = max(1, math.ceil(WORKING_SIDE / min(height, width)))
+    if kind == "pixelate":  # its blocks would be as small as an enlarged pixel and change nothing
+        factor = min(factor, 2)
     large = np.repeat(np.repeat(image, factor, axis=0), factor, axis=1)
+    below, beside = (max(0, _SMALLEST_SIDE - side) for side in large.shape[:2])
+    large = np.pad(large, ((0, below), (0, beside), (0, 0)), mode="symmetric")
     if channels == 1:
         large = np.repeat(large, 3, axis=2)
     with _numpy_seed(seed):
         arguments = {"seed": seed} if kind in _SEEDED else {}
         large = corrupt(np.ascontiguousarray(large), severity=severity, corruption_name=kind, **arguments)
-    blocks = large.astype(np.float64).reshape(height, factor, width, factor, 3).mean(axis=(1, 3))
+    large = large[: height * factor, : width * factor].astype(np.float64)
+    blocks = large.reshape(height, factor, width, factor, 3).mean(axis=(1, 3))
     if channels == 1:
         blocks = blocks.mean(axis=2, keepdims=True)
-    return np.round(blocks).astype(np.uint8)
+    corrupted: Image = np.round(blocks).astype(np.uint8)
+    return corrupted
 
 
 @contextmanager

@@ -94,7 +94,8 @@ class Source:
 
     def take(self, rows: Tensor) -> Tensor:
         """The samples `rows`, `[...]` int64 -> `[..., *input_shape]` float32; images are normalised."""
-        x = self.x[rows]
+        # index_select copies whole samples and is several times faster than advanced indexing.
+        x = self.x.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *self.x.shape[1:])
         if x.dtype != torch.uint8:
             return x
         x = x.to(torch.float32).div_(255.0)
@@ -103,6 +104,10 @@ class Source:
         mean = torch.tensor(self.mean, device=x.device).view(-1, 1, 1)
         std = torch.tensor(self.std, device=x.device).view(-1, 1, 1)
         return x.sub_(mean).div_(std)
+
+    def targets(self, rows: Tensor) -> Tensor:
+        """The targets of the samples `rows`, `[...]` int64 -> `[...]` or `[..., outputs]`."""
+        return self.y.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *self.y.shape[1:])
 
     def _expect(self, what: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         if tuple(tensor.shape) != shape or tensor.dtype != dtype:

@@ -53,10 +53,10 @@ def read_split(split: str | Mapping[str, Any] | None, official: bool) -> Split:
     Args:
         split: None: 0.7/0.1/0.2, or 0.9/0.1 and the official test part where there is one. "perfed_ckt":
             train 0.1, 0.3 or 0.4 drawn for every client, validation 0.1, test 0.5, the rest discarded, all
-            from the training part (PerFed-CKT). Or a mapping of train, val and test to shares; shares that
-            are not given fill up to 1 in the order train, test, and test may also be "official" (each
-            client's part of the official test part, the default where the source has one) or "global" (all of
-            it for every client).
+            from the training part (PerFed-CKT). Or a mapping of train, val and test to shares; val is 0.1
+            where train is left open and else 0, and the other missing share is what is left. test may also be
+            "official" (each client's part of the official test part, the default where the source has one) or
+            "global" (all of it for every client).
         official: whether the source has an official test part.
 
     Raises:
@@ -72,7 +72,7 @@ def read_split(split: str | Mapping[str, Any] | None, official: bool) -> Split:
     for key in split:
         if key not in PARTS:
             raise unknown("key of split", str(key), PARTS)
-    val = _share("val", split.get("val", 0.0))
+    val = _share("val", split.get("val", 0.0 if "train" in split else 0.1))
     test = split.get("test", "official" if official else None)
     if isinstance(test, str):
         if test not in ("official", "global"):
@@ -156,7 +156,7 @@ def evenly_spaced(client: Ints, wanted: Ints, rng: Generator) -> NDArray[np.bool
     start = rng.integers(0, np.maximum(sizes, 1))
     place = np.arange(len(client)) - (np.cumsum(sizes) - sizes)[client]
     size, want, begin = sizes[client], wanted[client], start[client]
-    # Over a client's places 0..size-1 the whole part of (place * want + begin) / size rises by exactly `want`.
+    # Over places 0..size-1 of a client the whole part of (place * want + begin) / size rises by `want`.
     chosen: NDArray[np.bool_] = ((place + 1) * want + begin) // size > (place * want + begin) // size
     return chosen
 

@@ -18,7 +18,7 @@ def validate(federation: Federation, min_batch: int = 1) -> list[str]:
     """Warnings about a federation; an empty list if there is nothing to say.
 
     Warnings are about clients with a single training sample, with fewer than `min_batch`, with one class
-    only, and clients that cannot be evaluated or selected for lack of test or validation samples.
+    only, with test classes they never see in training, and with nothing to be tested or selected by.
 
     Args:
         federation: what to check.
@@ -73,7 +73,7 @@ def _check_train(federation: Federation) -> None:
     if len(empty):
         raise DataError(
             f"{len(empty)} clients have no training samples: {_named(federation, empty)}; use fewer clients, "
-            "a larger min_size in partition_options, or a larger train share in split"
+            "a larger min_size (or reserve) in partition_options, or a larger train share in split"
         )
 
 
@@ -127,6 +127,10 @@ def _warnings(federation: Federation, min_batch: int) -> list[str]:
         (one_class & several, "have one class only, so always guessing it is perfect there"),
         (federation.sizes("test") == 0, "have no test samples and cannot be evaluated"),
     ]
+    if len(distinct(federation.test)) > 1:  # one global test set holds unseen classes by intention
+        cases.append(
+            (_mostly_unseen(federation), "are tested mostly on classes they have no training samples of")
+        )
     if federation.sizes("val").any():
         cases.append((federation.sizes("val") == 0, "have no validation samples"))
     found = [(np.flatnonzero(mask), text) for mask, text in cases]
@@ -138,6 +142,14 @@ def _warnings(federation: Federation, min_batch: int) -> list[str]:
     if not federation.sizes("val").any():
         messages.append("no client has validation samples, so nothing can be selected by validation")
     return messages
+
+
+def _mostly_unseen(federation: Federation) -> NDArray[np.bool_]:
+    """`[clients]` bool, True where more than half of the test samples are of classes not trained on."""
+    test = federation.describe("test")
+    unseen = np.where(federation.describe("train") == 0, test, 0).sum(axis=1)
+    mostly: NDArray[np.bool_] = 2 * unseen > test.sum(axis=1)
+    return mostly
 
 
 def _strata_held(federation: Federation) -> Ints:

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.client import Cohort
+from tailorfl.data.source import Source
 from tailorfl.engines.base import ClientFunction, Engine, Parts
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
@@ -40,7 +41,12 @@ class Auto:
         self._chosen = self._sequential if name == "sequential" else self._vectorized
 
     def map(
-        self, function: ClientFunction, cohort: Cohort, states: TensorDict, received: TensorDict, each: bool = False
+        self,
+        function: ClientFunction,
+        cohort: Cohort,
+        states: TensorDict,
+        received: TensorDict,
+        each: bool = False,
     ) -> Parts:
         """Returns `function` of every client, stacked."""
         if self._chosen is None:
@@ -52,9 +58,9 @@ class Auto:
         """Returns the outputs of client i's model on its rows."""
         return (self._chosen or self._sequential).predict(cohort, models, rows)
 
-    def predict_all(self, cohort: Cohort, models: TensorDict, x: Tensor) -> Tensor:
-        """Returns the outputs of every client's model on the same inputs."""
-        return (self._chosen or self._sequential).predict_all(cohort, models, x)
+    def predict_all(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> Tensor:
+        """Returns the outputs of every client's model on the same rows."""
+        return (self._chosen or self._sequential).predict_all(cohort, models, source, rows)
 
     def _measure(
         self, function: ClientFunction, cohort: Cohort, states: TensorDict, received: TensorDict, each: bool
@@ -70,7 +76,10 @@ class Auto:
         except Exception as error:
             if not unsupported(error):
                 raise
-            log.warning("the vectorized engine cannot run this model (%s); using the sequential one", _first_line(error))
+            log.warning(
+                "the vectorized engine cannot run this model (%s); using the sequential one",
+                _first_line(error),
+            )
             self._chosen = self._sequential
             return
         looped = _seconds(self._sequential, part)
@@ -80,7 +89,7 @@ class Auto:
 
 
 def unsupported(error: BaseException) -> bool:
-    """Whether an error says that `vmap` has no rule for something in the model, rather than that the model is wrong."""
+    """Whether an error says that `vmap` lacks a rule for the model, rather than that the model is wrong."""
     text = f"{error} {error.__cause__ or ''}"
     return any(mark in text for mark in ("vmap", "Batching rule", "batching rule", "functorch"))
 

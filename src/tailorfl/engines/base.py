@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -11,13 +12,14 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.client import Client, Cohort
+from tailorfl.data.source import Source
 
 Parts = tuple[TensorDict, ...]
 ClientFunction = Callable[[Client, TensorDict, TensorDict], Parts]
 """(client, its state, what it received) -> any number of TensorDicts."""
 
-ROW_BUDGET = 64 * 2**20
-"""Bytes of inputs that one forward pass of an evaluation may hold."""
+INPUT_BYTES = 8 * 2**20
+"""Bytes of inputs that one forward pass of an evaluation may hold (activations need several times that)."""
 
 
 class Engine(Protocol):
@@ -28,36 +30,52 @@ class Engine(Protocol):
         """What the run's records call it."""
 
     def map(
-        self, function: ClientFunction, cohort: Cohort, states: TensorDict, received: TensorDict, each: bool = False
+        self,
+        function: ClientFunction,
+        cohort: Cohort,
+        states: TensorDict,
+        received: TensorDict,
+        each: bool = False,
     ) -> Parts:
-        """Returns `function` of every client, stacked: TensorDicts of [clients, ...] in the order of `cohort.ids`.
+        """Returns `function` of every client, stacked: [clients, ...] in the order of `cohort.ids`.
 
         `states` [clients, ...]; `received` one for all, or with `each` one a client, [clients, ...].
         """
 
     def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the outputs of client i's model on its rows, [rows of i, outputs] each; `models` [clients, ...]."""
+        """Returns the outputs of client i's model on its rows, [rows, outputs]; `models` [clients, ...]."""
 
-    def predict_all(self, cohort: Cohort, models: TensorDict, x: Tensor) -> Tensor:
-        """Returns the outputs of every client's model on the same inputs `x` [samples, ...]: [clients, samples, outputs]."""
-
-
-def stack(results: Sequence[Parts]) -> Parts:
-    """Returns the results of single clients stacked along a leading client axis."""
-    return tuple(
-        tree.nest(
-            [
-                (path, torch.stack(values))
-                for path, values in _columns([dict(tree.leaves(r[part])) for r in results]).items()
-            ],
-            [len(results)],
-        )
-        for part in range(len(results[0]))
-    )
+    def predict_all(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> Tensor:
+        """Returns the outputs of every client's model on the same `rows`, [clients, rows, outputs]."""
 
 
-def _columns(rows: Sequence[dict[str, Tensor]]) -> dict[str, list[Tensor]]:
-    return {path: [row[path] for row in rows] for path in rows[0]}
+def rows_at_once(source: Source, clients: int = 1) -> int:
+    """Returns how many samples of each of `clients` clients one forward pass of an evaluation takes."""
+    return max(1, INPUT_BYTES // (4 * clients * math.prod(source.input_shape)))
+
+
+class Stacked:
+    """Collects the results of clients or chunks of clients into tensors of [clients, ...]."""
+
+    def __init__(self, clients: int) -> None:
+        self.clients = clients
+        self._parts: list[dict[str, Tensor]] = []
+
+    def put(self, where: int | Tensor, results: Sequence[Mapping[str, Tensor]]) -> None:
+        """Writes the tensors of one client (`where` its position) or of several, [len(where), ...]."""
+        one = isinstance(where, int)
+        if not self._parts:
+            self._parts = [
+                {p: t.new_empty(self.clients, *(t.shape if one else t.shape[1:])) for p, t in part.items()}
+                for part in results
+            ]
+        for held, part in zip(self._parts, results, strict=True):
+            for path, tensor in part.items():
+                held[path][where] = tensor
+
+    def parts(self) -> Parts:
+        """Returns the collected TensorDicts."""
+        return tuple(tree.nest(part.items(), [self.clients]) for part in self._parts)
 
 
 def finite_clients(*parts: TensorDict) -> Tensor:

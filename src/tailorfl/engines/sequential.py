@@ -8,8 +8,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from tailorfl.core import tree
 from tailorfl.core.client import Client, Cohort
-from tailorfl.engines.base import ROW_BUDGET, ClientFunction, Parts, stack
+from tailorfl.data.source import Source
+from tailorfl.engines.base import ClientFunction, Parts, Stacked, rows_at_once
 
 
 class Sequential:
@@ -18,28 +20,36 @@ class Sequential:
     name = "sequential"
 
     def map(
-        self, function: ClientFunction, cohort: Cohort, states: TensorDict, received: TensorDict, each: bool = False
+        self,
+        function: ClientFunction,
+        cohort: Cohort,
+        states: TensorDict,
+        received: TensorDict,
+        each: bool = False,
     ) -> Parts:
         """Returns `function` of every client, stacked."""
-        results = []
+        out = Stacked(len(cohort.ids))
         for position in range(len(cohort.ids)):
             client = Client(cohort, torch.tensor(position))
-            results.append(function(client, states[position], received[position] if each else received))
-        return stack(results)
+            found = function(client, states[position], received[position] if each else received)
+            out.put(position, [dict(tree.leaves(part)) for part in found])
+        return out.parts()
 
     def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
         """Returns the outputs of client i's model on its rows."""
-        take = cohort.source.take
-        return [self._outputs(cohort, models, i, take(r)) for i, r in enumerate(rows)]
+        return [self._outputs(cohort, models, i, cohort.source, r) for i, r in enumerate(rows)]
 
-    def predict_all(self, cohort: Cohort, models: TensorDict, x: Tensor) -> Tensor:
-        """Returns the outputs of every client's model on the same inputs."""
-        return torch.stack([self._outputs(cohort, models, i, x) for i in range(models.batch_size[0])])
+    def predict_all(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> Tensor:
+        """Returns the outputs of every client's model on the same rows."""
+        return torch.stack(
+            [self._outputs(cohort, models, i, source, rows) for i in range(models.batch_size[0])]
+        )
 
     @staticmethod
-    def _outputs(cohort: Cohort, models: TensorDict, position: int, x: Tensor) -> Tensor:
-        state = {name: tensor[position] for name, tensor in models.items()}
-        if not len(x):
-            return torch.zeros(0, cohort.source.outputs)
-        at_once = max(1, ROW_BUDGET // (4 * max(1, x[0].numel())) // 16)
-        return torch.cat([cohort.model(state, part) for part in x.split(at_once)])
+    def _outputs(cohort: Cohort, models: TensorDict, position: int, source: Source, rows: Tensor) -> Tensor:
+        state = {name: tensor[position] for name, tensor in tree.tensors(models).items()}
+        if not len(rows):
+            return torch.zeros(0, source.outputs)
+        return torch.cat(
+            [cohort.model(state, source.take(part)) for part in torch.split(rows, rows_at_once(source))]
+        )

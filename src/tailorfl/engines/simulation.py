@@ -70,7 +70,8 @@ class Simulation:
 
     Args:
         fraction: share of training clients sampled each round; at least one client.
-        sampling: uniform without replacement; proportional to training samples; bernoulli (each client by itself, redrawn if none).
+        sampling: uniform without replacement; proportional to training samples; bernoulli (each client by
+            itself, redrawn if none).
         state_folder: where private states are memory-mapped; None keeps them in memory.
     """
 
@@ -100,7 +101,7 @@ class Simulation:
         self.round = 0
         self._members, self._val = self._rows()
 
-    # -- one round -------------------------------------------------------------------------------------------------
+    # -- one round ------------------------------------------------------------------------------------------
 
     def step(self) -> RoundResult:
         """Runs the next round and returns what it did.
@@ -117,34 +118,40 @@ class Simulation:
         finite = finite_clients(new, replies)
         rejected = tuple(c for c, ok in zip(training, finite.tolist(), strict=True) if not ok)
         if rejected:
-            log.warning("round %d: update of client %s is not finite and was rejected (learning rate too high?)",
-                        self.round, ", ".join(map(str, rejected)))  # fmt: skip
+            log.warning(
+                "round %d: update of client %s is not finite and was rejected (learning rate too high?)",
+                self.round,
+                ", ".join(map(str, rejected)),
+            )
         kept = finite.nonzero()[:, 0]
         if not len(kept):
             raise DivergenceError(
-                f"round {self.round}: all {len(training)} clients diverged (their updates are NaN or infinite); "
+                f"round {self.round}: all {len(training)} clients diverged (updates are NaN or infinite); "
                 "lower train.lr, set train.clip, or check the scale of the data"
             )
-        self.states.put([training[k] for k in kept], new[kept])
+        self.states.put([training[k] for k in kept], new if len(kept) == len(training) else new[kept])
         wanted = set(sampled)
         arrived = [int(k) for k in kept if training[int(k)] in wanted]
         traffic = self._count(message, replies, len(sampled))
         if arrived:
             ids = tuple(training[k] for k in arrived)
             self.server = self.method.aggregate(self.server, Replies(
-                stack=replies[torch.tensor(arrived)], clients=ids,
+                stack=replies if len(arrived) == len(training) else replies[torch.tensor(arrived)], clients=ids,
                 samples=np.array([len(self._members[i]) for i in ids], dtype=np.int64),
                 weighting=self.method.weights, total_clients=len(self._members),
                 parameters=frozenset(self.model.parameters),
             ))  # fmt: skip
-        losses = {name: float(t[kept].double().mean()) for name, t in metrics.items()}
+        losses = {name: float(t[kept].double().mean()) for name, t in tree.leaves(metrics)}
         self.traffic.add(traffic)
         result = RoundResult(self.round, sampled, rejected, losses, time.perf_counter() - begin, traffic)
         self.round += 1
         return result
 
     def sample(self, round: int) -> tuple[int, ...]:
-        """Returns the clients of a round in rising order; depends on (seed, round) only, so all methods see the same cohorts."""
+        """Returns the clients of a round in rising order.
+
+        They depend on (seed, round) only, so all methods see the same cohorts.
+        """
         total = len(self._members)
         rng = generator(self.seed, "sample", round)
         if self.sampling == "bernoulli":
@@ -159,21 +166,30 @@ class Simulation:
             share = sizes / sizes.sum()
         return tuple(sorted(int(c) for c in rng.choice(total, size=min(size, total), replace=False, p=share)))
 
-    # -- running client code ---------------------------------------------------------------------------------------
+    # -- running client code --------------------------------------------------------------------------------
 
     def cohort(self, ids: Sequence[int], limit: int | None = None, own: bool = False) -> Cohort:
-        """Returns the cohort `ids` of this round; `own` reads the federation's clients even where training is pooled."""
+        """Returns the cohort `ids` of this round.
+
+        `own` reads the federation's clients even where training is pooled.
+        """
         members = self.federation.train if own else self._members
         val = self.federation.val if own else self._val
         return Cohort(
             ids=tuple(ids), members=tuple(members[i] for i in ids), val=tuple(val[i] for i in ids),
-            source=self.federation.source, model=self.model, split=self.split, loss=LOSSES[self.federation.source.task],
-            config=self.train, seed=self.seed, round=self.round, limit=limit,
+            source=self.federation.source, model=self.model, split=self.split,
+            loss=LOSSES[self.federation.source.task], config=self.train, seed=self.seed, round=self.round,
+            limit=limit,
         )  # fmt: skip
 
     def run(
-        self, ids: Sequence[int], states: TensorDict, message: TensorDict | PerClient, function: Any,
-        limit: int | None = None, own: bool = False,
+        self,
+        ids: Sequence[int],
+        states: TensorDict,
+        message: TensorDict | PerClient,
+        function: Any,
+        limit: int | None = None,
+        own: bool = False,
     ) -> Parts:
         """Returns a client function of `ids`, stacked."""
         each = isinstance(message, PerClient)
@@ -199,22 +215,28 @@ class Simulation:
             return (np.concatenate(federation.train[:n]),), (np.concatenate(federation.val[:n]),)
         return federation.train[:n], federation.val[:n]
 
-    # -- the models that come out ----------------------------------------------------------------------------------
+    # -- the models that come out ---------------------------------------------------------------------------
 
-    def personal_models(self, ids: Sequence[int], at_once: int = 32) -> Iterator[tuple[tuple[int, ...], TensorDict]]:
-        """Yields (clients, their deployable models [clients, ...]); the one source of every metric of a personal model."""
+    def personal_models(
+        self, ids: Sequence[int], at_once: int = 32
+    ) -> Iterator[tuple[tuple[int, ...], TensorDict]]:
+        """Yields (clients, their deployable models [clients, ...]); every personal metric is of these."""
         for start in range(0, len(ids), at_once):
             part = tuple(ids[start : start + at_once])
             yield part, self._personal(part, self.states.get(part), None)
 
-    def newcomer_models(self, ids: Sequence[int], steps: int, at_once: int = 32) -> Iterator[tuple[tuple[int, ...], TensorDict]]:
-        """Yields the models of clients that never trained, after at most `steps` steps of each of their local trainings.
+    def newcomer_models(
+        self, ids: Sequence[int], steps: int, at_once: int = 32
+    ) -> Iterator[tuple[tuple[int, ...], TensorDict]]:
+        """Yields the models of clients that never trained, after at most `steps` steps of each training.
 
         0 steps: what such a client can deploy at once. Nothing is stored and nothing is sent.
         """
         for start in range(0, len(ids), at_once):
             part = tuple(ids[start : start + at_once])
-            fresh = tree.nest([(p, t.expand(len(part), *t.shape)) for p, t in tree.leaves(self.start)], [len(part)])
+            fresh = tree.nest(
+                [(p, t.expand(len(part), *t.shape)) for p, t in tree.leaves(self.start)], [len(part)]
+            )
             yield part, self._personal(part, fresh, steps)
 
     def _personal(self, ids: tuple[int, ...], states: TensorDict, steps: int | None) -> TensorDict:
@@ -235,7 +257,7 @@ class Simulation:
         message = self.method.broadcast(self.server, ())
         return None if isinstance(message, PerClient) else self.method.shared(message)
 
-    # -- checkpoints -----------------------------------------------------------------------------------------------
+    # -- checkpoints ----------------------------------------------------------------------------------------
 
     def dump(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Returns (tensors, facts) from which `load` continues exactly."""
@@ -247,7 +269,9 @@ class Simulation:
         """Restores what `dump` returned."""
         saved = {p.removeprefix("server/"): t for p, t in tensors.items() if p.startswith("server/")}
         self.server = tree.fill(self.server, saved)
-        self.states.load({p.removeprefix("clients/"): t for p, t in tensors.items() if p.startswith("clients/")})
+        self.states.load(
+            {p.removeprefix("clients/"): t for p, t in tensors.items() if p.startswith("clients/")}
+        )
         self.round, self.traffic = int(facts["round"]), Traffic(**facts["traffic"])
         if isinstance(self.engine, Auto) and facts["engine"] != "auto":
             self.engine.choose(str(facts["engine"]))

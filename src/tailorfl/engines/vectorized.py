@@ -12,10 +12,11 @@ from torch.func import vmap
 
 from tailorfl.core import tree
 from tailorfl.core.client import Client, Cohort, padded
-from tailorfl.engines.base import ROW_BUDGET, ClientFunction, Parts
+from tailorfl.data.source import Source
+from tailorfl.engines.base import ClientFunction, Parts, Stacked, rows_at_once
 
 CHUNK_BYTES = 64 * 2**20
-"""Parameters of one chunk, in bytes, when the chunk size is chosen here: what caches and memory hold comfortably."""
+"""Bytes of the parameters of one chunk, when the chunk size is chosen here: what memory holds comfortably."""
 
 
 class Vectorized:
@@ -37,46 +38,55 @@ class Vectorized:
         return int(np.clip(CHUNK_BYTES // (4 * cohort.model.scalars), 4, 128))
 
     def map(
-        self, function: ClientFunction, cohort: Cohort, states: TensorDict, received: TensorDict, each: bool = False
+        self,
+        function: ClientFunction,
+        cohort: Cohort,
+        states: TensorDict,
+        received: TensorDict,
+        each: bool = False,
     ) -> Parts:
         """Returns `function` of every client, stacked."""
         state_leaves, received_leaves = dict(tree.leaves(states)), dict(tree.leaves(received))
         order = np.argsort(-cohort.sizes, kind="stable")
-        out: list[dict[str, Tensor]] = []
+        out = Stacked(len(order))
         for start in range(0, len(order), self.chunk_of(cohort)):
             positions = order[start : start + self.chunk_of(cohort)]
             index = torch.from_numpy(positions)
             part = cohort.part(positions.tolist())
             mine = {p: t.index_select(0, index) for p, t in state_leaves.items()}
-            theirs = {p: t.index_select(0, index) for p, t in received_leaves.items()} if each else received_leaves
-            for at, found in enumerate(_apply(function, part, mine, theirs, each)):
-                if len(out) <= at:
-                    out.append({p: t.new_empty(len(order), *t.shape[1:]) for p, t in found.items()})
-                for path, tensor in found.items():
-                    out[at][path][index] = tensor
-        return tuple(tree.nest(part.items(), [len(order)]) for part in out)
+            theirs = (
+                {p: t.index_select(0, index) for p, t in received_leaves.items()} if each else received_leaves
+            )
+            out.put(index, _apply(function, part, mine, theirs, each))
+        return out.parts()
 
     def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
         """Returns the outputs of client i's model on its rows."""
         table, _ = padded([r.numpy() for r in rows])
-        width = max(1, ROW_BUDGET // (4 * max(1, len(rows)) * int(np.prod(cohort.source.input_shape))))
-        state = dict(models.items())
-        found = [vmap(cohort.model)(state, cohort.source.take(part)) for part in table.split(width, dim=1) if part.shape[1]]
-        if not found:
+        if not table.numel():
             return [torch.zeros(0, cohort.source.outputs) for _ in rows]
-        outputs = torch.cat(found, dim=1)
+        state = tree.tensors(models)
+        parts = torch.split(table, rows_at_once(cohort.source, len(rows)), dim=1)
+        outputs = torch.cat([vmap(cohort.model)(state, cohort.source.take(part)) for part in parts], dim=1)
         return [outputs[i, : len(r)] for i, r in enumerate(rows)]
 
-    def predict_all(self, cohort: Cohort, models: TensorDict, x: Tensor) -> Tensor:
-        """Returns the outputs of every client's model on the same inputs."""
-        clients = models.batch_size[0]
-        width = max(1, ROW_BUDGET // (4 * clients * max(1, x[0].numel())))
-        state = dict(models.items())
-        return torch.cat([vmap(cohort.model, in_dims=(0, None))(state, part) for part in x.split(width)], dim=1)
+    def predict_all(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> Tensor:
+        """Returns the outputs of every client's model on the same rows."""
+        if not len(rows):
+            return torch.zeros(models.batch_size[0], 0, source.outputs)
+        state = tree.tensors(models)
+        parts = torch.split(rows, rows_at_once(source, models.batch_size[0]))
+        return torch.cat(
+            [vmap(cohort.model, in_dims=(0, None))(state, source.take(part)) for part in parts], dim=1
+        )
 
 
 def _apply(
-    function: ClientFunction, cohort: Cohort, states: dict[str, Tensor], received: dict[str, Tensor], each: bool
+    function: ClientFunction,
+    cohort: Cohort,
+    states: dict[str, Tensor],
+    received: dict[str, Tensor],
+    each: bool,
 ) -> list[dict[str, Tensor]]:
     parts = 0
 
@@ -85,7 +95,10 @@ def _apply(
         found = function(Client(cohort, position), tree.nest(state.items()), tree.nest(message.items()))
         parts = len(found)
         # The position is returned too, so that a function with nothing to return is still mapped.
-        return {"position": position, **{f"{i}:{p}": t for i, part in enumerate(found) for p, t in tree.leaves(part)}}
+        return {
+            "position": position,
+            **{f"{i}:{p}": t for i, part in enumerate(found) for p, t in tree.leaves(part)},
+        }
 
     positions = torch.arange(len(cohort.ids))
     flat = vmap(one, in_dims=(0, 0 if states else None, 0 if each else None))(positions, states, received)

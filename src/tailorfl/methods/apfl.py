@@ -3,8 +3,8 @@
     personal model  v̄_i = α_i v_i + (1 − α_i) w_i
 
     server sends w;  w_i = w
-    client i, for every batch:   w_i = w_i − η ∇F(w_i);    v_i = v_i − η α_i ∇F(v̄_i)    with the new w_i in v̄_i
-    once a round, if adaptive:   α_i = clip(α_i − η ⟨∇F(v̄_i), v_i − w_i⟩, 0, 1)          before the first step
+    client i, for every batch:   w_i = w_i − η ∇F(w_i);   v_i = v_i − η α_i ∇F(v̄_i)   with the new w_i in v̄_i
+    once a round, if adaptive:   α_i = clip(α_i − η ⟨∇F(v̄_i), v_i − w_i⟩, 0, 1)     before the first step
     client sends w_i             server:  w = mean_S w_i
 
 Parameters are mixed, as in the paper; one reference implementation mixes logits instead.
@@ -26,9 +26,8 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.client import Client
-from tailorfl.core.local_sgd import Direction, Gradient
-from tailorfl.core.messages import Replies
-from tailorfl.core.method import Context, Method, register
+from tailorfl.core.gradients import Direction, Gradient
+from tailorfl.core.method import Context, register
 from tailorfl.methods.bases import ServerModel
 
 

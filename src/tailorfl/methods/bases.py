@@ -1,4 +1,4 @@
-"""Two shapes that many methods share: one model on the server, and a personal model of the same kind beside it."""
+"""Two shapes that many methods share: one model on the server, and a personal one of its kind beside it."""
 
 from __future__ import annotations
 

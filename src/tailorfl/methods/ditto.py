@@ -1,13 +1,13 @@
 """Ditto (Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021).
 
-    min over v_i:  F_i(v_i) + (λ/2)‖v_i − w*‖²,   w* the FedAvg solution, which the personal models do not influence
+    min over v_i:  F_i(v_i) + (λ/2)‖v_i − w*‖²,   w* the FedAvg solution, blind to the personal models
 
     server sends w
     client i:  θ = LocalSGD(w, E);   v_i = LocalSGD(v_i, E_p, prox (λ, w));   sends θ − w
     server:    w = w + mean_S (θ − w)
 
-The anchor is the RECEIVED w. The official code interleaves one θ step and one v step on the same batch; both trainings here
-see the same batches, and as they do not interact the result is the same.
+The anchor is the RECEIVED w. The official code interleaves one θ step and one v step on the same batch; both
+trainings here see the same batches, and as they do not interact the result is the same.
 
 | symbol | here |
 |---|---|
@@ -26,7 +26,7 @@ from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Context, Method, register
+from tailorfl.core.method import register
 from tailorfl.methods.bases import TwoModels
 
 
@@ -37,8 +37,12 @@ class Ditto(TwoModels):
     name: ClassVar[str] = "ditto"
     title: ClassVar[str] = "Ditto"
     paper: ClassVar[str] = "Li et al., ICML 2021"
-    lam: float = Field(1.0, ge=0, description="λ: pull of the personal model towards the received global model")
-    personal_epochs: int | None = Field(None, ge=0, description="epochs of personal training; default as local training")
+    lam: float = Field(
+        1.0, ge=0, description="λ: pull of the personal model towards the received global model"
+    )
+    personal_epochs: int | None = Field(
+        None, ge=0, description="epochs of personal training; default as local training"
+    )
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         v, w = state, received

@@ -1,12 +1,14 @@
 """FedAvg and its two nearest relatives.
 
-FedAvg: McMahan et al., AISTATS 2017; server optimizers: Reddi et al., ICLR 2021. FedProx: Li et al., MLSys 2020.
+FedAvg: McMahan et al., AISTATS 2017; server optimizers: Reddi et al., ICLR 2021. FedProx: Li et al., MLSys
+2020.
 
     server sends w
     client i:  θ_i = LocalSGD(w, E)                    FedProx adds (μ/2)‖θ − w‖² to the local loss
     server:    Δ = Σ_S a_i (θ_i − w),   w = server_optimizer(w, Δ)       (plain FedAvg: w = w + η_s Δ)
 
-FedAvg+FT: FedAvg; a client's deployable model is w tuned for E_ft epochs on its own data and thrown away afterwards.
+FedAvg+FT: FedAvg; a client's deployable model is w tuned for E_ft epochs on its own data and thrown away
+afterwards.
 
 | symbol | here |
 |---|---|
@@ -40,14 +42,17 @@ class FedAvg(Method):
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     has_personal: ClassVar[bool] = False
     weights: Weights = "samples"
-    server: ServerOptimizer = Field(ServerOptimizer(), description="server optimizer: kind, lr, momentum, beta2, eps, initial")
+    server: ServerOptimizer = Field(
+        ServerOptimizer(), description="server optimizer: kind, lr, momentum, beta2, eps, initial"
+    )
 
     def server_state(self, ctx: Context) -> TensorDict:
         parameters = ctx.init.select(*ctx.model.parameters)
         return TensorDict({"w": ctx.init, "optimizer": self.server.start(parameters)}, batch_size=[])
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
-        return server["w"]
+        w: TensorDict = server["w"]
+        return w
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         return state, client.fit(received)

@@ -1,5 +1,5 @@
-"""FedCLUP with constant λ (Yu et al., "Understanding the Statistical Accuracy-Communication Trade-off in Personalized
-Federated Learning with Minimax Guarantees", ICML 2025).
+"""FedCLUP with constant λ (Yu et al., "Understanding the Statistical Accuracy-Communication Trade-off in
+Personalized Federated Learning with Minimax Guarantees", ICML 2025).
 
     min over w, v_i:  Σ_i (1/N) ( F_i(v_i) + (λ/2)‖v_i − w‖² )
 
@@ -9,9 +9,9 @@ Federated Learning with Minimax Guarantees", ICML 2025).
 
 Small λ is high personalization, large λ low. Step size of the server:
 
-    gamma = "mean"     γ = 1/λ: w is the plain mean of v_i (the paper's real-data experiments); default, needs no L
+    gamma = "mean"     γ = 1/λ: w is the plain mean of v_i (the real-data experiments); default, needs no L
     gamma = "theory"   γ = (λ + L)/(2λL), Corollary 2
-    gamma = "edge"     γ = 1/λ + 1/L, the synthetic experiments; fastest in practice, at the boundary of the theory
+    gamma = "edge"     γ = 1/λ + 1/L (the synthetic experiments); fastest, at the boundary of the theory
 
 | symbol | here |
 |---|---|
@@ -28,10 +28,9 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from tensordict import TensorDict
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Context, Method, register
+from tailorfl.core.method import register
 from tailorfl.methods.bases import TwoModels
 
 

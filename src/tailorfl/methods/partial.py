@@ -8,7 +8,7 @@
 | method | paper | personal v_i | local training | a_i |
 |---|---|---|---|---|
 | FedPer | Arivazhagan et al., 2019 | head | u and v_i together, E epochs | samples |
-| FedRep | Collins et al., ICML 2021 | head | E_h epochs of v_i with u fixed, then E_b epochs of u with the new v_i fixed | samples |
+| FedRep | Collins et al., ICML 2021 | head | E_h epochs of v_i alone, then E_b epochs of u alone | samples |
 | LG-FedAvg | Liang et al., 2020 | feature extractor | together | uniform |
 | FedBN | Li et al., ICLR 2021 | norm layers, parameters and running statistics | together | samples |
 
@@ -28,8 +28,8 @@ from tensordict import TensorDict
 
 from tailorfl.core import tree
 from tailorfl.core.client import Client
-from tailorfl.core.messages import Replies, Weights
-from tailorfl.core.method import Context, Method, register
+from tailorfl.core.messages import Weights
+from tailorfl.core.method import Context, register
 from tailorfl.methods.bases import ServerModel
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
@@ -39,7 +39,9 @@ class SplitMethod(ServerModel):
     """A model in two parts, trained together."""
 
     has_global: ClassVar[bool] = False
-    personal_part: str = Field("head", description="what stays on the client: head, extractor, norm, input, all, none, a+b")
+    personal_part: str = Field(
+        "head", description="what stays on the client: head, extractor, norm, input, all, none, a+b"
+    )
 
     def make_split(self, model: Model) -> Split:
         return Split.of(model.module, personal=self.personal_part)
@@ -97,7 +99,9 @@ class LGFedAvg(SplitMethod):
     name: ClassVar[str] = "lg_fedavg"
     title: ClassVar[str] = "LG-FedAvg"
     paper: ClassVar[str] = "Liang et al., 2020"
-    personal_part: str = Field("extractor", description="what stays on the client; extractor:k shares the last k linear layers")
+    personal_part: str = Field(
+        "extractor", description="what stays on the client; extractor:k shares the last k linear layers"
+    )
 
 
 @register

@@ -29,7 +29,7 @@ from tensordict import TensorDict
 from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies, Weights
-from tailorfl.core.method import Context, Method, register
+from tailorfl.core.method import register
 from tailorfl.methods.bases import TwoModels
 
 
@@ -41,20 +41,31 @@ class PFedMe(TwoModels):
     title: ClassVar[str] = "pFedMe"
     paper: ClassVar[str] = "T. Dinh et al., NeurIPS 2020"
     weights: Weights = "samples"
-    lam: float = Field(15.0, ge=0, description="λ: pull of the personal model towards the local copy of the global one")
+    lam: float = Field(
+        15.0, ge=0, description="λ: pull of the personal model towards the local copy of the global one"
+    )
     inner_steps: int = Field(5, ge=1, description="K: steps on each batch")
     local_rounds: int = Field(20, ge=1, description="R: batches a round")
     lr: float = Field(0.005, gt=0, description="η: step of the local copy of the global model")
-    personal_lr: float | None = Field(None, gt=0, description="η_p: step of the personal model; default the run's lr")
-    inner_wd: float = Field(0.0, ge=0, description="extra shrinkage of θ in the inner step (the official code uses 1e-3)")
+    personal_lr: float | None = Field(
+        None, gt=0, description="η_p: step of the personal model; default the run's lr"
+    )
+    inner_wd: float = Field(
+        0.0, ge=0, description="extra shrinkage of θ in the inner step (the official code uses 1e-3)"
+    )
     beta: float = Field(1.0, ge=0, le=2, description="β: server step")
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         w = theta = received
         for r in range(self.local_rounds):
             theta = client.fit(
-                theta, prox=(self.lam, w), steps=1, repeat=self.inner_steps, first=r,
-                lr=self.personal_lr, weight_decay=self.inner_wd,
+                theta,
+                prox=(self.lam, w),
+                steps=1,
+                repeat=self.inner_steps,
+                first=r,
+                lr=self.personal_lr,
+                weight_decay=self.inner_wd,
             )
             pulled = w - (w - theta) * (self.lr * self.lam)
             w = tree.merge(theta, client.parameters(pulled))

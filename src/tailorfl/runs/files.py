@@ -170,17 +170,23 @@ class FolderLock:
         """Take the lock. Raises RunError if it is held already or the folder cannot be written."""
         with reporting(folder, "lock"):
             self._file = (folder / ".lock").open("a+b", buffering=0)
-            deadline = time.monotonic() + LOCK_PATIENCE
-            while not _try_lock(self._file.fileno(), fcntl.LOCK_EX):
-                if time.monotonic() >= deadline:
-                    owner = os.pread(self._file.fileno(), 32, 0).decode() or "unknown"
-                    self._file.close()
-                    raise RunError(
-                        f"process {owner} is writing to '{folder}'; wait for its end or choose another name"
-                    )
-                time.sleep(0.02)
-            self._file.truncate(0)
-            self._file.write(str(os.getpid()).encode())
+            try:
+                self._wait(folder)
+                self._file.truncate(0)
+                self._file.write(str(os.getpid()).encode())
+            except BaseException:
+                self._file.close()
+                raise
+
+    def _wait(self, folder: Path) -> None:
+        deadline = time.monotonic() + LOCK_PATIENCE
+        while not _try_lock(self._file.fileno(), fcntl.LOCK_EX):
+            if time.monotonic() >= deadline:
+                owner = os.pread(self._file.fileno(), 32, 0).decode() or "unknown"
+                raise RunError(
+                    f"process {owner} is writing to '{folder}'; wait for its end or choose another name"
+                )
+            time.sleep(0.02)
 
     def release(self) -> None:
         """Give the lock back. The file stays: deleting it could split later owners between two files."""

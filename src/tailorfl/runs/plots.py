@@ -49,7 +49,7 @@ def metric_per_round(
         axes.fill_between(
             rounds, means - widths, means + widths, color=_colour(number), alpha=0.18, linewidth=0
         )
-    axes.set_xlabel("round")
+    axes.set_xlabel("round (line: mean over seeds, band: 95 % confidence interval)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _metric_axis(axes, metric, "y")
     _save(figure, axes, path)
@@ -71,9 +71,9 @@ def client_distribution(
         heights = number + jitter.uniform(-0.22, 0.22, len(values))
         axes.scatter(values, heights, s=9, alpha=0.45, linewidth=0, color=_colour(number), zorder=2)
         _box(axes, number, values)
-    axes.set_yticks(range(len(groups)), [f"{label}\n{len(values)} clients" for label, values in groups])
+    axes.set_yticks(range(len(groups)), [f"{label}\nn = {len(values)}" for label, values in groups])
     axes.invert_yaxis()  # first label on top, as in a table
-    _metric_axis(axes, metric, "x")
+    _metric_axis(axes, metric, "x", " (box: quartiles, line: median, diamond: mean, whiskers: 5 % to 95 %)")
     _save(figure, axes, path)
 
 
@@ -86,6 +86,8 @@ def metric_by_bytes(
     never communicates has no place on the axis: its last value is a horizontal line. Raises RunError if
     nothing is left to plot or the file cannot be written.
     """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     data = _usable(frame, ["label", "seed", "round", "bytes", metric], metric)
     figure, axes = _figure(title or f"{_name(metric)} for communication")
     for number, (label, group) in enumerate(data.groupby("label", sort=False)):
@@ -98,7 +100,10 @@ def metric_by_bytes(
             name = f"{label} (no communication)"
             axes.axhline(means[-1], color=_colour(number), linestyle=(0, (1, 1)), linewidth=1.8, label=name)
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(lambda value, _: human_bytes(value))
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
+    axes.xaxis.set_major_formatter(lambda value, _: human_bytes(value).replace(".0 ", " "))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("bytes sent by all clients and the server so far (log scale)")
     _metric_axis(axes, metric, "y")
     _save(figure, axes, path)
@@ -131,7 +136,7 @@ def _figure(title: str, height: float = 4.2) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(7.6, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.set_title(title, fontsize=12)
+    axes.set_title(title[:1].upper() + title[1:], fontsize=12)
     axes.grid(color="0.88", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -152,24 +157,25 @@ def _line(axes: Axes, number: int, label: str, x: np.ndarray, y: np.ndarray) -> 
     )
 
 
-def _box(axes: Axes, height: float, values: np.ndarray) -> None:
-    """Box of the quartiles and median, whiskers to 5 % and 95 %, and the mean as a diamond."""
+def _box(axes: Axes, number: int, values: np.ndarray) -> None:
+    """Box of the quartiles and median, whiskers to 5 % and 95 %, mean as a diamond, at height `number`."""
     low, first, median, third, high = np.percentile(values, [5, 25, 50, 75, 95])
-    axes.barh(height, third - first, 0.6, first, facecolor="none", edgecolor="black", linewidth=1, zorder=3)
-    axes.hlines([height, height], [low, third], [first, high], color="black", linewidth=1, zorder=3)
-    axes.vlines(median, height - 0.3, height + 0.3, color="black", linewidth=2, zorder=3)
-    axes.plot(values.mean(), height, "D", markersize=6, color="white", markeredgecolor="black", zorder=4)
+    colour = _colour(number)
+    axes.barh(number, third - first, 0.6, first, facecolor="none", edgecolor=colour, linewidth=1.6, zorder=3)
+    axes.hlines([number, number], [low, third], [first, high], color=colour, linewidth=1.6, zorder=3)
+    axes.vlines(median, number - 0.3, number + 0.3, color="black", linewidth=2, zorder=3)
+    axes.plot(values.mean(), number, "D", markersize=6, color="white", markeredgecolor="black", zorder=4)
 
 
-def _metric_axis(axes: Axes, metric: str, which: str) -> None:
+def _metric_axis(axes: Axes, metric: str, which: str, legend: str = "") -> None:
     from matplotlib.ticker import PercentFormatter
 
     axis = axes.yaxis if which == "y" else axes.xaxis
     if metric in SHARES:
         axis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=""))
-        axis.set_label_text(f"{_name(metric)} (%)")
+        axis.set_label_text(f"{_name(metric)} in %{legend}")
     else:
-        axis.set_label_text(_name(metric))
+        axis.set_label_text(f"{_name(metric)}{legend}")
 
 
 def _save(figure: Figure, axes: Axes, path: str | Path) -> None:

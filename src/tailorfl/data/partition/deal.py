@@ -127,13 +127,13 @@ def raise_to_minimum(owner: Ints, strata: Ints, clients: int, min_size: int, rng
     if needed == 0:
         return owner
     give = _levelled(sizes, needed, min_size, rng)
+    # Each sample's random place among its client's: the first `give` of a client's are released.
     shuffled = np.lexsort((rng.random(len(owner)), owner))
-    rank = np.empty(len(owner), dtype=np.int64)
+    place = np.empty(len(owner), dtype=np.int64)
+    place[shuffled] = np.arange(len(owner))
     first = np.searchsorted(owner[shuffled], np.arange(clients))
-    owned = owner >= 0
-    rank[shuffled] = np.arange(len(owner))
-    released = np.flatnonzero(owned)
-    released = released[rank[released] - first[owner[released]] < give[owner[released]]]
+    released = np.flatnonzero(owner >= 0)
+    released = released[place[released] - first[owner[released]] < give[owner[released]]]
     released = released[np.lexsort((strata[released], owner[released]))]
     repaired = owner.copy()
     repaired[released] = np.repeat(np.arange(clients), missing)

@@ -52,7 +52,7 @@ def quantity(
     test: Ints | None = None,
     alpha: float | None = None,
     sigma: float | None = None,
-    min_size: int = 1,
+    min_size: int = 3,
 ) -> Deal:
     """Unequal sizes with equal label distributions.
 
@@ -66,7 +66,7 @@ def quantity(
         test: `[test samples]` int64, the official test part.
         alpha: concentration of Dirichlet shares; small is unequal.
         sigma: standard deviation of the logarithm of log-normal shares; large is unequal.
-        min_size: smallest number of training samples of a client.
+        min_size: smallest number of training samples of a client; 3 fill train, validation and test part.
 
     Raises:
         ConfigError: if both `alpha` and `sigma` are given.

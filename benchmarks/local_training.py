@@ -1,0 +1,113 @@
+"""One round of local training: an optimised plain PyTorch loop against this library's engines, in alternation in one process.
+
+100 clients x 60 samples of 28x28, batch 10, one epoch of SGD. Single-thread process time (steadier than wall time), the
+minimum over repetitions, and ratios of it to the plain loop's. Run on an otherwise idle machine:
+
+    python benchmarks/local_training.py --repeat 7 --json benchmarks/results/local_training.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import tailorfl.methods  # noqa: F401  registers the methods
+from tailorfl.core.client import TrainConfig
+from tailorfl.core.method import make_method
+from tailorfl.data.federation import Federation
+from tailorfl.data.source import Source
+from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.models.functional import Model
+from tailorfl.models.registry import build
+
+CLIENTS, SAMPLES, BATCH, LR = 100, 60, 10, 0.01
+WORK = {"logistic": {}, "mlp": {"hidden": (200,)}, "cnn2": {}}
+
+
+def federation() -> Federation:
+    """100 clients with 60 random samples each."""
+    generator = torch.Generator().manual_seed(0)
+    total = CLIENTS * SAMPLES
+    source = Source(
+        "random", torch.randn(total, 1, 28, 28, generator=generator), torch.randint(0, 10, (total,), generator=generator),
+        "classification", 10,
+    )  # fmt: skip
+    rows = tuple(np.arange(i * SAMPLES, (i + 1) * SAMPLES) for i in range(CLIENTS))
+    none = tuple(np.empty(0, dtype=np.int64) for _ in rows)
+    return Federation(source, rows, none, none, tuple(str(i) for i in range(CLIENTS)), CLIENTS)
+
+
+def plain_loop(module: nn.Module, data: Federation) -> Callable[[], None]:
+    """FedAvg's round as one would write it for speed: resident tensors, autograd.grad, foreach updates, no optimizer object."""
+    x, y = data.source.x, data.source.y
+    parameters = list(module.parameters())
+    start = [p.detach().clone() for p in parameters]
+
+    def round_() -> None:
+        total = [torch.zeros_like(p) for p in start]
+        for rows in data.train:
+            own = torch.from_numpy(rows)
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, start)
+            order = own[torch.randperm(len(own))]
+            for batch in order.split(BATCH):
+                loss = F.cross_entropy(module(x[batch]), y[batch])
+                gradients = torch.autograd.grad(loss, parameters)
+                with torch.no_grad():
+                    torch._foreach_add_(parameters, gradients, alpha=-LR)
+            with torch.no_grad():
+                torch._foreach_add_(total, parameters, alpha=1 / CLIENTS)
+
+    return round_
+
+
+def engine_round(name: str, options: dict[str, object], data: Federation, engine: str, chunk: int | None) -> Callable[[], object]:
+    """FedAvg's round in an engine."""
+    model = Model(lambda: build(name, data.source.input_shape, 10, **options))
+    config = TrainConfig(epochs=1, batch_size=BATCH, lr=LR)
+    return Simulation(make_method("fedavg"), data, model, config, engine=make_engine(engine, chunk)).step
+
+
+def main() -> None:
+    """Measures and prints one line a model."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--models", nargs="*", default=list(WORK))
+    parser.add_argument("--chunk", type=int, default=None)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    data = federation()
+    out: dict[str, object] = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__, "clients": CLIENTS,
+                              "samples": SAMPLES, "batch": BATCH, "repeat": arguments.repeat}  # fmt: skip
+    for name in arguments.models:
+        runs = {"plain": plain_loop(build(name, (1, 28, 28), 10, **WORK[name]), data)}
+        for engine in ("sequential", "vectorized", "auto"):
+            runs[engine] = engine_round(name, WORK[name], data, engine, arguments.chunk)
+        for run in runs.values():
+            run()
+        seconds: dict[str, list[float]] = {key: [] for key in runs}
+        for _ in range(arguments.repeat):
+            for key, run in runs.items():
+                begin = time.process_time()
+                run()
+                seconds[key].append(time.process_time() - begin)
+        best = {key: min(values) for key, values in seconds.items()}
+        paired = {key: float(np.median(np.array(seconds["plain"]) / np.array(v))) for key, v in seconds.items()}
+        out[name] = {"seconds": best, "times_faster_than_plain": paired}
+        print(f"{name:10s}" + "".join(f"  {k} {best[k]:.4f} s ({paired[k]:.2f}x)" for k in runs), flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(out, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What an experiment would cost, for the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tailorfl.runs.tables import human_bytes, human_seconds
+
+if TYPE_CHECKING:
+    from tailorfl.experiments.runner import Estimate
+    from tailorfl.experiments.schema import ExperimentConfig
+
+
+def show_estimate(console: Console, config: ExperimentConfig, estimate: Estimate) -> None:
+    """Prints an estimate: single numbers in one table, and a table for every field with rows of its own."""
+    facts = Table(title=f"{config.name}: nothing was trained (--dry-run)", show_header=False)
+    facts.add_column(style="bold")
+    facts.add_column()
+    facts.add_row("methods", escape(", ".join(method.label for method in config.methods)))
+    facts.add_row("seeds", ", ".join(map(str, config.seeds)))
+    facts.add_row("rounds", str(config.rounds))
+    tables = []
+    for field in dataclasses.fields(estimate):
+        value = getattr(estimate, field.name)
+        rows = _rows(value)
+        if rows is None:
+            facts.add_row(_words(field.name), escape(_text(field.name, value)))
+        else:
+            tables.append(_table(_words(field.name), rows))
+    for table in (facts, *tables):
+        console.print(table)
+
+
+def _rows(value: Any) -> list[Mapping[str, Any]] | None:
+    """Rows of a table, if the value is one: a mapping of mappings (by name) or a list of mappings."""
+    if isinstance(value, Mapping) and value and all(isinstance(row, Mapping) for row in value.values()):
+        return [{"name": name, **row} for name, row in value.items()]
+    if isinstance(value, Sequence) and value and all(isinstance(row, Mapping) for row in value):
+        return list(value)
+    return None
+
+
+def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(title=title)
+    for name in names:
+        numeric = all(isinstance(row.get(name, 0), int | float) for row in rows)
+        table.add_column(escape(_words(name)), justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*(escape(_text(name, row.get(name, ""))) for name in names))
+    return table
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _text(name: str, value: Any) -> str:
+    """A value with the unit that its name says."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(name, item)}" for key, item in value.items())
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if "bytes" in name or "memory" in name:
+        return human_bytes(value)
+    if "seconds" in name:
+        return human_seconds(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

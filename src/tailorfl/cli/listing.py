@@ -1,0 +1,107 @@
+"""Tables of what there is: methods, data, models, partitions, recipes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+Row = tuple[str, str, str]
+"""Name, description, options with defaults one a line."""
+
+
+def tables(names: Iterable[str]) -> Iterator[Table]:
+    """One table for each of the lists `names`."""
+    for name in names:
+        rows = list(LISTS[name]())
+        has_options = any(options for _, _, options in rows)
+        table = Table(title=name, show_lines=has_options)
+        table.add_column("Name", style="bold", no_wrap=True)
+        table.add_column("What it is")
+        if has_options:
+            table.add_column("Options and defaults")
+        for name_of, description, options in rows:
+            cells = (name_of, description, options) if has_options else (name_of, description)
+            table.add_row(*map(escape, cells))
+        yield table
+
+
+def _methods() -> Iterator[Row]:
+    import tailorfl.methods  # noqa: F401  registers the library's methods
+    from tailorfl.core.method import methods
+
+    for name, method in methods().items():
+        lines = []
+        for option, field in method.model_fields.items():
+            text = f"{option} = {_value(field.get_default(call_default_factory=True, validated_data={}))}"
+            lines.append(f"{text}  {field.description}" if field.description else text)
+        yield name, f"{method.title}: {_first_line(method)}\n{method.paper}", "\n".join(lines)
+
+
+def _data() -> Iterator[Row]:
+    from tailorfl.data.registry import sources
+    from tailorfl.experiments.check import source_options
+
+    for name, description in sources().items():
+        yield name, description, _options(source_options(name))
+
+
+def _models() -> Iterator[Row]:
+    from tailorfl.models.registry import available, options_of
+
+    for name, description in available().items():
+        yield name, description, _options(options_of(name))
+
+
+def _partitions() -> Iterator[Row]:
+    from tailorfl.data.partition import RECIPES
+
+    for name, recipe in sorted(RECIPES.items()):
+        defaults = {p.name: p.default for p in inspect.signature(recipe.function).parameters.values()}
+        options: dict[str, Any] = {option: defaults[option] for option in recipe.options()}
+        if recipe.group is not None:
+            options["group"] = recipe.group
+        yield name, _first_line(recipe.function), _options(options)
+
+
+def _recipes() -> Iterator[Row]:
+    from tailorfl.experiments.config import read, recipes
+
+    for name in recipes():
+        yield name, " ".join(str(read(name).get("description", "")).split()), ""
+
+
+LISTS: Mapping[str, Callable[[], Iterator[Row]]] = {
+    "methods": _methods,
+    "data": _data,
+    "models": _models,
+    "partitions": _partitions,
+    "recipes": _recipes,
+}
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    return "\n".join(
+        f"{name} (needed)" if default is inspect.Parameter.empty else f"{name} = {_value(default)}"
+        for name, default in options.items()
+    )
+
+
+def _value(default: Any) -> str:
+    """A default as it would stand in a YAML file."""
+    if hasattr(default, "model_dump"):
+        default = default.model_dump()
+    if default is None or isinstance(default, bool):
+        return {None: "null", True: "true", False: "false"}[default]
+    if isinstance(default, Mapping):
+        return "{" + ", ".join(f"{key}: {_value(value)}" for key, value in default.items()) + "}"
+    if isinstance(default, list | tuple):
+        return "[" + ", ".join(_value(value) for value in default) + "]"
+    return str(default)
+
+
+def _first_line(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")

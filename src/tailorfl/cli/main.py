@@ -1,0 +1,294 @@
+"""The command `tailorfl`: parse, call, print. Heavy packages are imported where a command needs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+import tailorfl
+from tailorfl.errors import ConfigError, TailorflError, nearest
+
+if TYPE_CHECKING:
+    from tailorfl.experiments.result import ExperimentResult
+    from tailorfl.experiments.schema import ExperimentConfig
+
+WIDE = 200
+INTERRUPTED = 130
+"""Exit code of a process stopped by Ctrl-C, as shells have it."""
+
+
+@dataclass
+class State:
+    """What commands leave behind for the one place that reports errors."""
+
+    debug: bool = False
+    out: Path | None = None
+    """Result folder of the experiment under way."""
+
+
+class Commands(TyperGroup):
+    """The group of all commands; the only place where errors become messages and exit codes."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Finds the command; raises click's UsageError with the nearest command for one that does not exist."""
+        try:
+            return click.Group.resolve_command(self, ctx, args)
+        except click.UsageError as error:
+            # Newer versions of click suggest by themselves, older ones do not.
+            hint = nearest(args[0], self.commands)
+            if hint and "Did you mean" not in error.format_message():
+                error.message = f"{error.message.rstrip('.')}. Did you mean '{hint}'?"
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs a command; raises typer.Exit with the error's code once its message is printed."""
+        state = ctx.ensure_object(State)
+        try:
+            return super().invoke(ctx)
+        except TailorflError as error:
+            if state.debug:
+                raise
+            _stderr().print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False, soft_wrap=True)
+            raise typer.Exit(error.exit_code) from error
+        except KeyboardInterrupt as stop:
+            message = "interrupted"
+            if state.out is not None and (state.out / "config.yaml").is_file():
+                message += f"; continue with: tailorfl run --resume {_quoted(state.out)}"
+            _stderr().print(f"\n{_plain(message)}", highlight=False, soft_wrap=True)
+            raise typer.Exit(INTERRUPTED) from stop
+
+
+app = typer.Typer(
+    name="tailorfl",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Personalized federated learning: write one client, run a thousand.",
+    epilog="First steps: tailorfl compare | tailorfl run method=ditto train.lr=0.1 | tailorfl list methods",
+)
+
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG] [KEY=VALUE]...",
+        help="A YAML file or the name of a recipe; then settings, such as method=ditto train.lr=0.1.",
+        show_default=False,
+    ),
+]
+Out = Annotated[
+    Path | None, typer.Option(help="Result folder; by default runs/NAME, or the next free runs/NAME-2, ...")
+]
+Resume = Annotated[Path | None, typer.Option(help="Continue the experiment in this result folder.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the experiment in the result folder.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show sizes, costs and an estimate; train nothing.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress display.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tailorfl {tailorfl.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    ctx: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options of every command."""
+    ctx.ensure_object(State).debug = debug
+
+
+@app.command("run")
+def run_command(
+    ctx: typer.Context,
+    arguments: Arguments = None,
+    out: Out = None,
+    resume: Resume = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run an experiment: one method (Ditto if not told), or all that its file names."""
+    _experiment(ctx, arguments, None, out, resume, overwrite, dry_run, quiet)
+
+
+@app.command()
+def compare(
+    ctx: typer.Context,
+    arguments: Arguments = None,
+    out: Out = None,
+    resume: Resume = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare several methods fairly: same data, same seeds, one table with plots."""
+    from tailorfl.experiments.schema import COMPARED
+
+    _experiment(ctx, arguments, COMPARED, out, resume, overwrite, dry_run, quiet)
+
+
+@app.command()
+def reproduce(
+    ctx: typer.Context,
+    recipe: Annotated[str, typer.Argument(help="Name of a packaged recipe, see: tailorfl list recipes.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.", show_default=False)
+    ] = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a packaged recipe and show a paper's numbers beside ours."""
+    from tailorfl.errors import unknown
+    from tailorfl.experiments.config import recipes
+
+    if recipe not in recipes():
+        raise unknown("recipe", recipe, recipes())
+    _experiment(ctx, [recipe, *(settings or ())], None, out, None, overwrite, dry_run, quiet)
+
+
+@app.command("list")
+def list_command(
+    what: Annotated[
+        str | None, typer.Argument(help="methods, data, models, partitions or recipes; by default all.")
+    ] = None,
+) -> None:
+    """List what there is, with options and their defaults."""
+    from tailorfl.cli.listing import LISTS, tables
+    from tailorfl.errors import unknown
+
+    if what is not None and what not in LISTS:
+        raise unknown("list", what, LISTS)
+    for table in tables(list(LISTS) if what is None else [what]):
+        _stdout().print(table)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="Result folder of an experiment.")]) -> None:
+    """Print an experiment's table again and write its plots, report.md and report.html."""
+    from tailorfl.experiments.report import write_report
+    from tailorfl.experiments.result import ExperimentResult
+
+    result = ExperimentResult.load(folder)
+    files = write_report(result)
+    _show(result)
+    _stdout().print(f"report: {', '.join(str(file) for file in files)}", highlight=False, soft_wrap=True)
+
+
+def run() -> None:
+    """Entry point of the command `tailorfl`."""
+    app()
+
+
+def _experiment(
+    ctx: typer.Context,
+    arguments: list[str] | None,
+    methods: tuple[str, ...] | None,
+    out: Path | None,
+    resume: Path | None,
+    overwrite: bool,
+    dry_run: bool,
+    quiet: bool,
+) -> None:
+    """Loads, checks and runs an experiment, or estimates it."""
+    config = _config(arguments or [], methods, out, resume, overwrite)
+
+    from tailorfl.experiments.check import (
+        check,
+    )  # from here on torch is needed, which takes a second to import
+
+    check(config)
+    if dry_run:
+        from tailorfl.cli.estimates import show_estimate
+        from tailorfl.experiments.runner import estimate
+
+        show_estimate(_stdout(), config, estimate(config))
+        return
+    from tailorfl.cli.progress import observer
+    from tailorfl.experiments.folders import new_folder
+    from tailorfl.experiments.runner import run_experiment
+
+    state = ctx.ensure_object(State)
+    state.out = resume or out or new_folder(config, overwrite)
+    with observer(_stderr(), config, quiet=quiet) as watch:
+        result = run_experiment(
+            config, state.out, resume=resume is not None, overwrite=overwrite, observer=watch
+        )
+    state.out = None
+    _show(result, config)
+
+
+def _config(
+    arguments: list[str],
+    methods: tuple[str, ...] | None,
+    out: Path | None,
+    resume: Path | None,
+    overwrite: bool,
+) -> ExperimentConfig:
+    from tailorfl.experiments.config import load
+    from tailorfl.experiments.folders import experiment_in
+
+    if resume is not None:
+        if arguments or out is not None or overwrite:
+            raise ConfigError(
+                "--resume continues an experiment with the settings it was started with; leave out CONFIG, "
+                "KEY=VALUE, --out and --overwrite, or start a new experiment without --resume"
+            )
+        return experiment_in(resume)
+    named = bool(arguments) and "=" not in arguments[0]
+    return load(arguments[0] if named else None, arguments[1:] if named else arguments, methods=methods)
+
+
+def _show(result: ExperimentResult, config: ExperimentConfig | None = None) -> None:
+    """The comparison table, published numbers where there are any, and where the results lie."""
+    from tailorfl.cli.results import published_table, show_comparison
+    from tailorfl.experiments.folders import experiment_in
+    from tailorfl.experiments.published import notes
+
+    config = config or experiment_in(result.path)
+    out = _stdout()
+    show_comparison(out, result, config.name)
+    if config.published:
+        out.print(published_table(result, config.published))
+        for note in notes(config.published):
+            out.print(note, style="dim", highlight=False)
+    out.print(f"results: {result.path}", highlight=False, soft_wrap=True)
+
+
+def _stdout() -> Console:
+    """Standard output; a file or pipe has no edge to wrap at."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDE)
+
+
+def _stderr() -> Console:
+    return Console(stderr=True)
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _quoted(path: Path) -> str:
+    import shlex
+
+    return shlex.quote(str(path))
+
+
+if __name__ == "__main__":
+    run()

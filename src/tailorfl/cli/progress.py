@@ -1,0 +1,161 @@
+"""Progress of an experiment: live bars in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from tailorfl.experiments.runner import Quiet
+
+if TYPE_CHECKING:
+    from tailorfl.experiments.runner import Job, Observer
+    from tailorfl.experiments.schema import ExperimentConfig
+
+
+@contextmanager
+def observer(console: Console, config: ExperimentConfig, *, quiet: bool = False) -> Iterator[Observer]:
+    """The observer that suits a console; log messages of the library go to the same console meanwhile."""
+    log = logging.getLogger("tailorfl")
+    handler = RichHandler(console=console, show_path=False, show_time=False)
+    log.addHandler(handler)
+    try:
+        if quiet:
+            yield Quiet()
+        elif console.is_terminal:
+            with _bars(console) as progress:
+                yield Live(progress, len(config.seeds) * len(config.methods))
+        else:
+            yield Lines(console)
+    finally:
+        log.removeHandler(handler)
+
+
+def headline(metrics: Mapping[str, float]) -> tuple[str, float] | None:
+    """(name, value) to show out of means by "model/set/metric": personal before global, local first."""
+    for model in ("personal", "global"):
+        for key, value in metrics.items():
+            if key.startswith(f"{model}/local/"):
+                return key.rsplit("/", 1)[-1], value
+    return next(iter(metrics.items()), None)
+
+
+def title(job: Job) -> str:
+    """The name of a job for people."""
+    return f"{job.method.label} seed {job.seed}"
+
+
+class Lines:
+    """One line when a job starts, at each evaluation and at its end; for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._where = ""
+        self._rounds = 0
+        self._speed = 0.0
+
+    def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
+        """Says which job begins."""
+        self._where, self._rounds = f"[{position}/{total}] {title(job)}", rounds
+        resumed = f", resumed after round {resumed_from}" if resumed_from else ""
+        self._print(f"{self._where}: {rounds} rounds{resumed}")
+
+    def round_done(
+        self,
+        job: Job,
+        round: int,
+        clients_per_second: float,
+        losses: dict[str, float],
+        rejected: tuple[int, ...],
+    ) -> None:
+        """Remembers the speed; rejected clients are named by the log."""
+        self._speed = clients_per_second
+
+    def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
+        """Says how good the models are."""
+        found = headline(metrics)
+        score = "" if found is None else f", {found[0]} {found[1]:.4f}"
+        speed = f", {self._speed:.0f} clients/s" if self._speed else ""
+        self._print(f"{self._where}: round {round}/{self._rounds}{score}{speed}")
+
+    def job_done(self, job: Job, summary: dict[str, Any]) -> None:
+        """Says how long it took."""
+        self._print(f"{self._where}: done in {summary['seconds']:.1f} s")
+
+    def _print(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
+
+
+class Live:
+    """Two bars: the experiment with the time left, and the current job with round, clients/s and metric."""
+
+    def __init__(self, progress: Progress, jobs: int) -> None:
+        self._progress = progress
+        self._all = progress.add_task("experiment", total=jobs, facts=f"0/{jobs} jobs")
+        self._job = progress.add_task("", total=None, facts="", visible=False)
+        self._jobs, self._position, self._rounds, self._score = jobs, 0, 1, ""
+
+    def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
+        """Starts the job's bar."""
+        self._position, self._rounds, self._score = position, rounds, ""
+        self._progress.reset(
+            self._job, total=rounds, completed=resumed_from, description=title(job), visible=True
+        )
+        self._progress.update(self._job, facts=f"round {resumed_from}/{rounds}")
+        self._advance(resumed_from)
+
+    def round_done(
+        self,
+        job: Job,
+        round: int,
+        clients_per_second: float,
+        losses: dict[str, float],
+        rejected: tuple[int, ...],
+    ) -> None:
+        """Moves both bars."""
+        turned_away = f" · {len(rejected)} rejected" if rejected else ""
+        facts = f"round {round}/{self._rounds} · {clients_per_second:.0f} clients/s{self._score}{turned_away}"
+        self._progress.update(self._job, completed=round, facts=facts)
+        self._advance(round)
+
+    def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
+        """Remembers the metric to show."""
+        found = headline(metrics)
+        self._score = "" if found is None else f" · {found[0]} {found[1]:.4f}"
+
+    def job_done(self, job: Job, summary: dict[str, Any]) -> None:
+        """Leaves one line above the bars."""
+        line = f"{title(job)}{self._score or ' ·'} in {summary['seconds']:.1f} s"
+        self._progress.console.print(Text(line))
+        self._advance(self._rounds)
+
+    def _advance(self, round: int) -> None:
+        done = self._position - 1 + round / self._rounds
+        self._progress.update(self._all, completed=done, facts=f"{int(done)}/{self._jobs} jobs")
+
+
+def _bars(console: Console) -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[facts]}", markup=False),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )

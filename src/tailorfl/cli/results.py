@@ -1,0 +1,71 @@
+"""Results for the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from tailorfl.experiments.result import ExperimentResult
+
+
+WIDEST = 1000
+LESS_NEEDED = ("best10", "weighted_mean", "share_beating_local", "std")
+"""Columns that a narrow terminal goes without, the least needed first, after those of further test sets."""
+
+
+def show_comparison(console: Console, result: ExperimentResult, name: str) -> None:
+    """Prints the comparison table; where the console is too narrow, without its less needed columns."""
+    from tailorfl.runs.tables import rich_table
+
+    frame, columns = result.table, list(result.columns)
+    for column in columns:
+        if column.unit in ("bytes", "seconds"):  # their spread over seeds is noise of the machine, or none
+            frame[f"{column.key}_ci"] = math.nan
+    title = f"{name}: mean over {frame['seeds'].max()} seed(s), ± half width of the 95 % interval"
+    further = [column.key for column in reversed(columns) if column.key.startswith("deployed.")]
+    table, left_out = _unbroken(rich_table(frame, columns, title)), []
+    for key in (*further, *LESS_NEEDED):
+        if Measurement.get(console, console.options.update(width=WIDEST), table).minimum <= console.width:
+            break
+        left_out += [column.title for column in columns if column.key == key]
+        columns = [column for column in columns if column.key != key]
+        table = _unbroken(rich_table(frame, columns, title))
+    console.print(table)
+    if left_out:
+        more = f"not shown for want of width: {', '.join(left_out)}; all columns are in comparison.md"
+        console.print(more, style="dim", highlight=False)
+
+
+def _unbroken(table: Table) -> Table:
+    """The table with cells that do not wrap, so that its least width is the width it needs."""
+    whole = Table(title=table.title)
+    cells = [[str(cell).replace(" ", "\u00a0") for cell in column.cells] for column in table.columns]
+    for column in table.columns:
+        whole.add_column(column.header, justify=column.justify)
+    for row in zip(*cells, strict=True):
+        whole.add_row(*row)
+    return whole
+
+
+def published_table(result: ExperimentResult, published: Mapping[str, Any]) -> Table:
+    """A paper's numbers beside ours, one row each, with the half width of our 95 % interval over seeds."""
+    from tailorfl.experiments.published import beside
+
+    table = Table(title="published and ours")
+    for number, name in enumerate(("Method", "Number", "Published", "Ours", "Difference")):
+        table.add_column(name, justify="left" if number < 2 else "right")
+    for row in beside(result, published).to_dict("records"):
+        spread = "" if math.isnan(row["ours_ci"]) else f" ± {row['ours_ci']:.4f}"
+        ours = "–" if math.isnan(row["ours"]) else f"{row['ours']:.4f}{spread}"
+        difference = "–" if math.isnan(row["difference"]) else f"{row['difference']:+.4f}"
+        table.add_row(
+            escape(row["label"]), escape(row["quantity"]), f"{row['published']:.4f}", ours, difference
+        )
+    return table

@@ -1,0 +1,167 @@
+"""What is measured on what: the evaluation contract of every method.
+
+| set | test data | models |
+|---|---|---|
+| val | each client's own validation part (model selection uses nothing else) | personal, global |
+| local | each client's own test part | personal, global |
+| global | union of all training clients' test parts | personal (each on the union), global |
+| heldout | test parts of clients that never trained; `heldout+k` after k steps on their own training part | personal, global |
+| shifted | every shifted set of the federation, by its own name | personal, global |
+
+Every client is evaluated, not only the sampled ones, in evaluation mode and without gradients; nothing of the run changes.
+A record of the global model on data of no single client has client −1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.keys import generator
+from tailorfl.core.objective import LOSSES
+from tailorfl.data.source import Source
+from tailorfl.engines.simulation import Simulation
+from tailorfl.evaluation.metrics import LOWER_IS_BETTER, METRICS, compute, primary
+from tailorfl.evaluation.summary import summarize
+
+SETS = ("val", "local", "global", "heldout", "shifted")
+SERVER = -1
+"""The `client` of a record that belongs to no single client."""
+
+Record = dict[str, Any]
+"""{round, client, set, model, samples, loss, metric values}."""
+Summaries = dict[str, dict[str, dict[str, dict[str, float]]]]
+"""{model: {set: {metric: statistics over clients}}}."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What to evaluate.
+
+    Attributes:
+        sets: names out of `SETS`.
+        adapt_steps: steps of adaptation of held-out clients, each evaluated; 0 is without.
+        max_samples: at most so many samples of the global and of each shifted test set (a fixed random subset); None: all.
+    """
+
+    sets: tuple[str, ...] = ("val", "local")
+    adapt_steps: tuple[int, ...] = (0, 10)
+    max_samples: int | None = None
+
+
+def evaluate(sim: Simulation, protocol: Protocol) -> list[Record]:
+    """Returns one record per client, set and model, of the simulation as it stands."""
+    measure = _Measure(sim, protocol)
+    training = tuple(range(sim.federation.num_clients))
+    heldout = tuple(range(sim.federation.num_clients, len(sim.federation.train)))
+    own = [s for s in ("val", "local") if s in protocol.sets]
+    common = measure.common_sets()
+    if sim.method.has_personal:
+        for ids, models in sim.personal_models(training):
+            measure.clients("personal", ids, models, own, common)
+    shared = sim.global_model()
+    if shared is not None:
+        measure.shared(shared, training, own, common)
+    if "heldout" in protocol.sets and heldout:
+        for steps in protocol.adapt_steps if sim.method.has_personal else ():
+            for ids, models in sim.newcomer_models(heldout, steps):
+                measure.clients("personal", ids, models, ["local"], {}, name="heldout" if steps == 0 else f"heldout+{steps}")
+        if shared is not None:
+            measure.shared(shared, heldout, ["local"], {}, name="heldout")
+    return measure.records
+
+
+def summaries(records: Iterable[Record], task: str) -> Summaries:
+    """Returns {model: {set: {metric: statistics over clients}}} of the records of one evaluation."""
+    grouped: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        grouped.setdefault((record["model"], record["set"]), []).append(record)
+    out: Summaries = {}
+    for (model, name), rows in grouped.items():
+        samples = [row["samples"] for row in rows]
+        out.setdefault(model, {})[name] = {
+            metric: summarize([row[metric] for row in rows], samples, higher_is_better=metric not in LOWER_IS_BETTER)
+            for metric in (*METRICS[task], "loss")
+        }
+    return out
+
+
+def headline(sim: Simulation) -> tuple[str, str]:
+    """Returns (model, metric) that stands for a method: its deployable model and the task's primary metric."""
+    return ("personal" if sim.method.has_personal else "global"), primary(sim.federation.source.task)[0]
+
+
+class _Measure:
+    def __init__(self, sim: Simulation, protocol: Protocol) -> None:
+        self.sim, self.protocol = sim, protocol
+        self.records: list[Record] = []
+
+    def common_sets(self) -> dict[str, tuple[Source, Tensor]]:
+        """Test sets that belong to no single client: name -> (source, rows)."""
+        federation, out = self.sim.federation, {}
+        if "global" in self.protocol.sets:
+            out["global"] = (federation.source, self._subset("global", federation.global_test()))
+        if "shifted" in self.protocol.sets:
+            for name, source in federation.shifted.items():
+                out[name] = (source, self._subset(name, np.arange(len(source), dtype=np.int64)))
+        return out
+
+    def _subset(self, name: str, rows: Any) -> Tensor:
+        most = self.protocol.max_samples
+        if most is not None and len(rows) > most:
+            rows = np.sort(generator(0, "evaluate", name).choice(rows, size=most, replace=False))
+        return torch.from_numpy(np.asarray(rows, dtype=np.int64))
+
+    def clients(
+        self, model: str, ids: Sequence[int], models: TensorDict, own: Sequence[str],
+        common: Mapping[str, tuple[Source, Tensor]], name: str | None = None,
+    ) -> None:
+        """Adds the records of some clients' models [clients, ...] on their own parts and on common sets."""
+        sim, federation = self.sim, self.sim.federation
+        cohort = sim.cohort(ids, own=True)
+        with torch.no_grad():
+            for part in own:
+                held = federation.val if part == "val" else federation.test
+                rows = [torch.from_numpy(held[i]) for i in ids]
+                for i, outputs, r in zip(ids, sim.engine.predict(cohort, models, rows), rows, strict=True):
+                    self._add(model, name or part, i, outputs, federation.source.y[r])
+            for set_name, (source, r) in common.items():
+                outputs_all = sim.engine.predict_all(cohort, models, source, r)
+                for k, i in enumerate(ids):
+                    self._add(model, set_name, i, outputs_all[k], source.y[r])
+
+    def shared(
+        self, model: TensorDict, ids: Sequence[int], own: Sequence[str], common: Mapping[str, tuple[Source, Tensor]],
+        name: str | None = None,
+    ) -> None:
+        """Adds the records of the one global model on clients' own parts and on common sets."""
+        federation, one = self.sim.federation, model.unsqueeze(0)
+        for part in own:
+            held = federation.val if part == "val" else federation.test
+            rows = torch.from_numpy(np.concatenate([held[i] for i in ids]))
+            outputs = self._outputs(one, federation.source, rows)
+            for i, found, y in zip(
+                ids, outputs.split([len(held[i]) for i in ids]),
+                federation.source.y[rows].split([len(held[i]) for i in ids]), strict=True,
+            ):  # fmt: skip
+                self._add("global", name or part, i, found, y)
+        for set_name, (source, r) in common.items():
+            self._add("global", set_name, SERVER, self._outputs(one, source, r), source.y[r])
+
+    def _outputs(self, one: TensorDict, source: Source, rows: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.sim.engine.predict_all(self.sim.cohort([0], own=True), one, source, rows)[0]
+
+    def _add(self, model: str, name: str, client: int, outputs: Tensor, y: Tensor) -> None:
+        task = self.sim.federation.source.task
+        loss = float(LOSSES[task](outputs, y, None)) if len(outputs) else float("nan")
+        self.records.append({
+            "round": self.sim.round, "client": client, "set": name, "model": model, "samples": len(outputs), "loss": loss,
+            **compute(task, outputs, y),
+        })  # fmt: skip

@@ -1,0 +1,45 @@
+"""`tailorfl.run`: an experiment from Python values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tailorfl.data.source import Source
+from tailorfl.errors import ConfigError
+from tailorfl.experiments.check import check
+from tailorfl.experiments.config import load
+from tailorfl.experiments.folders import experiment_in, new_folder
+from tailorfl.experiments.result import ExperimentResult
+from tailorfl.experiments.runner import Observer, run_experiment
+from tailorfl.experiments.schema import ExperimentConfig
+
+
+def run(
+    config: str | Path | Mapping[str, Any] | ExperimentConfig | None,
+    settings: Mapping[str, Any],
+    *,
+    out: str | Path | None,
+    resume: bool,
+    overwrite: bool,
+    observer: Observer | None,
+    source: Source | None,
+) -> ExperimentResult:
+    """Loads, checks and runs an experiment; see `tailorfl.run`."""
+    folder = None if out is None else Path(out)
+    if resume:
+        if folder is None or config is not None or settings:
+            raise ConfigError(
+                "resume=True continues the experiment in `out` with the settings it was started with; "
+                "give out, and neither config nor settings"
+            )
+        chosen = experiment_in(folder)
+    else:
+        chosen = load(config, settings)
+    check(chosen)
+    if folder is None:
+        folder = new_folder(chosen, overwrite)
+    return run_experiment(
+        chosen, folder, resume=resume, overwrite=overwrite, observer=observer, source=source
+    )

@@ -1,0 +1,97 @@
+"""The second look at an experiment, with the registries at hand: do the names and options exist?"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+
+from tailorfl.errors import ConfigError, unknown
+from tailorfl.experiments.schema import DataConfig, ExperimentConfig, MethodConfig, ModelConfig
+
+
+def check(config: ExperimentConfig) -> None:
+    """Raises ConfigError if a method, model, engine, data source, partition, or option of one does not exist.
+
+    What needs the data themselves (does the model fit the samples, can they be dealt like that) is found when
+    a run starts, before its first round.
+    """
+    from tailorfl.engines.simulation import make_engine
+
+    for method in config.methods:
+        _check_method(method)
+    _check_folders(config.methods)
+    _check_model(config.model)
+    make_engine(config.engine.name, config.engine.chunk)
+    _check_data(config.data)
+    _check_published(config)
+
+
+def _check_method(method: MethodConfig) -> None:
+    import tailorfl.methods  # noqa: F401  registers the library's methods
+    from tailorfl.core.method import make_method
+
+    make_method(method.name, method.options)
+
+
+def _check_folders(methods: Iterable[MethodConfig]) -> None:
+    """Labels name folders; two that differ only in signs no folder has would share one."""
+    from tailorfl.experiments.result import slug
+
+    taken: dict[str, str] = {}
+    for method in methods:
+        folder = slug(method.label)
+        if folder in taken:
+            raise ConfigError(
+                f"methods: the labels '{taken[folder]}' and '{method.label}' would share the folder "
+                f"'{folder}'; change one of them"
+            )
+        taken[folder] = method.label
+
+
+def _check_model(model: ModelConfig) -> None:
+    from tailorfl.models.registry import options_of
+
+    if ":" in model.name:  # a factory of the user's, imported when the model is built
+        return
+    _check_options(f"option of model '{model.name}'", model.options, options_of(model.name))
+
+
+def _check_data(data: DataConfig) -> None:
+    from tailorfl.data.partition import recipe_named
+    from tailorfl.data.registry import sources
+    from tailorfl.data.splits import read_split
+
+    for name in (data.name, data.public):
+        if name is not None and name not in sources():
+            raise unknown("data source", name, sources())
+    _check_options(f"option of data source '{data.name}'", data.options, source_options(data.name))
+    if data.partition is not None:
+        recipe = recipe_named(data.partition)
+        valid = [*recipe.options(), *(["group"] if recipe.group is not None else [])]
+        _check_options(f"option of partition '{data.partition}'", data.partition_options, valid)
+    if data.split is not None:
+        split = data.model_dump()["split"]
+        has_official = isinstance(split, str) or not isinstance(split.get("test"), float)
+        read_split(split, has_official)
+
+
+def source_options(name: str) -> dict[str, object]:
+    """The options of a data source and their defaults; `inspect.Parameter.empty` where one must be given."""
+    from tailorfl.data import registry
+
+    loader, _ = registry._SOURCES[name]
+    return {p.name: p.default for p in inspect.signature(loader).parameters.values()}
+
+
+def _check_options(kind: str, given: Mapping[str, object], valid: Iterable[str]) -> None:
+    known = list(valid)
+    for option in given:
+        if option not in known:
+            raise unknown(kind, option, known)
+
+
+def _check_published(config: ExperimentConfig) -> None:
+    labels = [method.label for method in config.methods]
+    for label, numbers in config.published.items():
+        if isinstance(numbers, dict) and label not in labels:
+            raise unknown("label in published", label, labels)

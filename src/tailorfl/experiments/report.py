@@ -1,0 +1,91 @@
+"""The report of an experiment: table, plots and settings on one page, as Markdown and as HTML."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailorfl.experiments.config import load
+from tailorfl.experiments.published import beside, notes
+from tailorfl.runs.files import write_text
+from tailorfl.runs.tables import render
+
+if TYPE_CHECKING:
+    from tailorfl.experiments.result import ExperimentResult
+    from tailorfl.experiments.schema import ExperimentConfig
+
+STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem}"
+    "pre{background:#f4f4f4;padding:.8rem;overflow-x:auto}img{max-width:100%}"
+    "table{border-collapse:collapse}td,th{padding:.25rem .7rem;border-bottom:1px solid #ccc;text-align:right}"
+    "td:first-child,th:first-child{text-align:left}"
+)
+
+
+def write_report(result: ExperimentResult) -> list[Path]:
+    """Writes the table, the plots, report.md and report.html into the result folder; returns the two reports.
+
+    Raises RunError where the folder cannot be written.
+    """
+    config = load(result.path / "config.yaml")
+    result.write()
+    plots = result.plot()
+    table = render(result.table, result.columns, "markdown")
+    published = _published(result, config)
+    markdown, page = result.path / "report.md", result.path / "report.html"
+    write_text(markdown, _markdown(config, table, published, plots))
+    write_text(page, _html(config, table, published, plots))
+    return [markdown, page]
+
+
+def _published(result: ExperimentResult, config: ExperimentConfig) -> str:
+    """The published numbers beside ours as a Markdown table, "" without any."""
+    rows = beside(result, config.published)
+    if rows.empty:
+        return ""
+    lines = ["| Method | Number | Published | Ours | Difference |", "| --- | --- | ---: | ---: | ---: |"]
+    for row in rows.to_dict("records"):
+        numbers = " | ".join(f"{row[key]:.4f}" for key in ("published", "ours", "difference"))
+        lines.append(f"| {row['label']} | {row['quantity']} | {numbers} |")
+    return "\n".join(lines) + "\n"
+
+
+def _markdown(config: ExperimentConfig, table: str, published: str, plots: list[Path]) -> str:
+    parts = [f"# {config.name}", config.description, table]
+    if published:
+        parts += ["## Published and ours", published, *notes(config.published)]
+    parts += [f"![{plot.stem}]({plot.name})" for plot in plots]
+    parts += ["## Settings", f"```yaml\n{config.to_yaml()}```"]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _html(config: ExperimentConfig, table: str, published: str, plots: list[Path]) -> str:
+    name = html.escape(config.name)
+    parts = [f"<h1>{name}</h1>", f"<p>{html.escape(config.description)}</p>", _html_table(table)]
+    if published:
+        parts += ["<h2>Published and ours</h2>", _html_table(published)]
+        parts += [f"<p>{html.escape(note)}</p>" for note in notes(config.published)]
+    parts += [f'<p><img src="{plot.name}" alt="{plot.stem}"></p>' for plot in plots]
+    parts += ["<h2>Settings</h2>", f"<pre>{html.escape(config.to_yaml())}</pre>"]
+    body = "\n".join(parts)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
+        f"<style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+    )
+
+
+def _html_table(markdown: str) -> str:
+    """A Markdown table of ours as HTML; bold cells stay bold."""
+    lines = [line.strip("| \n") for line in markdown.strip().splitlines()]
+    head, _, *body = [[cell.strip() for cell in line.split(" | ")] for line in lines]
+    rows = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
+    rows += ["".join(f"<td>{_html_cell(cell)}</td>" for cell in line) for line in body]
+    return "<table>\n" + "\n".join(f"<tr>{row}</tr>" for row in rows) + "\n</table>"
+
+
+def _html_cell(text: str) -> str:
+    plain = text.replace("\\|", "|")
+    if plain.startswith("**") and plain.endswith("**"):
+        return f"<b>{html.escape(plain[2:-2])}</b>"
+    return html.escape(plain)

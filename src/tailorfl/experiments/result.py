@@ -1,0 +1,185 @@
+"""What an experiment found: tables, per-client numbers and plots, from its result folder alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from tailorfl.errors import RunError
+from tailorfl.evaluation.metrics import LOWER_IS_BETTER
+from tailorfl.evaluation.seeds import paired
+from tailorfl.evaluation.summary import summarize
+from tailorfl.runs import plots
+from tailorfl.runs.files import write_text
+from tailorfl.runs.store import RunStore
+from tailorfl.runs.tables import Column, SeedResult, comparison, render
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+REFERENCE = "local"
+"""The method that the others must beat on every client to be worth its communication."""
+
+
+class ExperimentResult:
+    """The jobs of one experiment.
+
+    Attributes:
+        path: the result folder.
+        jobs: (summary, RunStore) of every finished job, in the order of methods and seeds.
+    """
+
+    def __init__(self, path: Path, jobs: Sequence[tuple[dict[str, Any], RunStore]]) -> None:
+        self.path, self.jobs = path, list(jobs)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Returns the result in a folder; unfinished jobs are left out.
+
+        Raises:
+            RunError: there is no finished job.
+        """
+        from tailorfl.experiments.config import load
+
+        folder = Path(path)
+        if not (folder / "config.yaml").is_file():
+            raise RunError(f"'{folder}' is not a result folder: it has no config.yaml; check the name")
+        config = load(folder / "config.yaml", [])
+        jobs = []
+        for method in config.methods:
+            for seed in config.seeds:
+                place = folder / slug(method.label) / f"seed-{seed}"
+                if (place / "summary.json").is_file():
+                    store = RunStore.open(place, readonly=True)
+                    jobs.append((dict(store.summary or {}), store))
+        if not jobs:
+            raise RunError(f"'{folder}' has no finished job yet; continue it with --resume {folder}")
+        return cls(folder, jobs)
+
+    @property
+    def metric(self) -> str:
+        """The task's primary metric."""
+        return str(self.jobs[0][0]["metric"])
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of the comparison table."""
+        lower = self.metric in LOWER_IS_BETTER
+        unit: Any = "percent" if self.metric in plots.SHARES | {"auc", "c_index"} else "number"
+        better: Any = "lower" if lower else "higher"
+        columns = [
+            Column("mean", f"{self.metric} (mean)", unit, better),
+            Column("weighted_mean", "weighted", unit, better),
+            Column("std", "std", unit),
+            Column("worst10", "worst 10 %", unit, better),
+            Column("best10", "best 10 %", unit, better),
+            Column("share_beating_local", "beat Local", "percent", "higher"),
+        ]
+        for key, title in self._extra():
+            columns.append(Column(key, title, unit, better))
+        return (*columns, Column("bytes", "sent", "bytes"), Column("seconds", "time", "seconds"))
+
+    def _extra(self) -> list[tuple[str, str]]:
+        """Further test sets that at least one job has, for its deployable model."""
+        names: dict[str, None] = {}
+        for summary, _ in self.jobs:
+            names.update(dict.fromkeys(n for n in summary["metrics"][summary["model"]] if n not in ("val", "local")))
+        return [(f"deployed.{name}", name) for name in names]
+
+    def seed_results(self) -> list[SeedResult]:
+        """Returns the numbers of every job, with the share of clients that beat LocalTrain of the same seed."""
+        reference = {s["seed"]: self._own(s, store) for s, store in self.jobs if s["method"] == REFERENCE}
+        out = []
+        for summary, store in self.jobs:
+            found = SeedResult.from_summary(summary)
+            values = dict(found.values)
+            local = reference.get(summary["seed"])
+            if local is not None and summary["method"] != REFERENCE:
+                own = self._own(summary, store)
+                beaten = summarize(own[self.metric], own["samples"], local[self.metric],
+                                   higher_is_better=self.metric not in LOWER_IS_BETTER)  # fmt: skip
+                values["share_beating_local"] = beaten["share_beating_local"]
+            for name in summary["metrics"][summary["model"]]:
+                values[f"deployed.{name}"] = values[f"{summary['model']}.{name}.{self.metric}.mean"]
+            out.append(SeedResult(found.label, found.method, found.seed, values))
+        return out
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The comparison: a row a method, mean and half width of the 95 % interval over seeds of each column."""
+        return comparison(self.seed_results(), self.columns)
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """All per-client records of all jobs, with their label and seed."""
+        return self._stacked("clients")
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """All per-round records of all jobs, with their label and seed."""
+        return self._stacked("rounds")
+
+    def differences(self, reference: str = REFERENCE) -> pd.DataFrame:
+        """Returns every method's paired difference to `reference` over seeds: mean, half width of 95 %, p-value."""
+        import pandas as pd
+
+        by_label: dict[str, dict[int, float]] = {}
+        base: dict[int, float] = {}
+        for result in self.seed_results():
+            by_label.setdefault(result.label, {})[result.seed] = result.values["mean"]
+            if result.method == reference:
+                base[result.seed] = result.values["mean"]
+        rows = []
+        for label, values in by_label.items():
+            seeds = sorted(set(values) & set(base))
+            if seeds:
+                found = paired([values[s] for s in seeds], [base[s] for s in seeds])
+                rows.append({"label": label, "difference": found.mean, "ci": found.half_width, "p": found.p_value})
+        return pd.DataFrame(rows).set_index("label") if rows else pd.DataFrame(columns=["difference", "ci", "p"])
+
+    def plot(self) -> list[Path]:
+        """Writes the plots into the result folder and returns their paths."""
+        rounds = self.rounds
+        model = {s["label"]: s["model"] for s, _ in self.jobs}
+        columns = [f"{m}/local/{self.metric}" for m in dict.fromkeys(model.values())]
+        rounds[self.metric] = rounds[columns].bfill(axis=1).iloc[:, 0] if len(columns) > 1 else rounds[columns[0]]
+        for label, which in model.items():
+            rounds.loc[rounds["label"] == label, self.metric] = rounds[f"{which}/local/{self.metric}"]
+        clients = self.clients
+        last = clients["round"] == clients.groupby(["label", "seed"])["round"].transform("max")
+        own = clients[last & (clients["set"] == "local") & (clients["model"] == clients["label"].map(model))]
+        paths = [self.path / f"{name}.png" for name in ("per_round", "per_client", "per_byte")]
+        plots.metric_per_round(rounds, paths[0], metric=self.metric)
+        plots.client_distribution(own, paths[1], metric=self.metric)
+        plots.metric_by_bytes(rounds, paths[2], metric=self.metric)
+        return paths
+
+    def write(self) -> None:
+        """Writes comparison.csv, comparison.md and the plots into the result folder."""
+        table = self.table
+        write_text(self.path / "comparison.csv", render(table, self.columns, "csv"))
+        write_text(self.path / "comparison.md", render(table, self.columns, "markdown"))
+        self.plot()
+
+    def _own(self, summary: dict[str, Any], store: RunStore) -> pd.DataFrame:
+        frame = store.clients()
+        final = frame[(frame["round"] == summary["rounds"]) & (frame["set"] == "local")]
+        return final[final["model"] == summary["model"]].sort_values("client").reset_index(drop=True)
+
+    def _stacked(self, kind: str) -> pd.DataFrame:
+        import pandas as pd
+
+        frames = []
+        for summary, store in self.jobs:
+            frame = store.clients() if kind == "clients" else store.rounds()
+            frame.insert(0, "label", summary["label"])
+            frame.insert(1, "seed", summary["seed"])
+            frames.append(frame)
+        return pd.concat(frames, ignore_index=True)
+
+
+def slug(label: str) -> str:
+    """Returns a label as a folder name."""
+    return re.sub(r"[^A-Za-z0-9.=_+-]+", "-", label).strip("-") or "run"

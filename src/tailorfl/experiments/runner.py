@@ -1,0 +1,294 @@
+"""Runs experiments: every method with every seed, each in a result folder of its own, resumable at any moment.
+
+    <out>/config.yaml                    the experiment
+    <out>/<label>/seed-<s>/              one job: records, checkpoints, summary (see tailorfl.runs.store)
+    <out>/comparison.csv, .md, *.png     what `ExperimentResult` makes of all of them
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+import tailorfl.methods as _methods  # noqa: F401  registers the library's methods
+from tailorfl.core.client import TrainConfig
+from tailorfl.core.method import make_method
+from tailorfl.core.privacy import SampleDP
+from tailorfl.data.build import build as build_federation
+from tailorfl.data.federation import Federation
+from tailorfl.data.validate import validate
+from tailorfl.engines.simulation import RoundResult, Simulation, make_engine
+from tailorfl.errors import ConfigError, RunError, TailorflError
+from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
+from tailorfl.evaluation.protocols import Record, evaluate, headline, summaries
+from tailorfl.evaluation.summary import summarize
+from tailorfl.experiments.config import ExperimentConfig, MethodConfig
+from tailorfl.experiments.result import ExperimentResult, slug
+from tailorfl.models.functional import Model
+from tailorfl.models.registry import build as build_module
+from tailorfl.models.weights import load_weights
+from tailorfl.runs.store import RunStore
+
+CHECKPOINT_SHARE = 0.05
+"""Checkpoints may take this share of the time when no interval is configured."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One method with one seed."""
+
+    config: ExperimentConfig
+    method: MethodConfig
+    seed: int
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds."""
+        return self.method.rounds if self.method.rounds is not None else self.config.rounds
+
+    @property
+    def folder(self) -> Path:
+        """Where the job lies below the experiment's folder."""
+        return Path(slug(self.method.label)) / f"seed-{self.seed}"
+
+
+class Observer(Protocol):
+    """What a progress display is told."""
+
+    def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
+        """Job number `position` (from 1) of `total` begins; `resumed_from` rounds are already done."""
+
+    def round_done(
+        self, job: Job, round: int, clients_per_second: float, losses: dict[str, float], rejected: tuple[int, ...]
+    ) -> None:
+        """`round` rounds are done."""
+
+    def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
+        """Means over clients by "model/set/metric"."""
+
+    def job_done(self, job: Job, summary: dict[str, Any]) -> None:
+        """The job is finished and stored."""
+
+
+class Quiet:
+    """An observer that shows nothing."""
+
+    def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
+        """Ignored."""
+
+    def round_done(
+        self, job: Job, round: int, clients_per_second: float, losses: dict[str, float], rejected: tuple[int, ...]
+    ) -> None:
+        """Ignored."""
+
+    def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
+        """Ignored."""
+
+    def job_done(self, job: Job, summary: dict[str, Any]) -> None:
+        """Ignored."""
+
+
+def run_experiment(
+    config: ExperimentConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    observer: Observer | None = None,
+    source: Any = None,
+) -> ExperimentResult:
+    """Runs every method with every seed and returns the result; finished jobs of a resumed experiment are kept.
+
+    `source` is a `tailorfl.data.Source` to use in place of the configured one.
+
+    Raises:
+        TailorflError: see the message; what was finished stays on disk and `resume` continues from there.
+    """
+    torch.set_num_threads(config.threads)
+    watch = observer if observer is not None else Quiet()
+    jobs = [Job(config, method, seed) for seed in config.seeds for method in config.methods]
+    _prepare(config, out, resume=resume, overwrite=overwrite)
+    federation: Federation | None = None
+    built: int | None = None
+    for position, job in enumerate(jobs, start=1):
+        folder = out / job.folder
+        if resume and _is_finished(folder):
+            continue
+        seed = config.data.seed if config.data.seed is not None else job.seed
+        if federation is None or seed != built:
+            federation, built = make_federation(config, seed, source), seed
+        _run_job(job, folder, federation, resume, watch, position, len(jobs))
+    result = ExperimentResult.load(out)
+    result.write()
+    return result
+
+
+def make_federation(config: ExperimentConfig, seed: int, source: Any = None) -> Federation:
+    """Returns the federation of an experiment, checked.
+
+    Raises:
+        DataError: data that cannot be used.
+    """
+    arguments = config.data.model_dump(exclude={"seed"})
+    if source is not None:
+        arguments |= {"source": source, "path": None, "options": None}
+    federation = build_federation(**arguments, seed=seed)
+    validate(federation)
+    return federation
+
+
+def make_simulation(job: Job, federation: Federation) -> Simulation:
+    """Returns the simulation of a job, before its first round."""
+    config = job.config
+
+    def factory() -> torch.nn.Module:
+        return build_module(
+            config.model.name, federation.source.input_shape, federation.source.outputs, **config.model.options
+        )
+
+    def prepare(module: torch.nn.Module) -> None:
+        if config.model.weights is not None:
+            load_weights(module, config.model.weights, skip_head=config.model.skip_head)
+
+    settings = {**config.train.model_dump(), **job.method.train}
+    dp = settings.pop("dp", None)
+    return Simulation(
+        make_method(job.method.name, job.method.options), federation, Model(factory, prepare),
+        TrainConfig(**settings, dp=None if dp is None else SampleDP(**dp)),
+        engine=make_engine(config.engine.name, config.engine.chunk), seed=job.seed,
+        fraction=config.fraction, sampling=config.sampling,
+    )  # fmt: skip
+
+
+def _prepare(config: ExperimentConfig, out: Path, *, resume: bool, overwrite: bool) -> None:
+    file = out / "config.yaml"
+    if resume:
+        if not file.is_file():
+            raise RunError(f"'{out}' cannot be resumed: it has no config.yaml; start it without --resume")
+        return
+    if file.exists() and not overwrite:
+        raise RunError(f"'{out}' already holds an experiment; continue it with --resume {out}, replace it with --overwrite, "
+                       "or choose another folder with --out")  # fmt: skip
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file.write_text(config.to_yaml())
+    except OSError as error:
+        raise RunError(f"cannot write '{file}': {error.strerror}; choose another folder with --out or free the disk") from error
+
+
+def _is_finished(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and RunStore.open(folder, readonly=True).status == "finished"
+
+
+def _run_job(
+    job: Job, folder: Path, federation: Federation, resume: bool, watch: Observer, position: int, total: int
+) -> None:
+    sim = make_simulation(job, federation)
+    identity = {"method": job.method.name, "label": job.method.label, "seed": job.seed}
+    exists = resume and (folder / "config.json").is_file()
+    with RunStore.open(folder) if exists else RunStore.create(folder, {**identity, "experiment": job.config.to_dict()},
+                                                              overwrite=True) as store:  # fmt: skip
+        found = store.latest_checkpoint() if exists else None
+        seconds = 0.0
+        if found is not None:
+            _, tensors, facts = found
+            sim.load(tensors, facts)
+            seconds = float(facts["seconds"])
+        if exists:
+            store.truncate_after(sim.round)
+        watch.job_started(job, position, total, job.rounds, sim.round)
+        _rounds(job, sim, store, watch, seconds, identity)
+
+
+def _rounds(job: Job, sim: Simulation, store: RunStore, watch: Observer, seconds: float, identity: dict[str, Any]) -> None:
+    config = job.config
+    begin = time.perf_counter() - seconds
+    saved_at, cost = time.perf_counter(), 0.0
+    records: list[Record] = []
+    if job.rounds == sim.round and not sim.round:
+        raise ConfigError("rounds is 0: there is nothing to run")
+    while sim.round < job.rounds:
+        done = sim.step()
+        last = sim.round == job.rounds
+        due = config.eval.every > 0 and sim.round % config.eval.every == 0
+        record = _round_record(sim, done, time.perf_counter() - begin)
+        if due or last:
+            records = evaluate(sim, _protocol(config, final=last))
+            means = _means(records, sim.federation.source.task)
+            record |= means
+            store.append_clients(records)
+            watch.evaluated(job, sim.round, means)
+        store.append_round(record)
+        now = time.perf_counter()
+        interval = config.checkpoint_every
+        wanted = sim.round % interval == 0 if interval is not None else now - saved_at >= cost / CHECKPOINT_SHARE
+        if wanted or last:
+            tensors, facts = sim.dump()
+            store.save_checkpoint(sim.round, tensors, {**facts, "seconds": now - begin})
+            saved_at = time.perf_counter()
+            cost = saved_at - now
+        watch.round_done(job, sim.round, len(done.clients) / max(done.seconds, 1e-9), done.losses, done.rejected)
+    summary = _summary(sim, store, identity, time.perf_counter() - begin)
+    store.finish(summary)
+    watch.job_done(job, summary)
+
+
+def _protocol(config: ExperimentConfig, final: bool) -> EvaluationProtocol:
+    sets = dict.fromkeys((*config.eval.sets, *(config.eval.final if final else ())))
+    return EvaluationProtocol(tuple(sets), tuple(config.eval.adapt_steps), config.eval.max_samples)
+
+
+def _round_record(sim: Simulation, done: RoundResult, seconds: float) -> dict[str, Any]:
+    traffic = sim.traffic.as_dict()
+    return {
+        "round": sim.round, "clients": list(done.clients), "rejected": list(done.rejected),
+        **{f"loss/{stage}": value for stage, value in done.losses.items()},
+        **traffic, "bytes": traffic["bytes_up"] + traffic["bytes_down"],
+        "round_seconds": done.seconds, "seconds": seconds, "engine": sim.engine.name,
+    }  # fmt: skip
+
+
+def _means(records: Iterable[Record], task: str) -> dict[str, float]:
+    return {
+        f"{model}/{name}/{metric}": statistics["mean"]
+        for model, sets in summaries(records, task).items()
+        for name, metrics in sets.items()
+        for metric, statistics in metrics.items()
+    }
+
+
+def _summary(sim: Simulation, store: RunStore, identity: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The final numbers, read back from the records so that a resumed run cannot differ from an uninterrupted one."""
+    frame = store.clients()
+    final = frame[frame["round"] == sim.round]
+    model, metric = headline(sim)
+    rows = [{str(k): v for k, v in row.items()} for row in final.to_dict("records")]
+    own = final[(final["model"] == model) & (final["set"] == "local")]
+    if own.empty:
+        raise TailorflError(f"no client was evaluated on its local test data (model {model}); add 'local' to eval.final")
+    return {
+        **identity,
+        "title": sim.method.title, "rounds": sim.round, "model": model, "metric": metric,
+        "metrics": {**summarize(own[metric], own["samples"]), **summaries(rows, sim.federation.source.task)},
+        "best_by_validation": _best_by_validation(frame, model, metric),
+        "bytes_up": sim.traffic.bytes_up, "bytes_down": sim.traffic.bytes_down, "traffic": sim.traffic.as_dict(),
+        "trained_scalars": sum(sim.model.sizes[n] for n in sim.split.trainable),
+        "seconds": seconds, "engine": sim.engine.name, "clients": sim.federation.num_clients,
+    }  # fmt: skip
+
+
+def _best_by_validation(frame: Any, model: str, metric: str) -> dict[str, Any] | None:
+    """The evaluated round with the best mean validation metric, and the test metric there; None without validation data."""
+    mine = frame[frame["model"] == model]
+    means = mine.groupby(["set", "round"])[metric].mean()
+    if "val" not in means.index.get_level_values(0) or means["val"].isna().all():
+        return None
+    from tailorfl.evaluation.metrics import LOWER_IS_BETTER
+
+    best = int(means["val"].idxmin() if metric in LOWER_IS_BETTER else means["val"].idxmax())
+    return {"round": best, "val": float(means["val"][best]), "local": float(means["local"].get(best, float("nan")))}

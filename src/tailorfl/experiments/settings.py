@@ -1,0 +1,85 @@
+"""What groups of settings are made of: strict numbers, frozen groups, things chosen by name with options."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+
+def _whole(value: Any) -> Any:
+    """Whole numbers only: YAML's `true` and quoted digits are mistakes, 1e3 is not."""
+    if isinstance(value, bool | str) or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError("should be a whole number")
+    return value
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool | str):
+        raise ValueError("should be a number")
+    return value
+
+
+def listed(value: Any) -> Any:
+    """A single name or number stands for a list of one."""
+    return [value] if isinstance(value, str | int) else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
+Names = Annotated[tuple[str, ...], BeforeValidator(listed)]
+
+
+class Settings(BaseModel):
+    """Base of all groups of settings: frozen, and without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Named(Settings):
+    """A thing chosen by name, with options of its own written beside the name: `{name: mlp, hidden: [64]}`.
+
+    The name alone is a short form. Which options there are, the thing itself knows.
+    """
+
+    name: str
+    options: dict[str, Any] = Field(
+        default={}, description="options of the named thing; may stand beside the name"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_options(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            return {"name": given}
+        if not isinstance(given, dict):
+            return given
+        own = {key: value for key, value in given.items() if key in cls.model_fields}
+        beside = {str(key): value for key, value in given.items() if key not in cls.model_fields}
+        if not beside:
+            return own
+        options = own.get("options", {})
+        if not isinstance(options, dict):
+            return own
+        twice = beside.keys() & options.keys()
+        if twice:
+            raise ValueError(f"gives '{min(twice)}' twice, beside the name and in options")
+        return {**own, "options": {**options, **beside}}
+
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields, plain = type(self).model_fields, handler(self)
+        options = plain.pop("options")
+        # An option called like a setting of ours (`weights` of a user's own model) stays inside `options`.
+        inner = {key: value for key, value in options.items() if key in fields}
+        outer = {key: value for key, value in options.items() if key not in fields}
+        own = {key: value for key, value in plain.items() if key == "name" or value != fields[key].default}
+        return {**own, **outer, **({"options": inner} if inner else {})}

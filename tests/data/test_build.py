@@ -1,0 +1,354 @@
+"""`build`: one entrance from settings to a federation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tailorfl.data.build import build
+from tailorfl.data.federation import Federation
+from tailorfl.data.partition import available
+from tailorfl.data.source import Source
+from tailorfl.data.validate import validate
+from tailorfl.errors import ConfigError, DataError
+
+WRITERS = tuple(f"writer{i}" for i in range(8))
+DOMAINS = ("art", "photo", "sketch", "word")
+
+
+def source(samples: int = 1024, official: bool = False) -> Source:
+    """Four classes in 8 writers and 4 domains, evenly; x holds the row number; a quarter is the test part."""
+    rows = torch.arange(samples)
+    return Source(
+        "toy",
+        torch.stack([rows.float(), (rows % 7).float()], dim=1),
+        rows % 4,
+        "classification",
+        4,
+        test=rows // 128 % 4 == 3 if official else None,
+        groups={"client": (rows // 4) % 8, "domain": (rows // 32) % 4},
+        group_names={"client": WRITERS, "domain": DOMAINS},
+    )
+
+
+TESTED = {row for row in range(1024) if row // 128 % 4 == 3}
+
+
+def all_rows(federation: Federation, part: str = "train") -> set[int]:
+    return set(np.concatenate(getattr(federation, part)).tolist())
+
+
+def same(one: Federation, two: Federation) -> bool:
+    lists = [(getattr(one, part), getattr(two, part)) for part in ("train", "val", "test")]
+    return one.names == two.names and all(
+        len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True)) for a, b in lists
+    )
+
+
+class TestDefaults:
+    def test_digits_need_no_settings(self) -> None:
+        federation = build()
+        assert federation.num_clients == len(federation) == 20
+        assert sum(federation.sizes(part).sum() for part in ("train", "val", "test")) == 1797
+        assert validate(federation) == []
+
+    @pytest.mark.parametrize(
+        ("groups", "names"), [(("client", "domain"), WRITERS), (("domain",), DOMAINS), ((), None)]
+    )
+    def test_partition_follows_the_sources_own_lines(
+        self, groups: tuple[str, ...], names: tuple[str, ...] | None
+    ) -> None:
+        full = source()
+        given = Source(
+            "toy",
+            full.x,
+            full.y,
+            "classification",
+            4,
+            groups={kind: full.groups[kind] for kind in groups},
+            group_names={kind: full.group_names[kind] for kind in groups},
+        )
+        federation = build(source=given)
+        assert federation.names == (names or tuple(f"client-{i:02d}" for i in range(20)))
+
+
+@pytest.mark.parametrize("name", sorted(set(available()) - {"fedclup_classes"}))
+@pytest.mark.parametrize("official", [False, True])
+class TestEveryPartition:
+    def build(self, name: str, official: bool, seed: int = 0) -> Federation:
+        clients = None if name in ("natural", "domain") else 6
+        return build(source=source(official=official), partition=name, clients=clients, seed=seed)
+
+    def test_parts_are_disjoint_and_complete(self, name: str, official: bool) -> None:
+        federation = self.build(name, official)
+        parts = [all_rows(federation, part) for part in ("train", "val", "test")] + [
+            set(federation.server.tolist())
+        ]
+        assert sum(map(len, parts)) == len(set.union(*parts)) == 1024
+        if official:
+            assert parts[2] == TESTED
+
+    def test_deterministic_in_the_seed(self, name: str, official: bool) -> None:
+        assert same(self.build(name, official), self.build(name, official))
+        assert not same(self.build(name, official), self.build(name, official, seed=1))
+
+
+def test_streams_are_separate() -> None:
+    """A different split or public set leaves the clients' samples where they were."""
+    one = build(source=source(), partition="dirichlet", clients=5)
+    two = build(
+        source=source(), partition="dirichlet", clients=5, split={"train": 0.5, "val": 0.25, "test": 0.25}
+    )
+    for client in range(5):
+        first, second = (
+            np.sort(np.concatenate([found.train[client], found.val[client], found.test[client]]))
+            for found in (one, two)
+        )
+        assert np.array_equal(first, second)
+
+
+class TestSplit:
+    def test_global_test_is_the_official_part_for_everybody(self) -> None:
+        federation = build(source=source(official=True), split={"test": "global"}, heldout_clients=2)
+        for rows in federation.test:
+            assert rows.tolist() == sorted(TESTED)
+
+    def test_shares_leave_the_official_part_unused(self) -> None:
+        federation = build(source=source(official=True), split={"train": 0.5, "test": 0.5})
+        assert all_rows(federation) | all_rows(federation, "test") == set(range(1024)) - TESTED
+
+    def test_perfed_ckt(self) -> None:
+        """PerFed-CKT: train 0.1, 0.3 or 0.4 of a client's samples, val 0.1, test 0.5, nothing empty."""
+        federation = build(
+            source=source(),
+            partition="dirichlet",
+            partition_options={"alpha": 0.01, "min_size": 10},
+            clients=40,
+            split="perfed_ckt",
+        )
+        for part in ("train", "val", "test"):
+            assert federation.sizes(part).min() >= 1
+        assert federation.sizes("train").sum() < 0.45 * 1024
+
+
+class TestSamples:
+    def test_cap_is_even_over_parts_clients_and_classes(self) -> None:
+        federation = build(source=source(official=True), samples=160)
+        assert sum(federation.sizes(part).sum() for part in ("train", "val", "test")) == 160
+        assert federation.sizes("test").tolist() == [5] * 8
+        assert (federation.sizes("train") + federation.sizes("val")).tolist() == [15] * 8
+        classes = federation.describe("train").sum(axis=0) + federation.describe("val").sum(axis=0)
+        assert abs(classes - 30).max() <= 8
+
+    def test_cap_above_the_size_changes_nothing(self) -> None:
+        assert same(build(source=source()), build(source=source(), samples=10_000))
+
+    def test_cap_below_one(self) -> None:
+        with pytest.raises(ConfigError, match="samples must be at least 1"):
+            build(source=source(), samples=0)
+
+
+class TestHeldoutClients:
+    @pytest.mark.parametrize("name", sorted(set(available()) - {"fedclup_classes", "domain"}))
+    def test_held_out_clients_share_no_training_row(self, name: str) -> None:
+        federation = build(source=source(), partition=name, clients=5, heldout_clients=2)
+        assert federation.num_clients == 5
+        assert len(federation) == 7
+        training = set(np.concatenate(federation.train[:5]).tolist())
+        for part in ("train", "val", "test"):
+            assert not training & set(np.concatenate(getattr(federation, part)[5:]).tolist())
+        held = set(np.concatenate(federation.test[5:]).tolist())
+        assert not held & set(federation.global_test().tolist())
+
+    def test_by_name(self) -> None:
+        federation = build(source=source(), heldout_clients=["writer6", "writer1"])
+        assert federation.names[-2:] == ("writer6", "writer1")
+        assert federation.num_clients == 6
+        assert {row // 4 % 8 for row in federation.train[6]} == {6}
+
+    def test_named_clients_are_never_lost_in_the_draw(self) -> None:
+        for seed in range(10):
+            federation = build(source=source(), clients=3, heldout_clients=["writer2"], seed=seed)
+            assert federation.num_clients == 3
+            assert federation.names[3:] == ("writer2",)
+            assert "writer2" not in federation.names[:3]
+
+    def test_natural_clients_are_drawn_and_not_just_the_last(self) -> None:
+        held = {build(source=source(), heldout_clients=1, seed=seed).names[-1] for seed in range(40)}
+        assert len(held) > 4
+
+    @pytest.mark.parametrize(
+        ("heldout", "error", "message"),
+        [
+            (["writer9"], ConfigError, "unknown held-out client 'writer9'"),
+            (8, ConfigError, "leaves 0 to train"),
+            (-1, ConfigError, "at least 0 or a list"),
+            ("writer1", ConfigError, "at least 0 or a list"),
+        ],
+    )
+    def test_refusals(self, heldout: Any, error: type[Exception], message: str) -> None:
+        with pytest.raises(error, match=message):
+            build(source=source(), heldout_clients=heldout)
+
+
+class TestHeldoutDomain:
+    def test_becomes_a_client_and_a_shifted_set(self) -> None:
+        federation = build(source=source(official=True), partition="domain", heldout_domain="photo")
+        assert federation.names == ("art", "sketch", "word", "photo")
+        assert federation.num_clients == 3
+        rows = {row for row in range(1024) if row // 32 % 4 == 1}
+        assert all_rows(federation) & rows == set(federation.train[3].tolist())
+        assert rows & TESTED == set(federation.test[3].tolist())
+        shifted = federation.shifted["photo"]
+        assert set(shifted.x[:, 0].int().tolist()) == rows
+        assert shifted.test is None
+
+    def test_several_and_with_another_partition(self) -> None:
+        federation = build(
+            source=source(),
+            partition="dirichlet",
+            clients=4,
+            heldout_domain=["art", "word"],
+            heldout_clients=1,
+        )
+        assert federation.num_clients == 4
+        assert federation.names[-2:] == ("art", "word")
+        used = np.concatenate(federation.train[:5])
+        assert set((used // 32 % 4).tolist()) == {1, 2}
+        assert list(federation.shifted) == ["art", "word"]
+
+    def test_refusals(self) -> None:
+        with pytest.raises(ConfigError, match="Did you mean 'photo'"):
+            build(source=source(), heldout_domain="photos")
+        with pytest.raises(DataError, match="source 'digits' has no domains"):
+            build(heldout_domain="photo")
+
+
+class TestPublic:
+    def test_part_of_the_same_source_is_taken_from_all_clients(self) -> None:
+        federation = build(source=source(official=True), public="toy", public_samples=50, heldout_clients=1)
+        assert federation.public is not None
+        rows = set(federation.public.x[:, 0].int().tolist())
+        assert len(rows) == 50
+        for part in ("train", "val", "test"):
+            assert not rows & all_rows(federation, part)
+        assert not rows & TESTED
+
+    def test_labels_are_blanked(self) -> None:
+        federation = build(source=source(), public="toy")
+        assert federation.public is not None
+        assert len(federation.public) == 102
+        assert not federation.public.y.any()
+
+    def test_another_source_is_drawn_by_the_seed(self) -> None:
+        def drawn(seed: int) -> list[int]:
+            other = Source(
+                "other", torch.arange(400.0).view(200, 2), torch.arange(200), "classification", 200
+            )
+            public = build(source=source(), public=other, public_samples=30, seed=seed).public
+            assert public is not None
+            return [int(value) for value in public.x[:, 0]]
+
+        assert len(set(drawn(0))) == 30
+        assert drawn(0) == drawn(0) != drawn(1)
+
+    def test_refusals(self) -> None:
+        other = Source("other", torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64), "classification", 2)
+        with pytest.raises(DataError, match=r"samples of shape \[3\], but the clients of 'toy' have \[2\]"):
+            build(source=source(), public=other)
+        fitting = Source("other", torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64), "classification", 2)
+        with pytest.raises(DataError, match="has 5 samples, fewer than public_samples=6"):
+            build(source=source(), public=fitting, public_samples=6)
+        with pytest.raises(DataError, match="leaves nothing"):
+            build(source=source(), public="toy", public_samples=1024)
+        with pytest.raises(ConfigError, match="public_samples must be at least 1"):
+            build(source=source(), public="toy", public_samples=0)
+        with pytest.raises(ConfigError, match="unknown data source 'tinyimagenett'"):
+            build(source=source(), public="tinyimagenett")
+
+
+class TestNormalise:
+    def test_clients_have_standard_training_features(self) -> None:
+        federation = build(source=source(), normalise="client", heldout_domain="art", public="toy")
+        for rows in federation.train:
+            x = federation.source.x[torch.from_numpy(rows)]
+            torch.testing.assert_close(x.mean(dim=0), torch.zeros(2), atol=1e-5, rtol=0)
+            torch.testing.assert_close(x.std(dim=0), torch.ones(2), atol=1e-5, rtol=0)
+        # The shifted domain is scaled by its own client, the public set by all training clients.
+        assert abs(float(federation.shifted["art"].x.mean())) < 0.2
+        assert federation.public is not None
+        assert abs(float(federation.public.x.mean())) < 0.3
+
+    def test_refusals(self) -> None:
+        with pytest.raises(ConfigError, match="Did you mean 'client'"):
+            build(source=source(), normalise="clients")
+        with pytest.raises(ConfigError, match="choose one"):
+            build(normalise="client", corruptions={})
+
+
+class TestGroups:
+    def test_natural_along_another_kind(self) -> None:
+        federation = build(source=source(), partition="natural", partition_options={"group": "domain"})
+        assert federation.names == DOMAINS
+
+    def test_domain_shared_by_several_clients(self) -> None:
+        federation = build(source=source(), partition="domain", clients=8)
+        assert federation.names[:4] == ("art-0", "art-1", "photo-0", "photo-1")
+
+    def test_a_kind_that_is_not_there(self) -> None:
+        with pytest.raises(DataError, match="has 'client', 'domain'; use another partition"):
+            build(source=source(), partition="natural", partition_options={"group": "hospital"})
+        with pytest.raises(DataError, match="source 'digits' has none"):
+            build(partition="domain")
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True])
+def test_seed_must_be_a_natural_number(seed: Any) -> None:
+    with pytest.raises(ConfigError, match="seed must be a whole number"):
+        build(source=source(), seed=seed)
+
+
+def test_clients_without_training_samples_are_refused() -> None:
+    with pytest.raises(DataError, match="have no training samples"):
+        build(
+            source=source(),
+            partition="dirichlet",
+            partition_options={"alpha": 0.001, "min_size": 0},
+            clients=60,
+        )
+
+
+def test_corruptions_become_shifted_sets() -> None:
+    pytest.importorskip("imagecorruptions")
+    options = {"kinds": ["fog", "contrast"], "severities": [1, 3], "samples": 10}
+    federation = build(corruptions=options, clients=5, heldout_clients=1)
+    assert list(federation.shifted) == ["fog-1", "fog-3", "contrast-1", "contrast-3"]
+    tested = federation.source.y[torch.from_numpy(federation.global_test())]
+    assert set(federation.shifted["fog-1"].y.tolist()) <= set(tested.tolist())
+
+
+def test_samples_limit_what_is_decoded(need_data: Callable[[str], Path]) -> None:
+    need_data("cifar10_jpeg.npz")
+    federation = build("cifar10", samples=600, clients=4)
+    assert len(federation.source) == 600
+
+
+def test_ten_thousand_clients_are_built_in_seconds() -> None:
+    generator = torch.Generator().manual_seed(0)
+    big = Source(
+        "big",
+        torch.zeros(200_000, 4),
+        torch.randint(0, 10, (200_000,), generator=generator),
+        "classification",
+        10,
+    )
+    started = time.perf_counter()
+    federation = build(source=big, partition="dirichlet", clients=10_000)
+    assert time.perf_counter() - started < 6.0  # about 0.7 s on an idle core
+    assert federation.sizes().min() >= 7

@@ -1,0 +1,198 @@
+"""Laws that every partition obeys, and what `partition` refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tailorfl.data.partition import RECIPES, Deal, available, partition
+from tailorfl.errors import ConfigError, DataError
+
+Ints = NDArray[np.int64]
+
+# What each recipe needs to succeed on `labels()` with 6 clients, and whether it deals every sample.
+CASES: dict[str, tuple[dict[str, Any], bool]] = {
+    "classes_prob": ({"classes": 2}, True),
+    "dirichlet": ({"alpha": 0.3}, True),
+    "dirichlet_perada": ({"alpha": 0.3}, True),
+    "domain": ({}, True),
+    "fedclup_classes": ({"classes": 2, "virtual": 12}, False),
+    "iid": ({}, True),
+    "labels_per_client": ({"classes": 2}, True),
+    "natural": ({}, True),
+    "quantity": ({}, True),
+    "shards": ({"classes": 2}, True),
+}
+
+
+def labels(samples: int, classes: int = 6, seed: int = 0) -> Ints:
+    """Shuffled labels, all classes equally frequent."""
+    return np.random.default_rng(seed).permutation(np.arange(samples, dtype=np.int64) % classes)
+
+
+def deal(name: str, seed: int, test: bool = True) -> Deal:
+    return partition(
+        name,
+        labels(600),
+        6,
+        np.random.default_rng(seed),
+        test=labels(240, seed=1) if test else None,
+        options=CASES[name][0],
+    )
+
+
+def test_every_recipe_is_tested_here() -> None:
+    assert sorted(CASES) == available() == sorted(RECIPES)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("seed", range(3))
+class TestLaws:
+    def test_train_parts_are_disjoint_and_complete(self, name: str, seed: int) -> None:
+        found = deal(name, seed)
+        dealt = np.concatenate([*found.train, found.server])
+        assert len(np.unique(dealt)) == len(dealt)
+        assert set(dealt) <= set(range(600))
+        assert (len(dealt) == 600) == CASES[name][1]
+
+    def test_test_parts_are_disjoint_and_complete(self, name: str, seed: int) -> None:
+        found = deal(name, seed)
+        assert found.test is not None
+        dealt = np.concatenate(found.test)
+        assert len(np.unique(dealt)) == len(dealt)
+        assert (len(dealt) == 240) == CASES[name][1]
+
+    def test_positions_are_ascending_int64(self, name: str, seed: int) -> None:
+        found = deal(name, seed)
+        assert len(found.train) == 6
+        for positions in (*found.train, *(found.test or ()), found.server):
+            assert positions.dtype == np.int64
+            assert (np.diff(positions) > 0).all()
+
+    def test_equal_generators_give_equal_deals(self, name: str, seed: int) -> None:
+        one, two = deal(name, seed), deal(name, seed)
+        assert one.test is not None
+        assert two.test is not None
+        for a, b in zip(
+            (*one.train, *one.test, one.server), (*two.train, *two.test, two.server), strict=True
+        ):
+            assert np.array_equal(a, b)
+
+    def test_without_a_test_part_none_is_dealt(self, name: str, seed: int) -> None:
+        assert deal(name, seed, test=False).test is None
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"natural", "domain"}))
+def test_seeds_differ(name: str) -> None:
+    one, two = deal(name, 0), deal(name, 1)
+    assert any(not np.array_equal(a, b) for a, b in zip(one.train, two.train, strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"natural", "domain"}))
+def test_names_of_classes_do_not_matter(name: str) -> None:
+    """Labels 0..5 and labels 5, 105, ..., 505 give the same deal: a label is a name and not a number."""
+    options = CASES[name][0]
+    plain = partition(name, labels(600), 6, np.random.default_rng(3), options=options)
+    odd = partition(name, 100 * labels(600) + 5, 6, np.random.default_rng(3), options=options)
+    assert all(np.array_equal(a, b) for a, b in zip(plain.train, odd.train, strict=True))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    name=st.sampled_from(sorted(CASES)),
+    samples=st.integers(1, 400),
+    clients=st.integers(1, 60),
+    classes=st.integers(1, 30),
+    alpha=st.sampled_from([1e-9, 1e-4, 0.01, 0.3, 10.0, 1e9]),
+    min_size=st.integers(1, 5),
+    seed=st.integers(0, 2**32),
+)
+def test_every_partition_ends_with_a_deal_or_a_reason(
+    name: str, samples: int, clients: int, classes: int, alpha: float, min_size: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    wanted = {"alpha": alpha, "min_size": min_size, "classes": 2, "virtual": max(clients, 10)}
+    options = {key: value for key, value in wanted.items() if key in RECIPES[name].options()}
+    strata = rng.integers(0, classes, samples)
+    try:
+        found = partition(name, strata, clients, rng, test=rng.integers(0, classes, samples), options=options)
+    except DataError as reason:
+        refusal = str(reason)
+        assert any(advice in refusal for advice in ("use ", "cannot make", "drop them"))
+        return
+    assert len(found.train) == clients
+    dealt = np.concatenate([*found.train, found.server])
+    assert len(np.unique(dealt)) == len(dealt)
+    if "min_size" in options:
+        assert min(len(positions) for positions in found.train) >= min_size
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("name", "options", "message"),
+        [
+            ("dirichlt", {}, "Did you mean 'dirichlet'"),
+            ("dirichlet", {"alfa": 0.1}, "Did you mean 'alpha'"),
+            ("iid", {"alpha": 0.1}, "unknown option of partition 'iid'"),
+            ("dirichlet", {"test": None}, "unknown option"),
+            ("dirichlet", {"alpha": 0.0}, "'alpha' must be a number from"),
+            ("dirichlet", {"alpha": float("nan")}, "'alpha' must be a number from"),
+            ("dirichlet", {"alpha": "small"}, "'alpha' must be a number from"),
+            ("dirichlet", {"min_size": 2.5}, "'min_size' must be a whole number of at least 0"),
+            ("quantity", {"alpha": 1.0, "sigma": 1.0}, "not both"),
+            ("quantity", {"sigma": -1.0}, "'sigma' must be a number from 0"),
+            ("labels_per_client", {"classes": 0}, "'classes' must be a whole number of at least 1"),
+            ("dirichlet_perada", {"server": 1.0}, "'server' must be a number from 0 to 0.9"),
+            ("natural", {"min_size": 0}, "'min_size' must be a whole number of at least 1"),
+        ],
+    )
+    def test_settings(self, name: str, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            partition(name, labels(600), 6, np.random.default_rng(0), options=options)
+
+    @pytest.mark.parametrize(
+        ("name", "clients", "options", "message"),
+        [
+            ("iid", 601, {}, "cannot deal 600 samples to 601 clients"),
+            ("iid", 0, {}, "cannot deal 600 samples to 0 clients"),
+            ("iid", None, {}, "needs the number of clients"),
+            ("dirichlet", 61, {}, r"600 samples cannot give each of 61 clients min_size=10 \(610 needed\)"),
+            ("labels_per_client", 5, {"classes": 7}, "7 classes: the data have 6"),
+            (
+                "labels_per_client",
+                400,
+                {"classes": 2},
+                "class 0 has 100 samples in the training part, too few",
+            ),
+            ("shards", 400, {"classes": 2}, "class 0 has 100 samples in the training part, too few"),
+            ("fedclup_classes", 6, {"virtual": 400}, "use a smaller virtual"),
+            ("fedclup_classes", 6, {"virtual": 5}, "of 5 virtual clients found enough samples"),
+            ("dirichlet_perada", 51, {}, "class 0 has only 100; use fewer clients or a smaller reserve"),
+            ("dirichlet_perada", 50, {}, "after the reserve only 0 are left"),
+            ("natural", 7, {}, "only 6 groups have min_size=1"),
+            ("natural", None, {"min_size": 101}, "only 0 groups have min_size=101"),
+            ("domain", 7, {}, "a multiple of 6 clients"),
+        ],
+    )
+    def test_data(self, name: str, clients: int | None, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(DataError, match=message):
+            partition(name, labels(600), clients, np.random.default_rng(0), options=options)
+
+    def test_no_samples(self) -> None:
+        with pytest.raises(DataError, match="no samples"):
+            partition("iid", labels(0), 1, np.random.default_rng(0))
+
+    def test_class_of_the_test_part_without_training_samples(self) -> None:
+        with pytest.raises(
+            DataError, match="classes 6 occur in the official test part and not in the training"
+        ):
+            partition("shards", labels(600), 6, np.random.default_rng(0), test=labels(700, classes=7))
+
+    def test_official_test_class_smaller_than_its_owners(self) -> None:
+        with pytest.raises(DataError, match="class 0 has 1 samples in the official test part, too few"):
+            partition("shards", labels(600), 6, np.random.default_rng(0), test=labels(6))

@@ -1,0 +1,153 @@
+"""Partitions that promise a number of classes: counts, supports, every set of classes can come up."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tailorfl.data.partition import partition
+from tailorfl.data.partition.classes import _distinct_classes
+
+Ints = NDArray[np.int64]
+
+
+def balanced(samples: int, classes: int) -> Ints:
+    return np.arange(samples, dtype=np.int64) % classes
+
+
+def supports(strata: Ints, positions: tuple[Ints, ...]) -> list[set[int]]:
+    return [set(strata[mine].tolist()) for mine in positions]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.integers(1, 25), st.integers(1, 40), st.integers(0, 2**32))
+def test_distinct_classes_never_runs_into_a_dead_end(
+    data: st.DataObject, count: int, clients: int, seed: int
+) -> None:
+    classes = data.draw(st.integers(1, count))
+    owners = _distinct_classes(count, clients, classes, np.random.default_rng(seed))
+    assert (owners.sum(axis=0) == classes).all()
+    assert owners.sum(axis=1).max() - owners.sum(axis=1).min() <= 1
+
+
+def test_distinct_classes_treats_clients_alike() -> None:
+    """Any client holds any class with probability classes/count, the first dealt as much as the last."""
+    total = sum(_distinct_classes(5, 5, 2, np.random.default_rng(seed)).astype(float) for seed in range(2000))
+    np.testing.assert_allclose(np.asarray(total) / 2000, 0.4, atol=0.05)
+
+
+@pytest.mark.parametrize("name", ["labels_per_client", "classes_prob"])
+@pytest.mark.parametrize(("clients", "count", "classes"), [(100, 10, 3), (20, 10, 2), (7, 10, 4), (12, 5, 5)])
+def test_exactly_the_promised_classes_in_both_parts(
+    name: str, clients: int, count: int, classes: int
+) -> None:
+    strata, test = balanced(6000, count), balanced(2000, count)
+    deal = partition(name, strata, clients, np.random.default_rng(0), test=test, options={"classes": classes})
+    assert deal.test is not None
+    assert {len(held) for held in supports(strata, deal.train)} == {classes}
+    assert supports(strata, deal.train) == supports(test, deal.test)
+
+
+def test_labels_per_client_shares_every_class_equally() -> None:
+    """PLGU's CIFAR-10 layout: 100 clients of 3 classes, so every class has 30 owners of 1/30 each."""
+    strata = balanced(45_000, 10)
+    deal = partition("labels_per_client", strata, 100, np.random.default_rng(0), options={"classes": 3})
+    for positions in deal.train:
+        assert sorted(np.bincount(strata[positions], minlength=10))[-3:] == [150, 150, 150]
+
+
+def test_all_45_pairs_of_ten_classes_come_up() -> None:
+    """Some libraries deal neighbouring classes only and reach 5 of the 45 pairs."""
+    strata, seen = balanced(400, 10), set()
+    for seed in range(60):
+        deal = partition("labels_per_client", strata, 20, np.random.default_rng(seed), options={"classes": 2})
+        seen |= {tuple(sorted(held)) for held in supports(strata, deal.train)}
+    assert seen == set(combinations(range(10), 2))
+
+
+def test_all_pairs_are_about_equally_frequent() -> None:
+    strata, counts = balanced(400, 10), np.zeros((10, 10))
+    for seed in range(300):
+        deal = partition("labels_per_client", strata, 20, np.random.default_rng(seed), options={"classes": 2})
+        for low, high in (sorted(held) for held in supports(strata, deal.train)):
+            counts[low, high] += 1
+    frequent = counts[np.triu_indices(10, 1)] / (300 * 20)
+    np.testing.assert_allclose(frequent, 1 / 45, rtol=0.4)
+
+
+class TestShards:
+    @pytest.mark.parametrize(("clients", "classes"), [(100, 2), (30, 4), (7, 3)])
+    def test_at_most_the_promised_classes_and_equal_supports(self, clients: int, classes: int) -> None:
+        strata, test = balanced(10_000, 10), balanced(3000, 10)
+        deal = partition(
+            "shards", strata, clients, np.random.default_rng(0), test=test, options={"classes": classes}
+        )
+        assert deal.test is not None
+        assert max(len(held) for held in supports(strata, deal.train)) <= classes
+        assert supports(strata, deal.train) == supports(test, deal.test)
+
+    def test_shards_of_a_class_are_equal(self) -> None:
+        """100 clients with 2 of 200 shards of 10 classes: 20 shards of 50 samples a class."""
+        strata = balanced(10_000, 10)
+        deal = partition("shards", strata, 100, np.random.default_rng(0))
+        for positions in deal.train:
+            counts = np.bincount(strata[positions], minlength=10)
+            assert set(counts) <= {0, 50, 100}
+            assert counts.sum() == 100
+
+    def test_fewer_shards_than_classes_leave_classes_out(self) -> None:
+        strata = balanced(100, 10)
+        deal = partition("shards", strata, 3, np.random.default_rng(0), options={"classes": 2})
+        assert sum(map(len, deal.train)) == 60
+
+
+class TestClassesProb:
+    def test_shares_lie_between_the_bounds_of_the_recipe(self) -> None:
+        """Shares of a class are U(0.4, 0.6) normalised, so no owner has more than 1.5 times another's."""
+        strata = balanced(100_000, 10)
+        deal = partition("classes_prob", strata, 50, np.random.default_rng(0), options={"classes": 2})
+        table = np.stack([np.bincount(strata[positions], minlength=10) for positions in deal.train])
+        for column in table.T:
+            held = column[column > 0]
+            assert held.max() / held.min() <= 1.5 * 1.01
+            assert held.max() > 1.1 * held.min()
+
+    def test_both_parts_use_the_same_shares(self) -> None:
+        strata, test = balanced(20_000, 10), balanced(10_000, 10)
+        deal = partition("classes_prob", strata, 10, np.random.default_rng(0), test=test)
+        assert deal.test is not None
+        for train, tested in zip(deal.train, deal.test, strict=True):
+            counts = np.bincount(strata[train], minlength=10), np.bincount(test[tested], minlength=10)
+            assert np.abs(counts[0] / 2 - counts[1]).max() <= 1
+
+
+class TestFedclup:
+    def test_equal_numbers_of_every_class(self) -> None:
+        """60,000 samples, 300 virtual clients of 2 classes: 100 samples of each class."""
+        strata = balanced(60_000, 10)
+        deal = partition("fedclup_classes", strata, 10, np.random.default_rng(0), options={"classes": 2})
+        for positions in deal.train:
+            assert sorted(np.bincount(strata[positions], minlength=10))[-2:] == [100, 100]
+            assert len(positions) == 200
+
+    def test_official_test_part_follows_in_proportion(self) -> None:
+        strata, test = balanced(60_000, 10), balanced(10_000, 10)
+        deal = partition(
+            "fedclup_classes", strata, 10, np.random.default_rng(0), test=test, options={"classes": 6}
+        )
+        assert deal.test is not None
+        assert supports(strata, deal.train) == supports(test, deal.test)
+        assert {len(positions) for positions in deal.test} == {6 * (1000 * 33 // 6000)}
+
+    def test_a_used_up_class_drops_clients_only(self) -> None:
+        """Class 1 has room for two of ten virtual clients of all classes, so exactly two survive."""
+        strata = np.repeat([0, 1], [380, 20])
+        deal = partition(
+            "fedclup_classes", strata, 1, np.random.default_rng(0), options={"classes": 2, "virtual": 20}
+        )
+        assert [np.bincount(strata[positions]).tolist() for positions in deal.train] == [[10, 10]]

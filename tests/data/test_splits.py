@@ -1,0 +1,152 @@
+"""Train, validation and test parts of clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tailorfl.data.splits import Split, evenly_spaced, part_sizes, read_split, split_clients
+from tailorfl.errors import ConfigError
+
+Ints = NDArray[np.int64]
+
+
+def shares(train: float, val: float, test: float, clients: int = 1) -> NDArray[np.float64]:
+    return np.repeat(np.array([[train], [val], [test]]), clients, axis=1)
+
+
+class TestReadSplit:
+    @pytest.mark.parametrize(
+        ("split", "official", "expected"),
+        [
+            (None, False, Split(0.7, 0.1, 0.2)),
+            (None, True, Split(0.9, 0.1, 0.0, "official")),
+            ({"train": 0.6, "val": 0.2, "test": 0.2}, False, Split(0.6, 0.2, 0.2)),
+            ({"train": 0.5, "test": 0.25}, True, Split(0.5, 0.0, 0.25)),
+            ({"train": 0.75}, False, Split(0.75, 0.0, 0.25)),
+            ({"val": 0.25}, True, Split(0.75, 0.25, 0.0, "official")),
+            ({"test": "global"}, True, Split(0.9, 0.1, 0.0, "global")),
+            ({"train": 1.0}, True, Split(1.0, 0.0, 0.0, "official")),
+            ({"test": 0.5, "val": 0.25}, False, Split(0.25, 0.25, 0.5)),
+        ],
+    )
+    def test_missing_shares_are_filled_in(
+        self, split: dict[str, Any] | None, official: bool, expected: Split
+    ) -> None:
+        assert read_split(split, official) == expected
+
+    @pytest.mark.parametrize(
+        ("split", "message"),
+        [
+            ("perfed", "Did you mean 'perfed_ckt'"),
+            ({"trian": 0.5}, "Did you mean 'train'"),
+            ({"train": 1.5}, "train=1.5 must be a share from 0 to 1"),
+            ({"train": True}, "train=True must be a share"),
+            ({"train": 0.8, "test": 0.3}, "add up to at most 1"),
+            ({"train": 0.0}, "something to train on"),
+            ({"test": "official"}, "needs an official test part"),
+            ({"test": "everything"}, "'everything' is unknown"),
+        ],
+    )
+    def test_refusals(self, split: Any, message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            read_split(split, official=False)
+
+    def test_perfed_ckt_draws_every_train_share_uniformly(self) -> None:
+        drawn = read_split("perfed_ckt", official=True).shares(3000, np.random.default_rng(0))
+        values, counts = np.unique(drawn[0], return_counts=True)
+        assert values.tolist() == [0.1, 0.3, 0.4]
+        np.testing.assert_allclose(counts / 3000, 1 / 3, atol=0.04)
+        assert set(drawn[1]) == {0.1}
+        assert set(drawn[2]) == {0.5}
+
+
+class TestPartSizes:
+    @pytest.mark.parametrize(
+        ("samples", "expected"),
+        [(0, [0, 0, 0]), (1, [1, 0, 0]), (2, [1, 0, 1]), (3, [1, 1, 1]), (10, [7, 1, 2])],
+    )
+    def test_train_comes_before_test_before_val(self, samples: int, expected: list[int]) -> None:
+        assert part_sizes(np.array([samples]), shares(0.7, 0.1, 0.2))[:, 0].tolist() == expected
+
+    def test_perfed_ckt_discards_the_rest(self) -> None:
+        """Ten samples in shares 0.1, 0.1, 0.5: PerFed-CKT's smallest client has a sample in every part."""
+        assert part_sizes(np.array([10, 100]), shares(0.1, 0.1, 0.5, 2)).tolist() == [
+            [1, 10],
+            [1, 10],
+            [5, 50],
+        ]
+
+    def test_parts_of_share_zero_stay_empty(self) -> None:
+        assert part_sizes(np.array([1, 7]), shares(1.0, 0.0, 0.0, 2)).tolist() == [[1, 7], [0, 0], [0, 0]]
+
+    @given(st.integers(3, 500), st.floats(0.01, 0.9), st.floats(0.01, 0.5), st.floats(0.01, 0.5))
+    def test_every_part_gets_a_sample(self, samples: int, train: float, val: float, test: float) -> None:
+        total = max(1.0, train + val + test)
+        sizes = part_sizes(np.array([samples]), shares(train / total, val / total, test / total))[:, 0]
+        assert (sizes >= 1).all()
+        assert sizes.sum() <= samples
+        if train + val + test >= 1.0:
+            assert sizes.sum() == samples
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=20), st.integers(0, 2**32), st.integers(1, 6))
+def test_cut_is_disjoint_complete_and_stratified(sizes: list[int], seed: int, classes: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = np.split(rng.permutation(sum(sizes)), np.cumsum(sizes)[:-1])
+    strata = rng.integers(0, classes, sum(sizes))
+    train, val, test = split_clients(rows, strata, shares(0.7, 0.1, 0.2, len(sizes)), rng)
+    for client, mine in enumerate(rows):
+        parts = [train[client], val[client], test[client]]
+        assert sorted(np.concatenate(parts)) == sorted(mine)
+        for stratum in range(classes):
+            held = int((strata[mine] == stratum).sum())
+            exact = held * len(test[client]) / max(1, len(mine))
+            tested = int((strata[test[client]] == stratum).sum())
+            assert np.floor(exact) <= tested <= np.ceil(exact)
+
+
+def test_order_of_a_clients_rows_does_not_matter() -> None:
+    rng = np.random.default_rng(0)
+    rows = [rng.permutation(30), 30 + rng.permutation(20)]
+    strata = rng.integers(0, 3, 50)
+    one = split_clients(rows, strata, shares(0.7, 0.1, 0.2, 2), np.random.default_rng(1))
+    two = split_clients(
+        [np.sort(mine) for mine in rows], strata, shares(0.7, 0.1, 0.2, 2), np.random.default_rng(1)
+    )
+    for a, b in zip(one, two, strict=True):
+        assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_class_ordered_samples_are_not_cut_in_order() -> None:
+    """FedCLUP's released code cuts 90/10 in class order, which leaves a test part of one class."""
+    rows = [np.arange(100)]
+    strata = np.repeat([0, 1], 50)
+    _, _, test = split_clients(rows, strata, shares(0.9, 0.0, 0.1), np.random.default_rng(0))
+    assert np.bincount(strata[test[0]]).tolist() == [5, 5]
+
+
+def test_every_sample_is_equally_likely_to_be_tested() -> None:
+    hits = np.zeros(12)
+    strata = np.array([0] * 7 + [1] * 4 + [2])
+    for seed in range(2000):
+        _, _, test = split_clients(
+            [np.arange(12)], strata, shares(0.75, 0.0, 0.25), np.random.default_rng(seed)
+        )
+        hits[test[0]] += 1
+    np.testing.assert_allclose(hits / 2000, 0.25, atol=0.04)
+
+
+@given(st.integers(1, 50), st.data())
+def test_evenly_spaced_takes_exactly_as_many_as_wanted(samples: int, data: st.DataObject) -> None:
+    wanted = data.draw(st.integers(0, samples))
+    chosen = evenly_spaced(
+        np.zeros(samples, dtype=np.int64), np.array([wanted]), np.random.default_rng(samples)
+    )
+    assert chosen.sum() == wanted

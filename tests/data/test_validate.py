@@ -1,0 +1,164 @@
+"""What `validate` refuses and what it warns about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tailorfl.data.federation import Federation
+from tailorfl.data.source import Source, Task
+from tailorfl.data.validate import validate
+from tailorfl.errors import DataError
+
+Ints = NDArray[np.int64]
+
+
+def rows(*values: int) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def source(samples: int = 20) -> Source:
+    return Source("tiny", torch.zeros(samples, 2), torch.arange(samples) % 2, "classification", 2)
+
+
+def healthy() -> Federation:
+    """Three clients of both classes in every part, the last held out; rows 18 and 19 belong to nobody."""
+    starts = (0, 6, 12)
+    return Federation(
+        source=source(),
+        train=tuple(np.arange(start, start + 2) for start in starts),
+        val=tuple(np.arange(start + 2, start + 4) for start in starts),
+        test=tuple(np.arange(start + 4, start + 6) for start in starts),
+        names=("anna", "ben", "late"),
+        num_clients=2,
+    )
+
+
+def test_nothing_to_say_about_a_healthy_federation() -> None:
+    assert validate(healthy()) == []
+
+
+class TestErrors:
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+    def test_not_finite_features_name_client_and_sample(self, value: float) -> None:
+        federation = healthy()
+        federation.source.x[7, 1] = value
+        with pytest.raises(DataError, match=r"1 samples .* features of sample 7 of client 'ben'"):
+            validate(federation)
+
+    def test_not_finite_numbers_of_nobody_are_ignored(self) -> None:
+        federation = healthy()
+        federation.source.x[19] = float("nan")
+        assert validate(federation) == []
+
+    def test_not_finite_target(self) -> None:
+        target = torch.zeros(20, 1)
+        target[13] = float("nan")
+        broken = Source("tiny", torch.zeros(20, 2), target, "regression", 1)
+        with pytest.raises(DataError, match="target of sample 13 of client 'late'"):
+            validate(replace(healthy(), source=broken))
+
+    def test_not_finite_sample_of_the_server(self) -> None:
+        federation = replace(healthy(), server=rows(18))
+        federation.source.x[18] = float("nan")
+        with pytest.raises(DataError, match="sample 18 of the server"):
+            validate(federation)
+
+    @pytest.mark.parametrize(
+        ("task", "outputs", "good", "bad", "expected"),
+        [
+            ("classification", 3, torch.ones(20, dtype=torch.int64), 3, r"a class in 0\.\.2"),
+            ("binary", 1, torch.ones(20, dtype=torch.int64), 2, r"a class in 0\.\.1"),
+            ("multilabel", 2, torch.ones(20, 2), 0.5, "0 or 1 for every label"),
+            ("survival", 1, torch.ones(20, 2), 2.0, "event 0 or 1"),
+            ("survival", 1, torch.ones(20, 2), -1.0, "time of at least 0"),
+        ],
+    )
+    def test_labels_out_of_range(
+        self, task: Task, outputs: int, good: torch.Tensor, bad: float, expected: str
+    ) -> None:
+        federation = replace(healthy(), source=Source("tiny", torch.zeros(20, 2), good, task, outputs))
+        federation.source.y[8] = bad
+        with pytest.raises(DataError, match=rf"sample 8 of client 'ben' has .*{expected}"):
+            validate(federation)
+
+    def test_clients_without_training_samples_are_named(self) -> None:
+        federation = replace(healthy(), train=(rows(), rows(6), rows()))
+        with pytest.raises(
+            DataError, match=r"2 clients have no training samples: clients 'anna', 'late'; use fewer"
+        ):
+            validate(federation)
+
+    def test_a_row_in_train_and_test(self) -> None:
+        federation = replace(healthy(), test=(rows(0, 4), rows(10), rows(16)))
+        with pytest.raises(
+            DataError, match=r"row 0 is in the test part of client 'anna' and again in the train part"
+        ):
+            validate(federation)
+
+    def test_a_row_at_two_clients(self) -> None:
+        federation = replace(healthy(), train=(rows(0, 1), rows(1, 6), rows(12)))
+        with pytest.raises(DataError, match=r"row 1 is in the train part of clients 'anna', 'ben' and again"):
+            validate(federation)
+
+    def test_a_row_of_a_client_at_the_server(self) -> None:
+        with pytest.raises(DataError, match=r"row 2 is in the server's validation set of client 'anna'"):
+            validate(replace(healthy(), server=rows(2)))
+
+    def test_one_test_set_for_everybody_is_allowed(self) -> None:
+        shared = rows(18, 19)
+        assert validate(replace(healthy(), test=(shared,) * 3)) == []
+
+    def test_rows_that_do_not_exist(self) -> None:
+        with pytest.raises(DataError, match=r"test rows must lie in 0\.\.19.* client 'ben' has row 20"):
+            validate(replace(healthy(), test=(rows(4), rows(20), rows(16))))
+
+
+class TestWarnings:
+    def test_single_sample(self) -> None:
+        federation = replace(healthy(), train=(rows(0), rows(6, 7), rows(12, 13)))
+        assert "1 of 3 clients have a single training sample: client 'anna'" in validate(federation)
+
+    def test_smaller_than_a_batch(self) -> None:
+        assert any(
+            "3 of 3 clients have fewer training samples than a batch of 4" in w
+            for w in validate(healthy(), 4)
+        )
+
+    def test_one_class(self) -> None:
+        federation = replace(healthy(), train=(rows(0, 18), rows(6, 7), rows(12, 13)))
+        assert any(w.startswith("1 of 3 clients have one class only") for w in validate(federation))
+
+    def test_nothing_to_test_or_select_by(self) -> None:
+        federation = replace(healthy(), test=(rows(), rows(10), rows(16)), val=(rows(2), rows(), rows(14)))
+        found = validate(federation)
+        assert "1 of 3 clients have no test samples and cannot be evaluated: client 'anna'" in found
+        assert "1 of 3 clients have no validation samples: client 'ben'" in found
+
+    def test_no_validation_at_all_is_said_once(self) -> None:
+        federation = replace(healthy(), val=(rows(), rows(), rows()))
+        assert validate(federation) == [
+            "no client has validation samples, so nothing can be selected by validation"
+        ]
+
+    def test_tested_on_unseen_classes(self) -> None:
+        federation = replace(
+            healthy(), train=(rows(0, 18), rows(6, 7), rows(12, 13)), test=(rows(5), rows(10), rows(16))
+        )
+        assert any("tested mostly on classes" in w and "'anna'" in w for w in validate(federation))
+
+    def test_many_names_are_cut_short(self) -> None:
+        count = 9
+        federation = Federation(
+            source=source(3 * count),
+            train=tuple(rows(client) for client in range(count)),
+            val=tuple(rows(count + client) for client in range(count)),
+            test=tuple(rows(2 * count + client) for client in range(count)),
+            names=tuple(f"c{client}" for client in range(count)),
+            num_clients=count,
+        )
+        assert validate(federation)[0].endswith("clients 'c0', 'c1', 'c2', 'c3', 'c4' and 4 more")

@@ -1,0 +1,150 @@
+"""Quadratic federations: F_i(w) = ½ (w − c_i)' H_i (w − c_i), their known optima, and the papers' steps in float64.
+
+Client i holds the same rows COPIES[i] times. That leaves F_i (a mean) as it is and makes the sample weights p_i unequal, so a
+method that weights wrongly goes elsewhere.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from methods.settings import LAM, Kind, Limit, make, row
+from numpy.typing import NDArray
+
+from tailorfl.core.client import TrainConfig
+from tailorfl.core.method import Method, make_method
+from tailorfl.data.federation import Federation
+from tailorfl.data.synthetic import closed_form, pooled_optimum, synthetic_quadratic
+from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.models.functional import Model
+from tailorfl.models.registry import build
+
+Floats = NDArray[np.float64]
+CLIENTS, DIM, MU, L = 6, 3, 1.0, 3.0
+COPIES = (1, 2, 1, 3, 1, 12)
+LR = 0.25
+"""1/4: contracts the local problem by ½ … ¼ a step, and the proximal one with λ = 2 by ¼."""
+WEIGHT = "head.weight"
+
+
+@cache
+def quadratic_federation(seed: int = 0, equal: bool = False) -> Federation:
+    """Six clients; client i has COPIES[i] copies of its rows unless `equal`."""
+    source = synthetic_quadratic(CLIENTS, DIM, DIM, heterogeneity=2.0, condition=L / MU, seed=seed)
+    owner, tested = source.groups["client"].numpy(), source.test
+    assert tested is not None
+    train = tuple(
+        np.tile(np.flatnonzero((owner == i) & ~tested.numpy()), 1 if equal else COPIES[i]).astype(np.int64)
+        for i in range(CLIENTS)
+    )
+    test = tuple(np.flatnonzero((owner == i) & tested.numpy()).astype(np.int64) for i in range(CLIENTS))
+    empty = tuple(np.empty(0, dtype=np.int64) for _ in range(CLIENTS))
+    return Federation(source, train, empty, test, tuple(map(str, range(CLIENTS))), CLIENTS)
+
+
+def curvature(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """(H [clients, dim, dim], c [clients, dim]) in float64."""
+    info = quadratic_federation(seed).source.info
+    return info["H"], info["c"]
+
+
+def shares(weights: str) -> torch.Tensor:
+    """p_i for a weighting, [clients] float64."""
+    sizes = torch.from_numpy(quadratic_federation().sizes()).double()
+    return sizes / sizes.sum() if weights == "samples" else torch.full((CLIENTS,), 1 / CLIENTS, dtype=torch.float64)
+
+
+def optimum(kind: Kind, p: torch.Tensor, lam: float = LAM, seed: int = 0) -> tuple[Floats | None, Floats | None]:
+    """(global model, personal models) at which a method of this kind stands still; None where it has none.
+
+    local           v_i = c_i
+    pooled          w minimises Σ p F; no personal model, or the shared one
+    pooled_and_local  w as pooled; the deployed models are c_i
+    coupled         the joint minimiser over (w, v); coupled_global: its w alone
+    ditto           w as pooled, v_i = (H_i + λ)⁻¹ (H_i c_i + λ w)
+    """
+    H, c = curvature(seed)
+    pooled = pooled_optimum(H, c, p).numpy()
+    w, v = closed_form(H, c, p, lam)
+    tied = torch.linalg.solve(H + lam * torch.eye(DIM), torch.einsum("kij,kj->ki", H, c) + lam * torch.from_numpy(pooled))
+    found: dict[Kind, tuple[Floats | None, Floats | None]] = {
+        "local": (None, c.numpy()),
+        "pooled": (pooled, np.broadcast_to(pooled, c.shape)),
+        "pooled_and_local": (pooled, c.numpy()),
+        "coupled": (w.numpy(), v.numpy()),
+        "coupled_global": (w.numpy(), np.broadcast_to(w.numpy(), c.shape)),
+        "ditto": (pooled, tied.numpy()),
+    }
+    return found[kind]
+
+
+def quadratic_simulation(
+    method: str | Method, steps: int = 1, *, engine: str = "vectorized", lr: float = LR, equal: bool = False, **settings: Any
+) -> Simulation:
+    """A run with full batches and `steps` local steps."""
+    return Simulation(
+        make(method) if isinstance(method, str) else method, quadratic_federation(equal=equal),
+        Model(lambda: build("linear", (DIM,), 1)), TrainConfig(epochs=1, steps=steps, batch_size=0, lr=lr),
+        engine=make_engine(engine), **settings,
+    )  # fmt: skip
+
+
+def limit_simulation(name: str, **settings: Any) -> tuple[Simulation, Limit]:
+    """A run of a method with the settings under which its optimum is known; `weights` overrides the method's own."""
+    limit = row(name).limit
+    assert limit is not None
+    options = dict(limit.options)
+    if "weights" in settings:
+        options["weights"] = settings.pop("weights")
+    return quadratic_simulation(make_method(name, options), limit.steps, **settings), limit
+
+
+def global_weight(sim: Simulation) -> Floats:
+    """The global model as a vector, [dim] float64."""
+    found = sim.global_model()
+    assert found is not None
+    weight: torch.Tensor = found[WEIGHT]
+    return weight[0].double().numpy()
+
+
+def personal_weights(sim: Simulation) -> Floats:
+    """The deployable models, [clients, dim] float64."""
+    (_, models), = sim.personal_models(range(CLIENTS))  # fmt: skip
+    weight: torch.Tensor = models[WEIGHT]
+    return weight[:, 0].double().numpy()
+
+
+def states(sim: Simulation, *path: str) -> Floats:
+    """An entry of the private states, [clients, dim] float64."""
+    found = sim.states.get(range(CLIENTS)).get((*path, WEIGHT))
+    return found[:, 0].double().numpy()
+
+
+class Reference:
+    """The local problems in plain float64 numpy, and gradient descent on them."""
+
+    def __init__(self, seed: int = 0) -> None:
+        H, c = curvature(seed)
+        self.H, self.c = H.numpy(), c.numpy()
+
+    def grad(self, i: int, w: Floats) -> Floats:
+        """∇F_i(w)."""
+        out: Floats = self.H[i] @ (w - self.c[i])
+        return out
+
+    def descend(
+        self, i: int, w: Floats, steps: int, lr: float = LR, lam: float = 0.0, centre: Floats | None = None
+    ) -> Floats:
+        """w after `steps` steps along ∇F_i(w) + λ(w − centre)."""
+        for _ in range(steps):
+            pull = 0.0 if centre is None else lam * (w - centre)
+            w = w - lr * (self.grad(i, w) + pull)
+        return w
+
+    def solve(self, i: int, lam: float, centre: Floats) -> Floats:
+        """argmin F_i(θ) + (λ/2)‖θ − centre‖²."""
+        out: Floats = np.linalg.solve(self.H[i] + lam * np.eye(DIM), self.H[i] @ self.c[i] + lam * centre)
+        return out

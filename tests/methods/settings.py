@@ -1,0 +1,151 @@
+"""One row for every registered method: small hyper-parameters, its method card, and its optimum on quadratics.
+
+The tests that run over the registry read this table, and `row` fails with the name of a method that is not in it. So a new
+method gets all of them by adding one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+import tailorfl.methods  # noqa: F401  (registers the methods)
+from tailorfl.core.method import Method, make_method, methods
+from tailorfl.core.messages import Weights
+
+LAM = 2.0
+"""λ (or μ) of every method on the quadratics."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Parameter scalars of a model and of its parts; buffers are not counted."""
+
+    d: int
+    head: int
+    norm: int
+
+
+Count = Callable[[Parts], int]
+
+
+def none(parts: Parts) -> int:
+    return 0
+
+
+def whole(parts: Parts) -> int:
+    return parts.d
+
+
+def twice(parts: Parts) -> int:
+    return 2 * parts.d
+
+
+@dataclass(frozen=True)
+class Card:
+    """A line of the table of method cards: scalars per sampled client and round, weights, models that are evaluated."""
+
+    down: Count
+    up: Count
+    trained: Count
+    weights: Weights
+    personal: bool
+    shared: bool
+
+
+Kind = Literal["local", "pooled", "pooled_and_local", "coupled", "coupled_global", "ditto"]
+"""Names of the optima in `quadratics.optimum`."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Where a method goes on quadratics with full batches, and with which settings."""
+
+    kind: Kind
+    steps: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the generated tests need to know about a method."""
+
+    card: Card
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Makes it quick; never a value that turns the method into another one."""
+    limit: Limit | None = None
+
+
+PROX_STEPS = 10
+"""Steps that solve a proximal problem of the quadratics to float32 accuracy (contraction 1/4 a step)."""
+
+ROWS: dict[str, Row] = {
+    "local": Row(Card(none, none, whole, "uniform", True, False), limit=Limit("local")),
+    "centralized": Row(Card(none, none, whole, "uniform", False, True), limit=Limit("pooled")),
+    "fedavg": Row(Card(whole, whole, whole, "samples", False, True), limit=Limit("pooled")),
+    "fedprox": Row(
+        Card(whole, whole, whole, "samples", False, True),
+        {"mu": 0.5},
+        Limit("coupled_global", PROX_STEPS, {"mu": LAM}),
+    ),
+    "fedavg_ft": Row(
+        Card(whole, whole, whole, "samples", True, True),
+        # 60 tuning epochs of one full batch each reach the client's own optimum.
+        limit=Limit("pooled_and_local", 1, {"ft_epochs": 60}),
+    ),
+    "fedbn": Row(
+        Card(lambda s: s.d - s.norm, lambda s: s.d - s.norm, whole, "samples", True, False), limit=Limit("pooled")
+    ),
+    "fedper": Row(
+        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, "samples", True, False),
+        limit=Limit("pooled", 1, {"personal_part": "none"}),
+    ),
+    "fedrep": Row(
+        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, "samples", True, False),
+        {"head_epochs": 2},
+        Limit("pooled", 1, {"personal_part": "none", "head_epochs": 0}),
+    ),
+    "lg_fedavg": Row(
+        Card(lambda s: s.head, lambda s: s.head, whole, "uniform", True, False),
+        limit=Limit("pooled", 1, {"personal_part": "none"}),
+    ),
+    "ditto": Row(
+        Card(whole, whole, twice, "uniform", True, True), {"lam": 0.5}, Limit("ditto", 1, {"lam": LAM})
+    ),
+    "pfedme": Row(
+        Card(whole, whole, twice, "samples", True, True),
+        {"lam": 1.0, "inner_steps": 2, "local_rounds": 3, "lr": 0.1},
+        Limit("coupled", 1, {"lam": LAM, "inner_steps": PROX_STEPS, "local_rounds": 1, "lr": 1 / LAM}),
+    ),
+    "apfl": Row(
+        Card(whole, whole, twice, "uniform", True, True),
+        {"alpha": 0.3, "adaptive": True},
+        Limit("pooled_and_local", 1, {"alpha": 0.8}),
+    ),
+    "fedclup": Row(
+        Card(whole, whole, whole, "uniform", True, True), {"lam": 0.5}, Limit("coupled", PROX_STEPS, {"lam": LAM})
+    ),
+}
+
+NAMES = tuple(methods())
+"""Every registered method, in order of names."""
+
+
+def row(name: str) -> Row:
+    """The row of a method; fails the running test, saying what to do, where there is none."""
+    if name not in ROWS:
+        pytest.fail(f"the method '{name}' is registered but has no row in ROWS of tests/methods/settings.py; add one")
+    return ROWS[name]
+
+
+def make(name: str, **options: Any) -> Method:
+    """The method with its quick options; `options` win."""
+    return make_method(name, {**row(name).options, **options})
+
+
+def with_limit() -> tuple[str, ...]:
+    """The methods whose optimum on quadratics is known."""
+    return tuple(name for name in NAMES if name in ROWS and ROWS[name].limit is not None)
