@@ -36,14 +36,15 @@ class Commands(TyperGroup):
     """The group of all commands; the only place where errors become messages and exit codes."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Finds the command; raises click's UsageError with the nearest command for one that does not exist."""
+        """Finds the command; raises click's UsageError, with the nearest command, if there is none."""
         try:
             return click.Group.resolve_command(self, ctx, args)
         except click.UsageError as error:
             # Newer versions of click suggest by themselves, older ones do not.
             hint = nearest(args[0], self.commands)
             if hint and "Did you mean" not in error.format_message():
-                error.message = f"{error.message.rstrip('.')}. Did you mean '{hint}'?"
+                message = f"{error.message.rstrip('.')}. Did you mean '{hint}'?"
+                raise click.UsageError(message, ctx) from error
             raise
 
     def invoke(self, ctx: Any) -> Any:

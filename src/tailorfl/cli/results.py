@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from tailorfl.experiments.result import ExperimentResult
@@ -26,13 +28,19 @@ def show_comparison(console: Console, result: ExperimentResult, name: str) -> No
 
     frame, columns = result.table, list(result.columns)
     for column in columns:
-        if column.unit in ("bytes", "seconds"):  # their spread over seeds is noise of the machine, or none
+        # Their spread over seeds says little and takes much room; comparison.md has it.
+        if column.key == "std" or column.unit in ("bytes", "seconds"):
             frame[f"{column.key}_ci"] = math.nan
-    title = f"{name}: mean over {frame['seeds'].max()} seed(s), ± half width of the 95 % interval"
+    seeds = int(frame["seeds"].max())
+    title = (
+        f"{name}: mean over {seeds} seeds ± half width of the 95 % interval"
+        if seeds > 1
+        else f"{name}: 1 seed"
+    )
     further = [column.key for column in reversed(columns) if column.key.startswith("deployed.")]
     table, left_out = _unbroken(rich_table(frame, columns, title)), []
     for key in (*further, *LESS_NEEDED):
-        if Measurement.get(console, console.options.update(width=WIDEST), table).minimum <= console.width:
+        if Measurement.get(console, console.options.update(width=WIDEST), table).maximum <= console.width:
             break
         left_out += [column.title for column in columns if column.key == key]
         columns = [column for column in columns if column.key != key]
@@ -44,11 +52,14 @@ def show_comparison(console: Console, result: ExperimentResult, name: str) -> No
 
 
 def _unbroken(table: Table) -> Table:
-    """The table with cells that do not wrap, so that its least width is the width it needs."""
+    """The table with titles folded to the width of their cells, and nothing else that wraps."""
     whole = Table(title=table.title)
-    cells = [[str(cell).replace(" ", "\u00a0") for cell in column.cells] for column in table.columns]
-    for column in table.columns:
-        whole.add_column(column.header, justify=column.justify)
+    cells = [[Text.from_markup(str(cell)) for cell in column.cells] for column in table.columns]
+    for column, texts in zip(table.columns, cells, strict=True):
+        widest = max((text.cell_len for text in texts), default=0)
+        head = str(column.header)
+        folded = textwrap.fill(head, max(widest, *map(len, head.split())), break_long_words=False)
+        whole.add_column(folded, justify=column.justify, no_wrap=True)
     for row in zip(*cells, strict=True):
         whole.add_row(*row)
     return whole

@@ -85,7 +85,8 @@ def private_gradient(
 
     gradients, losses = vmap(of_sample)(x, y, fold_key(masks, torch.arange(x.shape[0])))
     present = torch.ones_like(losses) if weight is None else weight
-    norms = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0).sqrt()
+    rows = [g.reshape(x.shape[0], -1) for g in gradients.values()]
+    norms = torch.stack([row.square().sum(1) for row in rows]).sum(0).sqrt()
     factor = present * (dp.clip / norms.clamp(min=1e-12)).clamp(max=1.0)
     size = present.sum().clamp(min=1.0)
     out = {}

@@ -24,6 +24,7 @@ from tailorfl.core.state import StateStore
 from tailorfl.data.federation import Federation
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine, Parts, finite_clients
+from tailorfl.engines.memory import keep_freed_memory
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.errors import DivergenceError, unknown
@@ -88,6 +89,7 @@ class Simulation:
         sampling: Sampling = "uniform",
         state_folder: Path | None = None,
     ) -> None:
+        keep_freed_memory()
         self.method, self.federation, self.model, self.train = method, federation, model, train
         self.engine: Engine = engine if engine is not None else Auto()
         self.seed, self.fraction, self.sampling = seed, fraction, sampling

@@ -15,7 +15,7 @@ from tailorfl.core.client import Client, Cohort, padded
 from tailorfl.data.source import Source
 from tailorfl.engines.base import ClientFunction, Parts, Stacked, rows_at_once
 
-CHUNK_BYTES = 64 * 2**20
+CHUNK_BYTES = 8 * 2**20
 """Bytes of the parameters of one chunk, when the chunk size is chosen here: what memory holds comfortably."""
 
 

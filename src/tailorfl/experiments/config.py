@@ -195,6 +195,8 @@ def _enter(group: Any, place: list[str], step: str) -> Any:
     """The group `step` inside the group at `place`."""
     if isinstance(group, list):
         return group[_position(group, place, step)]
+    if not place and step == "methods" and step not in group:
+        group[step] = [method.name for method in ExperimentConfig().methods]
     inner = group.setdefault(step, {})
     if inner is None:
         inner = group[step] = {}
@@ -223,7 +225,6 @@ def _set_method(raw: dict[str, Any], path: list[str], value: Any) -> None:
     if len(path) == 1:
         raw["methods"] = _as_list(value)
         return
-    raw.setdefault("methods", [method.name for method in ExperimentConfig().methods])
     chosen = _enter(raw, [], "methods")
     if len(chosen) != 1:
         some = _titles(chosen)[0] if chosen else "ditto"

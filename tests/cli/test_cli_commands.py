@@ -1,0 +1,144 @@
+"""Commands that do what they say: help, lists, running, resuming, reporting."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+import tailorfl
+from tailorfl.cli.listing import LISTS
+from tailorfl.cli.main import app
+
+SMALL = ["data.clients=4", "data.samples=240", "rounds=2", "seeds=1", "model.hidden=[8]", "engine=sequential"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+def invoke(*arguments: str) -> Result:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exception is None, result.output
+    return result
+
+
+def test_help_is_light() -> None:
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from tailorfl.cli.main import app\n"
+        "result = CliRunner().invoke(app, ['--help'])\n"
+        "assert result.exit_code == 0 and 'compare' in result.output\n"
+        "print(sorted({'torch', 'pandas', 'matplotlib', 'sklearn', 'numpy'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_version() -> None:
+    assert invoke("--version").output.strip() == f"tailorfl {tailorfl.__version__}"
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("methods", ["ditto", "Ditto", "ICML 2021", "lam = 1.0"]),
+        ("data", ["digits", "bundled with scikit-learn", "heterogeneity = "]),
+        ("models", ["cnn2", "hidden = [200]"]),
+        ("partitions", ["dirichlet", "alpha = 0.3", "group = client"]),
+        ("recipes", ["digits", "Six methods"]),
+    ],
+)
+def test_lists_name_things_with_their_defaults(what: str, expected: list[str]) -> None:
+    output = invoke("list", what).output
+    assert all(text in output for text in expected)
+
+
+def test_list_without_a_name_lists_everything() -> None:
+    output = invoke("list").output
+    assert all(name in output for name in LISTS)
+
+
+def test_run_prints_the_table_and_leaves_a_result_that_reports_and_resumes() -> None:
+    output = invoke("run", "method=local", *SMALL).output
+    assert "local" in output
+    assert "runs/digits" in output
+    assert Path("runs/digits/local/seed-0/summary.json").is_file()
+
+    before = Path("runs/digits/comparison.csv").read_text()
+    invoke("run", "--resume", "runs/digits", "--quiet")
+    assert Path("runs/digits/comparison.csv").read_text() == before
+
+    invoke("report", "runs/digits")
+    assert "accuracy" in Path("runs/digits/report.md").read_text()
+    page = Path("runs/digits/report.html").read_text()
+    assert "<table>" in page
+    assert 'src="per_round.png"' in page
+
+
+def test_second_run_takes_the_next_folder_and_overwrite_the_same() -> None:
+    for _ in range(2):
+        invoke("run", "method=local", "--quiet", *SMALL)
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["digits", "digits-2"]
+    invoke("run", "method=local", "--quiet", "--overwrite", *SMALL)
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["digits", "digits-2"]
+
+
+def test_progress_in_plain_lines_goes_to_stderr() -> None:
+    result = invoke("run", "method=local", "eval.every=1", *SMALL)
+    assert "[1/1] local seed 0: round 1/2, accuracy " in result.stderr
+    assert "clients/s" in result.stderr
+    assert "clients/s" not in result.stdout
+
+
+def test_quiet_shows_no_progress() -> None:
+    assert invoke("run", "method=local", "--quiet", *SMALL).stderr == ""
+
+
+def test_reproduce_shows_published_numbers_beside_ours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text(
+        "name: tiny\nmethod: local\npublished:\n  source: a table\n  local: {mean: 0.25, clients: [0.5]}\n"
+    )
+    monkeypatch.setattr("tailorfl.experiments.config.recipes", lambda: {"tiny": recipe})
+    output = invoke("reproduce", "tiny", "--quiet", *SMALL).output
+    assert "source: a table" in output
+    assert "0.2500" in output
+    assert "client 0" in output
+
+
+def test_dry_run_trains_nothing() -> None:
+    output = invoke("compare", "--dry-run", *SMALL).output
+    assert "nothing was trained" in output
+    assert not Path("runs").exists()
+
+
+def test_python_does_the_same_in_five_lines() -> None:
+    result = tailorfl.run(
+        data={"clients": 4, "samples": 240},
+        model={"name": "mlp", "hidden": [8]},
+        methods=["local", "ditto"],
+        rounds=2,
+        seeds=1,
+    )
+    assert list(result.table.index) == ["local", "ditto"]
+    assert all(path.is_file() for path in result.plot())
+
+
+@pytest.mark.parametrize("name", [name for name in tailorfl.__all__ if name != "__version__"])
+def test_every_exported_name_exists(name: str) -> None:
+    assert getattr(tailorfl, name) is not None
+
+
+def test_unknown_attribute() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        tailorfl.nothing  # noqa: B018

@@ -1,0 +1,139 @@
+"""What the terminal shows: progress and tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from tailorfl.cli.estimates import show_estimate
+from tailorfl.cli.progress import Lines, Live, _bars, headline, observer
+from tailorfl.cli.results import show_comparison
+from tailorfl.experiments.config import load
+from tailorfl.experiments.runner import Job, Quiet
+from tailorfl.runs.tables import Column
+
+CONFIG = load(None, ["method=ditto", "seeds=2", "rounds=4"])
+JOB = Job(CONFIG, CONFIG.methods[0], 1)
+
+
+def terminal(width: int = 120) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+
+
+def shown(console: Console) -> str:
+    return cast(io.StringIO, console.file).getvalue()
+
+
+def play(watch: Any) -> None:
+    watch.job_started(JOB, 2, 2, 4, 1)
+    watch.evaluated(JOB, 2, {"global/local/accuracy": 0.1, "personal/local/accuracy": 0.8125})
+    watch.round_done(JOB, 2, 512.0, {"train": 0.3}, (3,))
+    watch.job_done(JOB, {"seconds": 1.5})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ({"global/local/auc": 0.7, "personal/global/auc": 0.5, "personal/local/auc": 0.9}, ("auc", 0.9)),
+        ({"global/local/mse": 0.7, "global/local/r2": 0.1}, ("mse", 0.7)),
+        ({"global/global/accuracy": 0.7}, ("global/global/accuracy", 0.7)),
+        ({}, None),
+    ],
+)
+def test_headline_is_the_personal_model_on_local_data(
+    metrics: dict[str, float], expected: tuple[str, float] | None
+) -> None:
+    assert headline(metrics) == expected
+
+
+def test_bars_show_round_speed_metric_and_rejected_clients() -> None:
+    console = terminal()
+    progress = _bars(console)
+    watch = Live(progress, 2)
+    watch.job_started(JOB, 2, 2, 4, 1)
+    everything, job = progress.tasks
+    assert everything.completed == pytest.approx(1 + 1 / 4)
+    assert (job.description, job.completed, job.total) == ("ditto seed 1", 1, 4)
+    watch.evaluated(JOB, 2, {"personal/local/accuracy": 0.8125})
+    watch.round_done(JOB, 2, 512.0, {}, (3,))
+    assert job.fields["facts"] == "round 2/4 · 512 clients/s · accuracy 0.8125 · 1 rejected"
+    assert everything.completed == pytest.approx(1 + 2 / 4)
+    watch.job_done(JOB, {"seconds": 1.5})
+    assert everything.completed == 2
+    assert "ditto seed 1 · accuracy 0.8125 in 1.5 s" in shown(console)
+
+
+def test_lines_tell_the_same() -> None:
+    console = Console(file=io.StringIO())
+    play(Lines(console))
+    assert shown(console).splitlines() == [
+        "[2/2] ditto seed 1: 4 rounds, resumed after round 1",
+        "[2/2] ditto seed 1: round 2/4, accuracy 0.8125",
+        "[2/2] ditto seed 1: done in 1.5 s",
+    ]
+
+
+def test_observer_suits_its_console() -> None:
+    with observer(terminal(), CONFIG) as watch:
+        assert isinstance(watch, Live)
+    with observer(Console(file=io.StringIO()), CONFIG) as watch:
+        assert isinstance(watch, Lines)
+    with observer(terminal(), CONFIG, quiet=True) as watch:
+        assert isinstance(watch, Quiet)
+
+
+class TestComparison:
+    COLUMNS = (
+        Column("mean", "accuracy (mean)", "percent", "higher"),
+        Column("weighted_mean", "weighted", "percent"),
+        Column("std", "std", "percent"),
+        Column("worst10", "worst 10 %", "percent"),
+        Column("best10", "best 10 %", "percent"),
+        Column("share_beating_local", "beat Local", "percent"),
+        Column("deployed.global", "global", "percent"),
+        Column("bytes", "sent", "bytes"),
+        Column("seconds", "time", "seconds"),
+    )
+
+    def printed(self, width: int) -> str:
+        values = {column.key: 0.81234 for column in self.COLUMNS}
+        spread = {f"{column.key}_ci": 0.1 for column in self.COLUMNS}
+        frame = pd.DataFrame([{"method": "ditto", "seeds": 3, **values, **spread}], index=["ditto"])
+        console = terminal(width)
+        show_comparison(console, cast(Any, SimpleNamespace(table=frame, columns=self.COLUMNS)), "digits")
+        return shown(console)
+
+    def test_wide_terminal_shows_everything(self) -> None:
+        text = self.printed(200)
+        assert text.count("81.23 ± 10.00") == 6
+        assert "not shown" not in text
+
+    def test_narrow_terminal_leaves_out_whole_columns(self) -> None:
+        text = self.printed(80)
+        assert "…" not in text
+        assert text.count("81.23 ± 10.00") >= 2
+        assert all(title in text for title in ("accuracy", "std", "worst 10 %", "sent", "time"))
+        assert "not shown for want of width: global, best 10 %" in text
+        assert max(map(len, text.splitlines())) <= 80
+
+
+def test_estimate_shows_units_and_tables() -> None:
+    @dataclasses.dataclass
+    class Found:
+        clients: int = 20
+        seconds: float = 75.0
+        memory_bytes: int = 1_500_000
+        methods: dict[str, dict[str, Any]] = dataclasses.field(
+            default_factory=lambda: {"ditto": {"trained": 4810, "bytes_per_round": 38480}}
+        )
+
+    console = terminal()
+    show_estimate(console, CONFIG, cast(Any, Found()))
+    text = shown(console)
+    assert all(part in text for part in ("nothing was trained", "1 min 15 s", "1.5 MB", "4,810", "38.5 kB"))
