@@ -10,9 +10,10 @@ from typing import Any, cast
 import pandas as pd
 import pytest
 from rich.console import Console
+from rich.progress import ProgressSample
 
 from tailorfl.cli.estimates import show_estimate
-from tailorfl.cli.progress import Lines, Live, _bars, headline, observer
+from tailorfl.cli.progress import Facts, Lines, Live, _bars, headline, observer
 from tailorfl.cli.results import show_comparison
 from tailorfl.experiments.config import load
 from tailorfl.experiments.runner import Job, Quiet
@@ -62,11 +63,11 @@ def test_bars_show_round_speed_metric_and_rejected_clients() -> None:
     assert (job.description, job.completed, job.total) == ("ditto seed 1", 1, 4)
     watch.evaluated(JOB, 2, {"personal/local/accuracy": 0.8125})
     watch.round_done(JOB, 2, 512.0, {}, (3,))
-    assert job.fields["facts"] == "round 2/4 · 512 clients/s · accuracy 0.8125 · 1 rejected"
+    assert job.fields["facts"] == "round 2/4 · 512 clients/s · accuracy 0.812 · 1 rejected"
     assert everything.completed == pytest.approx(1 + 2 / 4)
     watch.job_done(JOB, {"seconds": 1.5})
     assert everything.completed == 2
-    assert "ditto seed 1 · accuracy 0.8125 in 1.5 s" in shown(console)
+    assert "ditto seed 1 · accuracy 0.812 in 1.5 s" in shown(console)
 
 
 def test_lines_tell_the_same() -> None:
@@ -137,3 +138,17 @@ def test_estimate_shows_units_and_tables() -> None:
     show_estimate(console, CONFIG, cast(Any, Found()))
     text = shown(console)
     assert all(part in text for part in ("nothing was trained", "1 min 15 s", "1.5 MB", "4,810", "38.5 kB"))
+
+
+def test_time_left_stands_with_the_experiment() -> None:
+    progress = _bars(terminal())
+    Live(progress, 2)
+    everything, job = progress.tasks
+    column = progress.columns[-1]
+    assert isinstance(column, Facts)
+    assert column.render(everything).plain == "0/2 jobs"
+    everything.finished_time = None
+    everything.start_time = 0.0
+    everything._progress.extend([ProgressSample(0.0, 0.0), ProgressSample(10.0, 0.5)])
+    assert column.render(everything).plain == "0/2 jobs · 40.0 s left"
+    assert "left" not in column.render(job).plain

@@ -52,8 +52,8 @@ def distance(found: Floats, error: Floats, target: Floats) -> float:
 @pytest.mark.parametrize("name", with_limit())
 def test_the_iterates_average_to_the_closed_form(name: str) -> None:
     sim, limit = limit_simulation(name, weights="uniform", fraction=0.67, seed=1)
-    # Personal models without a state of their own are w, or tuned from w to the exact c_i.
-    personal = bool(sim.start.keys())
+    # Beside a global model, personal models without a state of their own are w, or tuned from w to the exact c_i.
+    personal = bool(sim.start.keys()) or not sim.method.has_global
     found, error = tail(sim, 400, personal)
 
     def targets(weights: str) -> Floats:

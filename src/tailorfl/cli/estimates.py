@@ -13,7 +13,7 @@ from rich.table import Table
 from tailorfl.runs.tables import human_bytes, human_seconds
 
 if TYPE_CHECKING:
-    from tailorfl.experiments.runner import Estimate
+    from tailorfl.experiments.estimate import Estimate
     from tailorfl.experiments.schema import ExperimentConfig
 
 

@@ -214,7 +214,7 @@ def _experiment(
     check(config)
     if dry_run:
         from tailorfl.cli.estimates import show_estimate
-        from tailorfl.experiments.runner import estimate
+        from tailorfl.experiments.estimate import estimate
 
         show_estimate(_stdout(), config, estimate(config))
         return

@@ -9,17 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
 from tailorfl.experiments.runner import Quiet
+from tailorfl.runs.tables import human_seconds
 
 if TYPE_CHECKING:
     from tailorfl.experiments.runner import Job, Observer
@@ -134,7 +128,7 @@ class Live:
     def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
         """Remembers the metric to show."""
         found = headline(metrics)
-        self._score = "" if found is None else f" · {found[0]} {found[1]:.4f}"
+        self._score = "" if found is None else f" · {found[0]} {found[1]:.3f}"
 
     def job_done(self, job: Job, summary: dict[str, Any]) -> None:
         """Leaves one line above the bars."""
@@ -147,15 +141,23 @@ class Live:
         self._progress.update(self._all, completed=done, facts=f"{int(done)}/{self._jobs} jobs")
 
 
+class Facts(ProgressColumn):
+    """What is known of a task; for the whole experiment also the time left."""
+
+    def render(self, task: Task) -> Text:
+        """One cell, short enough for a terminal of 80 columns."""
+        text = str(task.fields["facts"])
+        if task.id == 0 and task.time_remaining is not None:
+            text += f" · {human_seconds(task.time_remaining)} left"
+        return Text(text, no_wrap=True)
+
+
 def _bars(console: Console) -> Progress:
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.fields[facts]}", markup=False),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        BarColumn(bar_width=10),
+        Facts(),
         console=console,
         transient=True,
     )

@@ -1,0 +1,114 @@
+"""What an experiment would cost, found by building everything and training two small clients for a round."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tailorfl.core.messages import PerClient, count_down, count_up
+from tailorfl.data.federation import Federation
+from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.simulation import Simulation, round_half_up
+from tailorfl.experiments.runner import Job, make_federation, make_simulation
+from tailorfl.experiments.schema import ExperimentConfig
+
+PROBE_CLIENTS = 2
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Sizes and costs; of seconds and memory only the order of magnitude is meant."""
+
+    clients: int
+    heldout_clients: int
+    clients_per_round: int
+    samples: Mapping[str, Mapping[str, float]]
+    """Part -> smallest, median and largest client, and the total."""
+    model_scalars: int
+    methods: Mapping[str, Mapping[str, float]]
+    """Label -> trained scalars, scalars and bytes a round, seconds a round and for all rounds and seeds."""
+    seconds: float
+    """One process, everything together, without evaluation."""
+    memory_bytes: float
+    """Data, and the private states of all clients of the largest method."""
+
+
+def estimate(config: ExperimentConfig) -> Estimate:
+    """Returns what running `config` would take. Trains nothing that is kept.
+
+    Raises:
+        TailorflError: the experiment cannot be built; the message says why.
+    """
+    torch.set_num_threads(config.threads)
+    seed = config.data.seed if config.data.seed is not None else config.seeds[0]
+    federation = make_federation(config, seed)
+    rows, states, scalars = {}, 0.0, 0
+    for method in config.methods:
+        job = Job(config, method, config.seeds[0])
+        sim = make_simulation(job, federation)
+        scalars = sim.model.scalars
+        found, state_bytes = _probe(sim)
+        total = found["seconds_per_round"] * job.rounds * len(config.seeds)
+        rows[method.label] = {**found, "seconds": total}
+        states = max(states, state_bytes * federation.num_clients)
+    source = federation.source
+    return Estimate(
+        clients=federation.num_clients,
+        heldout_clients=len(federation) - federation.num_clients,
+        clients_per_round=max(1, round_half_up(config.fraction * federation.num_clients)),
+        samples=_sizes(federation),
+        model_scalars=scalars,
+        methods=rows,
+        seconds=sum(row["seconds"] for row in rows.values()),
+        memory_bytes=source.x.numel() * source.x.element_size() + states,
+    )
+
+
+def _sizes(federation: Federation) -> dict[str, dict[str, float]]:
+    out = {}
+    for part in ("train", "val", "test"):
+        sizes = federation.sizes(part)[: federation.num_clients]  # type: ignore[arg-type]
+        out[part] = {
+            "smallest": int(sizes.min()),
+            "median": float(np.median(sizes)),
+            "largest": int(sizes.max()),
+            "total": int(sizes.sum()),
+        }
+    return out
+
+
+def _probe(sim: Simulation) -> tuple[dict[str, float], float]:
+    """(costs of a round, bytes of one client's private state) from one round of two small clients."""
+    sim.engine = Sequential()
+    sampled = sim.sample(0)
+    sizes = sim.cohort(sampled).sizes
+    # Small clients, so that this is quick, but with a full batch if there are any.
+    fitting = np.flatnonzero(sizes >= min(sim.train.batch_size, int(sizes.max())))
+    some = tuple(sorted(sampled[i] for i in fitting[np.argsort(sizes[fitting], kind="stable")][:PROBE_CLIENTS]))
+    message = sim.method.broadcast(sim.server, some)
+    seconds = math.inf
+    for _ in range(2):
+        begin = time.perf_counter()
+        states, replies, _ = sim.run(some, sim.states.get(some), message, sim._local)
+        seconds = min(seconds, time.perf_counter() - begin)
+    mine = sim.cohort(some).sizes
+    larger = len(sampled) / len(some) if sim.train.steps is not None else float(sizes.sum() / mine.sum())
+    down = count_down(message, len(sampled), sim.model.buffers)
+    if isinstance(message, PerClient):
+        down.down_unicast = down.down_unicast * len(sampled) // len(some)
+    up = count_up(replies, sim.model.buffers)
+    share = len(sampled) / len(some)
+    shown: dict[str, Any] = {
+        "trained_scalars": sum(sim.model.sizes[n] for n in sim.split.trainable),
+        "scalars_up_per_round": int(up.up * share),
+        "scalars_down_per_round": down.down_unicast,
+        "bytes_per_round": int(up.bytes_up * share) + down.bytes_down,
+        "seconds_per_round": seconds * larger,
+    }
+    return shown, count_up(states, ()).bytes_up / len(some)

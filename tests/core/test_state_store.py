@@ -1,0 +1,156 @@
+"""The state store: a dictionary of states whose unwritten entries are all the shared start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from tailorfl.core import tree
+from tailorfl.core.state import StateStore
+
+
+def start_state() -> TensorDict:
+    """Nested, with a scalar, a counter and an empty part."""
+    inner = TensorDict({"fc.weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(7)}, batch_size=[])
+    return TensorDict({"v": inner, "alpha": torch.tensor(0.5)}, batch_size=[])
+
+
+def states_of(ids: list[int], round: int = 0) -> TensorDict:
+    """Different states for every client and round, [clients, ...]."""
+    mark = torch.tensor([100.0 * i + round for i in ids])
+    inner = TensorDict(
+        {"fc.weight": mark[:, None, None].expand(-1, 2, 3).clone(), "count": mark.long()}, batch_size=[len(ids)]
+    )
+    return TensorDict({"v": inner, "alpha": mark + 0.25}, batch_size=[len(ids)])
+
+
+def equal(a: TensorDict, b: TensorDict) -> bool:
+    left, right = dict(tree.leaves(a)), dict(tree.leaves(b))
+    return left.keys() == right.keys() and all(
+        torch.equal(t, right[p]) and t.dtype == right[p].dtype for p, t in left.items()
+    )
+
+
+@pytest.fixture(params=["memory", "mapped"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    return None if request.param == "memory" else tmp_path / "states"
+
+
+def test_a_client_that_never_trained_has_the_shared_start(folder):
+    store = StateStore(start_state(), folder)
+    got = store.get([4, 17, 4])
+    assert got.batch_size == torch.Size([3])
+    assert all(equal(got[k], start_state()) for k in range(3))
+    assert len(store) == 0
+    assert store.clients == ()
+
+
+def test_what_is_put_is_what_is_got_in_any_order(folder):
+    store = StateStore(start_state(), folder)
+    store.put([5, 900, 2], states_of([5, 900, 2]))
+    got = store.get([2, 31, 5, 900])
+    for k, i in enumerate([2, None, 5, 900]):
+        assert equal(got[k], start_state() if i is None else states_of([i])[0])
+    assert store.clients == (2, 5, 900)
+
+
+def test_writing_to_what_was_got_or_put_does_not_reach_the_store(folder):
+    start = start_state()
+    store = StateStore(start, folder)
+    given = states_of([1])
+    store.put([1], given)
+    given["alpha"] += 1.0
+    for ids in ([1], [8], [1, 8]):
+        got = store.get(ids)
+        got["alpha"] += 1.0
+        got["v"]["fc.weight"].zero_()
+    assert equal(store.get([1])[0], states_of([1])[0])
+    assert equal(store.get([8])[0], start_state())
+    assert equal(start, start_state())
+
+
+def test_clients_that_are_not_put_stay_bit_identical_while_the_store_grows(folder):
+    store = StateStore(start_state(), folder)
+    store.put([3], states_of([3]))
+    for number in range(10, 60):
+        store.put([number, number + 1000], states_of([number, number + 1000]))
+        assert equal(store.get([3])[0], states_of([3])[0])
+        assert equal(store.get([4])[0], start_state())
+    assert len(store) == 101
+    assert equal(store.get([1042])[0], states_of([1042])[0])
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=6, unique=True), max_size=8))
+def test_the_store_is_a_dictionary(tmp_path_factory, rounds):
+    memory = StateStore(start_state())
+    mapped = StateStore(start_state(), tmp_path_factory.mktemp("store"))
+    truth: dict[int, TensorDict] = {}
+    for number, ids in enumerate(rounds):
+        for store in (memory, mapped):
+            store.put(ids, states_of(ids, number))
+        truth.update({i: states_of([i], number)[0] for i in ids})
+    everyone = list(range(31))
+    for store in (memory, mapped):
+        got = store.get(everyone)
+        assert all(equal(got[i], truth.get(i, start_state())) for i in everyone)
+        assert store.clients == tuple(sorted(truth))
+
+
+def test_a_dump_loads_into_any_kind_of_store(folder, tmp_path):
+    store = StateStore(start_state(), folder)
+    for round in range(3):
+        store.put([9, 1 + round], states_of([9, 1 + round], round))
+    saved = {p: t.clone() for p, t in store.dump().items()}
+    assert {len(t) for t in saved.values()} == {4}
+    for target in (None, tmp_path / "other"):
+        again = StateStore(start_state(), target)
+        again.put([77], states_of([77]))
+        again.load(saved)
+        ids = [1, 2, 3, 9, 77]
+        assert equal(again.get(ids), store.get(ids))
+        assert again.clients == (1, 2, 3, 9)
+        again.put([50], states_of([50]))
+        assert equal(again.get([50, 9])[1], store.get([9])[0])
+
+
+def test_a_dump_in_memory_does_not_change_with_the_store():
+    store = StateStore(start_state())
+    store.put([1, 2], states_of([1, 2]))
+    saved = store.dump()
+    store.put([1, 3], states_of([1, 3], round=5))
+    again = StateStore(start_state())
+    again.load(saved)
+    assert equal(again.get([1, 2])[0], states_of([1])[0])
+    assert again.clients == (1, 2)
+
+
+def test_an_untouched_store_dumps_and_loads():
+    saved = StateStore(start_state()).dump()
+    again = StateStore(start_state())
+    again.load(saved)
+    assert equal(again.get([0])[0], start_state())
+
+
+def test_methods_without_private_state_store_nothing(folder):
+    store = StateStore(tree.empty(), folder)
+    nothing = TensorDict({}, batch_size=[2])
+    store.put([1, 2], nothing)
+    assert store.get([1, 2]).batch_size == torch.Size([2])
+    assert len(store) == 0
+    store.load(store.dump())
+
+
+def test_mapped_states_lie_in_the_folder_and_not_in_memory(tmp_path):
+    start = TensorDict({"w": torch.zeros(1000)}, batch_size=[])
+    store = StateStore(start, tmp_path / "states")
+    store.put([0], TensorDict({"w": torch.ones(1, 1000)}, batch_size=[1]))
+    files = list((tmp_path / "states").iterdir())
+    assert len(files) == 1
+    assert files[0].stat().st_size >= 4000
+    assert torch.from_file(str(files[0]), size=1000, dtype=torch.float32).sum() == 1000.0

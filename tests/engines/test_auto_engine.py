@@ -1,0 +1,120 @@
+"""The automatic engine: a valid choice, made once, on training; and a clear word where `vmap` cannot follow."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from methods.settings import NAMES
+from methods.small import CLASSES, TRAIN, assert_same, everything, federation, personal, simulation
+from torch import Tensor, nn
+
+from tailorfl.core.method import make_method
+from tailorfl.engines.auto import Auto
+from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.errors import ClientError, ConfigError
+from tailorfl.models.functional import Model
+
+
+class Undecided(nn.Module):
+    """Looks at a number to decide what to compute, which `vmap` cannot follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = 2.0 if self.head.weight.sum().item() > 0 else 1.0
+        out: Tensor = self.head(x.flatten(1)) * scale
+        return out
+
+
+class Broken(nn.Module):
+    """Does not fit the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(63, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x.flatten(1))
+        return out
+
+
+def own(module: type[nn.Module], engine: Auto | Sequential, name: str = "local") -> Simulation:
+    return Simulation(make_method(name), federation(), Model(module), TRAIN, engine=engine)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_chooses_an_engine_and_equals_it_bit_for_bit(name: str) -> None:
+    auto = simulation(name, "dropout", "auto", rounds=3, fraction=0.6)
+    assert auto.engine.name in {"sequential", "vectorized"}
+    same = simulation(name, "dropout", auto.engine.name, rounds=3, fraction=0.6)
+    assert_same(everything(auto), everything(same))
+    assert_same(personal(auto), personal(same))
+
+
+@pytest.mark.parametrize("choice", ["sequential", "vectorized"])
+def test_a_fixed_choice_is_kept(choice: str) -> None:
+    auto = simulation("ditto", engine=Auto(choice=choice), rounds=2)
+    assert auto.engine.name == choice
+    assert_same(everything(auto), everything(simulation("ditto", engine=choice, rounds=2)))
+
+
+def test_measures_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="tailorfl"):
+        simulation("fedavg", engine="auto", rounds=3)
+    assert caplog.text.count("engine: ") == 1
+
+
+def test_falls_back_with_one_warning_where_vmap_cannot_follow(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="tailorfl"):
+        sim = own(Undecided, Auto())
+        for _ in range(2):
+            sim.step()
+    assert sim.engine.name == "sequential"
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "vmap" in caplog.text
+    assert "sequential" in caplog.text
+    reference = own(Undecided, Sequential())
+    for _ in range(2):
+        reference.step()
+    assert_same(everything(sim), everything(reference))
+
+
+@pytest.mark.parametrize("name", ["local", "fedavg_ft", "ditto"])
+def test_looking_at_models_before_training_does_not_decide(name: str) -> None:
+    """The initial models of LocalTrain need no forward pass, so they say nothing about what training needs."""
+    sim = own(Undecided, Auto(), name)
+    personal(sim)
+    for _ in range(2):
+        sim.step()
+    personal(sim)
+    assert sim.engine.name == "sequential"
+
+
+def test_an_error_in_the_model_is_not_taken_for_a_missing_rule(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ClientError, match=r"client.*round 0.*train"):
+        own(Broken, Auto()).step()
+    assert not caplog.records
+
+
+def test_one_client_needs_no_measurement() -> None:
+    sim = simulation("fedavg", engine="auto", data=federation((5,)), rounds=1)
+    assert sim.engine.name == "sequential"
+
+
+def test_measuring_leaves_no_trace() -> None:
+    """The probe trains for a few steps and throws the result away."""
+    sim = simulation("ditto", "batch_norm", "auto")
+    state = torch.get_rng_state()
+    sim.step()
+    assert torch.equal(state, torch.get_rng_state())
+    assert_same(everything(sim), everything(simulation("ditto", "batch_norm", sim.engine.name, rounds=1)))
+
+
+def test_unknown_engines_name_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="vectorized"):
+        make_engine("vectorised")

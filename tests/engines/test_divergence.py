@@ -1,0 +1,103 @@
+"""A client that diverges is named and left out; the others never notice; if all diverge, the run says so."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from methods.settings import NAMES, make
+from methods.small import SIZES, TRAIN, assert_close, assert_same, everything, federation, replaced, simulation
+
+from tailorfl.core import tree
+from tailorfl.errors import DivergenceError
+
+BAD = 3
+HUGE = 1e38
+REST = [i for i in range(len(SIZES)) if i != BAD]
+
+
+def exploding(x: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(x, HUGE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("model_name", ["cnn2", "batch_norm"])
+def test_a_diverging_client_is_rejected_and_the_others_proceed(
+    name: str, engine: str, model_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = replaced(federation(), BAD, exploding)
+    sim = simulation(name, model_name, engine, data=bad)
+    if sim.method.pooled:
+        with pytest.raises(DivergenceError):
+            sim.step()
+        return
+    clean = simulation(name, model_name, engine)
+    clean.step()
+    with caplog.at_level(logging.WARNING, logger="tailorfl"):
+        result = sim.step()
+    assert result.rejected == (BAD,)
+    assert result.clients == tuple(range(len(SIZES)))
+    assert f"client {BAD} " in caplog.text
+    assert all(torch.isfinite(torch.tensor(v)) for v in result.losses.values())
+    mine, theirs = dict(tree.leaves(sim.states.get(REST))), dict(tree.leaves(clean.states.get(REST)))
+    assert_close(mine, theirs, atol=0, rtol=0)
+    start = {p: t[None] for p, t in tree.leaves(sim.start)}
+    assert_same(start, dict(tree.leaves(sim.states.get((BAD,)))))
+    assert all(torch.isfinite(t.float()).all() for t in everything(sim).values())
+    sim.step()
+    assert all(torch.isfinite(t.float()).all() for t in everything(sim).values())
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_the_accepted_are_weighted_among_themselves(engine: str) -> None:
+    """The server's mean is that of a federation without the rejected client."""
+    sim = simulation("fedavg", "cnn2", engine, data=replaced(federation(), BAD, exploding))
+    ids = tuple(REST)
+    (theta,) = sim.run(ids, sim.states.get(ids), sim.server["w"], lambda c, s, r: (c.fit(r),))
+    sim.step()
+    share = torch.tensor([SIZES[i] for i in ids], dtype=torch.float32)
+    expected = {n: torch.tensordot(share / share.sum(), t, dims=1) for n, t in theta.items()}
+    assert_close(dict(sim.server["w"].items()), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_when_all_diverge_the_round_fails_and_changes_nothing(name: str, engine: str) -> None:
+    data = federation()
+    for i in range(len(SIZES)):
+        data = replaced(data, i, exploding)
+    sim = simulation(name, "cnn2", engine, data=data)
+    before = {p: t.clone() for p, t in everything(sim).items()}
+    with pytest.raises(DivergenceError, match=r"round 0.*lr"):
+        sim.step()
+    assert_same(before, everything(sim))
+    assert sim.round == 0
+
+
+def test_a_far_too_large_learning_rate_is_divergence_too() -> None:
+    sim = simulation(make("local"), train=replace(TRAIN, lr=1e30, steps=30), rounds=0)
+    with pytest.raises(DivergenceError):
+        for _ in range(5):
+            sim.step()
+
+
+def test_clipping_keeps_a_large_gradient_finite() -> None:
+    """What the message recommends helps."""
+    large = replaced(federation(), BAD, lambda x: 1e6 * x)
+    sim = simulation("fedavg", train=replace(TRAIN, clip=1.0), data=large)
+    assert sim.step().rejected == ()
+
+
+def test_with_all_participating_a_diverging_sample_leaves_the_server() -> None:
+    """Others trained well, none of them was asked for: the server has nothing to aggregate and keeps its model."""
+    data = federation()
+    sim = simulation(make("ditto", participation="all"), "cnn2", fraction=0.2)
+    (asked,) = sim.sample(0)
+    sim = simulation(make("ditto", participation="all"), "cnn2", data=replaced(data, asked, exploding), fraction=0.2)
+    result = sim.step()
+    assert result.rejected == (asked,)
+    assert_same(dict(sim.server.items()), dict(sim.init.items()))
+    assert len(sim.states) == len(SIZES) - 1

@@ -1,0 +1,116 @@
+"""Interrupted runs go on exactly, in memory, through files, and with states on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from methods.settings import NAMES, make
+from methods.small import assert_same, everything, personal, simulation
+
+from tailorfl.engines.auto import Auto
+from tailorfl.engines.simulation import Simulation
+from tailorfl.runs import checkpoints
+
+SETTINGS: dict[str, Any] = {"fraction": 0.4, "seed": 2}
+
+
+def go_on(sim: Simulation, rounds: int) -> Simulation:
+    for _ in range(rounds):
+        sim.step()
+    return sim
+
+
+def assert_equal_runs(a: Simulation, b: Simulation) -> None:
+    assert_same(everything(a), everything(b))
+    assert_same(personal(a), personal(b))
+    assert (a.round, a.traffic, a.states.clients) == (b.round, b.traffic, b.states.clients)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("model_name", ["batch_norm", "dropout"])
+def test_resumed_equals_uninterrupted(name: str, engine: str, model_name: str, tmp_path: Path) -> None:
+    whole = simulation(name, model_name, engine, rounds=4, **SETTINGS)
+    first = simulation(name, model_name, engine, rounds=2, **SETTINGS)
+    tensors, facts = first.dump()
+    checkpoints.save(tmp_path, first.round, tensors, facts)
+    memory = simulation(name, model_name, engine, **SETTINGS)
+    memory.load(tensors, facts)
+    assert_equal_runs(memory, first)
+    loaded = checkpoints.load_latest(tmp_path)
+    assert loaded is not None
+    disk = simulation(name, model_name, engine, **SETTINGS)
+    disk.load(loaded[1], loaded[2])
+    for resumed in (memory, disk):
+        assert_equal_runs(whole, go_on(resumed, 2))
+
+
+@pytest.mark.parametrize("options", [
+    {"kind": "adam", "lr": 0.1, "momentum": 0.9}, {"kind": "sgd", "lr": 0.5, "momentum": 0.9},
+    {"kind": "yogi", "lr": 0.1, "initial": 1e-6}, {"kind": "adagrad", "lr": 0.1},
+])  # fmt: skip
+def test_server_optimizers_resume_with_their_moments(options: dict[str, Any], tmp_path: Path) -> None:
+    method = make("fedavg", server=options)
+    whole, first, second = (simulation(method, rounds=r, **SETTINGS) for r in (5, 2, 0))
+    checkpoints.save(tmp_path, 2, *first.dump())
+    loaded = checkpoints.load_latest(tmp_path)
+    assert loaded is not None
+    second.load(*loaded[1:])
+    assert_equal_runs(whole, go_on(second, 3))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_before_the_first_round_and_over_another_state(name: str) -> None:
+    """Nothing of what a simulation did before `load` survives it."""
+    fresh, used = (simulation(name, "batch_norm", rounds=r, **SETTINGS) for r in (0, 3))
+    used.load(*fresh.dump())
+    assert_equal_runs(fresh, used)
+    assert_equal_runs(go_on(fresh, 2), go_on(used, 2))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loading_copies(name: str) -> None:
+    """A run that goes on does not write into the tensors it was loaded from."""
+    first, second = (simulation(name, "batch_norm", rounds=r, **SETTINGS) for r in (2, 0))
+    tensors, facts = first.dump()
+    kept = {p: t.clone() for p, t in tensors.items()}
+    second.load(tensors, facts)
+    go_on(second, 3)
+    assert_same(kept, tensors)
+    assert facts["round"] == 2
+
+
+def test_a_resumed_run_keeps_the_engine_that_was_chosen() -> None:
+    for choice in ("sequential", "vectorized"):
+        first = simulation("ditto", engine=Auto(choice=choice), rounds=1)
+        second = simulation("ditto", engine=Auto())
+        second.load(*first.dump())
+        assert second.engine.name == choice
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_states_on_disk_are_states_in_memory(name: str, engine: str, tmp_path: Path) -> None:
+    memory = simulation(name, "batch_norm", engine, rounds=4, **SETTINGS)
+    disk = simulation(name, "batch_norm", engine, rounds=4, state_folder=tmp_path / "states", **SETTINGS)
+    assert_equal_runs(memory, disk)
+    if memory.states.dump()["clients"].numel():
+        assert list((tmp_path / "states").iterdir())
+    resumed = simulation(name, "batch_norm", engine, state_folder=tmp_path / "others", **SETTINGS)
+    resumed.load(*disk.dump())
+    assert_equal_runs(go_on(memory, 2), go_on(resumed, 2))
+
+
+def test_a_resumed_run_may_use_the_same_folder(tmp_path: Path) -> None:
+    """As after a crash: the files are there, and perhaps a round ahead of the checkpoint."""
+    whole = simulation("ditto", rounds=4, **SETTINGS)
+    crashed = simulation("ditto", rounds=2, state_folder=tmp_path, **SETTINGS)
+    saved = {p: t.clone() for p, t in crashed.dump()[0].items()}
+    facts = crashed.dump()[1]
+    crashed.step()
+    del crashed
+    resumed = simulation("ditto", state_folder=tmp_path, **SETTINGS)
+    resumed.load(saved, facts)
+    assert_equal_runs(whole, go_on(resumed, 2))

@@ -1,0 +1,155 @@
+"""Every method on every kind of model: all engines, chunk sizes and orders of clients give the same numbers."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from methods.settings import NAMES
+from methods.small import FACTORIES, NEWCOMER, SIZES, assert_close, everything, federation, fits, personal, simulation
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core import tree
+from tailorfl.engines.simulation import Simulation, make_engine
+
+PAIRS = [(name, model_name) for name in NAMES for model_name in FACTORIES if fits(name, model_name)]
+ALL = (*range(len(SIZES)), NEWCOMER)
+
+
+def outcome(sim: Simulation) -> dict[str, Tensor]:
+    """States, deployable models (of the newcomer too) and the newcomer's model after two steps."""
+    (_, adapted), = sim.newcomer_models((NEWCOMER,), 2)  # fmt: skip
+    return {
+        **everything(sim),
+        **{f"personal/{n}": t for n, t in personal(sim, ALL).items()},
+        **{f"adapted/{n}": t for n, t in adapted.items()},
+    }
+
+
+@cache
+def reference(name: str, model_name: str) -> dict[str, Tensor]:
+    """Two rounds of the sequential engine, clients of 14, 1, 6, 9 and 3 samples."""
+    return outcome(simulation(name, model_name, rounds=2))
+
+
+@pytest.mark.parametrize(("name", "model_name"), PAIRS)
+@pytest.mark.parametrize("chunk", [1, 3, None])
+def test_vectorized_equals_sequential_whatever_the_chunk(name: str, model_name: str, chunk: int | None) -> None:
+    sim = simulation(name, model_name, "vectorized", chunk=chunk, rounds=2)
+    assert_close(outcome(sim), reference(name, model_name), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_losses_and_traffic_do_not_depend_on_the_engine(name: str) -> None:
+    a, b = (simulation(name, "batch_norm", engine, fraction=0.6) for engine in ("sequential", "vectorized"))
+    for _ in range(2):
+        left, right = a.step(), b.step()
+        assert left.losses.keys() == right.losses.keys() != set()
+        assert left.losses == pytest.approx(right.losses, rel=1e-4)
+        assert (left.clients, left.rejected, left.traffic) == (right.clients, right.rejected, right.traffic)
+
+
+def local(sim: Simulation, ids: tuple[int, ...]) -> dict[str, Tensor]:
+    """New states and replies of `ids` in this order, without storing them."""
+    message = sim.method.broadcast(sim.server, ids)
+    assert isinstance(message, TensorDict)
+    new, reply = sim.run(ids, sim.states.get(ids), message, lambda c, s, r: sim.method.local(c, s, r))
+    return {**{f"state/{p}": t for p, t in tree.leaves(new)}, **{f"reply/{p}": t for p, t in tree.leaves(reply)}}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("model_name", ["dropout", "batch_norm"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_order_and_company_of_clients_do_not_matter(name: str, model_name: str, engine: str) -> None:
+    """Client i's update is the same alone, among all, and in any order."""
+    sim = simulation(name, model_name, engine, rounds=1)
+    if sim.method.pooled:
+        pytest.skip("one pooled client")
+    everyone = local(sim, (0, 1, 2, 3, 4))
+    order = (3, 0, 4, 2, 1)
+    shuffled = local(sim, order)
+    tolerance = {"atol": 0.0, "rtol": 0.0} if engine == "sequential" else {"atol": 2e-6, "rtol": 2e-5}
+    assert_close(shuffled, {p: t[list(order)] for p, t in everyone.items()}, **tolerance)
+    for i in (0, 1, 3):
+        assert_close(local(sim, (i,)), {p: t[i : i + 1] for p, t in everyone.items()}, **tolerance)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_the_data_of_others_does_not_matter_within_a_round(name: str, engine: str) -> None:
+    """Same id, same data, same received model: the others' data may be anything, and as large as it likes."""
+    from methods.small import replaced
+
+    changed = replaced(federation(), 0, lambda x: 50.0 * x.flip(0) + 3.0)
+    a, b = (simulation(name, "batch_norm", engine, data=data) for data in (federation(), changed))
+    if a.method.pooled:
+        pytest.skip("one pooled client")
+    left, right = local(a, (0, 2, 3, 4)), local(b, (0, 2, 3, 4))
+    assert_close({p: t[1:] for p, t in left.items()}, {p: t[1:] for p, t in right.items()}, atol=0, rtol=0)
+    assert any(not torch.equal(t[0], right[p][0]) for p, t in left.items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_relabelling_clients_permutes_the_results(name: str) -> None:
+    """With full batches nothing random depends on the id, so new names for clients are only new names."""
+    from dataclasses import replace
+
+    from methods.small import TRAIN
+
+    from tailorfl.data.federation import Federation
+
+    base = federation()
+    order = [4, 2, 0, 1, 3]
+    moved = [*order, NEWCOMER]
+    other = Federation(
+        base.source, tuple(base.train[i] for i in moved), tuple(base.val[i] for i in moved),
+        tuple(base.test[i] for i in moved), tuple(base.names[i] for i in moved), base.num_clients,
+    )  # fmt: skip
+    full = replace(TRAIN, batch_size=0, epochs=2)
+    a, b = (simulation(name, "batch_norm", data=data, rounds=2, train=full) for data in (base, other))
+    mine, theirs = personal(a), personal(b)
+    assert_close({n: t[order] for n, t in mine.items()}, theirs, atol=2e-5, rtol=1e-3)
+    if a.method.has_global:
+        # Batch counters are the first client's, and clients of one sample count no batch.
+        keep = [n for n in a.model.parameters]
+        w, u = a.global_model(), b.global_model()
+        assert w is not None
+        assert u is not None
+        assert_close({n: w[n] for n in keep}, {n: u[n] for n in keep}, atol=2e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_predictions_are_those_of_the_module(engine: str) -> None:
+    """Also for clients without rows, and the same inputs for all."""
+    sim = simulation("local", "batch_norm", engine, rounds=2)
+    ids = (0, 1, 3)
+    (_, models), = sim.personal_models(ids)  # fmt: skip
+    rows = [torch.arange(5), torch.arange(0), torch.arange(20, 22)]
+    cohort, source = sim.cohort(ids), sim.federation.source
+    own = make_engine(engine).predict(cohort, models, rows)
+    common = make_engine(engine).predict_all(cohort, models, source.x[:7])
+    for k in range(3):
+        module = sim.model.module.eval()
+        expected_state = {n: t[k] for n, t in models.items()}
+        expected = torch.func.functional_call(module, expected_state, (source.x[rows[k]],))
+        torch.testing.assert_close(own[k], expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(common[k], torch.func.functional_call(module, expected_state, (source.x[:7],)),
+                                   atol=1e-5, rtol=1e-4)  # fmt: skip
+
+
+def test_chunks_hold_clients_of_similar_size() -> None:
+    """Sorted by size, so that little is padded; results come back in the cohort's order all the same."""
+    sizes: list[list[int]] = []
+    sim = simulation("local", engine="vectorized", chunk=2)
+
+    def look(client: object, state: TensorDict, received: TensorDict) -> tuple[TensorDict, ...]:
+        sizes.append([len(m) for m in client._cohort.members])  # type: ignore[attr-defined]
+        return (TensorDict({"samples": client.samples}, batch_size=[]),)  # type: ignore[attr-defined]
+
+    (found,) = sim.run(range(5), sim.states.get(range(5)), TensorDict({}, batch_size=[]), look)
+    assert found["samples"].tolist() == list(SIZES)
+    assert sizes == [[14, 9], [6, 3], [1]]
+    assert np.all(np.diff([s for part in sizes for s in part]) <= 0)

@@ -1,0 +1,130 @@
+"""Payloads of one's own: a method that sends every client something else, and that reads its losses."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+import torch
+from methods.small import SIZES, TRAIN, assert_close, assert_same, everything, federation, personal, simulation
+from tensordict import TensorDict
+from torch.nn import functional as F
+
+import tailorfl.core.method as registry
+from tailorfl.core import tree
+from tailorfl.core.client import Client
+from tailorfl.core.messages import PerClient, Replies
+from tailorfl.core.method import Context, Method, make_method
+from tailorfl.errors import ConfigError
+
+
+class Table(Method):
+    """The server keeps every client's last model, and sends client i the mean of its own and the overall mean.
+
+    The client answers with its trained model and with how much it gained; a model that validates worse is not kept.
+    """
+
+    name: ClassVar[str] = "table_of_a_test"
+    title: ClassVar[str] = "Table"
+    paper: ClassVar[str] = "none"
+    has_global: ClassVar[bool] = False
+    share: float = 0.5
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        copies = [(p, t.expand(ctx.num_clients, *t.shape).clone()) for p, t in tree.leaves(ctx.init)]
+        return tree.nest([(f"table/{p}", t) for p, t in copies])
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        return TensorDict({"gain": torch.zeros(()), "model": ctx.init}, batch_size=[])
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> PerClient:
+        index = torch.tensor(clients)
+        out = {}
+        for n, t in server["table"].items():
+            own = t[index]
+            out[n] = own * self.share + t.mean(0) * (1 - self.share) if t.is_floating_point() else own
+        return PerClient(TensorDict(out, batch_size=[len(clients)]))
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        model = client.fit(received)
+        gain = client.loss(received, "val") - client.loss(model, "val")
+        kept = {n: torch.where(gain > 0, t, received[n]) for n, t in model.items()}
+        new = TensorDict(kept, batch_size=[])
+        return TensorDict({"gain": gain, "model": new}, batch_size=[]), TensorDict({"model": new, "gain": gain}, batch_size=[])
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        table = {n: t.clone() for n, t in server["table"].items()}
+        for n, t in replies.stack["model"].items():
+            table[n][list(replies.clients)] = t
+        return TensorDict({"table": TensorDict(table, batch_size=[])}, batch_size=[])
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        model: TensorDict = state["model"]
+        return model
+
+
+@pytest.mark.parametrize("model_name", ["mlp", "batch_norm", "dropout"])
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_engines_agree_on_payloads_of_ones_own(model_name: str, chunk: int | None) -> None:
+    a = simulation(Table(), model_name, rounds=3, fraction=0.6)
+    b = simulation(Table(), model_name, "vectorized", chunk=chunk, rounds=3, fraction=0.6)
+    assert_close(everything(a), everything(b))
+    assert_close(personal(a), personal(b))
+    assert len(set(a.states.get(range(5))["gain"].tolist())) > 2
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_each_client_gets_its_own_payload(engine: str) -> None:
+    """With nothing in common (share 1) the table is local training from one's own last model: the others have no influence."""
+    sim = simulation(Table(share=1.0), engine=engine)
+    marked = {n: t + torch.arange(5.0).reshape(-1, *[1] * (t.ndim - 1)) for n, t in sim.server["table"].items()}
+    sim.server = TensorDict({"table": TensorDict(marked, batch_size=[])}, batch_size=[])
+    message = sim.method.broadcast(sim.server, (3, 0, 4))
+    (seen,) = sim.run((3, 0, 4), sim.states.get((3, 0, 4)), message, lambda c, s, r: (r,))
+    for n, t in seen.items():
+        assert torch.equal(t, marked[n][[3, 0, 4]])
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_losses_are_means_over_the_part_in_evaluation_mode(engine: str, part: str) -> None:
+    sim = simulation("local", "batch_norm", engine, rounds=1)
+    ids = (0, 1, 3)
+    data, source = federation(), federation().source
+
+    def measure(client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, ...]:
+        return (TensorDict({"loss": client.loss(state, part)}, batch_size=[]),)
+
+    states = sim.states.get(ids)
+    (found,) = sim.run(ids, states, tree.empty(), measure)
+    module = sim.model.module.eval()
+    for k, i in enumerate(ids):
+        rows = torch.from_numpy((data.train if part == "train" else data.val)[i])
+        outputs = torch.func.functional_call(module, {n: t[k] for n, t in states.items()}, (source.x[rows],))
+        torch.testing.assert_close(found["loss"][k], F.cross_entropy(outputs, source.y[rows]), atol=1e-6, rtol=1e-5)
+
+
+def test_own_payloads_are_counted_one_by_one() -> None:
+    sim = simulation(Table(), rounds=1, fraction=0.6)
+    d = sim.model.scalars
+    assert sim.traffic.down_unicast == sim.traffic.down_multicast == 3 * d
+    assert sim.traffic.up == 3 * (d + 1)
+
+
+def test_a_registered_method_is_made_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    registry.register(Table)
+    assert make_method("table_of_a_test", {"share": 0.25}) == Table(share=0.25)
+    with pytest.raises(ConfigError, match="share"):
+        make_method("table_of_a_test", {"shar": 0.25})
+
+
+def test_checkpoints_hold_nested_states() -> None:
+    whole = simulation(Table(), rounds=3, fraction=0.6)
+    first = simulation(Table(), rounds=1, fraction=0.6)
+    second = simulation(Table(), fraction=0.6, train=TRAIN)
+    second.load(*first.dump())
+    for _ in range(2):
+        second.step()
+    assert_same(everything(whole), everything(second))
+    assert len(SIZES) == 5
