@@ -53,7 +53,7 @@ def test_version() -> None:
         ("data", ["digits", "bundled with scikit-learn", "heterogeneity = "]),
         ("models", ["cnn2", "hidden = [200]"]),
         ("partitions", ["dirichlet", "alpha = 0.3", "group = client"]),
-        ("recipes", ["digits", "Six methods"]),
+        ("recipes", ["demo", "Personalized methods"]),
     ],
 )
 def test_lists_name_things_with_their_defaults(what: str, expected: list[str]) -> None:

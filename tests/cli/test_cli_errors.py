@@ -46,7 +46,7 @@ def interrupt(*arguments: Any, **options: Any) -> None:
         (["run", "data.partition=dirichlt"], "Did you mean 'dirichlet'?"),
         (["run", "nowhere.yaml"], "'nowhere.yaml' is neither a file nor a recipe"),
         (["compare", "method.lam=1"], "say which, as in methods.local.lam"),
-        (["reproduce", "digit"], "Did you mean 'digits'?"),
+        (["reproduce", "demos"], "Did you mean 'demo'?"),
         (["list", "metods"], "Did you mean 'methods'?"),
         (["run", "--resume", "nowhere"], "'nowhere' is no result folder"),
         (["run", "rounds=3", "--resume", "nowhere"], "--resume continues an experiment with the settings"),

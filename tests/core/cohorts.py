@@ -33,7 +33,9 @@ def source(samples: int, shape: tuple[int, ...] = (5,), classes: int = 3, seed: 
     """Random features with random classes."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(samples, *shape, generator=rng)
-    return Source("random", x, torch.randint(0, classes, (samples,), generator=rng), "classification", classes)
+    return Source(
+        "random", x, torch.randint(0, classes, (samples,), generator=rng), "classification", classes
+    )
 
 
 def regression(x: Tensor, y: Tensor) -> Source:
@@ -83,7 +85,11 @@ def cohort_of(
 
 
 def run(
-    engine: Engine, cohort: Cohort, function: Any, states: TensorDict | None = None, received: TensorDict | None = None
+    engine: Engine,
+    cohort: Cohort,
+    function: Any,
+    states: TensorDict | None = None,
+    received: TensorDict | None = None,
 ) -> TensorDict:
     """What `function(client, state, received)` returns for every client, stacked."""
     clients = len(cohort.ids)
@@ -118,7 +124,14 @@ def spread(start: TensorDict, clients: int, seed: int = 0, scale: float = 0.1) -
 
 def batches(cohort: Cohort, position: int, **request: Any) -> list[tuple[Tensor, Tensor]]:
     """The (x, y) of every step of one client, in order."""
-    asked = {"purpose": "train", "batch": cohort.config.batch_size, "epochs": 1, "steps": None, "first": 0, **request}
+    asked = {
+        "purpose": "train",
+        "batch": cohort.config.batch_size,
+        "epochs": 1,
+        "steps": None,
+        "first": 0,
+        **request,
+    }
     plan = cohort.plan((position,), **asked)
     out = []
     for rows, count in zip(plan.rows[0], plan.count[0], strict=True):
@@ -147,7 +160,7 @@ def torch_sgd(
     clip: float | None = None,
     prox: tuple[float, TensorDict] | None = None,
 ) -> dict[str, Tensor]:
-    """State after torch.optim.SGD on a module of its own over the given batches, penalty and clipping by autograd."""
+    """State after torch.optim.SGD on a module of its own over given batches; the penalty is in the loss."""
     module = module_at(cohort, start)
     parameters = {n: p for n, p in module.named_parameters() if train is None or n in train}
     optimizer = torch.optim.SGD(parameters.values(), lr=lr, momentum=momentum, weight_decay=weight_decay)
@@ -168,7 +181,9 @@ def assert_states(actual: TensorDict, expected: Mapping[str, Tensor], **toleranc
     """Equal names, and equal tensors up to float rounding."""
     assert set(map(str, actual.keys())) == set(expected.keys())
     for name, value in tree.leaves(actual):
-        torch.testing.assert_close(value, expected[name], msg=lambda m, n=name: f"{n}: {m}", **(tolerance or FLOAT))
+        torch.testing.assert_close(
+            value, expected[name], msg=lambda m, n=name: f"{n}: {m}", **(tolerance or FLOAT)
+        )
 
 
 FLOAT = {"rtol": 1e-4, "atol": 1e-6}

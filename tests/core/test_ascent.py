@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cohorts import ENGINES, SIZES, alone, assert_states, cohort_of, fit, model_of, regression, run, source, spread
+from cohorts import (
+    ENGINES,
+    SIZES,
+    alone,
+    assert_states,
+    cohort_of,
+    fit,
+    model_of,
+    regression,
+    run,
+    source,
+    spread,
+)
 from tensordict import TensorDict
 
 from tailorfl.core import tree
@@ -25,7 +37,9 @@ def quadratic(rho: float, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(weights found by SAM, weights by the closed form of every step) of ½(w−c)'H(w−c), full batches."""
     rng = torch.Generator().manual_seed(0)
     x, c = torch.randn(12, 4, generator=rng), torch.randn(4, generator=rng)
-    cohort = cohort_of(model_of("linear", regression(x, x @ c)), regression(x, x @ c), (12,), batch_size=0, lr=0.1)
+    cohort = cohort_of(
+        model_of("linear", regression(x, x @ c)), regression(x, x @ c), (12,), batch_size=0, lr=0.1
+    )
     start = cohort.model.init(0)
     found = alone(cohort).fit(start, steps=steps, ascent=SAM(rho))["head.weight"][0]
     H, c, w = (x.T @ x / 12).double(), c.double(), start["head.weight"][0].double()
@@ -53,7 +67,9 @@ def test_radius_zero_is_sgd(engine):
 def test_a_linear_loss_has_one_gradient_so_sam_is_sgd(engine):
     data = source(sum(SIZES))
     cohort = cohort_of(model_of("logistic", data), data)
-    cohort = Cohort(**{**vars(cohort), "loss": lambda outputs, y, weight: linear(outputs, weight), "plans": {}})
+    cohort = Cohort(
+        **{**vars(cohort), "loss": lambda outputs, y, weight: linear(outputs, weight), "plans": {}}
+    )
     start = cohort.model.init(0)
     flat, plain = fit(engine, cohort, start, ascent=SAM(2.0)), fit(engine, cohort, start)
     for n in start.keys():  # noqa: SIM118
@@ -81,7 +97,9 @@ def test_the_ascent_has_length_rho_over_all_layers_of_one_client(engine):
 
     found = fit(engine, cohort, start, direction=watched, steps=1, lr=1.0)
     for n in start.keys():  # noqa: SIM118
-        torch.testing.assert_close(start[n].expand_as(found[n]) - found[n], torch.full_like(found[n], 0.3), rtol=1e-3, atol=0)
+        torch.testing.assert_close(
+            start[n].expand_as(found[n]) - found[n], torch.full_like(found[n], 0.3), rtol=1e-3, atol=0
+        )
 
 
 def test_layer_wise_perturbation_by_hand():
@@ -96,7 +114,9 @@ def test_layer_wise_perturbation_by_hand():
 def test_the_asam_form_maximises_the_first_order_gain():
     """ε = Λδ with ‖δ‖ = ρ, and no other δ of that length has a larger ⟨g, Λδ⟩."""
     rng = torch.Generator().manual_seed(0)
-    g = TensorDict({"one": torch.randn(3, generator=rng), "two": torch.randn(2, 2, generator=rng)}, batch_size=[])
+    g = TensorDict(
+        {"one": torch.randn(3, generator=rng), "two": torch.randn(2, 2, generator=rng)}, batch_size=[]
+    )
     scores = torch.tensor([0.3, 0.7])
     eps = LayerwiseSAM(0.2, (("one",), ("two",)), scores, "asam").perturbation(g, scores)
     delta = torch.cat([(eps["one"] / 0.3), (eps["two"] / 0.7).flatten()])
@@ -143,7 +163,9 @@ def test_scores_differ_from_client_to_client(engine, form):
 
 
 def test_scores_are_distances_per_scalar_and_sum_to_one():
-    a = TensorDict({"x": torch.tensor([3.0, 4.0]), "y": torch.tensor([0.0]), "z": torch.zeros(3)}, batch_size=[])
+    a = TensorDict(
+        {"x": torch.tensor([3.0, 4.0]), "y": torch.tensor([0.0]), "z": torch.zeros(3)}, batch_size=[]
+    )
     b = TensorDict({"x": torch.zeros(2), "y": torch.tensor([1.0]), "z": torch.zeros(3)}, batch_size=[])
     groups = (("x",), ("y", "z"))
     # 5/2 for two scalars at distance 5, 1/4 for four at distance 1.
@@ -153,7 +175,9 @@ def test_scores_are_distances_per_scalar_and_sum_to_one():
 @pytest.mark.parametrize("seed", range(3))
 def test_scores_are_a_distribution_that_ignores_the_scale_of_the_distance(seed):
     rng = torch.Generator().manual_seed(seed)
-    a = TensorDict({n: torch.randn(n_, generator=rng) for n, n_ in (("x", 4), ("y", 7), ("z", 2))}, batch_size=[])
+    a = TensorDict(
+        {n: torch.randn(n_, generator=rng) for n, n_ in (("x", 4), ("y", 7), ("z", 2))}, batch_size=[]
+    )
     b = TensorDict({n: torch.randn(t.shape, generator=rng) for n, t in a.items()}, batch_size=[])
     groups = (("x", "y"), ("z",))
     scores = layer_scores(a, b, groups)
@@ -173,7 +197,9 @@ def test_scores_are_uniform_where_distances_say_nothing(bad):
 
 def test_scores_under_vmap_are_each_clients():
     rng = torch.Generator().manual_seed(0)
-    stack = TensorDict({"x": torch.randn(3, 2, generator=rng), "y": torch.randn(3, 4, generator=rng)}, batch_size=[3])
+    stack = TensorDict(
+        {"x": torch.randn(3, 2, generator=rng), "y": torch.randn(3, 4, generator=rng)}, batch_size=[3]
+    )
     stack["x"][1], stack["y"][1] = 0.0, 0.0
     zero = TensorDict({"x": torch.zeros(2), "y": torch.zeros(4)}, batch_size=[])
     groups = (("x",), ("y",))

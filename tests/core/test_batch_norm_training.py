@@ -1,11 +1,23 @@
-"""Batch norm in local training: statistics are torch's own, for one client and for cohorts of unequal sizes."""
+"""Batch norm in local training: statistics are torch's own, for one client and for unequal cohorts."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from cohorts import ENGINES, SIZES, alone, assert_states, batches, cohort_of, fit, model_of, run, source, spread
-from cohorts import torch_sgd
+from cohorts import (
+    ENGINES,
+    SIZES,
+    alone,
+    assert_states,
+    batches,
+    cohort_of,
+    fit,
+    model_of,
+    run,
+    source,
+    spread,
+    torch_sgd,
+)
 from tensordict import TensorDict
 from torch import nn
 
@@ -33,7 +45,11 @@ def test_parameters_and_statistics_are_those_of_torch(engine, name):
     cohort, start = setting(name, momentum=0.5)
     found = fit(engine, cohort, start, epochs=2)
     for i in range(len(SIZES)):
-        assert_states(found[i], torch_sgd(cohort, i, start, batches(cohort, i, epochs=2), lr=0.02, momentum=0.5), **LOOSE)
+        assert_states(
+            found[i],
+            torch_sgd(cohort, i, start, batches(cohort, i, epochs=2), lr=0.02, momentum=0.5),
+            **LOOSE,
+        )
 
 
 @engines
@@ -119,7 +135,10 @@ def test_a_norm_layer_without_parameters_follows_the_training_of_the_rest(engine
 def test_only_the_first_pass_of_a_step_updates_statistics(engine):
     """SAM's second pass sees the batch at the ascended weights; the running statistics must not."""
     cohort, start = setting()
-    plain, flat = fit(engine, cohort, start, steps=1), fit(engine, cohort, start, steps=1, ascent=SAM(rho=0.5))
+    plain, flat = (
+        fit(engine, cohort, start, steps=1),
+        fit(engine, cohort, start, steps=1, ascent=SAM(rho=0.5)),
+    )
     for n in cohort.model.buffers:
         torch.testing.assert_close(flat[n], plain[n], **LOOSE)
     assert not torch.allclose(flat["fc1.weight"], plain["fc1.weight"])
@@ -164,5 +183,23 @@ def test_evaluation_uses_running_statistics_and_leaves_them_alone(engine):
     module.eval()
     for i, rows in enumerate(cohort.members):
         x, y = cohort.source.x[rows], cohort.source.y[rows]
-        assert float(found[i]) == pytest.approx(float(nn.functional.cross_entropy(module(x), y).detach()), rel=1e-5)
+        assert float(found[i]) == pytest.approx(
+            float(nn.functional.cross_entropy(module(x), y).detach()), rel=1e-5
+        )
     assert all(torch.equal(t, start[n]) for n, t in before.items())
+
+
+@engines
+def test_instance_norm_with_running_statistics_is_torchs_and_leaves_its_inputs_alone(engine):
+    def factory() -> nn.Module:
+        norm = nn.InstanceNorm2d(3, affine=True, track_running_stats=True)
+        return nn.Sequential(nn.Conv2d(1, 3, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(48, 3))
+
+    data = source(sum(SIZES), (1, 6, 6))
+    cohort = cohort_of(Model(factory), data, lr=0.02)
+    start = cohort.model.init(0)
+    before = start.clone()
+    found = fit(engine, cohort, start)
+    assert all(torch.equal(t, start[n]) for n, t in before.items())
+    for i in range(len(SIZES)):
+        assert_states(found[i], torch_sgd(cohort, i, start, batches(cohort, i), lr=0.02), **LOOSE)

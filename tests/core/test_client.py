@@ -55,8 +55,12 @@ def test_rounds_and_seeds_change_the_batches():
 def test_samples_and_steps_are_what_a_fit_uses(engine, limit):
     cohort, _ = setting(limit=limit, epochs=2, batch_size=4)
     cases = {
-        "default": {}, "epochs": {"epochs": 3}, "steps": {"steps": 5}, "full": {"batch_size": 0}, "two": {"batch_size": 2}
-    }  # fmt: skip
+        "default": {},
+        "epochs": {"epochs": 3},
+        "steps": {"steps": 5},
+        "full": {"batch_size": 0},
+        "two": {"batch_size": 2},
+    }
 
     def local(client, *_):
         out = {name: client.steps(**asked) for name, asked in cases.items()}
@@ -80,7 +84,9 @@ def test_loss_is_the_mean_over_a_clients_own_rows(engine, part):
     starts = spread(start, len(SIZES))
 
     def local(client, state, received):
-        return TensorDict({"own": client.loss(state, part), "shared": client.loss(received, part)}, batch_size=[])
+        return TensorDict(
+            {"own": client.loss(state, part), "shared": client.loss(received, part)}, batch_size=[]
+        )
 
     found = run(engine, cohort, local, starts, start)
     for i, rows in enumerate(val if part == "val" else cohort.members):
@@ -153,7 +159,9 @@ def test_a_client_operation_maps_over_clients_only():
     cohort, start = setting()
     client, stacked = alone(cohort), spread(start, 3)
     with pytest.raises(TailorflError, match="loop over it"):
-        torch.func.vmap(lambda t: client.fit(TensorDict(t, batch_size=[]))["head.bias"])(dict(stacked.items()))
+        torch.func.vmap(lambda t: client.fit(TensorDict(t, batch_size=[]))["head.bias"])(
+            dict(stacked.items())
+        )
 
 
 @engines

@@ -1,11 +1,23 @@
-"""Directions: a method's own update from gradients anywhere, per-client inputs, models that train together."""
+"""Directions: a method's own update from gradients anywhere, per-client inputs, joint training."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from cohorts import ENGINES, SIZES, alone, assert_states, batches, cohort_of, fit, model_of, run, source, spread
-from cohorts import torch_sgd
+from cohorts import (
+    ENGINES,
+    SIZES,
+    alone,
+    assert_states,
+    batches,
+    cohort_of,
+    fit,
+    model_of,
+    run,
+    source,
+    spread,
+    torch_sgd,
+)
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -77,7 +89,9 @@ def test_given_inputs_are_each_clients_own(engine):
 @engines
 def test_a_given_tree_arrives_with_its_structure_even_where_it_is_empty(engine):
     cohort, start = setting()
-    inner = TensorDict({"x": TensorDict({"deep": torch.tensor([1.0, 2.0, 3.0, 4.0])}, batch_size=[4])}, batch_size=[4])
+    inner = TensorDict(
+        {"x": TensorDict({"deep": torch.tensor([1.0, 2.0, 3.0, 4.0])}, batch_size=[4])}, batch_size=[4]
+    )
 
     def direction(at, grad, nothing, nested, number):
         assert len(list(nothing.keys())) == 0
@@ -180,5 +194,7 @@ def test_an_error_of_a_direction_names_client_round_and_stage(engine):
     def broken(state, grad):
         raise ZeroDivisionError("no such thing")
 
-    with pytest.raises(ClientError, match=r"client.*, round 0, stage 'finetune': ZeroDivisionError: no such thing"):
+    with pytest.raises(
+        ClientError, match=r"client.*, round 0, stage 'finetune': ZeroDivisionError: no such thing"
+    ):
         fit(engine, cohort, start, direction=broken, purpose="finetune")

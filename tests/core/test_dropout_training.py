@@ -82,7 +82,7 @@ def test_every_step_and_repetition_has_new_masks():
 
 
 def test_every_sample_of_a_private_gradient_has_a_dropout_key_of_its_own():
-    """Otherwise one mask would serve the whole batch. The samples are unit vectors, so the gradient shows the keys."""
+    """Otherwise one mask would serve the whole batch. Samples are unit vectors: the gradient shows keys."""
 
     def loss(values, x, y, weight, key):
         return (values["w"] * x[0]).sum() * ((key >> 8) & 0xFFFF).float(), {}

@@ -1,4 +1,4 @@
-"""Keys are pure functions: independent of shape, order of evaluation and process, and never equal by accident."""
+"""Keys are pure functions: independent of shape, call order and process, and never equal by accident."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from tailorfl.core.keys import bits, derive, generator, torch_seed
 def test_bits_are_splitmix64():
     """The first outputs of the published generator for the seeds 1234567 and 0."""
     expected = [
-        6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821,
-    ]  # fmt: skip
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
     assert bits(np.array(1234567, dtype=np.uint64), 5).tolist() == expected
     assert int(bits(np.array(0, dtype=np.uint64), 1)[0]) == 0xE220A8397B1DCDAF
 
@@ -61,7 +65,14 @@ def test_keys_of_different_purposes_rounds_clients_and_seeds_are_all_different()
 
 
 def test_the_order_and_the_type_of_parts_matter():
-    variants = [derive(1, 2, 3), derive(1, 3, 2), derive(2, 1, 3), derive(1, "2", 3), derive(1, "23"), derive(1, 23)]
+    variants = [
+        derive(1, 2, 3),
+        derive(1, 3, 2),
+        derive(2, 1, 3),
+        derive(1, "2", 3),
+        derive(1, "23"),
+        derive(1, 23),
+    ]
     assert len({int(v) for v in variants}) == len(variants)
 
 

@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cohorts import ENGINES, FLOAT, SIZES, alone, assert_states, batches, cohort_of, fit, model_of, run, source, spread
-from cohorts import regression, torch_sgd
+from cohorts import (
+    ENGINES,
+    FLOAT,
+    SIZES,
+    alone,
+    assert_states,
+    batches,
+    cohort_of,
+    fit,
+    model_of,
+    regression,
+    run,
+    source,
+    spread,
+    torch_sgd,
+)
 from tensordict import TensorDict
 
 from tailorfl.core import tree
 from tailorfl.core.client import Cohort
 from tailorfl.models.functional import Model
 
-MODELS = {"mlp": ((5,), {"hidden": (8, 6)}), "cnn2": ((1, 8, 8), {}), "group norm": ((1, 8, 8), {"norm": "group"})}
+MODELS = {
+    "mlp": ((5,), {"hidden": (8, 6)}),
+    "cnn2": ((1, 8, 8), {}),
+    "group norm": ((1, 8, 8), {"norm": "group"}),
+}
 SETTINGS = {
     "plain": {},
     "momentum": {"momentum": 0.9},
@@ -40,7 +58,9 @@ def test_fit_is_torch_sgd_on_the_planned_batches(engine, extra):
 
 
 @pytest.mark.parametrize("name", ["cnn2", "group norm"])
-@pytest.mark.parametrize("engine", [ENGINES["sequential"], ENGINES["chunks of 3"]], ids=["sequential", "chunks"])
+@pytest.mark.parametrize(
+    "engine", [ENGINES["sequential"], ENGINES["chunks of 3"]], ids=["sequential", "chunks"]
+)
 def test_fit_is_torch_sgd_for_convolutions(engine, name):
     extra = SETTINGS["all"]
     cohort, start = setting(name, **extra)
@@ -65,7 +85,9 @@ def test_the_proximal_term_is_the_gradient_of_its_penalty(engine, strength, extr
     found = run(engine, cohort, local, states, start)
     for i in range(len(SIZES)):
         lam = 0.7 if strength == "number" else float(lams[i])
-        assert_states(found[i], torch_sgd(cohort, i, starts[i], batches(cohort, i), prox=(lam, start), **extra))
+        assert_states(
+            found[i], torch_sgd(cohort, i, starts[i], batches(cohort, i), prox=(lam, start), **extra)
+        )
 
 
 def test_the_proximal_pull_of_a_flat_loss_shrinks_towards_the_centre():
@@ -84,7 +106,7 @@ def test_the_proximal_pull_of_a_flat_loss_shrinks_towards_the_centre():
 def test_no_input_is_written_to(engine, shared):
     cohort, start = setting(momentum=0.5, weight_decay=0.1)
     given = spread(start, len(SIZES), seed=1)
-    states = given.expand(len(SIZES)) if not shared else TensorDict({}, batch_size=[len(SIZES)])
+    states = TensorDict({}, batch_size=[len(SIZES)]) if shared else given
     kept, kept_states = start.clone(), given.clone()
 
     def local(client, state, received):
@@ -185,7 +207,9 @@ def test_settings_of_the_run_hold_unless_one_fit_overrides_them(engine):
     overridden = fit(engine, cohort, start, epochs=1, lr=0.05, momentum=0.0, weight_decay=0.0, batch_size=0)
     for i, size in enumerate(SIZES):
         steps = batches(cohort, i, batch=2, epochs=None, steps=3)
-        assert_states(by_default[i], torch_sgd(cohort, i, start, steps, lr=0.2, momentum=0.5, weight_decay=0.1))
+        assert_states(
+            by_default[i], torch_sgd(cohort, i, start, steps, lr=0.2, momentum=0.5, weight_decay=0.1)
+        )
         full = batches(cohort, i, batch=0)
         assert [len(x) for x, _ in full] == [size]
         assert_states(overridden[i], torch_sgd(cohort, i, start, full, lr=0.05))
@@ -275,13 +299,16 @@ def test_a_full_batch_step_on_a_quadratic_is_the_closed_form():
     start = cohort.model.init(0)
     found = alone(cohort).fit(start, steps=20)
     H = (x.T @ x / 12).double()
-    gap = torch.linalg.matrix_power(torch.eye(3, dtype=torch.float64) - 0.1 * H, 20) @ (start["head.weight"][0] - c).double()
+    gap = (
+        torch.linalg.matrix_power(torch.eye(3, dtype=torch.float64) - 0.1 * H, 20)
+        @ (start["head.weight"][0] - c).double()
+    )
     torch.testing.assert_close(found["head.weight"][0].double(), c.double() + gap, rtol=1e-4, atol=1e-5)
 
 
 @engines
 def test_clipping_bounds_the_gradient_of_each_client_alone(engine):
-    """One step of clipped SGD moves a client by η·limit at most, and exactly so where its gradient is longer."""
+    """One step of clipped SGD moves a client by η·limit, exactly so where its gradient is longer."""
     cohort, start = setting(clip=0.01)
     found = fit(engine, cohort, start, steps=1)
     for i in range(len(SIZES)):

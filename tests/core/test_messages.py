@@ -30,7 +30,12 @@ def model(seed: int, *clients: int) -> TensorDict:
 def replies(weighting: Weights, samples: tuple[int, ...] = (10, 30, 60), seed: int = 0) -> Replies:
     clients = len(samples)
     return Replies(
-        model(seed, clients), tuple(range(clients)), np.array(samples, dtype=np.int64), weighting, 50, PARAMETERS
+        model(seed, clients),
+        tuple(range(clients)),
+        np.array(samples, dtype=np.int64),
+        weighting,
+        50,
+        PARAMETERS,
     )
 
 
@@ -38,7 +43,9 @@ def test_weights_are_shares_of_samples_or_equal():
     assert replies("samples").weights().tolist() == pytest.approx([0.1, 0.3, 0.6])
     assert replies("uniform").weights().tolist() == pytest.approx([1 / 3] * 3)
     for weighting in ("samples", "uniform"):
-        assert float(replies(weighting, tuple(range(1, 1001))).weights().sum()) == pytest.approx(1.0, abs=1e-12)
+        assert float(replies(weighting, tuple(range(1, 1001))).weights().sum()) == pytest.approx(
+            1.0, abs=1e-12
+        )
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
@@ -86,7 +93,9 @@ def test_parameters_are_told_from_buffers():
 
 def test_a_payload_is_counted_in_scalars_and_bytes():
     assert payload_size(model(0), BUFFERS) == (15, 5, 15 * 4 + 4 * 4 + 8)
-    nested = TensorDict({"w": model(0), "c": model(1).select("fc.weight"), "lr": torch.tensor(0.1)}, batch_size=[])
+    nested = TensorDict(
+        {"w": model(0), "c": model(1).select("fc.weight"), "lr": torch.tensor(0.1)}, batch_size=[]
+    )
     assert payload_size(nested, BUFFERS) == (15 + 12 + 1, 5, (15 + 4 + 12 + 1) * 4 + 8)
     assert payload_size(TensorDict({}, batch_size=[]), BUFFERS) == (0, 0, 0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -14,10 +13,9 @@ from tailorfl.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
-def _own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_REGISTRY", {})
     monkeypatch.setattr(registry, "entry_points", lambda group: [])
-    yield
 
 
 class Sample(Method):
@@ -41,16 +39,16 @@ def test_a_registered_method_is_made_with_its_options():
 
 def test_a_wrong_name_suggests_the_nearest():
     register(Sample)
-    with pytest.raises(ConfigError, match="unknown method 'sampel'. Did you mean 'sample'"):
+    with pytest.raises(ConfigError, match=r"unknown method 'sampel'. Did you mean 'sample'"):
         make_method("sampel")
-    with pytest.raises(ConfigError, match="unknown option of sample 'lamb'. Did you mean 'lam'"):
+    with pytest.raises(ConfigError, match=r"unknown option of sample 'lamb'. Did you mean 'lam'"):
         make_method("sample", {"lamb": 1})
 
 
 @pytest.mark.parametrize("bad", [{"lam": -1}, {"lam": "high"}, {"weights": "square"}])
 def test_a_wrong_value_names_the_option_and_the_value(bad: dict[str, Any]):
     register(Sample)
-    (option, value), = bad.items()
+    ((option, value),) = bad.items()
     with pytest.raises(ConfigError, match=f"method 'sample': {option} = {value!r}"):
         make_method("sample", bad)
 

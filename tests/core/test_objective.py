@@ -18,7 +18,9 @@ BATCH = 9
 def problem(task: str, seed: int = 0, batch: int = BATCH) -> tuple[Tensor, Tensor]:
     """Random double outputs and targets of a task."""
     rng = torch.Generator().manual_seed(seed)
-    outputs = torch.randn(batch, {"binary": 1, "survival": 1}.get(task, 4), generator=rng, dtype=torch.float64)
+    outputs = torch.randn(
+        batch, {"binary": 1, "survival": 1}.get(task, 4), generator=rng, dtype=torch.float64
+    )
     if task in ("classification", "binary"):
         return outputs, torch.randint(0, 4 if task == "classification" else 2, (batch,), generator=rng)
     if task == "multilabel":
@@ -111,7 +113,7 @@ def test_large_outputs_stay_finite(task):
 
 
 def flamby_cox(scores: Tensor, truth: Tensor) -> Tensor:
-    """The Cox loss of FLamby's TCGA-BRCA baseline: sort by falling time, then accumulate risk from the top."""
+    """The Cox loss of FLamby's TCGA-BRCA baseline: sort by falling time, accumulate risk from the top."""
     order = torch.argsort(truth[:, 1], descending=True)
     risk, event = scores[order, 0], truth[order, 0]
     return ((torch.logcumsumexp(risk, 0) - risk) * event).mean()
@@ -139,7 +141,9 @@ def test_cox_sees_only_differences_of_risk():
 def test_the_hessian_of_the_half_squared_error_is_the_second_moment():
     rng = torch.Generator().manual_seed(0)
     x, y = torch.randn(20, 3, generator=rng).double(), torch.randn(20, 1, generator=rng).double()
-    hessian = torch.func.hessian(lambda w: LOSSES["regression"](x @ w[:, None], y, None))(torch.zeros(3).double())
+    hessian = torch.func.hessian(lambda w: LOSSES["regression"](x @ w[:, None], y, None))(
+        torch.zeros(3).double()
+    )
     torch.testing.assert_close(hessian, x.T @ x / 20)
 
 

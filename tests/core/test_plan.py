@@ -32,7 +32,11 @@ def plan_of(sizes: Sequence[int], batch: int, **options: int | None) -> BatchPla
 
 def sequence(plan: BatchPlan, client: int) -> list[list[int]]:
     """The real rows of every step of one client."""
-    return [rows[:count].tolist() for rows, count in zip(plan.rows[client], plan.count[client], strict=True) if count]
+    return [
+        rows[:count].tolist()
+        for rows, count in zip(plan.rows[client], plan.count[client], strict=True)
+        if count
+    ]
 
 
 @given(SIZES, BATCH, st.integers(1, 3))
@@ -88,7 +92,14 @@ def test_a_limit_cuts_the_plan_of_every_client_by_itself(sizes, batch, limit, mi
             assert sequence(cut, i) == sequence(whole, i)[:limit]
 
 
-@given(SIZES, BATCH, st.sampled_from(["epochs", "steps"]), st.integers(0, 3), MIN_BATCH, st.sampled_from([None, 2]))
+@given(
+    SIZES,
+    BATCH,
+    st.sampled_from(["epochs", "steps"]),
+    st.integers(0, 3),
+    MIN_BATCH,
+    st.sampled_from([None, 2]),
+)
 def test_the_plan_of_a_client_does_not_depend_on_its_cohort(sizes, batch, unit, first, min_batch, limit):
     options = {unit: 3, "first": first, "min_batch": min_batch, "limit": limit}
     together = plan_of(sizes, batch, **options)

@@ -6,7 +6,20 @@ import math
 
 import pytest
 import torch
-from cohorts import ENGINES, SIZES, alone, assert_states, batches, cohort_of, fit, model_of, regression, run, source, spread
+from cohorts import (
+    ENGINES,
+    SIZES,
+    alone,
+    assert_states,
+    batches,
+    cohort_of,
+    fit,
+    model_of,
+    regression,
+    run,
+    source,
+    spread,
+)
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -202,7 +215,9 @@ def test_two_trainings_of_one_client_never_share_noise(engine):
     cohort = flat_problem()
 
     def local(client, _, received):
-        return TensorDict({"a": client.fit(received, steps=1), "b": client.fit(received, steps=1)}, batch_size=[])
+        return TensorDict(
+            {"a": client.fit(received, steps=1), "b": client.fit(received, steps=1)}, batch_size=[]
+        )
 
     start = cohort.model.init(0).apply(torch.zeros_like)
     found = run(engine, cohort, local, received=start)
@@ -226,7 +241,11 @@ def test_noise_is_independent_of_batches_and_has_its_size_in_training():
     sizes = (5,) * 40
     cohort = flat_problem(sizes, dp=SampleDP(2.0, 0.5), lr=0.1, batch_size=0)
     start = cohort.model.init(0).apply(torch.zeros_like)
-    found = fit(ENGINES["vectorized"], cohort, start, steps=25)["head.weight"].flatten() / (0.1 * 0.5 * 2.0 / 5) / 5
+    found = (
+        fit(ENGINES["vectorized"], cohort, start, steps=25)["head.weight"].flatten()
+        / (0.1 * 0.5 * 2.0 / 5)
+        / 5
+    )
     assert float(found.mean().abs()) < 0.35
     assert float(found.var()) == pytest.approx(1.0, abs=0.5)
 
@@ -250,7 +269,9 @@ def test_batch_norm_is_refused_unless_it_stays_fixed():
 
 def test_a_loss_that_compares_samples_is_refused():
     rng = torch.Generator().manual_seed(0)
-    data = Source("s", torch.randn(6, 3, generator=rng), torch.rand(6, 2, generator=rng).round(), "survival", 1)
+    data = Source(
+        "s", torch.randn(6, 3, generator=rng), torch.rand(6, 2, generator=rng).round(), "survival", 1
+    )
     cohort = cohort_of(model_of("cox", data), data, (6,), dp=SampleDP(1.0, 1.0))
     with pytest.raises(ModelError, match="Cox loss"):
         alone(cohort).fit(cohort.model.init(0))

@@ -96,7 +96,9 @@ def test_adaptive_steps_do_not_depend_on_the_scale_of_the_updates():
         torch.testing.assert_close(small["w"], large["w"])
 
 
-@pytest.mark.parametrize("bad", [{"lr": 0}, {"momentum": 1.0}, {"kind": "rmsprop"}, {"eps": 0}, {"beta": 0.9}])
+@pytest.mark.parametrize(
+    "bad", [{"lr": 0}, {"momentum": 1.0}, {"kind": "rmsprop"}, {"eps": 0}, {"beta": 0.9}]
+)
 def test_settings_without_meaning_are_refused(bad):
     with pytest.raises(ValidationError):
         ServerOptimizer(**bad)

@@ -16,7 +16,9 @@ from tailorfl.core.state import StateStore
 
 def start_state() -> TensorDict:
     """Nested, with a scalar, a counter and an empty part."""
-    inner = TensorDict({"fc.weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(7)}, batch_size=[])
+    inner = TensorDict(
+        {"fc.weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(7)}, batch_size=[]
+    )
     return TensorDict({"v": inner, "alpha": torch.tensor(0.5)}, batch_size=[])
 
 
@@ -24,7 +26,8 @@ def states_of(ids: list[int], round: int = 0) -> TensorDict:
     """Different states for every client and round, [clients, ...]."""
     mark = torch.tensor([100.0 * i + round for i in ids])
     inner = TensorDict(
-        {"fc.weight": mark[:, None, None].expand(-1, 2, 3).clone(), "count": mark.long()}, batch_size=[len(ids)]
+        {"fc.weight": mark[:, None, None].expand(-1, 2, 3).clone(), "count": mark.long()},
+        batch_size=[len(ids)],
     )
     return TensorDict({"v": inner, "alpha": mark + 0.25}, batch_size=[len(ids)])
 

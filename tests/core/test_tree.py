@@ -10,7 +10,9 @@ from tailorfl.core import tree
 
 
 def nested() -> TensorDict:
-    inner = TensorDict({"c.weight": torch.randn(2, 3), "deep": TensorDict({"d": torch.ones(())}, batch_size=[])}, [])
+    inner = TensorDict(
+        {"c.weight": torch.randn(2, 3), "deep": TensorDict({"d": torch.ones(())}, batch_size=[])}, []
+    )
     return TensorDict({"a.weight": torch.randn(4), "b": inner}, batch_size=[])
 
 
@@ -88,7 +90,7 @@ def test_the_weighted_mean_does_not_depend_on_the_order_of_clients():
 
 
 def test_means_of_groups_combine_to_the_mean():
-    """Aggregation is a monoid: averaging the averages of groups, weighted by their shares, is averaging all."""
+    """Aggregation is a monoid: averaging group averages, weighted by their shares, is averaging all."""
     stack, weights = flat(3, 6), torch.tensor([0.1, 0.1, 0.2, 0.15, 0.25, 0.2], dtype=torch.float64)
     groups, parts, shares = [slice(0, 2), slice(2, 6)], [], []
     for group in groups:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from methods.small import CLASSES, TRAIN, assert_same, everything, federation, p
 from torch import Tensor, nn
 
 from tailorfl.core.method import make_method
+from tailorfl.engines import auto
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.simulation import Simulation, make_engine
@@ -49,18 +51,18 @@ def own(module: type[nn.Module], engine: Auto | Sequential, name: str = "local")
 
 @pytest.mark.parametrize("name", NAMES)
 def test_chooses_an_engine_and_equals_it_bit_for_bit(name: str) -> None:
-    auto = simulation(name, "dropout", "auto", rounds=3, fraction=0.6)
-    assert auto.engine.name in {"sequential", "vectorized"}
-    same = simulation(name, "dropout", auto.engine.name, rounds=3, fraction=0.6)
-    assert_same(everything(auto), everything(same))
-    assert_same(personal(auto), personal(same))
+    sim = simulation(name, "dropout", "auto", rounds=3, fraction=0.6)
+    assert sim.engine.name in {"sequential", "vectorized"}
+    same = simulation(name, "dropout", sim.engine.name, rounds=3, fraction=0.6)
+    assert_same(everything(sim), everything(same))
+    assert_same(personal(sim), personal(same))
 
 
 @pytest.mark.parametrize("choice", ["sequential", "vectorized"])
 def test_a_fixed_choice_is_kept(choice: str) -> None:
-    auto = simulation("ditto", engine=Auto(choice=choice), rounds=2)
-    assert auto.engine.name == choice
-    assert_same(everything(auto), everything(simulation("ditto", engine=choice, rounds=2)))
+    sim = simulation("ditto", engine=Auto(choice=choice), rounds=2)
+    assert sim.engine.name == choice
+    assert_same(everything(sim), everything(simulation("ditto", engine=choice, rounds=2)))
 
 
 def test_measures_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -85,8 +87,14 @@ def test_falls_back_with_one_warning_where_vmap_cannot_follow(caplog: pytest.Log
 
 
 @pytest.mark.parametrize("name", ["local", "fedavg_ft", "ditto"])
-def test_looking_at_models_before_training_does_not_decide(name: str) -> None:
+def test_looking_at_models_before_training_does_not_decide(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The initial models of LocalTrain need no forward pass, so they say nothing about what training needs."""
+
+    def vectorized_looks_faster(engine: Any, part: Any) -> float:
+        engine.map(*part)
+        return 1.0 if engine.name == "sequential" else 0.0
+
+    monkeypatch.setattr(auto, "_seconds", vectorized_looks_faster)
     sim = own(Undecided, Auto(), name)
     personal(sim)
     for _ in range(2):

@@ -19,7 +19,7 @@ def test_statistics_are_those_of_the_clients_own_batches(engine: str) -> None:
     models = personal(sim)
     for i, state in enumerate(expected):
         assert_close({n: t[i] for n, t in models.items()}, state)
-    # 14 samples in batches of 4 are four batches; 9 are two, for the last one would have a single sample; 1 is none.
+    # 15 samples in batches of 4 are four batches; 9 are two, for the last one would have a single sample; 1 is none.
     assert models["1.num_batches_tracked"].tolist() == [4, 0, 2, 2, 1]
 
 

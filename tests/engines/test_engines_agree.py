@@ -31,7 +31,7 @@ def outcome(sim: Simulation) -> dict[str, Tensor]:
 
 @cache
 def reference(name: str, model_name: str) -> dict[str, Tensor]:
-    """Two rounds of the sequential engine, clients of 14, 1, 6, 9 and 3 samples."""
+    """Two rounds of the sequential engine, clients of 15, 1, 7, 9 and 3 samples."""
     return outcome(simulation(name, model_name, rounds=2))
 
 
@@ -130,7 +130,7 @@ def test_predictions_are_those_of_the_module(engine: str) -> None:
     rows = [torch.arange(5), torch.arange(0), torch.arange(20, 22)]
     cohort, source = sim.cohort(ids), sim.federation.source
     own = make_engine(engine).predict(cohort, models, rows)
-    common = make_engine(engine).predict_all(cohort, models, source.x[:7])
+    common = make_engine(engine).predict_all(cohort, models, source, torch.arange(7))
     for k in range(3):
         module = sim.model.module.eval()
         expected_state = {n: t[k] for n, t in models.items()}
@@ -151,5 +151,5 @@ def test_chunks_hold_clients_of_similar_size() -> None:
 
     (found,) = sim.run(range(5), sim.states.get(range(5)), TensorDict({}, batch_size=[]), look)
     assert found["samples"].tolist() == list(SIZES)
-    assert sizes == [[14, 9], [6, 3], [1]]
+    assert sizes == [[15, 9], [7, 3], [1]]
     assert np.all(np.diff([s for part in sizes for s in part]) <= 0)

@@ -132,6 +132,15 @@ class TestOverrides:
         assert config.methods[1].options == {"lam": 2}
         assert config.methods[0].rounds == 4
 
+    def test_name_serves_where_the_label_differs_unless_two_have_it(self) -> None:
+        clups = (
+            "methods=[{name: fedclup, label: low}, {name: fedclup, label: high}, {name: ditto, label: Ditto}]"
+        )
+        config = load(None, [clups, "methods.ditto.lam=2", "methods.Ditto.rounds=3", "methods.high.lam=9"])
+        assert (config.methods[2].options, config.methods[2].rounds) == ({"lam": 2}, 3)
+        assert [m.options for m in config.methods[:2]] == [{}, {"lam": 9}]
+        assert "Valid: 0, 1, 2, Ditto, high, low" in mistake(clups, "methods.fedclup.lam=1")
+
     def test_options_of_the_default_model_can_be_added_to(self) -> None:
         assert load(None, ["model.norm=batch"]).model.options == {"hidden": [64], "norm": "batch"}
 
@@ -253,8 +262,8 @@ class TestMistakes:
 
 class TestFiles:
     def test_neither_file_nor_recipe(self) -> None:
-        with pytest.raises(ConfigError, match=r"neither a file nor a recipe.*'digits'.*key=value"):
-            read("digit")
+        with pytest.raises(ConfigError, match=r"neither a file nor a recipe.*'demo'.*key=value"):
+            read("demos")
 
     def test_mistake_in_a_file_names_the_file(self, tmp_path: Path) -> None:
         file = tmp_path / "mine.yaml"

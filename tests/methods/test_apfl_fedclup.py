@@ -72,7 +72,7 @@ class TestAPFL:
             torch.testing.assert_close(models[name], 0.4 * state["v", name] + 0.6 * state["w", name])
         for name in sim.model.buffers:
             assert torch.equal(models[name], state["v", name])
-        steps = 2 * 4  # 14 samples are batches of 4, 4, 4 and 2, twice
+        steps = 2 * 4  # 15 samples are batches of 4, 4, 4 and 3, twice
         assert int(models["1.num_batches_tracked"]) == steps
 
     def test_linear_models_mix_alike_in_parameters_and_logits(self) -> None:

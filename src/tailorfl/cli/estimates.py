@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def show_estimate(console: Console, config: ExperimentConfig, estimate: Estimate) -> None:
     """Prints an estimate: single numbers in one table, and a table for every field with rows of its own."""
-    facts = Table(title=f"{config.name}: nothing was trained (--dry-run)", show_header=False)
+    console.print(f"{escape(config.name)}: nothing was trained (--dry-run)", highlight=False)
+    facts = Table(show_header=False)
     facts.add_column(style="bold")
     facts.add_column()
     facts.add_row("methods", escape(", ".join(method.label for method in config.methods)))
@@ -58,7 +59,8 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _words(name: str) -> str:
-    return name.replace("_", " ")
+    """A field's name for people; its unit stands with the value."""
+    return {"seconds": "time", "memory_bytes": "memory"}.get(name, name.replace("_", " "))
 
 
 def _text(name: str, value: Any) -> str:

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.ascent import Ascent
-from tailorfl.core.keys import derive
 from tailorfl.core.gradients import Carry, Direction, Gradient, Objective
+from tailorfl.core.keys import derive
 from tailorfl.core.local_sgd import FitOptions, LocalSGD
 from tailorfl.core.objective import Loss
 from tailorfl.core.plan import BatchPlan, Rows, make_plan, steps_of
@@ -30,7 +30,6 @@ from tailorfl.data.source import Source
 from tailorfl.errors import ClientError, TailorflError
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
-
 
 PLAN_BLOCK = 64
 """Clients whose batches are planned together when they run one by one."""

@@ -1,4 +1,4 @@
-"""Gradients of one batch: of every client at once (the sum's gradient), or along a direction of a method's own.
+"""Gradients of one batch: of every client at once (the sum's gradient), or a method's own direction.
 
 Two ways through the same forward pass. The plain one differentiates the SUM of the clients' losses with
 respect to stacked parameters: clients share no variable, so each client's slice is its own gradient, and

@@ -23,6 +23,8 @@ from tailorfl.core.plan import BatchPlan, Rows
 from tailorfl.core.privacy import SampleDP
 from tailorfl.data.source import Source
 
+Step = tuple[int, Tensor | None, Tensor, Tensor | None]
+
 
 @dataclass(frozen=True)
 class FitOptions:
@@ -75,8 +77,8 @@ class LocalSGD:
         velocity = [torch.zeros_like(p) for p in params] if options.momentum else []
         if self.directed is None:
             # Leaves once, not once a step: they are updated in place where gradients are not recorded.
-            for p in params:
-                p.requires_grad_()
+            for leaf in params:
+                leaf.requires_grad_()
         clients = len(plan.count)
         total = torch.zeros(clients)
         for step, (active, index, rows, weight) in enumerate(self._steps(plan)):
@@ -99,18 +101,19 @@ class LocalSGD:
             cut.put(velocity, v)
             for carry, piece in zip(carries, part, strict=True):
                 cut.put(list(carry.moving.values()), list(piece.moving.values()))
-        for p in params:
-            p.requires_grad_(False)
+        for leaf in params:
+            leaf.requires_grad_(False)
         mean = total / torch.from_numpy(plan.steps).clamp(min=1) / options.repeat
         return mean if self.stacked else mean[0]
 
-    def _steps(self, plan: BatchPlan) -> list[tuple[int, Tensor | None, Tensor, Tensor | None]]:
+    def _steps(self, plan: BatchPlan) -> list[Step]:
         """Every step as (active clients, chosen ones or None for all active, rows, weights of samples).
 
         Batches of unequal size are padded, except where a batch counts as a whole (batch norm): there the
         clients with equal sizes are batched together.
         """
-        rows, out = torch.from_numpy(plan.rows), []
+        rows = torch.from_numpy(plan.rows)
+        out: list[Step] = []
         active_at, widest = (plan.count > 0).sum(0).tolist(), plan.count.max(0, initial=0).tolist()
         uneven = ((plan.count > 0) & (plan.count < plan.count.max(0, initial=0))).any(0).tolist()
         for step, (active, width) in enumerate(zip(active_at, widest, strict=True)):
@@ -128,7 +131,12 @@ class LocalSGD:
         return out
 
     def _gradient(
-        self, carries: Sequence[Carry], params: list[Tensor], batch: Batch, given: list[Tensor], rebuild: Rebuild
+        self,
+        carries: Sequence[Carry],
+        params: list[Tensor],
+        batch: Batch,
+        given: list[Tensor],
+        rebuild: Rebuild,
     ) -> tuple[Tensor, list[Tensor]]:
         if self.directed is not None:
             return self.directed.gradient(carries, params, batch, given, rebuild, self.stacked)

@@ -67,13 +67,15 @@ class StateStore:
     def dump(self) -> dict[str, Tensor]:
         """Returns everything as named tensors: the ids and the used rows of every entry.
 
-        In memory they are copies. With a folder they are views of its files, which need not fit in memory: write
-        them out before the next `put`.
+        In memory they are copies. With a folder they are views of its files, which need not fit in memory:
+        write them out before the next `put`.
         """
         used = len(self._row)
         ids = torch.tensor(list(self._row), dtype=torch.int64)
-        rows = {p: a[:used] if self._folder is not None else a[:used].clone() for p, a in self._arrays.items()}
-        return {"clients": ids, **{f"state/{p}": r for p, r in rows.items()}}
+        rows = {f"state/{p}": a[:used] for p, a in self._arrays.items()}
+        if self._folder is None:
+            rows = {p: r.clone() for p, r in rows.items()}
+        return {"clients": ids, **rows}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restores what `dump` returned."""

@@ -51,8 +51,7 @@ class Auto:
         """Returns `function` of every client, stacked."""
         if self._chosen is None:
             self._measure(function, cohort, states, received, each)
-        assert self._chosen is not None
-        return self._chosen.map(function, cohort, states, received, each)
+        return (self._chosen or self._sequential).map(function, cohort, states, received, each)
 
     def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
         """Returns the outputs of client i's model on its rows."""
@@ -66,11 +65,14 @@ class Auto:
         self, function: ClientFunction, cohort: Cohort, states: TensorDict, received: TensorDict, each: bool
     ) -> None:
         clients = min(len(cohort.ids), self._vectorized.chunk_of(cohort))
+        probe = replace(cohort.part(range(clients)), limit=PROBE_STEPS)
+        part = (function, probe, states[:clients], received[:clients] if each else received, each)
+        looped = _seconds(self._sequential, part)
+        if not probe.plans:
+            return  # nothing was trained (untrained models were looked at), so this says nothing about training
         if clients < 2:
             self._chosen = self._sequential
             return
-        probe = replace(cohort.part(range(clients)), limit=PROBE_STEPS)
-        part = (function, probe, states[:clients], received[:clients] if each else received, each)
         try:
             batched = _seconds(self._vectorized, part)
         except Exception as error:
@@ -82,7 +84,6 @@ class Auto:
             )
             self._chosen = self._sequential
             return
-        looped = _seconds(self._sequential, part)
         self._chosen = self._vectorized if batched <= looped else self._sequential
         log.info("engine: %s (%.3g s against %.3g s for %d clients)", self._chosen.name, min(batched, looped),
                  max(batched, looped), clients)  # fmt: skip

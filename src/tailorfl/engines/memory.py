@@ -1,4 +1,5 @@
-"""Keeps freed memory in the process, so that every training step does not ask the kernel for the same pages again.
+"""Keeps freed memory in the process, so that every training step does not ask the kernel for the same pages
+again.
 
 Training allocates and frees tensors of the same few megabytes thousands of times. glibc gives blocks of that
 size back to the kernel at once, and each new one costs a page fault per 4 KiB: a third of the time of a round
@@ -18,7 +19,10 @@ _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Tells glibc's allocator to keep freed blocks; returns whether there is one to tell (Linux with glibc)."""
+    """Tells glibc's allocator to keep freed blocks.
+
+    Returns whether there is one to tell (Linux with glibc).
+    """
     if sys.platform != "linux":
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.client import Client, Cohort, TrainConfig
-from tailorfl.core.keys import generator, torch_seed
+from tailorfl.core.keys import generator
 from tailorfl.core.messages import PerClient, Replies, Traffic, count_down, count_up
 from tailorfl.core.method import Context, Method
 from tailorfl.core.objective import LOSSES
@@ -27,7 +27,7 @@ from tailorfl.engines.base import Engine, Parts, finite_clients
 from tailorfl.engines.memory import keep_freed_memory
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
-from tailorfl.errors import DivergenceError, unknown
+from tailorfl.errors import ConfigError, DivergenceError, unknown
 from tailorfl.models.functional import Model
 
 log = logging.getLogger(__name__)
@@ -70,10 +70,13 @@ class Simulation:
     """One method on one federation, round by round.
 
     Args:
-        fraction: share of training clients sampled each round; at least one client.
+        fraction: share of training clients sampled each round, in (0, 1]; at least one client.
         sampling: uniform without replacement; proportional to training samples; bernoulli (each client by
             itself, redrawn if none).
         state_folder: where private states are memory-mapped; None keeps them in memory.
+
+    Raises:
+        ConfigError: `fraction` outside (0, 1].
     """
 
     def __init__(
@@ -90,11 +93,14 @@ class Simulation:
         state_folder: Path | None = None,
     ) -> None:
         keep_freed_memory()
+        if not 0 < fraction <= 1:
+            raise ConfigError(f"fraction must lie in (0, 1], but is {fraction}")
         self.method, self.federation, self.model, self.train = method, federation, model, train
         self.engine: Engine = engine if engine is not None else Auto()
         self.seed, self.fraction, self.sampling = seed, fraction, sampling
         self.split = method.make_split(model)
-        self.init = model.init(torch_seed(seed, "init"))
+        # As `torch.manual_seed(seed)` before building the model gives it: the start other code has, too.
+        self.init = model.init(seed)
         self.context = Context(model, self.split, federation.num_clients, train, self.init)
         self.server = method.server_state(self.context)
         self.start = method.client_state(self.context)
@@ -134,7 +140,7 @@ class Simulation:
         self.states.put([training[k] for k in kept], new if len(kept) == len(training) else new[kept])
         wanted = set(sampled)
         arrived = [int(k) for k in kept if training[int(k)] in wanted]
-        traffic = self._count(message, replies, len(sampled))
+        traffic = self._count(message, replies, receivers=len(training), senders=len(sampled))
         if arrived:
             ids = tuple(training[k] for k in arrived)
             self.server = self.method.aggregate(self.server, Replies(
@@ -203,11 +209,14 @@ class Simulation:
         new, reply = self.method.local(client, state, received)
         return new, reply, TensorDict(dict(client.metrics), batch_size=[])
 
-    def _count(self, message: TensorDict | PerClient, replies: TensorDict, receivers: int) -> Traffic:
+    def _count(
+        self, message: TensorDict | PerClient, replies: TensorDict, receivers: int, senders: int
+    ) -> Traffic:
+        """Returns the traffic of a round: whoever trains has received, only the sampled send."""
         if self.method.pooled:
             return Traffic()
         traffic = count_down(message, receivers, self.model.buffers)
-        sent = replies[:receivers] if replies.batch_size[0] > receivers else replies
+        sent = replies[:senders] if replies.batch_size[0] > senders else replies
         traffic.add(count_up(sent, self.model.buffers))
         return traffic
 
@@ -262,7 +271,10 @@ class Simulation:
     # -- checkpoints ----------------------------------------------------------------------------------------
 
     def dump(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns (tensors, facts) from which `load` continues exactly."""
+        """Returns (tensors, facts) from which `load` continues exactly.
+
+        The tensors are those of the run, not copies: write or load them before the next round.
+        """
         tensors = {f"server/{p}": t for p, t in tree.leaves(self.server)}
         tensors |= {f"clients/{p}": t for p, t in self.states.dump().items()}
         return tensors, {"round": self.round, "engine": self.engine.name, "traffic": self.traffic.as_dict()}

@@ -236,13 +236,14 @@ def _set_method(raw: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _position(items: list[Any], place: list[str], step: str) -> int:
-    """Where in a list a path goes: a number, or the label or name of a method."""
+    """Where in a list a path goes: a number, the label of a method, or its name if no other has it."""
     if step.isdigit() and int(step) < len(items):
         return int(step)
-    titles = _titles(items)
-    if step in titles:
-        return titles.index(step)
-    raise unknown(f"entry of {dotted(place)}", step, [*titles, *map(str, range(len(items)))])
+    titles, names = _titles(items), [_current_name(item) for item in items]
+    for known in (titles, names):
+        if known.count(step) == 1:
+            return known.index(step)
+    raise unknown(f"entry of {dotted(place)}", step, {*titles, *map(str, range(len(items)))})
 
 
 def _titles(items: Sequence[Any]) -> list[str]:

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from tailorfl.errors import ModelError
 from tailorfl.models.dropout import replace_dropout
@@ -45,7 +45,7 @@ class Model:
         self.sizes: dict[str, int] = {name: t.numel() for name, t in _tensors(module).items()}
         if not self.parameters:
             raise ModelError(f"{type(module).__name__} has no parameters, so there is nothing to learn")
-        self._norms = {name: m for name, m in module.named_modules() if isinstance(m, _BatchNorm)}
+        self._norms = {name: m for name, m in module.named_modules() if _has_statistics(m)}
         self._places = _places(module)
         self._eval = _Skeleton(copy.deepcopy(module).eval().to("meta"), self._places)
         self._training: dict[frozenset[str], _Skeleton] = {}
@@ -128,6 +128,12 @@ class Model:
         return self._training[trained]
 
 
+def _has_statistics(module: nn.Module) -> bool:
+    """Whether a training step of the module depends on the batch as a whole, or updates running statistics.
+    """
+    return isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats)
+
+
 class _Skeleton:
     """A module without values of its own, which borrows a state for the time of one call.
 
@@ -162,8 +168,8 @@ class _Skeleton:
 class _Linear(nn.Linear):
     """A linear layer that multiplies in the order W xᵀ where every client has a weight of its own.
 
-    The gradient of W is then gᵀx, a batched product that lies in memory as W does; from x Wᵀ it would come out
-    transposed, which costs twice the time of the whole step.
+    The gradient of W is then gᵀx, a batched product that lies in memory as W does; from x Wᵀ it would come
+    out transposed, which costs twice the time of the whole step.
     """
 
     def forward(self, input: Tensor) -> Tensor:
