@@ -1,7 +1,8 @@
-"""One round of local training: an optimised plain PyTorch loop against this library's engines, in alternation in one process.
+"""One round of local training: an optimised plain PyTorch loop against this library's engines, side by side.
 
-100 clients x 60 samples of 28x28, batch 10, one epoch of SGD. Single-thread process time (steadier than wall time), the
-minimum over repetitions, and ratios of it to the plain loop's. Run on an otherwise idle machine:
+100 clients x 60 samples of 28x28, batch 10, one epoch of SGD, in alternation in one process. Process time of
+one thread (steadier than wall time): its minimum over repetitions, and the median of the plain loop's time
+over each engine's, repetition by repetition. Run on an otherwise idle machine:
 
     python benchmarks/local_training.py --repeat 7 --json benchmarks/results/local_training.json
 """
@@ -38,16 +39,19 @@ def federation() -> Federation:
     generator = torch.Generator().manual_seed(0)
     total = CLIENTS * SAMPLES
     source = Source(
-        "random", torch.randn(total, 1, 28, 28, generator=generator), torch.randint(0, 10, (total,), generator=generator),
-        "classification", 10,
-    )  # fmt: skip
+        "random",
+        torch.randn(total, 1, 28, 28, generator=generator),
+        torch.randint(0, 10, (total,), generator=generator),
+        "classification",
+        10,
+    )
     rows = tuple(np.arange(i * SAMPLES, (i + 1) * SAMPLES) for i in range(CLIENTS))
     none = tuple(np.empty(0, dtype=np.int64) for _ in rows)
     return Federation(source, rows, none, none, tuple(str(i) for i in range(CLIENTS)), CLIENTS)
 
 
 def plain_loop(module: nn.Module, data: Federation) -> Callable[[], None]:
-    """FedAvg's round as one would write it for speed: resident tensors, autograd.grad, foreach updates, no optimizer object."""
+    """FedAvg's round as one writes it for speed: resident tensors, autograd.grad, foreach, no optimizer object."""
     x, y = data.source.x, data.source.y
     parameters = list(module.parameters())
     start = [p.detach().clone() for p in parameters]
@@ -70,7 +74,9 @@ def plain_loop(module: nn.Module, data: Federation) -> Callable[[], None]:
     return round_
 
 
-def engine_round(name: str, options: dict[str, object], data: Federation, engine: str, chunk: int | None) -> Callable[[], object]:
+def engine_round(
+    name: str, options: dict[str, object], data: Federation, engine: str, chunk: int | None
+) -> Callable[[], object]:
     """FedAvg's round in an engine."""
     model = Model(lambda: build(name, data.source.input_shape, 10, **options))
     config = TrainConfig(epochs=1, batch_size=BATCH, lr=LR)
@@ -87,8 +93,14 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     data = federation()
-    out: dict[str, object] = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__, "clients": CLIENTS,
-                              "samples": SAMPLES, "batch": BATCH, "repeat": arguments.repeat}  # fmt: skip
+    out: dict[str, object] = {
+        "machine": platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "clients": CLIENTS,
+        "samples": SAMPLES,
+        "batch": BATCH,
+        "repeat": arguments.repeat,
+    }
     for name in arguments.models:
         runs = {"plain": plain_loop(build(name, (1, 28, 28), 10, **WORK[name]), data)}
         for engine in ("sequential", "vectorized", "auto"):
@@ -102,7 +114,9 @@ def main() -> None:
                 run()
                 seconds[key].append(time.process_time() - begin)
         best = {key: min(values) for key, values in seconds.items()}
-        paired = {key: float(np.median(np.array(seconds["plain"]) / np.array(v))) for key, v in seconds.items()}
+        paired = {
+            key: float(np.median(np.array(seconds["plain"]) / np.array(v))) for key, v in seconds.items()
+        }
         out[name] = {"seconds": best, "times_faster_than_plain": paired}
         print(f"{name:10s}" + "".join(f"  {k} {best[k]:.4f} s ({paired[k]:.2f}x)" for k in runs), flush=True)
     if arguments.json:

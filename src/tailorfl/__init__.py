@@ -49,6 +49,7 @@ __all__ = [
     "build_federation",
     "load_config",
     "register",
+    "reproduce",
     "run",
 ]
 
@@ -101,6 +102,24 @@ def run(
     return run_here(
         config, settings, out=out, resume=resume, overwrite=overwrite, observer=observer, source=source
     )
+
+
+def reproduce(
+    recipe: str | Path,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    observer: Observer | None = None,
+    **settings: Any,
+) -> dict[str, ExperimentResult]:
+    """Runs a recipe and returns its results by variant ("" where it has none); the same as `tailorfl reproduce`.
+
+    Arguments and errors are those of `run`.
+    """
+    from tailorfl.experiments.api import reproduce as reproduce_here
+
+    return reproduce_here(recipe, settings, out=out, resume=resume, overwrite=overwrite, observer=observer)
 
 
 def __getattr__(name: str) -> Any:

@@ -39,7 +39,8 @@ class MissingExtraError(TailorflError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
-            f"this needs the package '{package}', which is not installed; install it with: pip install 'tailorfl[{extra}]'"
+            f"this needs the package '{package}', which is not installed; "
+            f"install it with: pip install 'tailorfl[{extra}]'"
         )
 
 

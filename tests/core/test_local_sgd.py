@@ -23,7 +23,7 @@ from cohorts import (
 from tensordict import TensorDict
 
 from tailorfl.core import tree
-from tailorfl.core.client import Cohort
+from tailorfl.core.client import Client, Cohort
 from tailorfl.models.functional import Model
 
 MODELS = {
@@ -313,3 +313,25 @@ def test_clipping_bounds_the_gradient_of_each_client_alone(engine):
     found = fit(engine, cohort, start, steps=1)
     for i in range(len(SIZES)):
         assert float(tree.norm(found[i] - start)) == pytest.approx(0.1 * 0.01, rel=1e-3)
+
+
+def test_a_mapped_client_may_stand_at_any_place_in_its_cohort():
+    """Inside, clients are ordered by falling number of steps; what comes back is in the order of the call."""
+    cohort, start = setting(momentum=0.5)
+    starts, order = spread(start, len(SIZES)), torch.tensor([1, 3, 0, 2])
+    lams = torch.tensor([0.1, 0.2, 0.3, 0.4])
+
+    def local(position, state, lam):
+        client = Client(cohort, position)
+        given = TensorDict(state, batch_size=[])
+        out = client.fit(given, prox=(lam, start), direction=lambda at, grad, l: grad(at) * l, given=(lam,))
+        return dict(out.items())
+
+    assert [SIZES[i] for i in order] == sorted(SIZES)
+    found = torch.func.vmap(local)(order, {n: t[order] for n, t in starts.items()}, lams)
+    for k, i in enumerate(order.tolist()):
+        lam = float(lams[k])
+        expected = alone(cohort, i).fit(
+            starts[i], prox=(lam, start), direction=lambda at, grad, lam=lam: grad(at) * lam
+        )
+        assert_states(TensorDict({n: t[k] for n, t in found.items()}, batch_size=[]), dict(expected.items()))

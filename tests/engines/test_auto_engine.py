@@ -1,4 +1,7 @@
-"""The automatic engine: a valid choice, made once, on training; and a clear word where `vmap` cannot follow."""
+"""The automatic engine.
+
+A valid choice, made once, on training; and a clear word where `vmap` cannot follow.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from methods.settings import NAMES
-from methods.small import CLASSES, TRAIN, assert_same, everything, federation, personal, simulation
 from torch import Tensor, nn
 
+from methods.settings import NAMES
+from methods.small import CLASSES, TRAIN, assert_same, everything, federation, personal, simulation
 from tailorfl.core.method import make_method
 from tailorfl.engines import auto
 from tailorfl.engines.auto import Auto
@@ -87,8 +90,10 @@ def test_falls_back_with_one_warning_where_vmap_cannot_follow(caplog: pytest.Log
 
 
 @pytest.mark.parametrize("name", ["local", "fedavg_ft", "ditto"])
-def test_looking_at_models_before_training_does_not_decide(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The initial models of LocalTrain need no forward pass, so they say nothing about what training needs."""
+def test_looking_at_models_before_training_does_not_decide(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The initial models of LocalTrain need no forward pass, so they say nothing of what training needs."""
 
     def vectorized_looks_faster(engine: Any, part: Any) -> float:
         engine.map(*part)

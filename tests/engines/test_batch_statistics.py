@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from methods import plain
 from methods.settings import make
 from methods.small import SIZES, assert_close, federation, personal, replaced, shared, simulation
@@ -19,7 +20,8 @@ def test_statistics_are_those_of_the_clients_own_batches(engine: str) -> None:
     models = personal(sim)
     for i, state in enumerate(expected):
         assert_close({n: t[i] for n, t in models.items()}, state)
-    # 15 samples in batches of 4 are four batches; 9 are two, for the last one would have a single sample; 1 is none.
+    # 15 samples in batches of 4 are four batches; 9 are two, for the last one would have a single sample;
+    # 1 is none.
     assert models["1.num_batches_tracked"].tolist() == [4, 0, 2, 2, 1]
 
 
@@ -27,7 +29,10 @@ def test_statistics_are_those_of_the_clients_own_batches(engine: str) -> None:
 @pytest.mark.parametrize("chunk", [None, 2])
 def test_one_client_with_strange_data_does_not_leak(engine: str, chunk: int | None) -> None:
     changed = replaced(federation(), 3, lambda x: 1000.0 * x + 500.0)
-    a, b = (simulation("local", "batch_norm", engine, chunk=chunk, data=d, rounds=2) for d in (federation(), changed))
+    a, b = (
+        simulation("local", "batch_norm", engine, chunk=chunk, data=d, rounds=2)
+        for d in (federation(), changed)
+    )
     left, right = personal(a), personal(b)
     rest = [0, 1, 2, 4]
     for n, t in left.items():

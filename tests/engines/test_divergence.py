@@ -7,9 +7,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from methods.settings import NAMES, make
-from methods.small import SIZES, TRAIN, assert_close, assert_same, everything, federation, replaced, simulation
 
+from methods.settings import NAMES, make
+from methods.small import (
+    SIZES,
+    TRAIN,
+    assert_close,
+    assert_same,
+    everything,
+    federation,
+    replaced,
+    simulation,
+)
 from tailorfl.core import tree
 from tailorfl.errors import DivergenceError
 
@@ -78,10 +87,9 @@ def test_when_all_diverge_the_round_fails_and_changes_nothing(name: str, engine:
 
 
 def test_a_far_too_large_learning_rate_is_divergence_too() -> None:
-    sim = simulation(make("local"), train=replace(TRAIN, lr=1e30, steps=30), rounds=0)
+    sim = simulation(make("local"), train=replace(TRAIN, lr=1e30, steps=30))
     with pytest.raises(DivergenceError):
-        for _ in range(5):
-            sim.step()
+        sim.step()
 
 
 def test_clipping_keeps_a_large_gradient_finite() -> None:
@@ -92,11 +100,16 @@ def test_clipping_keeps_a_large_gradient_finite() -> None:
 
 
 def test_with_all_participating_a_diverging_sample_leaves_the_server() -> None:
-    """Others trained well, none of them was asked for: the server has nothing to aggregate and keeps its model."""
+    """Others trained well, none of them was asked for.
+
+    The server has nothing to aggregate and keeps its model.
+    """
     data = federation()
     sim = simulation(make("ditto", participation="all"), "cnn2", fraction=0.2)
     (asked,) = sim.sample(0)
-    sim = simulation(make("ditto", participation="all"), "cnn2", data=replaced(data, asked, exploding), fraction=0.2)
+    sim = simulation(
+        make("ditto", participation="all"), "cnn2", data=replaced(data, asked, exploding), fraction=0.2
+    )
     result = sim.step()
     assert result.rejected == (asked,)
     assert_same(dict(sim.server.items()), dict(sim.init.items()))

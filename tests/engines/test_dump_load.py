@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from methods.settings import NAMES, make
 from methods.small import assert_same, everything, personal, simulation
-
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.simulation import Simulation
 from tailorfl.runs import checkpoints
@@ -47,10 +47,15 @@ def test_resumed_equals_uninterrupted(name: str, engine: str, model_name: str, t
         assert_equal_runs(whole, go_on(resumed, 2))
 
 
-@pytest.mark.parametrize("options", [
-    {"kind": "adam", "lr": 0.1, "momentum": 0.9}, {"kind": "sgd", "lr": 0.5, "momentum": 0.9},
-    {"kind": "yogi", "lr": 0.1, "initial": 1e-6}, {"kind": "adagrad", "lr": 0.1},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kind": "adam", "lr": 0.1, "momentum": 0.9},
+        {"kind": "sgd", "lr": 0.5, "momentum": 0.9},
+        {"kind": "yogi", "lr": 0.1, "initial": 1e-6},
+        {"kind": "adagrad", "lr": 0.1},
+    ],
+)
 def test_server_optimizers_resume_with_their_moments(options: dict[str, Any], tmp_path: Path) -> None:
     method = make("fedavg", server=options)
     whole, first, second = (simulation(method, rounds=r, **SETTINGS) for r in (5, 2, 0))

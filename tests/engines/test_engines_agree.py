@@ -1,4 +1,7 @@
-"""Every method on every kind of model: all engines, chunk sizes and orders of clients give the same numbers."""
+"""Every method on every kind of model.
+
+All engines, chunk sizes and orders of clients give the same numbers.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,21 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from methods.settings import NAMES
-from methods.small import FACTORIES, NEWCOMER, SIZES, assert_close, everything, federation, fits, personal, simulation
 from tensordict import TensorDict
 from torch import Tensor
 
+from methods.settings import NAMES
+from methods.small import (
+    FACTORIES,
+    NEWCOMER,
+    SIZES,
+    assert_close,
+    everything,
+    federation,
+    fits,
+    personal,
+    simulation,
+)
 from tailorfl.core import tree
 from tailorfl.engines.simulation import Simulation, make_engine
 
@@ -21,7 +34,7 @@ ALL = (*range(len(SIZES)), NEWCOMER)
 
 def outcome(sim: Simulation) -> dict[str, Tensor]:
     """States, deployable models (of the newcomer too) and the newcomer's model after two steps."""
-    (_, adapted), = sim.newcomer_models((NEWCOMER,), 2)  # fmt: skip
+    ((_, adapted),) = sim.newcomer_models((NEWCOMER,), 2)
     return {
         **everything(sim),
         **{f"personal/{n}": t for n, t in personal(sim, ALL).items()},
@@ -37,7 +50,9 @@ def reference(name: str, model_name: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("name", "model_name"), PAIRS)
 @pytest.mark.parametrize("chunk", [1, 3, None])
-def test_vectorized_equals_sequential_whatever_the_chunk(name: str, model_name: str, chunk: int | None) -> None:
+def test_vectorized_equals_sequential_whatever_the_chunk(
+    name: str, model_name: str, chunk: int | None
+) -> None:
     sim = simulation(name, model_name, "vectorized", chunk=chunk, rounds=2)
     assert_close(outcome(sim), reference(name, model_name), atol=1e-4, rtol=1e-3)
 
@@ -57,7 +72,10 @@ def local(sim: Simulation, ids: tuple[int, ...]) -> dict[str, Tensor]:
     message = sim.method.broadcast(sim.server, ids)
     assert isinstance(message, TensorDict)
     new, reply = sim.run(ids, sim.states.get(ids), message, lambda c, s, r: sim.method.local(c, s, r))
-    return {**{f"state/{p}": t for p, t in tree.leaves(new)}, **{f"reply/{p}": t for p, t in tree.leaves(reply)}}
+    return {
+        **{f"state/{p}": t for p, t in tree.leaves(new)},
+        **{f"reply/{p}": t for p, t in tree.leaves(reply)},
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -98,23 +116,26 @@ def test_relabelling_clients_permutes_the_results(name: str) -> None:
     from dataclasses import replace
 
     from methods.small import TRAIN
-
     from tailorfl.data.federation import Federation
 
     base = federation()
     order = [4, 2, 0, 1, 3]
     moved = [*order, NEWCOMER]
     other = Federation(
-        base.source, tuple(base.train[i] for i in moved), tuple(base.val[i] for i in moved),
-        tuple(base.test[i] for i in moved), tuple(base.names[i] for i in moved), base.num_clients,
-    )  # fmt: skip
+        base.source,
+        tuple(base.train[i] for i in moved),
+        tuple(base.val[i] for i in moved),
+        tuple(base.test[i] for i in moved),
+        tuple(base.names[i] for i in moved),
+        base.num_clients,
+    )
     full = replace(TRAIN, batch_size=0, epochs=2)
     a, b = (simulation(name, "batch_norm", data=data, rounds=2, train=full) for data in (base, other))
     mine, theirs = personal(a), personal(b)
     assert_close({n: t[order] for n, t in mine.items()}, theirs, atol=2e-5, rtol=1e-3)
     if a.method.has_global:
         # Batch counters are the first client's, and clients of one sample count no batch.
-        keep = [n for n in a.model.parameters]
+        keep = list(a.model.parameters)
         w, u = a.global_model(), b.global_model()
         assert w is not None
         assert u is not None
@@ -126,7 +147,7 @@ def test_predictions_are_those_of_the_module(engine: str) -> None:
     """Also for clients without rows, and the same inputs for all."""
     sim = simulation("local", "batch_norm", engine, rounds=2)
     ids = (0, 1, 3)
-    (_, models), = sim.personal_models(ids)  # fmt: skip
+    ((_, models),) = sim.personal_models(ids)
     rows = [torch.arange(5), torch.arange(0), torch.arange(20, 22)]
     cohort, source = sim.cohort(ids), sim.federation.source
     own = make_engine(engine).predict(cohort, models, rows)
@@ -136,8 +157,12 @@ def test_predictions_are_those_of_the_module(engine: str) -> None:
         expected_state = {n: t[k] for n, t in models.items()}
         expected = torch.func.functional_call(module, expected_state, (source.x[rows[k]],))
         torch.testing.assert_close(own[k], expected, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(common[k], torch.func.functional_call(module, expected_state, (source.x[:7],)),
-                                   atol=1e-5, rtol=1e-4)  # fmt: skip
+        torch.testing.assert_close(
+            common[k],
+            torch.func.functional_call(module, expected_state, (source.x[:7],)),
+            atol=1e-5,
+            rtol=1e-4,
+        )
 
 
 def test_chunks_hold_clients_of_similar_size() -> None:

@@ -6,11 +6,20 @@ from typing import ClassVar
 
 import pytest
 import torch
-from methods.small import SIZES, TRAIN, assert_close, assert_same, everything, federation, personal, simulation
 from tensordict import TensorDict
 from torch.nn import functional as F
 
 import tailorfl.core.method as registry
+from methods.small import (
+    SIZES,
+    TRAIN,
+    assert_close,
+    assert_same,
+    everything,
+    federation,
+    personal,
+    simulation,
+)
 from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.messages import PerClient, Replies
@@ -19,9 +28,11 @@ from tailorfl.errors import ConfigError
 
 
 class Table(Method):
-    """The server keeps every client's last model, and sends client i the mean of its own and the overall mean.
+    """The server keeps every client's last model, and sends client i the mean of its own and the overall
+    mean.
 
-    The client answers with its trained model and with how much it gained; a model that validates worse is not kept.
+    The client answers with its trained model and with how much it gained; a model that validates worse
+    is not kept.
     """
 
     name: ClassVar[str] = "table_of_a_test"
@@ -50,7 +61,9 @@ class Table(Method):
         gain = client.loss(received, "val") - client.loss(model, "val")
         kept = {n: torch.where(gain > 0, t, received[n]) for n, t in model.items()}
         new = TensorDict(kept, batch_size=[])
-        return TensorDict({"gain": gain, "model": new}, batch_size=[]), TensorDict({"model": new, "gain": gain}, batch_size=[])
+        return TensorDict({"gain": gain, "model": new}, batch_size=[]), TensorDict(
+            {"model": new, "gain": gain}, batch_size=[]
+        )
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         table = {n: t.clone() for n, t in server["table"].items()}
@@ -75,9 +88,14 @@ def test_engines_agree_on_payloads_of_ones_own(model_name: str, chunk: int | Non
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_each_client_gets_its_own_payload(engine: str) -> None:
-    """With nothing in common (share 1) the table is local training from one's own last model: the others have no influence."""
+    """With nothing in common (share 1) the table is local training from one's own last model.
+
+    The others have no influence.
+    """
     sim = simulation(Table(share=1.0), engine=engine)
-    marked = {n: t + torch.arange(5.0).reshape(-1, *[1] * (t.ndim - 1)) for n, t in sim.server["table"].items()}
+    marked = {
+        n: t + torch.arange(5.0).reshape(-1, *[1] * (t.ndim - 1)) for n, t in sim.server["table"].items()
+    }
     sim.server = TensorDict({"table": TensorDict(marked, batch_size=[])}, batch_size=[])
     message = sim.method.broadcast(sim.server, (3, 0, 4))
     (seen,) = sim.run((3, 0, 4), sim.states.get((3, 0, 4)), message, lambda c, s, r: (r,))
@@ -101,7 +119,9 @@ def test_losses_are_means_over_the_part_in_evaluation_mode(engine: str, part: st
     for k, i in enumerate(ids):
         rows = torch.from_numpy((data.train if part == "train" else data.val)[i])
         outputs = torch.func.functional_call(module, {n: t[k] for n, t in states.items()}, (source.x[rows],))
-        torch.testing.assert_close(found["loss"][k], F.cross_entropy(outputs, source.y[rows]), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            found["loss"][k], F.cross_entropy(outputs, source.y[rows]), atol=1e-6, rtol=1e-5
+        )
 
 
 def test_own_payloads_are_counted_one_by_one() -> None:

@@ -1,4 +1,7 @@
-"""Which clients take part: the same for every method, a function of (seed, round), with the stated probabilities."""
+"""Which clients take part.
+
+The same for every method, a function of (seed, round), with the stated probabilities.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from methods.settings import NAMES, make
 from methods.small import SIZES, simulation
-
 from tailorfl.engines.simulation import round_half_up
 from tailorfl.errors import ConfigError
 

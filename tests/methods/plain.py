@@ -1,4 +1,7 @@
-"""Local training as a textbook loop: an ordinary module, torch.optim.SGD, the same batches as the library's plan."""
+"""Local training as a textbook loop.
+
+An ordinary module, torch.optim.SGD, the same batches as the library's plan.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,12 @@ State = Mapping[str, Tensor]
 
 
 def batches(
-    sim: Simulation, client: int, epochs: int | None = 1, steps: int | None = None, first: int = 0, purpose: str = "train"
+    sim: Simulation,
+    client: int,
+    epochs: int | None = 1,
+    steps: int | None = None,
+    first: int = 0,
+    purpose: str = "train",
 ) -> list[Tensor]:
     """Rows of each batch of a client in the run's present round."""
     plan = sim.cohort((client,)).plan((0,), purpose, sim.train.batch_size, epochs, steps, first)
@@ -23,15 +31,21 @@ def batches(
 
 
 def train(
-    sim: Simulation, start: State, rows: Sequence[Tensor], only: Collection[str] | None = None,
-    prox: tuple[float, State] | None = None, config: TrainConfig | None = None,
+    sim: Simulation,
+    start: State,
+    rows: Sequence[Tensor],
+    only: Collection[str] | None = None,
+    prox: tuple[float, State] | None = None,
+    config: TrainConfig | None = None,
 ) -> dict[str, Tensor]:
     """The state after one step of torch.optim.SGD on every batch; a new optimizer each call."""
     config = sim.train if config is None else config
     module = copy.deepcopy(sim.model.module).train()
     module.load_state_dict({n: t.clone() for n, t in start.items()})
     named = {n: p for n, p in module.named_parameters() if only is None or n in only}
-    optimizer = torch.optim.SGD(named.values(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    optimizer = torch.optim.SGD(
+        named.values(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+    )
     source = sim.federation.source
     for batch in rows:
         optimizer.zero_grad()
@@ -49,7 +63,11 @@ def average(states: Sequence[State], weights: Sequence[float]) -> dict[str, Tens
     out = {}
     for n, first in states[0].items():
         if first.is_floating_point():
-            out[n] = torch.stack([s[n].double() * (a / total) for s, a in zip(states, weights, strict=True)]).sum(0).float()
+            out[n] = (
+                torch.stack([s[n].double() * (a / total) for s, a in zip(states, weights, strict=True)])
+                .sum(0)
+                .float()
+            )
         else:
             out[n] = first
     return out

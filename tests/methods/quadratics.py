@@ -1,7 +1,9 @@
-"""Quadratic federations: F_i(w) = ½ (w − c_i)' H_i (w − c_i), their known optima, and the papers' steps in float64.
+"""Quadratic federations.
 
-Client i holds the same rows COPIES[i] times. That leaves F_i (a mean) as it is and makes the sample weights p_i unequal, so a
-method that weights wrongly goes elsewhere.
+F_i(w) = ½ (w − c_i)' H_i (w − c_i), their known optima, and the papers' steps in float64.
+
+Client i holds the same rows COPIES[i] times. That leaves F_i (a mean) as it is and makes the sample
+weights p_i unequal, so a method that weights wrongly goes elsewhere.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from methods.settings import LAM, Kind, Limit, make, row
 from numpy.typing import NDArray
 
+from methods.settings import LAM, Kind, Limit, make, row
 from tailorfl.core.client import TrainConfig
 from tailorfl.core.method import Method, make_method
 from tailorfl.data.federation import Federation
@@ -54,13 +56,20 @@ def curvature(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 def shares(weights: str) -> torch.Tensor:
     """p_i for a weighting, [clients] float64."""
     sizes = torch.from_numpy(quadratic_federation().sizes()).double()
-    return sizes / sizes.sum() if weights == "samples" else torch.full((CLIENTS,), 1 / CLIENTS, dtype=torch.float64)
+    return (
+        sizes / sizes.sum()
+        if weights == "samples"
+        else torch.full((CLIENTS,), 1 / CLIENTS, dtype=torch.float64)
+    )
 
 
-def optimum(kind: Kind, p: torch.Tensor, lam: float = LAM, seed: int = 0) -> tuple[Floats | None, Floats | None]:
+def optimum(
+    kind: Kind, p: torch.Tensor, lam: float = LAM, seed: int = 0
+) -> tuple[Floats | None, Floats | None]:
     """(global model, personal models) at which a method of this kind stands still; None where it has none.
 
     local           v_i = c_i
+    local_and_mean  v_i = c_i, w = Σ p_i c_i
     pooled          w minimises Σ p F; no personal model, or the shared one
     pooled_and_local  w as pooled; the deployed models are c_i
     coupled         the joint minimiser over (w, v); coupled_global: its w alone
@@ -69,9 +78,12 @@ def optimum(kind: Kind, p: torch.Tensor, lam: float = LAM, seed: int = 0) -> tup
     H, c = curvature(seed)
     pooled = pooled_optimum(H, c, p).numpy()
     w, v = closed_form(H, c, p, lam)
-    tied = torch.linalg.solve(H + lam * torch.eye(DIM), torch.einsum("kij,kj->ki", H, c) + lam * torch.from_numpy(pooled))
+    tied = torch.linalg.solve(
+        H + lam * torch.eye(DIM), torch.einsum("kij,kj->ki", H, c) + lam * torch.from_numpy(pooled)
+    )
     found: dict[Kind, tuple[Floats | None, Floats | None]] = {
         "local": (None, c.numpy()),
+        "local_and_mean": ((p @ c).numpy(), c.numpy()),
         "pooled": (pooled, np.broadcast_to(pooled, c.shape)),
         "pooled_and_local": (pooled, c.numpy()),
         "coupled": (w.numpy(), v.numpy()),
@@ -82,18 +94,30 @@ def optimum(kind: Kind, p: torch.Tensor, lam: float = LAM, seed: int = 0) -> tup
 
 
 def quadratic_simulation(
-    method: str | Method, steps: int = 1, *, engine: str = "vectorized", lr: float = LR, equal: bool = False, **settings: Any
+    method: str | Method,
+    steps: int = 1,
+    *,
+    engine: str = "vectorized",
+    lr: float = LR,
+    equal: bool = False,
+    **settings: Any,
 ) -> Simulation:
     """A run with full batches and `steps` local steps."""
     return Simulation(
-        make(method) if isinstance(method, str) else method, quadratic_federation(equal=equal),
-        Model(lambda: build("linear", (DIM,), 1)), TrainConfig(epochs=1, steps=steps, batch_size=0, lr=lr),
-        engine=make_engine(engine), **settings,
-    )  # fmt: skip
+        make(method) if isinstance(method, str) else method,
+        quadratic_federation(equal=equal),
+        Model(lambda: build("linear", (DIM,), 1)),
+        TrainConfig(epochs=1, steps=steps, batch_size=0, lr=lr),
+        engine=make_engine(engine),
+        **settings,
+    )
 
 
 def limit_simulation(name: str, **settings: Any) -> tuple[Simulation, Limit]:
-    """A run of a method with the settings under which its optimum is known; `weights` overrides the method's own."""
+    """A run of a method with the settings under which its optimum is known.
+
+    `weights` overrides the method's own.
+    """
     limit = row(name).limit
     assert limit is not None
     options = dict(limit.options)
@@ -112,7 +136,7 @@ def global_weight(sim: Simulation) -> Floats:
 
 def personal_weights(sim: Simulation) -> Floats:
     """The deployable models, [clients, dim] float64."""
-    (_, models), = sim.personal_models(range(CLIENTS))  # fmt: skip
+    ((_, models),) = sim.personal_models(range(CLIENTS))
     weight: torch.Tensor = models[WEIGHT]
     return weight[:, 0].double().numpy()
 

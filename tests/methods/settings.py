@@ -1,7 +1,9 @@
-"""One row for every registered method: small hyper-parameters, its method card, and its optimum on quadratics.
+"""One row for every registered method.
 
-The tests that run over the registry read this table, and `row` fails with the name of a method that is not in it. So a new
-method gets all of them by adding one row.
+Small hyper-parameters, its method card, and its optimum on quadratics.
+
+The tests that run over the registry read this table, and `row` fails with the name of a method that is
+not in it. So a new method gets all of them by adding one row.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from typing import Any, Literal
 import pytest
 
 import tailorfl.methods  # noqa: F401  (registers the methods)
-from tailorfl.core.method import Method, make_method, methods
 from tailorfl.core.messages import Weights
+from tailorfl.core.method import Method, make_method, methods
 
 LAM = 2.0
 """λ (or μ) of every method on the quadratics."""
@@ -46,7 +48,10 @@ def twice(parts: Parts) -> int:
 
 @dataclass(frozen=True)
 class Card:
-    """A line of the table of method cards: scalars per sampled client and round, weights, models that are evaluated."""
+    """A line of the table of method cards.
+
+    Scalars per sampled client and round, weights, models that are evaluated.
+    """
 
     down: Count
     up: Count
@@ -56,7 +61,7 @@ class Card:
     shared: bool
 
 
-Kind = Literal["local", "pooled", "pooled_and_local", "coupled", "coupled_global", "ditto"]
+Kind = Literal["local", "pooled", "pooled_and_local", "local_and_mean", "coupled", "coupled_global", "ditto"]
 """Names of the optima in `quadratics.optimum`."""
 
 
@@ -84,6 +89,8 @@ PROX_STEPS = 10
 
 ROWS: dict[str, Row] = {
     "local": Row(Card(none, none, whole, "uniform", True, False), limit=Limit("local")),
+    # Only reports the mean of the local models: it is sent up and never comes back.
+    "local_average": Row(Card(none, whole, whole, "uniform", True, True), limit=Limit("local_and_mean")),
     "centralized": Row(Card(none, none, whole, "uniform", False, True), limit=Limit("pooled")),
     "fedavg": Row(Card(whole, whole, whole, "samples", False, True), limit=Limit("pooled")),
     "fedprox": Row(
@@ -97,7 +104,8 @@ ROWS: dict[str, Row] = {
         limit=Limit("pooled_and_local", 1, {"ft_epochs": 60}),
     ),
     "fedbn": Row(
-        Card(lambda s: s.d - s.norm, lambda s: s.d - s.norm, whole, "samples", True, False), limit=Limit("pooled")
+        Card(lambda s: s.d - s.norm, lambda s: s.d - s.norm, whole, "samples", True, False),
+        limit=Limit("pooled"),
     ),
     "fedper": Row(
         Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, "samples", True, False),
@@ -126,7 +134,9 @@ ROWS: dict[str, Row] = {
         Limit("pooled_and_local", 1, {"alpha": 0.8}),
     ),
     "fedclup": Row(
-        Card(whole, whole, whole, "uniform", True, True), {"lam": 0.5}, Limit("coupled", PROX_STEPS, {"lam": LAM})
+        Card(whole, whole, whole, "uniform", True, True),
+        {"lam": 0.5},
+        Limit("coupled", PROX_STEPS, {"lam": LAM}),
     ),
 }
 
@@ -137,7 +147,9 @@ NAMES = tuple(methods())
 def row(name: str) -> Row:
     """The row of a method; fails the running test, saying what to do, where there is none."""
     if name not in ROWS:
-        pytest.fail(f"the method '{name}' is registered but has no row in ROWS of tests/methods/settings.py; add one")
+        pytest.fail(
+            f"the method '{name}' is registered but has no row in ROWS of tests/methods/settings.py; add one"
+        )
     return ROWS[name]
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from methods.settings import Parts, make
 from torch import Tensor, nn
 
+from methods.settings import Parts, make
 from tailorfl.core import tree
 from tailorfl.core.client import TrainConfig
 from tailorfl.core.method import Method
@@ -26,7 +26,8 @@ CLASSES = 4
 SIZES = (15, 1, 7, 9, 3)
 """Training samples of the training clients; client 1 has one sample, client 2 one class.
 
-In batches of 4 none leaves a rest of two: batch norm of two samples turns rounding errors into visible differences.
+In batches of 4 none leaves a rest of two: batch norm of two samples turns rounding errors into visible
+differences.
 """
 NEWCOMER = len(SIZES)
 """Id of the client that never trains."""
@@ -35,8 +36,9 @@ TRAIN = TrainConfig(epochs=1, batch_size=4, lr=0.05, momentum=0.5, weight_decay=
 
 @cache
 def federation(sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Federation:
-    """Clients of `sizes` training samples of 1x8x8 images in four classes, two for validation, three for testing each,
-    and one held-out client."""
+    """Clients of `sizes` training samples of 1x8x8 images in four classes, two for validation, three for
+    testing each, and one held-out client.
+    """
     rng = np.random.default_rng(seed)
     train, val, test, y = [], [], [], []
     start = 0
@@ -49,7 +51,9 @@ def federation(sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Federation:
         start += len(ids)
     labels = np.concatenate(y).astype(np.int64)
     x = rng.normal(size=(CLASSES, 1, 8, 8))[labels] + rng.normal(size=(start, 1, 8, 8))
-    source = Source("tiny", torch.from_numpy(x.astype(np.float32)), torch.from_numpy(labels), "classification", CLASSES)
+    source = Source(
+        "tiny", torch.from_numpy(x.astype(np.float32)), torch.from_numpy(labels), "classification", CLASSES
+    )
     names = tuple(f"client {i}" for i in range(len(train)))
     return Federation(source, tuple(train), tuple(val), tuple(test), names, len(sizes))
 
@@ -60,18 +64,36 @@ def replaced(base: Federation, client: int, change: Callable[[Tensor], Tensor]) 
     rows = torch.from_numpy(base.train[client])
     x[rows] = change(x[rows])
     s = base.source
-    return Federation(Source(s.name, x, s.y, s.task, s.outputs), base.train, base.val, base.test, base.names, base.num_clients)
+    return Federation(
+        Source(s.name, x, s.y, s.task, s.outputs),
+        base.train,
+        base.val,
+        base.test,
+        base.names,
+        base.num_clients,
+    )
 
 
 def _group_norm() -> nn.Module:
     conv = nn.Conv2d(1, 8, 3, padding=1)
-    return nn.Sequential(conv, nn.GroupNorm(2, 8), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(32, CLASSES))
+    return nn.Sequential(
+        conv, nn.GroupNorm(2, 8), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(32, CLASSES)
+    )
 
 
 def _batch_norm() -> nn.Module:
     conv = nn.Conv2d(1, 4, 3, padding=1)
-    return nn.Sequential(conv, nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(16, 8),
-                         nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, CLASSES))  # fmt: skip
+    return nn.Sequential(
+        conv,
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(4),
+        nn.Flatten(),
+        nn.Linear(16, 8),
+        nn.BatchNorm1d(8),
+        nn.Tanh(),
+        nn.Linear(8, CLASSES),
+    )
 
 
 FACTORIES: dict[str, Callable[[], nn.Module]] = {
@@ -105,14 +127,25 @@ def parts(of: Model) -> Parts:
 
 
 def simulation(
-    method: str | Method, model_name: str = "mlp", engine: str | Engine = "sequential", *, chunk: int | None = None,
-    rounds: int = 0, data: Federation | None = None, train: TrainConfig = TRAIN, **settings: Any,
+    method: str | Method,
+    model_name: str = "mlp",
+    engine: str | Engine = "sequential",
+    *,
+    chunk: int | None = None,
+    rounds: int = 0,
+    data: Federation | None = None,
+    train: TrainConfig = TRAIN,
+    **settings: Any,
 ) -> Simulation:
     """A run of a method (by name: with its quick options) after `rounds` rounds."""
     sim = Simulation(
-        make(method) if isinstance(method, str) else method, federation() if data is None else data, model(model_name), train,
-        engine=make_engine(engine, chunk) if isinstance(engine, str) else engine, **settings,
-    )  # fmt: skip
+        make(method) if isinstance(method, str) else method,
+        federation() if data is None else data,
+        model(model_name),
+        train,
+        engine=make_engine(engine, chunk) if isinstance(engine, str) else engine,
+        **settings,
+    )
     for _ in range(rounds):
         sim.step()
     return sim
@@ -129,7 +162,8 @@ def personal(sim: Simulation, clients: Sequence[int] | None = None) -> dict[str,
     """The deployable models of `clients` (default: all training clients), [clients, ...] by name."""
     ids = tuple(range(sim.federation.num_clients) if clients is None else clients)
     found = [models for _, models in sim.personal_models(ids)]
-    return {name: torch.cat([models.get(name) for models in found]) for name in found[0].keys()}  # noqa: SIM118
+    names = tree.tensors(found[0])
+    return {name: torch.cat([models.get(name) for models in found]) for name in names}
 
 
 def shared(sim: Simulation) -> dict[str, Tensor]:
@@ -146,7 +180,9 @@ def assert_same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
         assert torch.equal(tensor, b[name]), f"{name} differs by {(tensor - b[name]).abs().max():.3g}"
 
 
-def assert_close(a: Mapping[str, Tensor], b: Mapping[str, Tensor], atol: float = 2e-5, rtol: float = 2e-4) -> None:
+def assert_close(
+    a: Mapping[str, Tensor], b: Mapping[str, Tensor], atol: float = 2e-5, rtol: float = 2e-4
+) -> None:
     """Equal names and tensors equal up to float32 rounding that a few training steps amplify."""
     assert a.keys() == b.keys()
     for name, tensor in a.items():

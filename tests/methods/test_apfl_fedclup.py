@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from methods.quadratics import (
     CLIENTS,
     DIM,
@@ -19,7 +20,6 @@ from methods.quadratics import (
 )
 from methods.settings import make
 from methods.small import assert_close, model, personal, simulation
-
 from tailorfl.core import tree
 from tailorfl.core.method import make_method
 from tailorfl.errors import ConfigError
@@ -30,7 +30,10 @@ class TestAPFL:
     @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
     @pytest.mark.parametrize("adaptive", [False, True])
     def test_follows_the_algorithm_on_quadratics(self, alpha: float, adaptive: bool) -> None:
-        """The mixture's gradient is taken with the w of after its step; α moves once a round, before the first step."""
+        """The mixture's gradient is taken with the w of after its step.
+
+        Α moves once a round, before the first step.
+        """
         steps, local = 3, Reference()
         sim = quadratic_simulation(make("apfl", alpha=alpha, adaptive=adaptive), steps, fraction=0.5)
         w = global_weight(sim)
@@ -52,7 +55,9 @@ class TestAPFL:
             np.testing.assert_allclose(global_weight(sim), w, atol=3e-5)
             np.testing.assert_allclose(states(sim, "v"), v, atol=3e-5)
             np.testing.assert_allclose(sim.states.get(range(CLIENTS))["alpha"].numpy(), a, atol=3e-5)
-            np.testing.assert_allclose(personal_weights(sim), a[:, None] * v + (1 - a[:, None]) * own, atol=3e-5)
+            np.testing.assert_allclose(
+                personal_weights(sim), a[:, None] * v + (1 - a[:, None]) * own, atol=3e-5
+            )
         assert moved == adaptive
 
     def test_alpha_stays_between_zero_and_one(self) -> None:
@@ -82,7 +87,9 @@ class TestAPFL:
         torch.testing.assert_close(of(mixed, x), 0.3 * of(v, x) + 0.7 * of(w, x), atol=1e-6, rtol=1e-5)
         deep = model("mlp")
         v, w = deep.init(1), deep.init(2)
-        assert not torch.allclose(deep(mix(torch.tensor(0.3), v, w), x), 0.3 * deep(v, x) + 0.7 * deep(w, x), atol=1e-3)
+        assert not torch.allclose(
+            deep(mix(torch.tensor(0.3), v, w), x), 0.3 * deep(v, x) + 0.7 * deep(w, x), atol=1e-3
+        )
 
     def test_the_first_gradient_is_that_of_the_first_training_batch(self) -> None:
         """Adaptive α uses the batch that the first step then uses."""
@@ -94,9 +101,14 @@ class TestAPFL:
             found = Client(cohort, torch.tensor(0)).gradient(sim.init)
         rows = torch.from_numpy(cohort.plan((0,), "train", 4, 1, None, 0).rows[0, 0])
         leaf = {n: t.clone().requires_grad_() for n, t in sim.init.items()}
-        loss = torch.nn.functional.cross_entropy(sim.model(leaf, cohort.source.take(rows)), cohort.source.y[rows])
+        loss = torch.nn.functional.cross_entropy(
+            sim.model(leaf, cohort.source.take(rows)), cohort.source.y[rows]
+        )
         names = list(sim.model.parameters)
-        assert_close(dict(found.items()), dict(zip(names, torch.autograd.grad(loss, [leaf[n] for n in names]), strict=True)))
+        assert_close(
+            dict(found.items()),
+            dict(zip(names, torch.autograd.grad(loss, [leaf[n] for n in names]), strict=True)),
+        )
 
 
 class TestFedCLUP:

@@ -1,4 +1,7 @@
-"""Full participation on quadratics: after many rounds every method stands at its known optimum, whatever p_i."""
+"""Full participation on quadratics.
+
+After many rounds every method stands at its known optimum, whatever p_i.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from methods.quadratics import (
     CLIENTS,
     DIM,
@@ -23,8 +27,7 @@ from methods.quadratics import (
     shares,
     states,
 )
-from methods.settings import LAM, NAMES, make, row, with_limit
-
+from methods.settings import LAM, NAMES, Kind, make, row, with_limit
 from tailorfl.core.method import make_method
 from tailorfl.data.synthetic import closed_form, pooled_optimum
 
@@ -52,13 +55,18 @@ def test_every_method_stands_at_its_closed_form(name: str, weights: str) -> None
     if sim.method.has_personal:
         np.testing.assert_allclose(personal_weights(sim), v, atol=ATOL)
     else:
-        np.testing.assert_allclose(personal_weights(sim), np.tile(global_weight(sim), (CLIENTS, 1)), atol=1e-6)
+        np.testing.assert_allclose(
+            personal_weights(sim), np.tile(global_weight(sim), (CLIENTS, 1)), atol=1e-6
+        )
 
 
 def test_the_weightings_have_different_optima() -> None:
     """Otherwise the tests of this file could not tell them apart."""
-    for kind in ("pooled", "coupled"):
-        (a, _), (b, _) = optimum(kind, shares("samples")), optimum(kind, shares("uniform"))  # type: ignore[arg-type]
+    kinds: tuple[Kind, ...] = ("pooled", "coupled")
+    for kind in kinds:
+        (a, _), (b, _) = optimum(kind, shares("samples")), optimum(kind, shares("uniform"))
+        assert a is not None
+        assert b is not None
         assert np.abs(a - b).max() > 0.1
 
 
@@ -68,8 +76,11 @@ def test_stationarity(name: str) -> None:
     sim, limit = limit_simulation(name)
     run(sim)
     w, local = global_weight(sim), Reference()
-    v = personal_weights(sim) if limit.kind in {"coupled", "ditto"} else np.array(
-        [local.solve(i, LAM, w) for i in range(CLIENTS)])  # fmt: skip
+    v = (
+        personal_weights(sim)
+        if limit.kind in {"coupled", "ditto"}
+        else np.array([local.solve(i, LAM, w) for i in range(CLIENTS)])
+    )
     for i in range(CLIENTS):
         np.testing.assert_allclose(local.grad(i, v[i]), LAM * (w - v[i]), atol=1e-4)
     gap = float(np.abs(w - shares(sim.method.weights).numpy() @ v).max())
@@ -108,7 +119,9 @@ class TestFedCLUP:
         pooled = pooled_optimum(H, c, shares("uniform")).numpy()
         gap = {}
         for gamma in ("edge", "mean"):
-            sim = run(quadratic_simulation(make("fedclup", lam=lam, gamma=gamma, smoothness=L, theory_lr=True), 12))
+            sim = run(
+                quadratic_simulation(make("fedclup", lam=lam, gamma=gamma, smoothness=L, theory_lr=True), 12)
+            )
             gap[gamma] = float(np.abs(global_weight(sim) - pooled).max())
             if gamma == "edge":
                 np.testing.assert_allclose(personal_weights(sim), np.tile(pooled, (CLIENTS, 1)), atol=5e-3)
@@ -117,11 +130,14 @@ class TestFedCLUP:
 
     @pytest.mark.parametrize("lam", [0.3, 1.0, 4.0])
     def test_contracts_at_least_at_the_rate_of_theorem_2(self, lam: float) -> None:
-        """With γ = 1/(2 L_g) and K of Corollary 2, ‖w − w*‖² shrinks every round by r = 1 − (λ+L)/(4κ(λ+μ)) or more, also by
-        the sharper 1 − γμ_g/2 − (γμ_g)²/2."""
+        """With γ = 1/(2 L_g) and K of Corollary 2, ‖w − w*‖² shrinks every round by r = 1 −
+        (λ+L)/(4κ(λ+μ)) or more, also by the sharper 1 − γμ_g/2 − (γμ_g)²/2.
+        """
         kappa = L / MU
         steps = int(np.ceil(2 + (lam + L) / (lam + MU) * np.log(1056 * kappa**2)))
-        sim = quadratic_simulation(make("fedclup", lam=lam, gamma="theory", smoothness=L, theory_lr=True), steps)
+        sim = quadratic_simulation(
+            make("fedclup", lam=lam, gamma="theory", smoothness=L, theory_lr=True), steps
+        )
         H, c = curvature()
         w_star, _ = closed_form(H, c, shares("uniform"), lam)
         rate = 1 - (lam + L) / (4 * kappa * (lam + MU))
@@ -148,8 +164,10 @@ def test_ditto_is_not_fedclup() -> None:
 
 
 def test_pfedme_local_step_does_not_move_the_fixed_point_at_one_local_round() -> None:
+    limit = row("pfedme").limit
+    assert limit is not None
     for lr in (0.1, 0.5):
-        options = {**dict(row("pfedme").limit.options), "lr": lr, "weights": "uniform"}  # type: ignore[union-attr]
+        options = {**dict(limit.options), "lr": lr, "weights": "uniform"}
         sim = run(quadratic_simulation(make_method("pfedme", options)), 200)
         w, v = optimum("coupled", shares("uniform"))
         np.testing.assert_allclose(global_weight(sim), w, atol=ATOL)
@@ -163,7 +181,9 @@ def test_fedavg_with_several_local_steps_is_biased(name: str) -> None:
     sim = run(quadratic_simulation(make_method(name), K))
     H, c = curvature()
     p = shares(sim.method.weights)
-    moved = torch.eye(DIM, dtype=torch.float64) - torch.linalg.matrix_power(torch.eye(DIM, dtype=torch.float64) - LR * H, K)
+    moved = torch.eye(DIM, dtype=torch.float64) - torch.linalg.matrix_power(
+        torch.eye(DIM, dtype=torch.float64) - LR * H, K
+    )
     biased = pooled_optimum(moved, c, p).numpy()
     pooled = pooled_optimum(H, c, p).numpy()
     np.testing.assert_allclose(global_weight(sim), biased, atol=ATOL)

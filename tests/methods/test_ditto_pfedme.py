@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from methods import plain
 from methods.quadratics import (
     CLIENTS,
@@ -53,7 +54,10 @@ class TestDitto:
         assert_close({n: shared(sim)[n] for n in floats}, {n: w[n] for n in floats})
 
     def test_the_global_model_does_not_depend_on_lambda(self) -> None:
-        runs = [shared(simulation(make("ditto", lam=lam), "batch_norm", rounds=3, fraction=0.6)) for lam in (0.0, 0.5, 5.0)]
+        runs = [
+            shared(simulation(make("ditto", lam=lam), "batch_norm", rounds=3, fraction=0.6))
+            for lam in (0.0, 0.5, 5.0)
+        ]
         assert_same(runs[0], runs[1])
         assert_same(runs[0], runs[2])
 
@@ -68,7 +72,14 @@ class TestPFedMe:
     @pytest.mark.parametrize("inner_wd", [0.0, 0.1])
     def test_follows_the_algorithm_on_quadratics(self, beta: float, inner_wd: float) -> None:
         lam, K, R, lr = 2.0, 3, 4, 0.2
-        options = {"lam": lam, "inner_steps": K, "local_rounds": R, "lr": lr, "beta": beta, "inner_wd": inner_wd}
+        options = {
+            "lam": lam,
+            "inner_steps": K,
+            "local_rounds": R,
+            "lr": lr,
+            "beta": beta,
+            "inner_wd": inner_wd,
+        }
         sim, local = quadratic_simulation(make("pfedme", **options), fraction=0.5), Reference()
         sizes, w, personal_models = sim.federation.sizes(), global_weight(sim), personal_weights(sim)
         for _ in range(10):

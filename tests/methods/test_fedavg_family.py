@@ -7,18 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from methods import plain
 from methods.quadratics import CLIENTS, LR, Reference, global_weight, quadratic_simulation, shares
 from methods.settings import make
 from methods.small import NEWCOMER, SIZES, assert_close, assert_same, personal, shared, simulation
-
 from tailorfl.core.method import make_method
 
 
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 @pytest.mark.parametrize("model_name", ["mlp", "batch_norm"])
 def test_fedavg_is_the_textbook_loop(weights: str, model_name: str) -> None:
-    """Including running statistics, which are averaged like parameters, and batches too small for batch norm."""
+    """Including running statistics, which are averaged like parameters, and batches too small for batch
+    norm.
+    """
     sim = simulation(make("fedavg", weights=weights), model_name, fraction=0.6)
     w: plain.State = dict(sim.init.items())
     for _ in range(3):
@@ -78,7 +80,11 @@ def test_server_optimizers_follow_the_paper_over_rounds(
 ) -> None:
     options = {"kind": kind, "lr": lr, "momentum": momentum, "beta2": beta2, "eps": eps, "initial": initial}
     sim = quadratic_simulation(make("fedavg", server=options), steps=2, fraction=0.5)
-    local, server, sizes = Reference(), numpy_server(kind, lr, momentum, beta2, eps, initial), sim.federation.sizes()
+    local, server, sizes = (
+        Reference(),
+        numpy_server(kind, lr, momentum, beta2, eps, initial),
+        sim.federation.sizes(),
+    )
     w = global_weight(sim)
     for _ in range(12):
         ids = list(sim.sample(sim.round))
@@ -89,8 +95,12 @@ def test_server_optimizers_follow_the_paper_over_rounds(
 
 
 def test_adaptive_servers_have_no_bias_correction() -> None:
-    """The first FedAdam step is (1−β₁)Δ/(√(1−β₂)|Δ|) coordinate by coordinate, not the sign of Δ that bias correction gives."""
-    sim = quadratic_simulation(make("fedavg", server={"kind": "adam", "lr": 0.1, "momentum": 0.9, "beta2": 0.99, "eps": 1e-12}))
+    """The first FedAdam step is (1−β₁)Δ/(√(1−β₂)|Δ|) coordinate by coordinate, not the sign of Δ that bias
+    correction gives.
+    """
+    sim = quadratic_simulation(
+        make("fedavg", server={"kind": "adam", "lr": 0.1, "momentum": 0.9, "beta2": 0.99, "eps": 1e-12})
+    )
     before = global_weight(sim)
     sim.step()
     np.testing.assert_allclose(np.abs(global_weight(sim) - before), 0.1 * 0.1 / np.sqrt(0.01), rtol=1e-4)
@@ -98,9 +108,14 @@ def test_adaptive_servers_have_no_bias_correction() -> None:
 
 def test_buffers_become_the_average_whatever_the_server_optimizer() -> None:
     """Running variances must never be driven below 0 by momentum."""
-    fancy = simulation(make("fedavg", server={"kind": "sgd", "lr": 1.7, "momentum": 0.9}), "batch_norm", rounds=1)
+    fancy = simulation(
+        make("fedavg", server={"kind": "sgd", "lr": 1.7, "momentum": 0.9}), "batch_norm", rounds=1
+    )
     simple = simulation("fedavg", "batch_norm", rounds=1)
-    assert_same({b: shared(fancy)[b] for b in fancy.model.buffers}, {b: shared(simple)[b] for b in fancy.model.buffers})
+    assert_same(
+        {b: shared(fancy)[b] for b in fancy.model.buffers},
+        {b: shared(simple)[b] for b in fancy.model.buffers},
+    )
     for name in fancy.model.parameters:
         moved = shared(simple)[name] - simple.init[name]
         torch.testing.assert_close(shared(fancy)[name], simple.init[name] + 1.7 * moved, atol=1e-6, rtol=1e-5)

@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from methods import plain
-from methods.quadratics import CLIENTS, LR, Reference, personal_weights, quadratic_federation, quadratic_simulation
+from methods.quadratics import (
+    CLIENTS,
+    LR,
+    Reference,
+    personal_weights,
+    quadratic_federation,
+    quadratic_simulation,
+)
 from methods.settings import make
 from methods.small import NEWCOMER, SIZES, assert_close, federation, personal, shared, simulation
 
@@ -47,7 +55,9 @@ def test_centralized_is_the_textbook_loop_on_the_union() -> None:
     w: plain.State = dict(sim.init.items())
     for _ in range(2):
         rows = plain.batches(sim, 0)
-        assert sorted(torch.cat(rows).tolist()) == sorted(np.concatenate(federation().train[: len(SIZES)]).tolist())
+        assert sorted(torch.cat(rows).tolist()) == sorted(
+            np.concatenate(federation().train[: len(SIZES)]).tolist()
+        )
         w = plain.train(sim, w, rows)
         sim.step()
     assert_close(shared(sim), dict(w))
@@ -56,7 +66,7 @@ def test_centralized_is_the_textbook_loop_on_the_union() -> None:
 def test_centralized_never_sees_held_out_clients() -> None:
     sim = simulation("centralized")
     held_out = set(federation().train[NEWCOMER].tolist())
-    assert not held_out & set(np.concatenate([m for m in sim.cohort((0,)).members]).tolist())
+    assert not held_out & set(np.concatenate(sim.cohort((0,)).members).tolist())
 
 
 def test_centralized_weights_clients_by_their_samples() -> None:

@@ -1,4 +1,7 @@
-"""What every registered method must keep: its card, untouched idle clients, repeatability, pure evaluation, odd clients."""
+"""What every registered method must keep.
+
+Its card, untouched idle clients, repeatability, pure evaluation, odd clients.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methods.settings import NAMES, ROWS, make, row
+from tensordict import TensorDict
+
+from methods.settings import NAMES, ROWS, make, none, row
 from methods.small import (
     FACTORIES,
     NEWCOMER,
@@ -24,8 +29,6 @@ from methods.small import (
     personal,
     simulation,
 )
-from tensordict import TensorDict
-
 from tailorfl.core import tree
 from tailorfl.core.method import methods
 
@@ -57,13 +60,17 @@ def test_traffic_is_that_of_the_card(name: str) -> None:
     assert sim.traffic.down_multicast == 3 * card.down(size)
     sent = (sim.traffic.up + sim.traffic.buffers_up) > 0
     # Buffers are floats of four bytes but for batch norm's int64 counters.
-    assert (sim.traffic.bytes_up >= 4 * (sim.traffic.up + sim.traffic.buffers_up)) and (sim.traffic.bytes_up > 0) == sent
+    assert sim.traffic.bytes_up >= 4 * (sim.traffic.up + sim.traffic.buffers_up)
+    assert (sim.traffic.bytes_up > 0) == sent
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_trained_scalars_are_those_of_the_card(name: str) -> None:
-    """What one client's training produced: the distinct parameter tensors of its new state and its reply that were not there
-    before. A model that is kept and sent counts once; two models count twice."""
+    """What one client's training produced.
+
+    The distinct parameter tensors of its new state and its reply that were not there before. A model
+    that is kept and sent counts once; two models count twice.
+    """
     sim = simulation(name)
     before = {p: t[0] for p, t in tree.leaves(sim.states.get((0,)))}
     received = sim.method.broadcast(sim.server, (0,))
@@ -97,7 +104,9 @@ def test_clients_that_are_not_sampled_stay_bit_identical(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_participation_all_trains_everyone_and_aggregates_the_sampled(name: str) -> None:
-    """Idle clients now train too, but the server moves as if they had not, as long as their states did not meet it before."""
+    """Idle clients now train too, but the server moves as if they had not, as long as their states did not
+    meet it before.
+    """
     everyone = simulation(make(name, participation="all"), rounds=1, fraction=0.4)
     sampled = simulation(name, rounds=1, fraction=0.4)
     assert_same(dict(tree.leaves(everyone.server)), dict(tree.leaves(sampled.server)))
@@ -121,12 +130,18 @@ def test_reruns_are_bit_identical_and_seeds_matter(name: str) -> None:
     assert any(not torch.equal(a[p], b[p]) for p in a)
 
 
+def random_streams() -> tuple[Any, ...]:
+    """States of the global generators of torch, numpy and Python."""
+    legacy = np.random.get_state(legacy=False)  # noqa: NPY002  (the stream that must not be touched)
+    return torch.get_rng_state().tolist(), str(legacy), random.getstate()
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("model_name", ["dropout", NORMED])
 def test_evaluation_leaves_states_buffers_and_random_streams_unchanged(name: str, model_name: str) -> None:
     evaluated, left_alone = (simulation(name, model_name, rounds=2, fraction=0.6) for _ in range(2))
     modes = [m.training for m in evaluated.model.module.modules()]
-    streams = (torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate())  # type: ignore[index]  # noqa: NPY002
+    streams = random_streams()
     before = {p: t.clone() for p, t in evaluated.dump()[0].items()}
     facts = evaluated.dump()[1]
     personal(evaluated, (*range(len(SIZES)), NEWCOMER))
@@ -135,9 +150,7 @@ def test_evaluation_leaves_states_buffers_and_random_streams_unchanged(name: str
     evaluated.global_model()
     assert_same(before, evaluated.dump()[0])
     assert facts == evaluated.dump()[1]
-    assert torch.equal(streams[0], torch.get_rng_state())
-    assert streams[1] == np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
-    assert streams[2] == random.getstate()
+    assert streams == random_streams()
     assert modes == [m.training for m in evaluated.model.module.modules()]
     # Nor does the next round notice that models were looked at.
     evaluated.step()
@@ -181,16 +194,19 @@ def test_one_sampled_client_runs_and_is_the_whole_average(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_newcomers_without_steps_deploy_what_they_receive(name: str) -> None:
-    """0 steps: no data of the newcomer's own enters; and no step of a newcomer ever reaches the server or another client."""
+    """0 steps: no data of the newcomer's own enters.
+
+    And no step of a newcomer ever reaches the server or another client.
+    """
     sim = simulation(name, NORMED, rounds=2)
-    (_, at_once), = sim.newcomer_models((NEWCOMER,), 0)  # fmt: skip
-    (_, other), = sim.newcomer_models((0,), 0)  # fmt: skip
+    ((_, at_once),) = sim.newcomer_models((NEWCOMER,), 0)
+    ((_, other),) = sim.newcomer_models((0,), 0)
     assert_same(dict(at_once.items()), dict(other.items()))
     shared = sim.global_model()
-    if shared is not None:
+    if shared is not None and row(name).card.down is not none:
         # A mixture of w with itself is w up to rounding.
         assert_close({n: t[0] for n, t in at_once.items()}, dict(shared.items()), atol=1e-7)
-    (_, adapted), = sim.newcomer_models((NEWCOMER,), 2)  # fmt: skip
+    ((_, adapted),) = sim.newcomer_models((NEWCOMER,), 2)
     same = all(torch.equal(t, at_once.get(n)) for n, t in adapted.items())
     assert same == (not sim.method.has_personal)
 
@@ -207,18 +223,14 @@ def test_the_federation_and_the_initial_model_are_not_written_to(name: str) -> N
     assert torch.equal(x, data.source.x)
     assert torch.equal(y, data.source.y)
     assert_same(init, dict(sim.init.items()))
-    assert_same(init, dict(sim.model.init(_seed_of(sim)).items()))
-
-
-def _seed_of(sim: Any) -> int:
-    from tailorfl.core.keys import torch_seed
-
-    return torch_seed(sim.seed, "init")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_training_changes_no_model(name: str) -> None:
-    """Without local steps every method is the identity on its models (epochs of its own included: lr 0 is refused, so 1e-30)."""
+    """Without local steps every method is the identity on its models (epochs of its own included.
+
+    Lr 0 is refused, so 1e-30).
+    """
     from dataclasses import replace
 
     sim = simulation(name, train=replace(TRAIN, lr=1e-30, momentum=0.0, weight_decay=0.0), rounds=2)

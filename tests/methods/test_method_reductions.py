@@ -1,4 +1,4 @@
-"""Settings under which one method is another one, over rounds of partial participation (matrix T01 to T04)."""
+"""Settings under which one method is another one, under partial participation (matrix T01 to T04)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from methods.settings import make
 from methods.small import assert_close, assert_same, everything, personal, shared, simulation
-from torch import Tensor
 
 RUN: dict[str, Any] = {"rounds": 4, "fraction": 0.6}
 
@@ -27,7 +28,9 @@ class TestFedAvgIs:
     """T01 and T02."""
 
     def test_fedprox_without_penalty(self, engine: str, model_name: str) -> None:
-        assert_same(global_of(make("fedprox", mu=0.0), model_name, engine), global_of("fedavg", model_name, engine))
+        assert_same(
+            global_of(make("fedprox", mu=0.0), model_name, engine), global_of("fedavg", model_name, engine)
+        )
 
     def test_the_global_model_of_fedavg_with_fine_tuning(self, engine: str, model_name: str) -> None:
         assert_same(global_of("fedavg_ft", model_name, engine), global_of("fedavg", model_name, engine))
@@ -36,7 +39,9 @@ class TestFedAvgIs:
     def test_the_global_model_of_ditto(self, engine: str, model_name: str, lam: float) -> None:
         """Up to rounding: Ditto averages θ − w and adds w, FedAvg averages θ."""
         uniform = make("fedavg", weights="uniform")
-        assert_close(global_of(make("ditto", lam=lam), model_name, engine), global_of(uniform, model_name, engine))
+        assert_close(
+            global_of(make("ditto", lam=lam), model_name, engine), global_of(uniform, model_name, engine)
+        )
 
     @pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
     def test_the_global_model_of_apfl(self, engine: str, model_name: str, alpha: float) -> None:
@@ -68,10 +73,14 @@ class TestLocalTrainIs:
     """T03."""
 
     def test_ditto_without_pull(self, engine: str, model_name: str) -> None:
-        assert_same(own_models(make("ditto", lam=0.0), model_name, engine), own_models("local", model_name, engine))
+        assert_same(
+            own_models(make("ditto", lam=0.0), model_name, engine), own_models("local", model_name, engine)
+        )
 
     def test_fedclup_without_pull(self, engine: str, model_name: str) -> None:
-        assert_same(own_models(make("fedclup", lam=0.0), model_name, engine), own_models("local", model_name, engine))
+        assert_same(
+            own_models(make("fedclup", lam=0.0), model_name, engine), own_models("local", model_name, engine)
+        )
 
     @pytest.mark.parametrize("name", ["fedper", "lg_fedavg", "fedbn"])
     def test_a_split_method_with_nothing_shared(self, engine: str, model_name: str, name: str) -> None:
@@ -80,7 +89,10 @@ class TestLocalTrainIs:
         assert (sim.traffic.up, sim.traffic.down_unicast, sim.traffic.bytes_up) == (0, 0, 0)
 
     def test_the_local_model_of_apfl_with_alpha_one(self, engine: str, model_name: str) -> None:
-        """The model v; the step goes through APFL's own direction, so up to rounding. The mixture is v itself at α = 1."""
+        """The model v; the step goes through APFL's own direction, so up to rounding.
+
+        The mixture is v itself at α = 1.
+        """
         apfl = make("apfl", alpha=1.0, adaptive=False)
         assert_close(own_models(apfl, model_name, engine), own_models("local", model_name, engine))
 
@@ -94,7 +106,9 @@ def test_centralized_on_one_client_is_fedavg_and_local_training() -> None:
     from methods.small import federation
 
     one = federation((11,))
-    runs = {name: simulation(name, rounds=3, data=one) for name in ("centralized", "fedavg", "local", "ditto")}
+    runs = {
+        name: simulation(name, rounds=3, data=one) for name in ("centralized", "fedavg", "local", "ditto")
+    }
     w = shared(runs["centralized"])
     assert_same(w, shared(runs["fedavg"]))
     assert_same(w, {n: t[0] for n, t in personal(runs["local"]).items()})
@@ -106,11 +120,12 @@ def test_identical_clients_are_one_client() -> None:
     from dataclasses import replace
 
     from methods.small import TRAIN, federation
-
     from tailorfl.data.federation import Federation
 
     base = federation((9,))
-    same = Federation(base.source, base.train[:1] * 3, base.val[:1] * 3, base.test[:1] * 3, ("a", "b", "c"), 3)
+    same = Federation(
+        base.source, base.train[:1] * 3, base.val[:1] * 3, base.test[:1] * 3, ("a", "b", "c"), 3
+    )
     full = replace(TRAIN, batch_size=0, epochs=3)
     for name in ("fedavg", "fedclup", "ditto", "fedrep", "pfedme"):
         one, three = (simulation(name, rounds=3, data=data, train=full) for data in (base, same))
@@ -121,7 +136,6 @@ def test_identical_clients_are_one_client() -> None:
 
 def test_apfl_with_alpha_zero_keeps_v_and_deploys_the_local_copy_of_fedavg() -> None:
     from methods.small import TRAIN
-
     from tailorfl.core import tree
 
     apfl = simulation(make("apfl", alpha=0.0, adaptive=False), train=_plain(TRAIN), fraction=0.6)

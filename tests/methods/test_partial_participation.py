@@ -1,13 +1,17 @@
-"""Partial participation: where the updates are linear and sampling uniform, the mean of the iterates is the closed form.
+"""Partial participation.
 
-The expectation of a linear round is the round of full participation, so the iterates wander around the same optimum. Their
-average is compared with it in units of its own standard error (batch means), and must be far from what other weights give.
+Where the updates are linear and sampling uniform, the mean of the iterates is the closed form.
+
+The expectation of a linear round is the round of full participation, so the iterates wander around the
+same optimum. Their average is compared with it in units of its own standard error (batch means), and
+must be far from what other weights give.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from methods.quadratics import (
     CLIENTS,
     LR,
@@ -21,7 +25,6 @@ from methods.quadratics import (
     shares,
 )
 from methods.settings import make, with_limit
-
 from tailorfl.core.method import make_method
 from tailorfl.data.synthetic import pooled_optimum
 from tailorfl.engines.simulation import Simulation
@@ -32,7 +35,10 @@ TOLERANCE = 5.0
 
 
 def tail(sim: Simulation, rounds: int, personal: bool) -> tuple[Floats, Floats]:
-    """Mean of the models after each round, and its standard error; the global model, then the personal ones, [1 + N, dim]."""
+    """Mean of the models after each round, and its standard error.
+
+    The global model, then the personal ones, [1 + N, dim].
+    """
     seen = []
     for number in range(BURN + rounds):
         sim.step()
@@ -52,7 +58,8 @@ def distance(found: Floats, error: Floats, target: Floats) -> float:
 @pytest.mark.parametrize("name", with_limit())
 def test_the_iterates_average_to_the_closed_form(name: str) -> None:
     sim, limit = limit_simulation(name, weights="uniform", fraction=0.67, seed=1)
-    # Beside a global model, personal models without a state of their own are w, or tuned from w to the exact c_i.
+    # Beside a global model, personal models without a state of their own are w, or tuned from w to the
+    # exact c_i.
     personal = bool(sim.start.keys()) or not sim.method.has_global
     found, error = tail(sim, 400, personal)
 
@@ -83,8 +90,11 @@ def test_more_local_steps_bias_fedavg_under_partial_participation_too() -> None:
 
 @pytest.mark.slow
 def test_weighting_sampled_clients_by_size_is_not_the_weighted_optimum() -> None:
-    """n_i / Σ_S n is not linear in the sample: with few sampled clients, large clients count less than p_i. What FedAvg then
-    averages to lies between the two optima; full participation (closed forms) has no such bias."""
+    """n_i / Σ_S n is not linear in the sample.
+
+    With few sampled clients, large clients count less than p_i. What FedAvg then averages to lies
+    between the two optima; full participation (closed forms) has no such bias.
+    """
     sim = quadratic_simulation(make("fedavg"), 1, fraction=0.34)
     found, error = tail(sim, 400, personal=False)
     for weights in ("samples", "uniform"):

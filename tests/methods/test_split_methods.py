@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from methods import plain
 from methods.settings import make
 from methods.small import SIZES, assert_close, assert_same, model, personal, simulation
-
 from tailorfl.core import tree
 from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ModelError
 
 HEAD = {"mlp": ("head.weight", "head.bias"), "batch_norm": ("8.weight", "8.bias")}
-NORM = tuple(f"{n}.{p}" for n in "16" for p in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"))
+NORM = tuple(
+    f"{n}.{p}" for n in "16" for p in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+)
 
 
 def follow(sim: Simulation, own: set[str], weights: str, phases: object, rounds: int = 3) -> None:
-    """Runs a split method beside a plain loop whose `phases(model, client)` trains the whole model of one client."""
+    """Runs a split method beside a plain loop whose `phases(model, client)` trains the whole model of one
+    client.
+    """
     u: plain.State = {n: t for n, t in sim.init.items() if n not in own}
     v: list[plain.State] = [{n: t for n, t in sim.init.items() if n in own} for _ in SIZES]
     for _ in range(rounds):
@@ -106,8 +110,10 @@ def test_fedrep_without_body_epochs_never_changes_the_body() -> None:
     for n, t in sim.server.items():
         # An average of equal numbers is that number up to rounding.
         torch.testing.assert_close(t, sim.init[n], atol=1e-6, rtol=1e-6)
-    assert_same({n: t for n, t in sim.server.items() if "num_batches" in n}, {
-        n: t for n, t in sim.init.items() if "num_batches" in n})  # fmt: skip
+    assert_same(
+        {n: t for n, t in sim.server.items() if "num_batches" in n},
+        {n: t for n, t in sim.init.items() if "num_batches" in n},
+    )
 
 
 def test_fedrep_without_head_epochs_never_changes_the_head() -> None:
@@ -117,11 +123,16 @@ def test_fedrep_without_head_epochs_never_changes_the_head() -> None:
 
 
 def test_fedrep_order_matters() -> None:
-    """Head first is not body first: swapping the two phases changes the result (they share batches, not the other's outcome)."""
+    """Head first is not body first.
+
+    Swapping the two phases changes the result (they share batches, not the other's outcome).
+    """
     sim = simulation(make("fedrep", head_epochs=1, body_epochs=1))
     head = set(HEAD["mlp"])
     rows = plain.batches(sim, 0)
-    swapped = plain.train(sim, plain.train(sim, dict(sim.init.items()), rows, set(sim.model.parameters) - head), rows, head)
+    swapped = plain.train(
+        sim, plain.train(sim, dict(sim.init.items()), rows, set(sim.model.parameters) - head), rows, head
+    )
     sim.step()
     assert not torch.allclose(personal(sim)["head.weight"][0], swapped["head.weight"], atol=1e-4)
 

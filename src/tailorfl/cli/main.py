@@ -181,12 +181,12 @@ def list_command(
 def report(folder: Annotated[Path, typer.Argument(help="Result folder of an experiment.")]) -> None:
     """Print an experiment's table again and write its plots, report.md and report.html."""
     from tailorfl.experiments.report import write_report
-    from tailorfl.experiments.result import ExperimentResult
+    from tailorfl.experiments.variants import results
 
-    result = ExperimentResult.load(folder)
-    files = write_report(result)
-    _show(result)
-    _stdout().print(f"report: {', '.join(str(file) for file in files)}", highlight=False, soft_wrap=True)
+    for result in results(folder):
+        written = ", ".join(str(file) for file in write_report(result))
+        _show(result)
+        _stdout().print(f"report: {written}", highlight=False, soft_wrap=True)
 
 
 def run() -> None:
@@ -212,24 +212,27 @@ def _experiment(
     )  # from here on torch is needed, which takes a second to import
 
     check(config)
+    from tailorfl.experiments.variants import expand, run_variants
+
     if dry_run:
         from tailorfl.cli.estimates import show_estimate
         from tailorfl.experiments.estimate import estimate
 
-        show_estimate(_stdout(), config, estimate(config))
+        for experiment in expand(config).values():
+            show_estimate(_stdout(), experiment, estimate(experiment))
         return
     from tailorfl.cli.progress import observer
     from tailorfl.experiments.folders import new_folder
-    from tailorfl.experiments.runner import run_experiment
 
     state = ctx.ensure_object(State)
     state.out = resume or out or new_folder(config, overwrite)
     with observer(_stderr(), config, quiet=quiet) as watch:
-        result = run_experiment(
-            config, state.out, resume=resume is not None, overwrite=overwrite, observer=watch
+        done = list(
+            run_variants(config, state.out, resume=resume is not None, overwrite=overwrite, observer=watch)
         )
     state.out = None
-    _show(result, config)
+    for result in done:
+        _show(result)
 
 
 def _config(
@@ -253,13 +256,13 @@ def _config(
     return load(arguments[0] if named else None, arguments[1:] if named else arguments, methods=methods)
 
 
-def _show(result: ExperimentResult, config: ExperimentConfig | None = None) -> None:
+def _show(result: ExperimentResult) -> None:
     """The comparison table, published numbers where there are any, and where the results lie."""
     from tailorfl.cli.results import published_table, show_comparison
     from tailorfl.experiments.folders import experiment_in
     from tailorfl.experiments.published import notes
 
-    config = config or experiment_in(result.path)
+    config = experiment_in(result.path)
     out = _stdout()
     show_comparison(out, result, config.name)
     if config.published:

@@ -81,11 +81,11 @@ class Method(BaseModel):
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         """Returns the deployable model of one client: all its metrics and exports are of this one."""
-        return self.shared(received)
-
-    def shared(self, received: TensorDict) -> TensorDict:
-        """Returns the global model contained in a broadcast (methods with `has_global`)."""
         return received
+
+    def shared(self, server: TensorDict) -> TensorDict:
+        """Returns the global model in the server's state (methods with `has_global`)."""
+        return server
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         """Returns the private state of a client that joins late, from the start and what it receives."""

@@ -33,7 +33,6 @@ class BatchPlan:
         taken: Rows = (self.count > 0).sum(1)
         return taken
 
-
     def of(self, client: int) -> BatchPlan:
         """Returns the plan of one client alone."""
         length = int(np.count_nonzero(self.count[client]))

@@ -43,6 +43,7 @@ def build(
     public: str | Source | None = None,
     public_samples: int | None = None,
     corruptions: Mapping[str, Any] | None = None,
+    official_set: bool = False,
     normalise: str = "none",
     path: str | None = None,
     options: Mapping[str, Any] | None = None,
@@ -68,6 +69,7 @@ def build(
             training samples, which no client then gets.
         public_samples: size of the public set; by default all of it, or a tenth of the source itself.
         corruptions: options of `tailorfl.data.corruptions.corrupted_sets`; None for no corrupted sets.
+        official_set: add the whole official test part as the shifted set "official", whoever holds it.
         normalise: "client" standardises features with each client's own training statistics; else "none".
         path: where the source lies, for sources that need it.
         options: further options of the source.
@@ -122,6 +124,10 @@ def build(
     shifted = {domain: subset(source, found, f"{source.name} {domain}") for domain, found in domains.items()}
     if corruptions is not None:
         shifted |= corrupted_sets(source, federation.global_test(), corruptions, seed)
+    if official_set:
+        if source.test is None:
+            raise ConfigError(f"official_set: source '{source.name}' has no official test part")
+        shifted["official"] = subset(source, rows[official_part(source)[rows]], f"{source.name} official")
     public_set = None
     if len(own_public):
         public_set = public_from_rows(source, own_public)

@@ -69,7 +69,7 @@ class Auto:
         part = (function, probe, states[:clients], received[:clients] if each else received, each)
         looped = _seconds(self._sequential, part)
         if not probe.plans:
-            return  # nothing was trained (untrained models were looked at), so this says nothing about training
+            return  # nothing was trained (untrained models were looked at): nothing to learn about training
         if clients < 2:
             self._chosen = self._sequential
             return
@@ -85,8 +85,13 @@ class Auto:
             self._chosen = self._sequential
             return
         self._chosen = self._vectorized if batched <= looped else self._sequential
-        log.info("engine: %s (%.3g s against %.3g s for %d clients)", self._chosen.name, min(batched, looped),
-                 max(batched, looped), clients)  # fmt: skip
+        log.info(
+            "engine: %s (%.3g s against %.3g s for %d clients)",
+            self._chosen.name,
+            min(batched, looped),
+            max(batched, looped),
+            clients,
+        )
 
 
 def unsupported(error: BaseException) -> bool:

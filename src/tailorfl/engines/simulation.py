@@ -143,12 +143,17 @@ class Simulation:
         traffic = self._count(message, replies, receivers=len(training), senders=len(sampled))
         if arrived:
             ids = tuple(training[k] for k in arrived)
-            self.server = self.method.aggregate(self.server, Replies(
-                stack=replies if len(arrived) == len(training) else replies[torch.tensor(arrived)], clients=ids,
-                samples=np.array([len(self._members[i]) for i in ids], dtype=np.int64),
-                weighting=self.method.weights, total_clients=len(self._members),
-                parameters=frozenset(self.model.parameters),
-            ))  # fmt: skip
+            self.server = self.method.aggregate(
+                self.server,
+                Replies(
+                    stack=replies if len(arrived) == len(training) else replies[torch.tensor(arrived)],
+                    clients=ids,
+                    samples=np.array([len(self._members[i]) for i in ids], dtype=np.int64),
+                    weighting=self.method.weights,
+                    total_clients=len(self._members),
+                    parameters=frozenset(self.model.parameters),
+                ),
+            )
         losses = {name: float(t[kept].double().mean()) for name, t in tree.leaves(metrics)}
         self.traffic.add(traffic)
         result = RoundResult(self.round, sampled, rejected, losses, time.perf_counter() - begin, traffic)
@@ -184,11 +189,18 @@ class Simulation:
         members = self.federation.train if own else self._members
         val = self.federation.val if own else self._val
         return Cohort(
-            ids=tuple(ids), members=tuple(members[i] for i in ids), val=tuple(val[i] for i in ids),
-            source=self.federation.source, model=self.model, split=self.split,
-            loss=LOSSES[self.federation.source.task], config=self.train, seed=self.seed, round=self.round,
+            ids=tuple(ids),
+            members=tuple(members[i] for i in ids),
+            val=tuple(val[i] for i in ids),
+            source=self.federation.source,
+            model=self.model,
+            split=self.split,
+            loss=LOSSES[self.federation.source.task],
+            config=self.train,
+            seed=self.seed,
+            round=self.round,
             limit=limit,
-        )  # fmt: skip
+        )
 
     def run(
         self,
@@ -265,8 +277,7 @@ class Simulation:
         """Returns the global model, or None for a method that has none."""
         if not self.method.has_global:
             return None
-        message = self.method.broadcast(self.server, ())
-        return None if isinstance(message, PerClient) else self.method.shared(message)
+        return self.method.shared(self.server)
 
     # -- checkpoints ----------------------------------------------------------------------------------------
 

@@ -5,10 +5,11 @@
 | val | each client's own validation part (model selection uses nothing else) | personal, global |
 | local | each client's own test part | personal, global |
 | global | union of all training clients' test parts | personal (each on the union), global |
-| heldout | test parts of clients that never trained; `heldout+k` after k steps on their own training part | personal, global |
+| heldout | clients that never trained, their test parts; `heldout+k`: after k steps on their own data | personal, global |
 | shifted | every shifted set of the federation, by its own name | personal, global |
 
-Every client is evaluated, not only the sampled ones, in evaluation mode and without gradients; nothing of the run changes.
+Every client is evaluated, not only the sampled ones, in evaluation mode and without gradients; nothing of the
+run changes.
 A record of the global model on data of no single client has client −1.
 """
 
@@ -47,7 +48,8 @@ class Protocol:
     Attributes:
         sets: names out of `SETS`.
         adapt_steps: steps of adaptation of held-out clients, each evaluated; 0 is without.
-        max_samples: at most so many samples of the global and of each shifted test set (a fixed random subset); None: all.
+        max_samples: at most so many samples of the global and of each shifted test set, a fixed random subset;
+            None: all.
     """
 
     sets: tuple[str, ...] = ("val", "local")
@@ -71,7 +73,14 @@ def evaluate(sim: Simulation, protocol: Protocol) -> list[Record]:
     if "heldout" in protocol.sets and heldout:
         for steps in protocol.adapt_steps if sim.method.has_personal else ():
             for ids, models in sim.newcomer_models(heldout, steps):
-                measure.clients("personal", ids, models, ["local"], {}, name="heldout" if steps == 0 else f"heldout+{steps}")
+                measure.clients(
+                    "personal",
+                    ids,
+                    models,
+                    ["local"],
+                    {},
+                    name="heldout" if steps == 0 else f"heldout+{steps}",
+                )
         if shared is not None:
             measure.shared(shared, heldout, ["local"], {}, name="heldout")
     return measure.records
@@ -86,7 +95,9 @@ def summaries(records: Iterable[Record], task: str) -> Summaries:
     for (model, name), rows in grouped.items():
         samples = [row["samples"] for row in rows]
         out.setdefault(model, {})[name] = {
-            metric: summarize([row[metric] for row in rows], samples, higher_is_better=metric not in LOWER_IS_BETTER)
+            metric: summarize(
+                [row[metric] for row in rows], samples, higher_is_better=metric not in LOWER_IS_BETTER
+            )
             for metric in (*METRICS[task], "loss")
         }
     return out
@@ -119,8 +130,13 @@ class _Measure:
         return torch.from_numpy(np.asarray(rows, dtype=np.int64))
 
     def clients(
-        self, model: str, ids: Sequence[int], models: TensorDict, own: Sequence[str],
-        common: Mapping[str, tuple[Source, Tensor]], name: str | None = None,
+        self,
+        model: str,
+        ids: Sequence[int],
+        models: TensorDict,
+        own: Sequence[str],
+        common: Mapping[str, tuple[Source, Tensor]],
+        name: str | None = None,
     ) -> None:
         """Adds the records of some clients' models [clients, ...] on their own parts and on common sets."""
         sim, federation = self.sim, self.sim.federation
@@ -137,7 +153,11 @@ class _Measure:
                     self._add(model, set_name, i, outputs_all[k], source.y[r])
 
     def shared(
-        self, model: TensorDict, ids: Sequence[int], own: Sequence[str], common: Mapping[str, tuple[Source, Tensor]],
+        self,
+        model: TensorDict,
+        ids: Sequence[int],
+        own: Sequence[str],
+        common: Mapping[str, tuple[Source, Tensor]],
         name: str | None = None,
     ) -> None:
         """Adds the records of the one global model on clients' own parts and on common sets."""
@@ -145,12 +165,10 @@ class _Measure:
         for part in own:
             held = federation.val if part == "val" else federation.test
             rows = torch.from_numpy(np.concatenate([held[i] for i in ids]))
-            outputs = self._outputs(one, federation.source, rows)
-            for i, found, y in zip(
-                ids, outputs.split([len(held[i]) for i in ids]),
-                federation.source.y[rows].split([len(held[i]) for i in ids]), strict=True,
-            ):  # fmt: skip
-                self._add("global", name or part, i, found, y)
+            outputs, y = self._outputs(one, federation.source, rows), federation.source.y[rows]
+            sizes = [len(held[i]) for i in ids]
+            for i, found, wanted in zip(ids, torch.split(outputs, sizes), torch.split(y, sizes), strict=True):
+                self._add("global", name or part, i, found, wanted)
         for set_name, (source, r) in common.items():
             self._add("global", set_name, SERVER, self._outputs(one, source, r), source.y[r])
 
@@ -161,7 +179,14 @@ class _Measure:
     def _add(self, model: str, name: str, client: int, outputs: Tensor, y: Tensor) -> None:
         task = self.sim.federation.source.task
         loss = float(LOSSES[task](outputs, y, None)) if len(outputs) else float("nan")
-        self.records.append({
-            "round": self.sim.round, "client": client, "set": name, "model": model, "samples": len(outputs), "loss": loss,
-            **compute(task, outputs, y),
-        })  # fmt: skip
+        self.records.append(
+            {
+                "round": self.sim.round,
+                "client": client,
+                "set": name,
+                "model": model,
+                "samples": len(outputs),
+                "loss": loss,
+                **compute(task, outputs, y),
+            }
+        )

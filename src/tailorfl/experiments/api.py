@@ -14,6 +14,7 @@ from tailorfl.experiments.folders import experiment_in, new_folder
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.runner import Observer, run_experiment
 from tailorfl.experiments.schema import ExperimentConfig
+from tailorfl.experiments.variants import expand, run_variants
 
 
 def run(
@@ -38,8 +39,30 @@ def run(
     else:
         chosen = load(config, settings)
     check(chosen)
+    if chosen.variants:
+        names = ", ".join(chosen.variants)
+        raise ConfigError(
+            f"'{chosen.name}' has variants ({names}), each with a result of its own; use tailorfl.reproduce"
+        )
     if folder is None:
         folder = new_folder(chosen, overwrite)
     return run_experiment(
         chosen, folder, resume=resume, overwrite=overwrite, observer=observer, source=source
     )
+
+
+def reproduce(
+    config: str | Path,
+    settings: Mapping[str, Any],
+    *,
+    out: str | Path | None,
+    resume: bool,
+    overwrite: bool,
+    observer: Observer | None,
+) -> dict[str, ExperimentResult]:
+    """Runs every variant of an experiment; see `tailorfl.reproduce`."""
+    chosen = load(config, settings)
+    check(chosen)
+    folder = Path(out) if out is not None else new_folder(chosen, overwrite)
+    found = run_variants(chosen, folder, resume=resume, overwrite=overwrite, observer=observer)
+    return dict(zip(expand(chosen), found, strict=True))

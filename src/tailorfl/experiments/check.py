@@ -17,6 +17,12 @@ def check(config: ExperimentConfig) -> None:
     """
     from tailorfl.engines.simulation import make_engine
 
+    if config.variants:
+        from tailorfl.experiments.variants import expand
+
+        for experiment in expand(config).values():
+            check(experiment)
+        return
     for method in config.methods:
         _check_method(method)
     _check_folders(config.methods)

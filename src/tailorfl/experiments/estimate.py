@@ -73,7 +73,7 @@ def estimate(config: ExperimentConfig) -> Estimate:
 def _sizes(federation: Federation) -> dict[str, dict[str, float]]:
     out = {}
     for part in ("train", "val", "test"):
-        sizes = federation.sizes(part)[: federation.num_clients]  # type: ignore[arg-type]
+        sizes = federation.sizes(part)[: federation.num_clients]
         out[part] = {
             "smallest": int(sizes.min()),
             "median": float(np.median(sizes)),
@@ -90,7 +90,9 @@ def _probe(sim: Simulation) -> tuple[dict[str, float], float]:
     sizes = sim.cohort(sampled).sizes
     # Small clients, so that this is quick, but with a full batch if there are any.
     fitting = np.flatnonzero(sizes >= min(sim.train.batch_size, int(sizes.max())))
-    some = tuple(sorted(sampled[i] for i in fitting[np.argsort(sizes[fitting], kind="stable")][:PROBE_CLIENTS]))
+    some = tuple(
+        sorted(sampled[i] for i in fitting[np.argsort(sizes[fitting], kind="stable")][:PROBE_CLIENTS])
+    )
     message = sim.method.broadcast(sim.server, some)
     seconds = math.inf
     for _ in range(2):

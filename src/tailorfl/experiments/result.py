@@ -19,8 +19,8 @@ from tailorfl.runs.tables import Column, SeedResult, comparison, render
 if TYPE_CHECKING:
     import pandas as pd
 
-REFERENCE = "local"
-"""The method that the others must beat on every client to be worth its communication."""
+REFERENCES = ("local", "local_average")
+"""Methods whose personal models the others must beat to be worth their communication."""
 
 
 class ExperimentResult:
@@ -79,30 +79,38 @@ class ExperimentResult:
         ]
         for key, title in self._extra():
             columns.append(Column(key, title, unit, better))
+        if any({"personal", "global"} <= set(summary["metrics"]) for summary, _ in self.jobs):
+            columns += [Column(key, title, unit, better) for key, title in self._extra("global", "shared")]
         return (*columns, Column("bytes", "sent", "bytes"), Column("seconds", "time", "seconds"))
 
-    def _extra(self) -> list[tuple[str, str]]:
-        """Further test sets that at least one job has, for its deployable model."""
+    def _extra(self, model: str | None = None, prefix: str = "deployed") -> list[tuple[str, str]]:
+        """Further test sets that at least one job has, for its deployable (or another) model."""
         names: dict[str, None] = {}
         for summary, _ in self.jobs:
-            names.update(dict.fromkeys(n for n in summary["metrics"][summary["model"]] if n not in ("val", "local")))
-        return [(f"deployed.{name}", name) for name in names]
+            found = summary["metrics"].get(model or summary["model"], {})
+            names.update(dict.fromkeys(n for n in found if n not in ("val", "local")))
+        return [(f"{prefix}.{name}", name if model is None else f"{model} model, {name}") for name in names]
 
     def seed_results(self) -> list[SeedResult]:
         """Returns the numbers of every job, with the share of clients that beat LocalTrain of the same seed."""
-        reference = {s["seed"]: self._own(s, store) for s, store in self.jobs if s["method"] == REFERENCE}
+        reference = {s["seed"]: self._own(s, store) for s, store in self.jobs if s["method"] in REFERENCES}
         out = []
         for summary, store in self.jobs:
             found = SeedResult.from_summary(summary)
             values = dict(found.values)
             local = reference.get(summary["seed"])
-            if local is not None and summary["method"] != REFERENCE:
+            if local is not None and summary["method"] not in REFERENCES:
                 own = self._own(summary, store)
-                beaten = summarize(own[self.metric], own["samples"], local[self.metric],
-                                   higher_is_better=self.metric not in LOWER_IS_BETTER)  # fmt: skip
+                beaten = summarize(
+                    own[self.metric],
+                    own["samples"],
+                    local[self.metric],
+                    higher_is_better=self.metric not in LOWER_IS_BETTER,
+                )
                 values["share_beating_local"] = beaten["share_beating_local"]
-            for name in summary["metrics"][summary["model"]]:
-                values[f"deployed.{name}"] = values[f"{summary['model']}.{name}.{self.metric}.mean"]
+            for prefix, model in (("deployed", summary["model"]), ("shared", "global")):
+                for name in summary["metrics"].get(model, {}):
+                    values[f"{prefix}.{name}"] = values[f"{model}.{name}.{self.metric}.mean"]
             out.append(SeedResult(found.label, found.method, found.seed, values))
         return out
 
@@ -121,7 +129,7 @@ class ExperimentResult:
         """All per-round records of all jobs, with their label and seed."""
         return self._stacked("rounds")
 
-    def differences(self, reference: str = REFERENCE) -> pd.DataFrame:
+    def differences(self, reference: str = REFERENCES[0]) -> pd.DataFrame:
         """Returns every method's paired difference to `reference` over seeds: mean, half width of 95 %, p-value."""
         import pandas as pd
 
@@ -136,15 +144,21 @@ class ExperimentResult:
             seeds = sorted(set(values) & set(base))
             if seeds:
                 found = paired([values[s] for s in seeds], [base[s] for s in seeds])
-                rows.append({"label": label, "difference": found.mean, "ci": found.half_width, "p": found.p_value})
-        return pd.DataFrame(rows).set_index("label") if rows else pd.DataFrame(columns=["difference", "ci", "p"])
+                rows.append(
+                    {"label": label, "difference": found.mean, "ci": found.half_width, "p": found.p_value}
+                )
+        return (
+            pd.DataFrame(rows).set_index("label") if rows else pd.DataFrame(columns=["difference", "ci", "p"])
+        )
 
     def plot(self) -> list[Path]:
         """Writes the plots into the result folder and returns their paths."""
         rounds = self.rounds
         model = {s["label"]: s["model"] for s, _ in self.jobs}
         columns = [f"{m}/local/{self.metric}" for m in dict.fromkeys(model.values())]
-        rounds[self.metric] = rounds[columns].bfill(axis=1).iloc[:, 0] if len(columns) > 1 else rounds[columns[0]]
+        rounds[self.metric] = (
+            rounds[columns].bfill(axis=1).iloc[:, 0] if len(columns) > 1 else rounds[columns[0]]
+        )
         for label, which in model.items():
             rounds.loc[rounds["label"] == label, self.metric] = rounds[f"{which}/local/{self.metric}"]
         clients = self.clients
@@ -166,7 +180,8 @@ class ExperimentResult:
     def _own(self, summary: dict[str, Any], store: RunStore) -> pd.DataFrame:
         frame = store.clients()
         final = frame[(frame["round"] == summary["rounds"]) & (frame["set"] == "local")]
-        return final[final["model"] == summary["model"]].sort_values("client").reset_index(drop=True)
+        own: pd.DataFrame = final[final["model"] == summary["model"]]
+        return own.sort_values("client").reset_index(drop=True)
 
     def _stacked(self, kind: str) -> pd.DataFrame:
         import pandas as pd
@@ -177,7 +192,8 @@ class ExperimentResult:
             frame.insert(0, "label", summary["label"])
             frame.insert(1, "seed", summary["seed"])
             frames.append(frame)
-        return pd.concat(frames, ignore_index=True)
+        stacked: pd.DataFrame = pd.concat(frames, ignore_index=True)
+        return stacked
 
 
 def slug(label: str) -> str:

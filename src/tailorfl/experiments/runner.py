@@ -1,8 +1,8 @@
 """Runs experiments: every method with every seed, each in a result folder of its own, resumable at any moment.
 
-    <out>/config.yaml                    the experiment
-    <out>/<label>/seed-<s>/              one job: records, checkpoints, summary (see tailorfl.runs.store)
-    <out>/comparison.csv, .md, *.png     what `ExperimentResult` makes of all of them
+<out>/config.yaml                    the experiment
+<out>/<label>/seed-<s>/              one job: records, checkpoints, summary (see tailorfl.runs.store)
+<out>/comparison.csv, .md, *.png     what `ExperimentResult` makes of all of them
 """
 
 from __future__ import annotations
@@ -64,7 +64,12 @@ class Observer(Protocol):
         """Job number `position` (from 1) of `total` begins; `resumed_from` rounds are already done."""
 
     def round_done(
-        self, job: Job, round: int, clients_per_second: float, losses: dict[str, float], rejected: tuple[int, ...]
+        self,
+        job: Job,
+        round: int,
+        clients_per_second: float,
+        losses: dict[str, float],
+        rejected: tuple[int, ...],
     ) -> None:
         """`round` rounds are done."""
 
@@ -82,7 +87,12 @@ class Quiet:
         """Ignored."""
 
     def round_done(
-        self, job: Job, round: int, clients_per_second: float, losses: dict[str, float], rejected: tuple[int, ...]
+        self,
+        job: Job,
+        round: int,
+        clients_per_second: float,
+        losses: dict[str, float],
+        rejected: tuple[int, ...],
     ) -> None:
         """Ignored."""
 
@@ -148,7 +158,10 @@ def make_simulation(job: Job, federation: Federation) -> Simulation:
 
     def factory() -> torch.nn.Module:
         return build_module(
-            config.model.name, federation.source.input_shape, federation.source.outputs, **config.model.options
+            config.model.name,
+            federation.source.input_shape,
+            federation.source.outputs,
+            **config.model.options,
         )
 
     def prepare(module: torch.nn.Module) -> None:
@@ -158,11 +171,15 @@ def make_simulation(job: Job, federation: Federation) -> Simulation:
     settings = {**config.train.model_dump(), **job.method.train}
     dp = settings.pop("dp", None)
     return Simulation(
-        make_method(job.method.name, job.method.options), federation, Model(factory, prepare),
+        make_method(job.method.name, job.method.options),
+        federation,
+        Model(factory, prepare),
         TrainConfig(**settings, dp=None if dp is None else SampleDP(**dp)),
-        engine=make_engine(config.engine.name, config.engine.chunk), seed=job.seed,
-        fraction=config.fraction, sampling=config.sampling,
-    )  # fmt: skip
+        engine=make_engine(config.engine.name, config.engine.chunk),
+        seed=job.seed,
+        fraction=config.fraction,
+        sampling=config.sampling,
+    )
 
 
 def _prepare(config: ExperimentConfig, out: Path, *, resume: bool, overwrite: bool) -> None:
@@ -172,13 +189,17 @@ def _prepare(config: ExperimentConfig, out: Path, *, resume: bool, overwrite: bo
             raise RunError(f"'{out}' cannot be resumed: it has no config.yaml; start it without --resume")
         return
     if file.exists() and not overwrite:
-        raise RunError(f"'{out}' already holds an experiment; continue it with --resume {out}, replace it with --overwrite, "
-                       "or choose another folder with --out")  # fmt: skip
+        raise RunError(
+            f"'{out}' already holds an experiment; continue it with --resume {out}, replace it with --overwrite, "
+            "or choose another folder with --out"
+        )
     try:
         out.mkdir(parents=True, exist_ok=True)
         file.write_text(config.to_yaml())
     except OSError as error:
-        raise RunError(f"cannot write '{file}': {error.strerror}; choose another folder with --out or free the disk") from error
+        raise RunError(
+            f"cannot write '{file}': {error.strerror}; choose another folder with --out or free the disk"
+        ) from error
 
 
 def _is_finished(folder: Path) -> bool:
@@ -191,8 +212,13 @@ def _run_job(
     sim = make_simulation(job, federation)
     identity = {"method": job.method.name, "label": job.method.label, "seed": job.seed}
     exists = resume and (folder / "config.json").is_file()
-    with RunStore.open(folder) if exists else RunStore.create(folder, {**identity, "experiment": job.config.to_dict()},
-                                                              overwrite=True) as store:  # fmt: skip
+    with (
+        RunStore.open(folder)
+        if exists
+        else RunStore.create(
+            folder, {**identity, "experiment": job.config.to_dict()}, overwrite=True
+        ) as store
+    ):
         found = store.latest_checkpoint() if exists else None
         seconds = 0.0
         if found is not None:
@@ -205,7 +231,9 @@ def _run_job(
         _rounds(job, sim, store, watch, seconds, identity)
 
 
-def _rounds(job: Job, sim: Simulation, store: RunStore, watch: Observer, seconds: float, identity: dict[str, Any]) -> None:
+def _rounds(
+    job: Job, sim: Simulation, store: RunStore, watch: Observer, seconds: float, identity: dict[str, Any]
+) -> None:
     config = job.config
     begin = time.perf_counter() - seconds
     saved_at, cost = time.perf_counter(), 0.0
@@ -226,13 +254,17 @@ def _rounds(job: Job, sim: Simulation, store: RunStore, watch: Observer, seconds
         store.append_round(record)
         now = time.perf_counter()
         interval = config.checkpoint_every
-        wanted = sim.round % interval == 0 if interval is not None else now - saved_at >= cost / CHECKPOINT_SHARE
+        wanted = (
+            sim.round % interval == 0 if interval is not None else now - saved_at >= cost / CHECKPOINT_SHARE
+        )
         if wanted or last:
             tensors, facts = sim.dump()
             store.save_checkpoint(sim.round, tensors, {**facts, "seconds": now - begin})
             saved_at = time.perf_counter()
             cost = saved_at - now
-        watch.round_done(job, sim.round, len(done.clients) / max(done.seconds, 1e-9), done.losses, done.rejected)
+        watch.round_done(
+            job, sim.round, len(done.clients) / max(done.seconds, 1e-9), done.losses, done.rejected
+        )
     summary = _summary(sim, store, identity, time.perf_counter() - begin)
     store.finish(summary)
     watch.job_done(job, summary)
@@ -246,11 +278,16 @@ def _protocol(config: ExperimentConfig, final: bool) -> EvaluationProtocol:
 def _round_record(sim: Simulation, done: RoundResult, seconds: float) -> dict[str, Any]:
     traffic = sim.traffic.as_dict()
     return {
-        "round": sim.round, "clients": list(done.clients), "rejected": list(done.rejected),
+        "round": sim.round,
+        "clients": list(done.clients),
+        "rejected": list(done.rejected),
         **{f"loss/{stage}": value for stage, value in done.losses.items()},
-        **traffic, "bytes": traffic["bytes_up"] + traffic["bytes_down"],
-        "round_seconds": done.seconds, "seconds": seconds, "engine": sim.engine.name,
-    }  # fmt: skip
+        **traffic,
+        "bytes": traffic["bytes_up"] + traffic["bytes_down"],
+        "round_seconds": done.seconds,
+        "seconds": seconds,
+        "engine": sim.engine.name,
+    }
 
 
 def _means(records: Iterable[Record], task: str) -> dict[str, float]:
@@ -270,20 +307,29 @@ def _summary(sim: Simulation, store: RunStore, identity: dict[str, Any], seconds
     rows = [{str(k): v for k, v in row.items()} for row in final.to_dict("records")]
     own = final[(final["model"] == model) & (final["set"] == "local")]
     if own.empty:
-        raise TailorflError(f"no client was evaluated on its local test data (model {model}); add 'local' to eval.final")
+        raise TailorflError(
+            f"no client was evaluated on its local test data (model {model}); add 'local' to eval.final"
+        )
     return {
         **identity,
-        "title": sim.method.title, "rounds": sim.round, "model": model, "metric": metric,
+        "title": sim.method.title,
+        "rounds": sim.round,
+        "model": model,
+        "metric": metric,
         "metrics": {**summarize(own[metric], own["samples"]), **summaries(rows, sim.federation.source.task)},
         "best_by_validation": _best_by_validation(frame, model, metric),
-        "bytes_up": sim.traffic.bytes_up, "bytes_down": sim.traffic.bytes_down, "traffic": sim.traffic.as_dict(),
+        "bytes_up": sim.traffic.bytes_up,
+        "bytes_down": sim.traffic.bytes_down,
+        "traffic": sim.traffic.as_dict(),
         "trained_scalars": sum(sim.model.sizes[n] for n in sim.split.trainable),
-        "seconds": seconds, "engine": sim.engine.name, "clients": sim.federation.num_clients,
-    }  # fmt: skip
+        "seconds": seconds,
+        "engine": sim.engine.name,
+        "clients": sim.federation.num_clients,
+    }
 
 
 def _best_by_validation(frame: Any, model: str, metric: str) -> dict[str, Any] | None:
-    """The evaluated round with the best mean validation metric, and the test metric there; None without validation data."""
+    """The evaluated round with the best mean validation metric, and the test metric there, or None."""
     mine = frame[frame["model"] == model]
     means = mine.groupby(["set", "round"])[metric].mean()
     if "val" not in means.index.get_level_values(0) or means["val"].isna().all():
@@ -291,4 +337,8 @@ def _best_by_validation(frame: Any, model: str, metric: str) -> dict[str, Any] |
     from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 
     best = int(means["val"].idxmin() if metric in LOWER_IS_BETTER else means["val"].idxmax())
-    return {"round": best, "val": float(means["val"][best]), "local": float(means["local"].get(best, float("nan")))}
+    return {
+        "round": best,
+        "val": float(means["val"][best]),
+        "local": float(means["local"].get(best, float("nan"))),
+    }

@@ -132,6 +132,9 @@ class DataConfig(Settings):
     public: str | None = Field(default=None, description="source of the unlabelled public set")
     public_samples: Whole | None = Field(default=None, ge=1)
     corruptions: CorruptionConfig | None = None
+    official_set: bool = Field(
+        default=False, description="add the whole official test part as the shifted set 'official'"
+    )
     normalise: Literal["none", "client"] = "none"
     seed: Whole | None = Field(default=None, ge=0, description="of the partition; by default the run's seed")
 
@@ -206,6 +209,9 @@ class ExperimentConfig(Settings):
         default=None, ge=1, description="rounds; null: as often as is cheap"
     )
     threads: Whole = Field(default=1, ge=1, description="threads of torch")
+    variants: dict[str, dict[str, Any]] = Field(
+        default={}, description="changes by name, each an experiment of its own, see experiments.variants"
+    )
     published: dict[str, Any] = Field(default={}, description="a paper's numbers, see experiments.published")
 
     @model_validator(mode="before")

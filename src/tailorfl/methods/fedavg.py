@@ -54,6 +54,10 @@ class FedAvg(Method):
         w: TensorDict = server["w"]
         return w
 
+    def shared(self, server: TensorDict) -> TensorDict:
+        w: TensorDict = server["w"]
+        return w
+
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         return state, client.fit(received)
 

@@ -17,6 +17,7 @@ from tensordict import TensorDict
 
 from tailorfl.core import tree
 from tailorfl.core.client import Client
+from tailorfl.core.messages import Replies
 from tailorfl.core.method import Context, Method, register
 from tailorfl.methods.bases import ServerModel
 
@@ -38,6 +39,26 @@ class LocalTrain(Method):
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return state
+
+
+@register
+class LocalAverage(LocalTrain):
+    """LocalTrain, and the mean of all local models as a global one (FedCLUP's code reports it as "Local")."""
+
+    name: ClassVar[str] = "local_average"
+    title: ClassVar[str] = "LocalTrain, averaged"
+    paper: ClassVar[str] = "baseline (averaged once, never sent back)"
+    has_global: ClassVar[bool] = True
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        return ctx.init
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        v = client.fit(state)
+        return v, v
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        return replies.mean()
 
 
 @register

@@ -129,8 +129,7 @@ class Model:
 
 
 def _has_statistics(module: nn.Module) -> bool:
-    """Whether a training step of the module depends on the batch as a whole, or updates running statistics.
-    """
+    """Whether a training step of the module depends on the batch as a whole, or updates running statistics."""
     return isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats)
 
 

@@ -1,0 +1,77 @@
+"""One recipe, several settings of it: a paper's table whose rows differ in the data, say.
+
+    variants:
+      2 classes: {data: {partition_options: {classes: 2}}, published: {...}}
+      6 classes: {data: {partition_options: {classes: 6}}, published: {...}}
+
+Each variant is an experiment of its own, in a folder of its own below the recipe's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tailorfl.errors import RunError
+from tailorfl.experiments.config import load
+from tailorfl.experiments.result import ExperimentResult, slug
+from tailorfl.experiments.runner import Observer, run_experiment
+from tailorfl.experiments.schema import ExperimentConfig
+from tailorfl.runs.files import write_text
+
+
+def expand(config: ExperimentConfig) -> dict[str, ExperimentConfig]:
+    """Returns the experiments of a configuration by name of the variant; one under "" where it has none.
+
+    Raises:
+        ConfigError: a variant has a mistake.
+    """
+    if not config.variants:
+        return {"": config}
+    plain = {key: value for key, value in config.to_dict().items() if key != "variants"}
+    return {
+        name: load({**plain, "name": f"{config.name}, {name}"}, changes)
+        for name, changes in config.variants.items()
+    }
+
+
+def run_variants(
+    config: ExperimentConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    observer: Observer | None = None,
+) -> Iterator[ExperimentResult]:
+    """Runs every variant and yields its result when it is done; `resume` keeps the finished ones.
+
+    Raises:
+        TailorflError: see the message; what was finished stays on disk.
+    """
+    experiments = expand(config)
+    if config.variants and not resume:
+        if (out / "config.yaml").exists() and not overwrite:
+            raise RunError(
+                f"'{out}' already holds an experiment; continue it with --resume {out}, replace it with "
+                "--overwrite, or choose another folder with --out"
+            )
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / "config.yaml", config.to_yaml())
+    for name, experiment in experiments.items():
+        folder = out / slug(name) if name else out
+        started = (folder / "config.yaml").is_file()
+        yield run_experiment(
+            experiment, folder, resume=resume and started, overwrite=overwrite, observer=observer
+        )
+
+
+def results(folder: Path) -> list[ExperimentResult]:
+    """Returns the results in a folder: of its variants, or its own. Raises RunError if there are none."""
+    config = load(folder / "config.yaml") if (folder / "config.yaml").is_file() else None
+    if config is None or not config.variants:
+        return [ExperimentResult.load(folder)]
+    found = [folder / slug(name) for name in config.variants]
+    done = [ExperimentResult.load(place) for place in found if (place / "config.yaml").is_file()]
+    if not done:
+        raise RunError(f"'{folder}' has no finished job yet; continue it with --resume {folder}")
+    return done
