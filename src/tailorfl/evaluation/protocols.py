@@ -5,7 +5,7 @@
 | val | each client's own validation part (model selection uses nothing else) | personal, global |
 | local | each client's own test part | personal, global |
 | global | union of all training clients' test parts | personal (each on the union), global |
-| heldout | clients that never trained, their test parts; `heldout+k`: after k steps on their own data | personal, global |
+| heldout | test parts of clients that never trained; `heldout+k`: after k steps of training | personal, global |
 | shifted | every shifted set of the federation, by its own name | personal, global |
 
 Every client is evaluated, not only the sampled ones, in evaluation mode and without gradients; nothing of the
