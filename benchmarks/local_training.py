@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import tailorfl.methods  # noqa: F401  registers the methods
-from tailorfl.core.client import TrainConfig
+from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tailorfl.core.client import Client, TrainConfig
+    from tailorfl.core.client import Client
+    from tailorfl.core.cohort import TrainConfig
     from tailorfl.core.messages import Replies
     from tailorfl.core.method import Context, Method, register
     from tailorfl.data.build import build as build_federation
@@ -65,7 +66,7 @@ _HOMES = {
     "Simulation": "tailorfl.engines.simulation:Simulation",
     "Source": "tailorfl.data.source:Source",
     "Split": "tailorfl.models.split:Split",
-    "TrainConfig": "tailorfl.core.client:TrainConfig",
+    "TrainConfig": "tailorfl.core.cohort:TrainConfig",
     "build_federation": "tailorfl.data.build:build",
     "load_config": "tailorfl.experiments.config:load",
     "register": "tailorfl.core.method:register",

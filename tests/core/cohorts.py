@@ -11,7 +11,8 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from tailorfl.core import tree
-from tailorfl.core.client import Client, Cohort, TrainConfig
+from tailorfl.core.client import Client
+from tailorfl.core.cohort import Cohort, TrainConfig
 from tailorfl.core.objective import LOSSES
 from tailorfl.data.source import Source
 from tailorfl.engines.base import Engine

@@ -21,7 +21,7 @@ from tensordict import TensorDict
 
 from tailorfl.core import tree
 from tailorfl.core.ascent import SAM, LayerwiseSAM, layer_scores
-from tailorfl.core.client import Cohort
+from tailorfl.core.cohort import Cohort
 
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 GROUPS = (("fc1.weight", "fc1.bias"), ("fc2.weight", "fc2.bias"), ("head.weight", "head.bias"))

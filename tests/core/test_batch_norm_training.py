@@ -22,7 +22,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from tailorfl.core.ascent import SAM
-from tailorfl.core.client import Cohort
+from tailorfl.core.cohort import Cohort
 from tailorfl.errors import ClientError
 from tailorfl.models.functional import Model
 

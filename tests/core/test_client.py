@@ -8,7 +8,7 @@ import torch
 from cohorts import ENGINES, SIZES, alone, batches, cohort_of, fit, model_of, regression, run, source, spread
 from tensordict import TensorDict
 
-from tailorfl.core.client import Cohort
+from tailorfl.core.cohort import Cohort
 from tailorfl.core.plan import make_plan
 from tailorfl.errors import ClientError, TailorflError
 from tailorfl.models.split import Split

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.ascent import SAM
-from tailorfl.core.client import Cohort
+from tailorfl.core.cohort import Cohort
 from tailorfl.errors import ClientError, TailorflError
 
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())

@@ -8,7 +8,7 @@ from cohorts import ENGINES, FLOAT, SIZES, cohort_of, fit, model_of, run, source
 from tensordict import TensorDict
 
 from tailorfl.core.ascent import SAM
-from tailorfl.core.client import Cohort
+from tailorfl.core.cohort import Cohort
 from tailorfl.core.privacy import SampleDP, private_gradient
 
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())

@@ -23,7 +23,8 @@ from cohorts import (
 from tensordict import TensorDict
 
 from tailorfl.core import tree
-from tailorfl.core.client import Client, Cohort
+from tailorfl.core.client import Client
+from tailorfl.core.cohort import Cohort
 from tailorfl.models.functional import Model
 
 MODELS = {

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.ascent import SAM
-from tailorfl.core.client import Cohort
+from tailorfl.core.cohort import Cohort
 from tailorfl.core.privacy import SampleDP, normal, private_gradient
 from tailorfl.data.source import Source
 from tailorfl.errors import ModelError

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from tailorfl.core.client import TrainConfig
+from tailorfl.core.cohort import TrainConfig
 from tailorfl.engines.simulation import Simulation
 
 State = Mapping[str, Tensor]

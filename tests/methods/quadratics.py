@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from methods.settings import LAM, Kind, Limit, make, row
-from tailorfl.core.client import TrainConfig
+from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import Method, make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.synthetic import closed_form, pooled_optimum, synthetic_quadratic

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from methods.settings import Parts, make
 from tailorfl.core import tree
-from tailorfl.core.client import TrainConfig
+from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import Method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source

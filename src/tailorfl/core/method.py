@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tensordict import TensorDict
 
 from tailorfl.core import tree
-from tailorfl.core.client import Client, TrainConfig
+from tailorfl.core.client import Client
+from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.messages import Broadcast, Replies, Weights
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.models.functional import Model

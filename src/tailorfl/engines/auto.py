@@ -10,7 +10,7 @@ from dataclasses import replace
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core.client import Cohort
+from tailorfl.core.cohort import Cohort
 from tailorfl.data.source import Source
 from tailorfl.engines.base import ClientFunction, Engine, Parts
 from tailorfl.engines.sequential import Sequential

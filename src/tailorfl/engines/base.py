@@ -11,7 +11,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import tree
-from tailorfl.core.client import Client, Cohort
+from tailorfl.core.client import Client
+from tailorfl.core.cohort import Cohort
 from tailorfl.data.source import Source
 
 Parts = tuple[TensorDict, ...]

@@ -9,7 +9,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import tree
-from tailorfl.core.client import Client, Cohort
+from tailorfl.core.client import Client
+from tailorfl.core.cohort import Cohort
 from tailorfl.data.source import Source
 from tailorfl.engines.base import ClientFunction, Parts, Stacked, rows_at_once
 

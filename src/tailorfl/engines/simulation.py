@@ -15,7 +15,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import tree
-from tailorfl.core.client import Client, Cohort, TrainConfig
+from tailorfl.core.client import Client
+from tailorfl.core.cohort import Cohort, TrainConfig
 from tailorfl.core.keys import generator
 from tailorfl.core.messages import PerClient, Replies, Traffic, count_down, count_up
 from tailorfl.core.method import Context, Method

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from tailorfl.core import tree
-from tailorfl.core.client import Client, Cohort, padded
+from tailorfl.core.client import Client
+from tailorfl.core.cohort import Cohort, padded
 from tailorfl.data.source import Source
 from tailorfl.engines.base import ClientFunction, Parts, Stacked, rows_at_once
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 import tailorfl.methods as _methods  # noqa: F401  registers the library's methods
-from tailorfl.core.client import TrainConfig
+from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.core.privacy import SampleDP
 from tailorfl.data.build import build as build_federation

@@ -1,0 +1,130 @@
+"""A cohort: the clients that run together, and everything their code may see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tailorfl.core.keys import derive
+from tailorfl.core.objective import Loss
+from tailorfl.core.plan import BatchPlan, Rows, make_plan
+from tailorfl.core.privacy import SampleDP
+from tailorfl.data.source import Source
+from tailorfl.models.functional import Model
+from tailorfl.models.split import Split
+
+PLAN_BLOCK = 64
+"""Clients whose batches are planned together when they run one by one."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Defaults of local training; a method may override any of them for one fit."""
+
+    epochs: int | None = 1
+    steps: int | None = None
+    batch_size: int = 10
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+    dp: SampleDP | None = None
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients that run together, and all they may see: their own rows, the model, the round's key."""
+
+    ids: tuple[int, ...]
+    members: tuple[Rows, ...]
+    """Training rows of each client, in the order of `ids`."""
+    val: tuple[Rows, ...]
+    source: Source
+    model: Model
+    split: Split
+    loss: Loss
+    config: TrainConfig
+    seed: int
+    round: int
+    limit: int | None = None
+    """At most this many steps a fit: 0 turns training off (evaluating newcomers without adaptation)."""
+    plans: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def part(self, positions: Sequence[int]) -> Cohort:
+        """Returns the cohort of the clients at `positions`."""
+        take = [int(p) for p in positions]
+        return replace(
+            self,
+            ids=tuple(self.ids[p] for p in take),
+            members=tuple(self.members[p] for p in take),
+            val=tuple(self.val[p] for p in take),
+            plans={},
+        )
+
+    @property
+    def sizes(self) -> Rows:
+        """[clients] int64: training samples of each client."""
+        return np.array([len(m) for m in self.members], dtype=np.int64)
+
+    @property
+    def min_batch(self) -> int:
+        """Smallest batch a step may use: batch norm cannot train on a single sample."""
+        return 2 if self.model.has_batch_statistics else 1
+
+    def keys(self, positions: Sequence[int], purpose: str) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        """Returns one key a client for this round and purpose, uint64 [positions]."""
+        ids = np.array([self.ids[p] for p in positions], dtype=np.uint64)
+        return derive(self.seed, "client", self.round, purpose, ids)
+
+    def plan(
+        self,
+        positions: tuple[int, ...],
+        purpose: str,
+        batch: int,
+        epochs: int | None,
+        steps: int | None,
+        first: int,
+    ) -> BatchPlan:
+        """Returns the batch plan of the clients at `positions`.
+
+        Equal arguments give equal plans in every cohort.
+        """
+        if len(positions) == 1:
+            # One client of a loop: plan its whole block at once, which costs little more than planning one.
+            block = positions[0] // PLAN_BLOCK * PLAN_BLOCK
+            together = tuple(range(block, min(block + PLAN_BLOCK, len(self.ids))))
+        else:
+            together = positions
+        request = (purpose, batch, epochs, steps, first)
+        if self.plans.get("positions") != together:
+            self.plans.clear()
+            self.plans["positions"] = together
+        if request not in self.plans:
+            self.plans[request] = make_plan(
+                [self.members[p] for p in together],
+                self.keys(together, purpose),
+                batch,
+                epochs=epochs,
+                steps=steps,
+                first=first,
+                min_batch=self.min_batch,
+                limit=self.limit,
+            )
+        plan: BatchPlan = self.plans[request]
+        return plan if together == positions else plan.of(positions[0] - together[0])
+
+
+def padded(rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
+    """Returns rows as one table and 1 for its real entries: int64 and float [clients, widest]."""
+    widest = max((len(r) for r in rows), default=0)
+    table = np.zeros((len(rows), widest), dtype=np.int64)
+    weight = np.zeros((len(rows), widest), dtype=np.float32)
+    for i, r in enumerate(rows):
+        table[i, : len(r)] = r
+        weight[i, : len(r)] = 1.0
+    return torch.from_numpy(table), torch.from_numpy(weight)

@@ -1,0 +1,239 @@
+"""Client operations with a batching rule of their own: one client alone, or a whole cohort's tensors at once.
+
+`torch.autograd.Function` lets an operation say what `torch.func.vmap` does with it: its `vmap` gets the physical
+tensors of all clients. So `local` may be mapped over a cohort as pure mathematics of one client, while the training
+inside works in place, on contiguous memory, and only on clients that still have batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core import tree
+from tailorfl.core.cohort import Cohort, padded
+from tailorfl.core.gradients import Carry, Objective
+from tailorfl.core.local_sgd import FitOptions, LocalSGD
+from tailorfl.core.plan import BatchPlan
+from tailorfl.errors import ClientError, TailorflError
+
+Dims = Sequence[int | None] | None
+"""The client axis of each tensor (None: shared by all clients); None for one client without client axes."""
+
+
+class Operation(Protocol):
+    """Something that clients do with tensors."""
+
+    def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
+        """Returns results of [clients, ...] for the clients at `positions` of the cohort, or of one client."""
+
+    def where(self, positions: Sequence[int]) -> str:
+        """Names clients, round and stage for error messages."""
+
+
+def apply(operation: Operation, position: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Returns the results of an operation of the client at `position`, alone or under `torch.func.vmap`.
+
+    Raises:
+        ClientError: it failed; names client, round and stage.
+    """
+    result: tuple[Tensor, ...] = _CohortFunction.apply(operation, position, *tensors)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _CohortFunction(torch.autograd.Function):
+    """A client operation with its own batching rule: one client in `forward`, the whole cohort in `vmap`."""
+
+    @staticmethod
+    def forward(operation: Any, position: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return _guarded(operation, (int(position),), tensors, None)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: client operations are not differentiated through."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, operation: Any, position: Tensor, *tensors: Tensor) -> Any:
+        if in_dims[1] is None:
+            raise TailorflError(
+                "a client operation was mapped over something other than clients; loop over it instead"
+            )
+        out = _guarded(operation, tuple(position.tolist()), tensors, in_dims[2:])
+        return out, tuple(0 for _ in out)
+
+
+def _guarded(
+    operation: Any, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Any
+) -> tuple[Tensor, ...]:
+    try:
+        with torch.no_grad():  # the loop writes in place; gradients are recorded where it asks for them
+            result: tuple[Tensor, ...] = operation.run(positions, tensors, dims)
+    except TailorflError:
+        raise
+    except Exception as error:
+        raise ClientError(f"{operation.where(positions)}: {type(error).__name__}: {error}") from error
+    return result
+
+
+class Fit:
+    """One `fit` of a cohort: everything that is not a tensor."""
+
+    def __init__(
+        self,
+        cohort: Cohort,
+        options: FitOptions,
+        purpose: str,
+        batch: int,
+        epochs: int | None,
+        steps: int | None,
+        first: int,
+    ) -> None:
+        self.cohort, self.options = cohort, options
+        self.purpose, self.batch, self.epochs, self.steps, self.first = purpose, batch, epochs, steps, first
+        self.moving_names: tuple[str, ...] = ()
+        self.fixed_names: tuple[str, ...] = ()
+        self.centred = False
+        self.strong = False
+        self.given_paths: list[tuple[str, ...] | None] = []
+
+    def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
+        """Trains the clients at `positions`.
+
+        `dims` are the client axes of `tensors`, or None for one client without axis.
+        """
+        stacked = dims is not None
+        cohort, options = self.cohort, self.options
+        plan = cohort.plan(positions, self.purpose, self.batch, self.epochs, self.steps, self.first)
+        order, back = _by_falling_steps(plan)
+        if order is not None:
+            plan = BatchPlan(plan.rows[order], plan.count[order])
+        clients = len(positions)
+        arranged = _Arranged(tensors, dims, clients, None if order is None else torch.from_numpy(order))
+        carries = []
+        for names in options.trained:
+            trained = {n: arranged.own() for n in names}
+            moving = {n: arranged.own() for n in self.moving_names}
+            shared = set()
+            fixed = {}
+            for n in self.fixed_names:
+                fixed[n], alone = arranged.view()
+                if alone:
+                    shared.add(n)
+            carries.append(Carry(trained, moving, fixed, frozenset(shared)))
+        centre = [arranged.spread() for names in options.trained for _ in names] if self.centred else None
+        strength = arranged.spread() if self.strong else None
+        given = [arranged.spread() for paths in self.given_paths for _ in (("",) if paths is None else paths)]
+        noise = cohort.keys(positions, self.purpose + "/noise").astype(np.int64)
+        keys = torch.from_numpy(noise if order is None else noise[order]) + self.first * options.repeat
+        loop = LocalSGD(Objective(cohort.model, cohort.loss), cohort.source, options, stacked)
+        loss = loop.run(carries, plan, centre, strength, given, self._given, keys)
+        out = [loss, *(t for c in carries for t in (*c.trained.values(), *c.moving.values()))]
+        if back is not None and stacked:
+            out = [t.index_select(0, back) for t in out]
+        return tuple(out)
+
+    def _given(self, flat: Sequence[Tensor]) -> tuple[Any, ...]:
+        rest = iter(flat)
+        return tuple(
+            next(rest) if paths is None else tree.nest([(p, next(rest)) for p in paths])
+            for paths in self.given_paths
+        )
+
+    def rebuild(self, start: Mapping[str, TensorDict], tensors: Sequence[Tensor], single: bool) -> Any:
+        rest = iter(tensors)
+        out = {}
+        for (name, state), names in zip(start.items(), self.options.trained, strict=True):
+            new = {n: next(rest) for n in (*names, *self.moving_names)}
+            out[name] = TensorDict({n: new.get(n, t) for n, t in state.items()}, batch_size=[])
+        return out[""] if single else out
+
+    def where(self, positions: Sequence[int]) -> str:
+        ids = [self.cohort.ids[p] for p in positions]
+        return f"{_who(ids)}, round {self.cohort.round}, stage '{self.purpose}'"
+
+
+class Loss:
+    """One evaluation of the loss of a cohort."""
+
+    def __init__(self, cohort: Cohort, part: str, names: tuple[str, ...]) -> None:
+        self.cohort, self.names = cohort, names
+        self.rows = cohort.val if part == "val" else cohort.members
+        self.purpose = f"loss on {part}"
+
+    def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
+        cohort, source = self.cohort, self.cohort.source
+
+        def one(state: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+            return cohort.loss(cohort.model(state, x), y, weight)
+
+        if dims is None:
+            rows = torch.from_numpy(self.rows[positions[0]])
+            weight = (
+                None if len(rows) else torch.zeros(0)
+            )  # a mean over nothing is 0, as for a client that is all padding
+            return (
+                one(dict(zip(self.names, tensors, strict=True)), source.take(rows), source.y[rows], weight),
+            )
+        rows, weight = padded([self.rows[p] for p in positions])
+        state = dict(zip(self.names, tensors, strict=True))
+        where = dict(zip(self.names, dims, strict=True))
+        batch = (source.take(rows), source.y[rows], weight)
+        return (torch.func.vmap(one, in_dims=(where, 0, 0, 0))(state, *batch),)
+
+    def where(self, positions: Sequence[int]) -> str:
+        ids = [self.cohort.ids[p] for p in positions]
+        return f"{_who(ids)}, round {self.cohort.round}, stage '{self.purpose}'"
+
+
+class _Arranged:
+    """Hands out the flat tensors of a call in turn, client axis first and clients in the plan's order."""
+
+    def __init__(self, tensors: Sequence[Tensor], dims: Dims, clients: int, order: Tensor | None) -> None:
+        self.rest = iter(zip(tensors, dims if dims is not None else [None] * len(tensors), strict=True))
+        self.stacked, self.clients, self.order = dims is not None, clients, order
+
+    def own(self) -> Tensor:
+        """The next tensor as a copy that may be written to."""
+        tensor, dim = next(self.rest)
+        if not self.stacked:
+            return tensor.detach().clone()
+        if dim is None:
+            return (
+                tensor.detach()
+                .expand(self.clients, *tensor.shape)
+                .clone(memory_format=torch.contiguous_format)
+            )
+        moved = tensor.detach().movedim(dim, 0)
+        if self.order is not None:
+            return moved.index_select(0, self.order)
+        return moved.clone(memory_format=torch.contiguous_format)
+
+    def view(self) -> tuple[Tensor, bool]:
+        """The next tensor for reading, and whether all clients share it."""
+        tensor, dim = next(self.rest)
+        if dim is None:
+            return tensor.detach(), True
+        moved = tensor.detach().movedim(dim, 0)
+        return (moved if self.order is None else moved.index_select(0, self.order)), False
+
+    def spread(self) -> Tensor:
+        """The next tensor for reading, with a client axis even where all clients share it (no copy then)."""
+        tensor, alone = self.view()
+        return tensor.expand(self.clients, *tensor.shape) if alone and self.stacked else tensor
+
+
+def _by_falling_steps(plan: BatchPlan) -> tuple[Any, Tensor | None]:
+    steps = plan.steps
+    if (steps[:-1] >= steps[1:]).all():
+        return None, None
+    order = np.argsort(-steps, kind="stable")
+    return order, torch.from_numpy(np.argsort(order, kind="stable"))
+
+
+def _who(ids: Sequence[int]) -> str:
+    return f"client {ids[0]}" if len(ids) == 1 else f"one of the clients {', '.join(map(str, ids))}"
