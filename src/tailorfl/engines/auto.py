@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -18,8 +19,10 @@ from tailorfl.engines.vectorized import Vectorized
 
 log = logging.getLogger(__name__)
 
-PROBE_STEPS = 4
-"""Training steps of the measurement."""
+PROBE_STEPS = 8
+"""At most so many training steps of each local training are measured."""
+PROBE_REPEATS, PROBE_SECONDS = 7, 2.0
+"""The measurement is repeated so often, as long as it takes no longer than this."""
 
 
 class Auto:
@@ -74,7 +77,7 @@ class Auto:
             self._chosen = self._sequential
             return
         try:
-            batched = _seconds(self._vectorized, part)
+            batched = _seconds(self._vectorized, part)  # the first run of each also warms it up
         except Exception as error:
             if not unsupported(error):
                 raise
@@ -84,6 +87,14 @@ class Auto:
             )
             self._chosen = self._sequential
             return
+        looped = _seconds(self._sequential, part)
+        if batched + looped < PROBE_SECONDS:
+            rounds = min(PROBE_REPEATS, 1 + int(PROBE_SECONDS / (batched + looped)))
+            # In alternation, so that a slow moment of the machine hits both.
+            pairs = [
+                (_seconds(self._vectorized, part), _seconds(self._sequential, part)) for _ in range(rounds)
+            ]
+            batched, looped = min(b for b, _ in pairs), min(s for _, s in pairs)
         self._chosen = self._vectorized if batched <= looped else self._sequential
         log.info(
             "engine: %s (%.3g s against %.3g s for %d clients)",
@@ -101,16 +112,11 @@ def unsupported(error: BaseException) -> bool:
 
 
 def _seconds(engine: Engine, part: tuple[ClientFunction, Cohort, TensorDict, TensorDict, bool]) -> float:
-    """The shortest of up to three timings; a long first one is not repeated."""
-    best = float("inf")
-    for _ in range(3):
-        begin = time.perf_counter()
-        engine.map(*part)
-        taken = time.perf_counter() - begin
-        best = min(best, taken)
-        if taken > 1.0:
-            break
-    return best
+    """Seconds of one run: of the process where torch has one thread, which other processes do not disturb."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    begin = clock()
+    engine.map(*part)
+    return clock() - begin
 
 
 def _first_line(error: BaseException) -> str:
