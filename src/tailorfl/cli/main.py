@@ -216,10 +216,12 @@ def _experiment(
 
     if dry_run:
         from tailorfl.cli.estimates import show_estimate
+        from tailorfl.cli.progress import messages
         from tailorfl.experiments.estimate import estimate
 
-        for experiment in expand(config).values():
-            show_estimate(_stdout(), experiment, estimate(experiment))
+        with messages(_stderr()):
+            for experiment in expand(config).values():
+                show_estimate(_stdout(), experiment, estimate(experiment))
         return
     from tailorfl.cli.progress import observer
     from tailorfl.experiments.folders import new_folder

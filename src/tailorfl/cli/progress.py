@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
@@ -23,10 +22,7 @@ if TYPE_CHECKING:
 @contextmanager
 def observer(console: Console, config: ExperimentConfig, *, quiet: bool = False) -> Iterator[Observer]:
     """The observer that suits a console; log messages of the library go to the same console meanwhile."""
-    log = logging.getLogger("tailorfl")
-    handler = RichHandler(console=console, show_path=False, show_time=False)
-    log.addHandler(handler)
-    try:
+    with messages(console):
         if quiet:
             yield Quiet()
         elif console.is_terminal:
@@ -34,8 +30,31 @@ def observer(console: Console, config: ExperimentConfig, *, quiet: bool = False)
                 yield Live(progress, len(config.seeds) * len(config.methods))
         else:
             yield Lines(console)
+
+
+@contextmanager
+def messages(console: Console) -> Iterator[None]:
+    """Prints log messages of the library on a console meanwhile, above the bars where it shows some."""
+    log, handler = logging.getLogger("tailorfl"), _Messages(console)
+    log.addHandler(handler)
+    try:
+        yield
     finally:
         log.removeHandler(handler)
+
+
+class _Messages(logging.Handler):
+    """`warning: ...`, in the manner of the command line's `error: ...`."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints one message."""
+        style = "bold yellow" if record.levelno >= logging.WARNING else "dim"
+        text = Text.assemble((f"{record.levelname.lower()}:", style), f" {self.format(record)}")
+        self._console.print(text, soft_wrap=True)
 
 
 def headline(metrics: Mapping[str, float]) -> tuple[str, float] | None:

@@ -56,6 +56,11 @@ class Method(BaseModel):
     participation: Literal["sampled", "all"] = "sampled"
     """Which clients train in a round; only the sampled ones are aggregated."""
 
+    @property
+    def reaches_all(self) -> bool:
+        """Whether every client receives the broadcast of a round, not only those that train in it."""
+        return False
+
     def make_split(self, model: Model) -> Split:
         """Returns what is shared and what stays personal; by default everything is shared."""
         return Split.of(model.module, personal="none")

@@ -141,7 +141,8 @@ class Simulation:
         self.states.put([training[k] for k in kept], new if len(kept) == len(training) else new[kept])
         wanted = set(sampled)
         arrived = [int(k) for k in kept if training[int(k)] in wanted]
-        traffic = self._count(message, replies, receivers=len(training), senders=len(sampled))
+        receivers = len(self._members) if self.method.reaches_all else len(training)
+        traffic = self._count(message, replies, receivers=receivers, senders=len(sampled))
         if arrived:
             ids = tuple(training[k] for k in arrived)
             self.server = self.method.aggregate(
@@ -225,7 +226,7 @@ class Simulation:
     def _count(
         self, message: TensorDict | PerClient, replies: TensorDict, receivers: int, senders: int
     ) -> Traffic:
-        """Returns the traffic of a round: whoever trains has received, only the sampled send."""
+        """Returns the traffic of a round: whoever trains has received (or everyone), only the sampled send."""
         if self.method.pooled:
             return Traffic()
         traffic = count_down(message, receivers, self.model.buffers)

@@ -7,8 +7,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +24,7 @@ from tailorfl.core.privacy import SampleDP
 from tailorfl.data.build import build as build_federation
 from tailorfl.data.federation import Federation
 from tailorfl.data.validate import validate
+from tailorfl.engines.auto import Auto
 from tailorfl.engines.simulation import RoundResult, Simulation, make_engine
 from tailorfl.errors import ConfigError, RunError, TailorflError
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
@@ -32,7 +35,10 @@ from tailorfl.experiments.result import ExperimentResult, slug
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build as build_module
 from tailorfl.models.weights import load_weights
+from tailorfl.runs.files import FolderLock, reporting, write_text
 from tailorfl.runs.store import RunStore
+
+log = logging.getLogger(__name__)
 
 CHECKPOINT_SHARE = 0.05
 """Checkpoints may take this share of the time when no interval is configured."""
@@ -122,24 +128,39 @@ def run_experiment(
     torch.set_num_threads(config.threads)
     watch = observer if observer is not None else Quiet()
     jobs = [Job(config, method, seed) for seed in config.seeds for method in config.methods]
-    _prepare(config, out, resume=resume, overwrite=overwrite)
-    federation: Federation | None = None
-    built: int | None = None
-    for position, job in enumerate(jobs, start=1):
-        folder = out / job.folder
-        if resume and _is_finished(folder):
-            continue
-        seed = config.data.seed if config.data.seed is not None else job.seed
-        if federation is None or seed != built:
-            federation, built = make_federation(config, seed, source), seed
-        _run_job(job, folder, federation, resume, watch, position, len(jobs))
-    result = ExperimentResult.load(out)
-    result.write()
+    # Even between two jobs, when none of them is locked, the folder is this process's.
+    with _locked(out):
+        _check_folder(out, resume, overwrite)
+        begun = resume
+        federation: Federation | None = None
+        built: int | None = None
+        said: set[str] = set()
+        for position, job in enumerate(jobs, start=1):
+            folder = out / job.folder
+            if resume and _is_finished(folder):
+                continue
+            _check_source(folder, source, resume)
+            seed = config.data.seed if config.data.seed is not None else job.seed
+            if federation is None or seed != built:
+                federation, built = make_federation(config, seed, source, said), seed
+            sim = make_simulation(job, federation)
+            if not begun:  # only now: data or a model that cannot be used replace no earlier experiment
+                discard_jobs(out)
+                write_text(out / "config.yaml", config.to_yaml())
+                begun = True
+            _run_job(job, sim, folder, resume, watch, position, len(jobs), source is not None)
+            del sim  # its states need not be held while the next ones are made
+        result = ExperimentResult.load(out)
+        result.write()
     return result
 
 
-def make_federation(config: ExperimentConfig, seed: int, source: Any = None) -> Federation:
-    """Returns the federation of an experiment, checked.
+def make_federation(
+    config: ExperimentConfig, seed: int, source: Any = None, said: set[str] | None = None
+) -> Federation:
+    """Returns the federation of an experiment, checked; what is weak about it is logged as warnings.
+
+    `said` are warnings that were logged before and are not repeated; new ones are added to it.
 
     Raises:
         DataError: data that cannot be used.
@@ -148,7 +169,11 @@ def make_federation(config: ExperimentConfig, seed: int, source: Any = None) -> 
     if source is not None:
         arguments |= {"source": source, "path": None, "options": None}
     federation = build_federation(**arguments, seed=seed)
-    validate(federation)
+    said = set() if said is None else said
+    for warning in validate(federation):
+        if warning not in said:
+            log.warning("data of seed %d: %s", seed, warning)
+            said.add(warning)
     return federation
 
 
@@ -182,24 +207,48 @@ def make_simulation(job: Job, federation: Federation) -> Simulation:
     )
 
 
-def _prepare(config: ExperimentConfig, out: Path, *, resume: bool, overwrite: bool) -> None:
-    file = out / "config.yaml"
-    if resume:
-        if not file.is_file():
-            raise RunError(f"'{out}' cannot be resumed: it has no config.yaml; start it without --resume")
-        return
-    if file.exists() and not overwrite:
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Holds the lock of the result folder, which is made first, and unmade if nothing came to lie in it."""
+    with reporting(out, "create the result folder"):
+        out.mkdir(parents=True, exist_ok=True)
+    with FolderLock(out):
+        try:
+            yield
+        finally:
+            if not (out / "config.yaml").exists():
+                with suppress(OSError):  # files of somebody else's keep the folder
+                    (out / ".lock").unlink()
+                    out.rmdir()
+
+
+def _check_folder(out: Path, resume: bool, overwrite: bool) -> None:
+    exists = (out / "config.yaml").exists()
+    if resume and not exists:
+        raise RunError(f"'{out}' cannot be resumed: it has no config.yaml; start it without --resume")
+    if exists and not resume and not overwrite:
         raise RunError(
             f"'{out}' already holds an experiment; continue it with --resume {out}, replace it with --overwrite, "
             "or choose another folder with --out"
         )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        file.write_text(config.to_yaml())
-    except OSError as error:
-        raise RunError(
-            f"cannot write '{file}': {error.strerror}; choose another folder with --out or free the disk"
-        ) from error
+
+
+def discard_jobs(out: Path) -> None:
+    """Deletes the jobs of an earlier experiment, which would pass for finished ones of the next."""
+    for file in out.glob("*/seed-*/config.json"):
+        RunStore.discard(file.parent)
+
+
+def _check_source(folder: Path, source: Any, resume: bool) -> None:
+    """Raises ConfigError if a job that was started on the caller's own data would go on with other data."""
+    if not resume or not (folder / "config.json").is_file():
+        return
+    if RunStore.open(folder, readonly=True).config.get("own_source", False) != (source is not None):
+        raise ConfigError(
+            f"'{folder}' was started {'without' if source is not None else 'with'} data of your own; continue "
+            "it the same way: tailorfl.run(out=..., resume=True"
+            f"{')' if source is not None else ', source=...)'}"
+        )
 
 
 def _is_finished(folder: Path) -> bool:
@@ -207,16 +256,24 @@ def _is_finished(folder: Path) -> bool:
 
 
 def _run_job(
-    job: Job, folder: Path, federation: Federation, resume: bool, watch: Observer, position: int, total: int
+    job: Job,
+    sim: Simulation,
+    folder: Path,
+    resume: bool,
+    watch: Observer,
+    position: int,
+    total: int,
+    own_source: bool,
 ) -> None:
-    sim = make_simulation(job, federation)
     identity = {"method": job.method.name, "label": job.method.label, "seed": job.seed}
     exists = resume and (folder / "config.json").is_file()
     with (
         RunStore.open(folder)
         if exists
         else RunStore.create(
-            folder, {**identity, "experiment": job.config.to_dict()}, overwrite=True
+            folder,
+            {**identity, "own_source": own_source, "experiment": job.config.to_dict()},
+            overwrite=True,
         ) as store
     ):
         found = store.latest_checkpoint() if exists else None
@@ -226,9 +283,17 @@ def _run_job(
             sim.load(tensors, facts)
             seconds = float(facts["seconds"])
         if exists:
+            _keep_engine(sim, store)
             store.truncate_after(sim.round)
         watch.job_started(job, position, total, job.rounds, sim.round)
         _rounds(job, sim, store, watch, seconds, identity)
+
+
+def _keep_engine(sim: Simulation, store: RunStore) -> None:
+    """Goes on with the engine that an automatic choice fell on, also where it was not yet in a checkpoint."""
+    done = store.rounds()
+    if isinstance(sim.engine, Auto) and len(done) and done["engine"].iloc[-1] != "auto":
+        sim.engine.choose(str(done["engine"].iloc[-1]))
 
 
 def _rounds(
@@ -325,6 +390,7 @@ def _summary(sim: Simulation, store: RunStore, identity: dict[str, Any], seconds
         "seconds": seconds,
         "engine": sim.engine.name,
         "clients": sim.federation.num_clients,
+        "rejected": int(store.rounds()["rejected"].map(len).sum()),
     }
 
 

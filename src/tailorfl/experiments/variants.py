@@ -15,9 +15,9 @@ from pathlib import Path
 from tailorfl.errors import RunError
 from tailorfl.experiments.config import load
 from tailorfl.experiments.result import ExperimentResult, slug
-from tailorfl.experiments.runner import Observer, run_experiment
+from tailorfl.experiments.runner import Observer, discard_jobs, run_experiment
 from tailorfl.experiments.schema import ExperimentConfig
-from tailorfl.runs.files import write_text
+from tailorfl.runs.files import reporting, write_text
 
 
 def expand(config: ExperimentConfig) -> dict[str, ExperimentConfig]:
@@ -55,7 +55,10 @@ def run_variants(
                 f"'{out}' already holds an experiment; continue it with --resume {out}, replace it with "
                 "--overwrite, or choose another folder with --out"
             )
-        out.mkdir(parents=True, exist_ok=True)
+        with reporting(out, "create the result folder"):
+            out.mkdir(parents=True, exist_ok=True)
+        for name in experiments:
+            discard_jobs(out / slug(name))
         write_text(out / "config.yaml", config.to_yaml())
     for name, experiment in experiments.items():
         folder = out / slug(name) if name else out

@@ -15,15 +15,21 @@ trainings here see the same batches, and as they do not interact the result is t
 | w | server state |
 | λ | `lam` |
 | E_p | `personal_epochs` (default: E) |
+
+With `dynamic_lam` every client tries several λ each round and keeps the personal model with the lowest validation loss.
+The official code chooses at every step; a round is the unit here, since the choice must not see test data and the
+validation part of a client is small.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from pydantic import Field
 from tensordict import TensorDict
 
+from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
@@ -40,6 +46,10 @@ class Ditto(TwoModels):
     lam: float = Field(
         1.0, ge=0, description="λ: pull of the personal model towards the received global model"
     )
+    dynamic_lam: tuple[float, ...] = Field(
+        (),
+        description="choose λ among these by validation loss, on every client in every round; empty: use lam",
+    )
     personal_epochs: int | None = Field(
         None, ge=0, description="epochs of personal training; default as local training"
     )
@@ -47,8 +57,24 @@ class Ditto(TwoModels):
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         v, w = state, received
         theta = client.fit(w)
-        v = client.fit(v, prox=(self.lam, w), epochs=self.personal_epochs)
-        return v, theta - w
+        candidates = [
+            client.fit(v, prox=(lam, w), epochs=self.personal_epochs)
+            for lam in self.dynamic_lam or (self.lam,)
+        ]
+        return best_of(client, candidates), theta - w
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         return server + replies.mean()
+
+
+def best_of(client: Client, models: list[TensorDict]) -> TensorDict:
+    """Returns the model with the lowest loss on the client's validation part, the first of equals."""
+    best, lowest = models[0], None
+    for model in models[1:]:
+        lowest = client.loss(best, "val") if lowest is None else lowest
+        loss = client.loss(model, "val")
+        better = loss < lowest
+        kept = {n: torch.where(better, t, best.get(n)) for n, t in tree.tensors(model).items()}
+        best = TensorDict(kept, batch_size=[])
+        lowest = torch.minimum(loss, lowest)
+    return best

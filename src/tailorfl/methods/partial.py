@@ -85,11 +85,21 @@ class FedRep(SplitMethod):
     weights: Weights = "samples"
     head_epochs: int = Field(10, ge=0, description="E_h: epochs on the head with the body fixed")
     body_epochs: int = Field(1, ge=0, description="E_b: epochs on the body with the head fixed")
+    final_head_epochs: int = Field(
+        0, ge=0, description="epochs on the head before a model is used (the official code's last round: 10)"
+    )
 
     def train(self, client: Client, model: TensorDict) -> TensorDict:
         model = client.fit(model, train=client.split.personal, epochs=self.head_epochs)
         trained: TensorDict = client.fit(model, train=client.split.shared, epochs=self.body_epochs)
         return trained
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        model = super().personal(client, state, received)
+        tuned: TensorDict = client.fit(
+            model, train=client.split.personal, epochs=self.final_head_epochs, purpose="finetune"
+        )
+        return tuned
 
 
 @register
@@ -102,6 +112,13 @@ class LGFedAvg(SplitMethod):
     personal_part: str = Field(
         "extractor", description="what stays on the client; extractor:k shares the last k linear layers"
     )
+    broadcast_all: bool = Field(
+        False, description="send the shared layers to all clients every round, as the official code does"
+    )
+
+    @property
+    def reaches_all(self) -> bool:
+        return self.broadcast_all
 
 
 @register

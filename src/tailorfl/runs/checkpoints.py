@@ -7,8 +7,8 @@ JSON file is written last, so its existence says that the tensors were complete.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ from tailorfl.runs.files import decode, encode, replacing, reporting, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 KEPT = 2  # the newest may be damaged by the very crash that makes it needed
 _NAME = re.compile(r"checkpoint-(\d{6,})\.(json|safetensors)")
@@ -57,7 +59,7 @@ def load_latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] |
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             problem = f"{path.stem} cannot be read ({error!r})"
         damage.append(problem)
-        warnings.warn(f"passing over a damaged checkpoint in '{folder}': {problem}", stacklevel=2)
+        log.warning("passing over a damaged checkpoint in '%s': %s", folder, problem)
     if damage:
         raise RunError(
             f"no usable checkpoint in '{folder}': {'; '.join(damage)}; "

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tailorfl.errors import RunError
 
@@ -187,6 +187,12 @@ class FolderLock:
                     f"process {owner} is writing to '{folder}'; wait for its end or choose another name"
                 )
             time.sleep(0.02)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
     def release(self) -> None:
         """Give the lock back. The file stays: deleting it could split later owners between two files."""

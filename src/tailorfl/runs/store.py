@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -113,6 +114,18 @@ class RunStore:
             lock.release()
             raise
         return store
+
+    @classmethod
+    def discard(cls, path: str | Path) -> None:
+        """Delete a run, and its folder if nothing else is in it.
+
+        Raises RunError if there is no run, or another process is writing it.
+        """
+        with cls.open(path) as store:
+            store._clear()
+            store._delete(iter([store.path / ".lock"]))
+        with contextlib.suppress(OSError):  # files of somebody else's keep the folder
+            store.path.rmdir()
 
     @property
     def config(self) -> dict[str, Any]:

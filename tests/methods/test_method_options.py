@@ -1,0 +1,96 @@
+"""Options that only some methods have: they do what they say, and nothing where they are off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tailorfl.methods  # noqa: F401
+from tailorfl.core.cohort import TrainConfig
+from tailorfl.core.method import make_method
+from tailorfl.data.federation import Federation
+from tailorfl.data.registry import load_source
+from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.models.functional import Model
+from tailorfl.models.registry import build
+
+
+def federation(seed: int = 0) -> Federation:
+    source = load_source("synthetic_digits", clients=6, samples=12, test_samples=4, seed=seed)
+    owner = source.groups["client"].numpy()
+    test = source.test.numpy() if source.test is not None else np.zeros(len(owner), dtype=bool)
+    own = [np.flatnonzero((owner == i) & ~test) for i in range(6)]
+    return Federation(
+        source, tuple(r[:8] for r in own), tuple(r[8:] for r in own),
+        tuple(np.flatnonzero((owner == i) & test) for i in range(6)), tuple("abcdef"), 6,
+    )  # fmt: skip
+
+
+def simulation(
+    name: str, options: dict[str, Any] | None = None, engine: str = "sequential", **more: Any
+) -> Simulation:
+    data = federation()
+    model = Model(lambda: build("mlp", data.source.input_shape, data.source.outputs, hidden=(8,)))
+    config = TrainConfig(epochs=2, batch_size=4, lr=0.1)
+    return Simulation(make_method(name, options), data, model, config, engine=make_engine(engine), **more)
+
+
+def rounds(sim: Simulation, count: int = 3) -> Simulation:
+    for _ in range(count):
+        sim.step()
+    return sim
+
+
+def personal(sim: Simulation) -> dict[str, torch.Tensor]:
+    [(_, models)] = sim.personal_models(range(6))
+    return dict(models.items())
+
+
+def test_one_candidate_is_ditto_with_that_strength() -> None:
+    fixed, chosen = (
+        personal(rounds(simulation("ditto", {"lam": 0.5}))),
+        personal(rounds(simulation("ditto", {"lam": 7.0, "dynamic_lam": (0.5,)}))),
+    )
+    assert all(torch.equal(fixed[n], chosen[n]) for n in fixed)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_every_client_keeps_its_best_candidate(engine: str) -> None:
+    lams = (0.0, 1.0, 20.0)
+    alone = {lam: personal(rounds(simulation("ditto", {"lam": lam}, engine), 1)) for lam in lams}
+    sim = rounds(simulation("ditto", {"dynamic_lam": lams}, engine), 1)
+    found, data = personal(sim), sim.federation
+    picked = []
+    for client in range(6):
+        rows = torch.from_numpy(data.val[client])
+        losses = []
+        for lam in lams:
+            state = {n: t[client] for n, t in alone[lam].items()}
+            outputs = sim.model(state, data.source.take(rows))
+            losses.append(float(torch.nn.functional.cross_entropy(outputs, data.source.y[rows])))
+        best = lams[int(np.argmin(losses))]
+        picked.append(best)
+        assert all(torch.allclose(found[n][client], alone[best][n][client], atol=1e-6) for n in found)
+    assert len(set(picked)) > 1, "the test says nothing if every client prefers the same strength"
+
+
+def test_final_head_epochs_tune_only_the_head_and_store_nothing() -> None:
+    plain, tuned = rounds(simulation("fedrep")), rounds(simulation("fedrep", {"final_head_epochs": 5}))
+    before = tuned.states.dump()
+    a, b = personal(plain), personal(tuned)
+    head = set(tuned.split.personal)
+    assert all(torch.equal(a[n], b[n]) == (n not in head) for n in a)
+    after = tuned.states.dump()
+    assert all(torch.equal(before[n], after[n]) for n in before)
+
+
+def test_broadcast_all_reaches_every_client_and_changes_nothing_else() -> None:
+    few = rounds(simulation("lg_fedavg", fraction=0.5))
+    every = rounds(simulation("lg_fedavg", {"broadcast_all": True}, fraction=0.5))
+    assert every.traffic.down_unicast == 2 * few.traffic.down_unicast
+    assert every.traffic.up == few.traffic.up
+    a, b = personal(few), personal(every)
+    assert all(torch.equal(a[n], b[n]) for n in a)
