@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tailorfl.data.source import Source
     from tailorfl.engines.simulation import Simulation
     from tailorfl.experiments.config import load as load_config
+    from tailorfl.experiments.jobs import Observer
     from tailorfl.experiments.result import ExperimentResult
-    from tailorfl.experiments.runner import Observer
     from tailorfl.experiments.schema import ExperimentConfig
     from tailorfl.models.functional import Model
     from tailorfl.models.split import Split

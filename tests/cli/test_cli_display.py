@@ -15,12 +15,15 @@ from rich.progress import ProgressSample
 from tailorfl.cli.estimates import show_estimate
 from tailorfl.cli.progress import Facts, Lines, Live, _bars, headline, observer
 from tailorfl.cli.results import show_comparison
+from tailorfl.core.messages import Traffic
+from tailorfl.engines.simulation import RoundResult
 from tailorfl.experiments.config import load
-from tailorfl.experiments.runner import Job, Quiet
+from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.runs.tables import Column
 
 CONFIG = load(None, ["method=ditto", "seeds=2", "rounds=4"])
 JOB = Job(CONFIG, CONFIG.methods[0], 1)
+DONE = RoundResult(1, tuple(range(128)), (3,), {"train": 0.3}, 0.25, Traffic())
 
 
 def terminal(width: int = 120) -> Console:
@@ -34,7 +37,7 @@ def shown(console: Console) -> str:
 def play(watch: Any) -> None:
     watch.job_started(JOB, 2, 2, 4, 1)
     watch.evaluated(JOB, 2, {"global/local/accuracy": 0.1, "personal/local/accuracy": 0.8125})
-    watch.round_done(JOB, 2, 512.0, {"train": 0.3}, (3,))
+    watch.round_done(JOB, DONE)
     watch.job_done(JOB, {"seconds": 1.5})
 
 
@@ -62,7 +65,7 @@ def test_bars_show_round_speed_metric_and_rejected_clients() -> None:
     assert everything.completed == pytest.approx(1 + 1 / 4)
     assert (job.description, job.completed, job.total) == ("ditto seed 1", 1, 4)
     watch.evaluated(JOB, 2, {"personal/local/accuracy": 0.8125})
-    watch.round_done(JOB, 2, 512.0, {}, (3,))
+    watch.round_done(JOB, DONE)
     assert job.fields["facts"] == "round 2/4 · 512 clients/s · accuracy 0.812 · 1 rejected"
     assert everything.completed == pytest.approx(1 + 2 / 4)
     watch.job_done(JOB, {"seconds": 1.5})
@@ -86,7 +89,7 @@ def test_observer_suits_its_console() -> None:
     with observer(Console(file=io.StringIO()), CONFIG) as watch:
         assert isinstance(watch, Lines)
     with observer(terminal(), CONFIG, quiet=True) as watch:
-        assert isinstance(watch, Quiet)
+        assert type(watch) is Observer
 
 
 class TestComparison:

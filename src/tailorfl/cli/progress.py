@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
-from tailorfl.experiments.runner import Quiet
+from tailorfl.experiments.jobs import Observer
 from tailorfl.runs.tables import human_seconds
 
 if TYPE_CHECKING:
-    from tailorfl.experiments.runner import Job, Observer
+    from tailorfl.engines.simulation import RoundResult
+    from tailorfl.experiments.jobs import Job
     from tailorfl.experiments.schema import ExperimentConfig
 
 
@@ -24,7 +25,7 @@ def observer(console: Console, config: ExperimentConfig, *, quiet: bool = False)
     """The observer that suits a console; log messages of the library go to the same console meanwhile."""
     with messages(console):
         if quiet:
-            yield Quiet()
+            yield Observer()
         elif console.is_terminal:
             with _bars(console) as progress:
                 yield Live(progress, len(config.seeds) * len(config.methods))
@@ -71,7 +72,7 @@ def title(job: Job) -> str:
     return f"{job.method.label} seed {job.seed}"
 
 
-class Lines:
+class Lines(Observer):
     """One line when a job starts, at each evaluation and at its end; for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
@@ -86,16 +87,9 @@ class Lines:
         resumed = f", resumed after round {resumed_from}" if resumed_from else ""
         self._print(f"{self._where}: {rounds} rounds{resumed}")
 
-    def round_done(
-        self,
-        job: Job,
-        round: int,
-        clients_per_second: float,
-        losses: dict[str, float],
-        rejected: tuple[int, ...],
-    ) -> None:
+    def round_done(self, job: Job, done: RoundResult) -> None:
         """Remembers the speed; rejected clients are named by the log."""
-        self._speed = clients_per_second
+        self._speed = done.clients_per_second
 
     def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
         """Says how good the models are."""
@@ -112,7 +106,7 @@ class Lines:
         self._console.print(Text(text), soft_wrap=True)
 
 
-class Live:
+class Live(Observer):
     """Two bars: the experiment with the time left, and the current job with round, clients/s and metric."""
 
     def __init__(self, progress: Progress, jobs: int) -> None:
@@ -130,17 +124,12 @@ class Live:
         self._progress.update(self._job, facts=f"round {resumed_from}/{rounds}")
         self._advance(resumed_from)
 
-    def round_done(
-        self,
-        job: Job,
-        round: int,
-        clients_per_second: float,
-        losses: dict[str, float],
-        rejected: tuple[int, ...],
-    ) -> None:
+    def round_done(self, job: Job, done: RoundResult) -> None:
         """Moves both bars."""
-        turned_away = f" · {len(rejected)} rejected" if rejected else ""
-        facts = f"round {round}/{self._rounds} · {clients_per_second:.0f} clients/s{self._score}{turned_away}"
+        turned_away = f" · {len(done.rejected)} rejected" if done.rejected else ""
+        round = done.round + 1
+        speed = f"{done.clients_per_second:.0f} clients/s"
+        facts = f"round {round}/{self._rounds} · {speed}{self._score}{turned_away}"
         self._progress.update(self._job, completed=round, facts=facts)
         self._advance(round)
 

@@ -66,6 +66,11 @@ class RoundResult:
     seconds: float
     traffic: Traffic
 
+    @property
+    def clients_per_second(self) -> float:
+        """Sampled clients over seconds."""
+        return len(self.clients) / max(self.seconds, 1e-9)
+
 
 class Simulation:
     """One method on one federation, round by round.

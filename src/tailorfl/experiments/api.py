@@ -11,8 +11,9 @@ from tailorfl.errors import ConfigError
 from tailorfl.experiments.check import check
 from tailorfl.experiments.config import load
 from tailorfl.experiments.folders import experiment_in, new_folder
+from tailorfl.experiments.jobs import Observer
 from tailorfl.experiments.result import ExperimentResult
-from tailorfl.experiments.runner import Observer, run_experiment
+from tailorfl.experiments.runner import run_experiment
 from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.experiments.variants import expand, run_variants
 

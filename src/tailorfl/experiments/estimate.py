@@ -15,7 +15,8 @@ from tailorfl.core.messages import PerClient, count_down, count_up
 from tailorfl.data.federation import Federation
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.simulation import Simulation, round_half_up
-from tailorfl.experiments.runner import Job, make_federation, make_simulation
+from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.runner import make_federation, make_simulation
 from tailorfl.experiments.schema import ExperimentConfig
 
 PROBE_CLIENTS = 2

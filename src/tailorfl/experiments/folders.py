@@ -1,12 +1,17 @@
-"""Result folders: where a new experiment goes, and what the experiment in a folder was."""
+"""Result folders: where a new experiment goes, who may write there, and what the experiment in one was."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from tailorfl.errors import ConfigError
+from tailorfl.errors import ConfigError, RunError
 from tailorfl.experiments.config import load
 from tailorfl.experiments.schema import ExperimentConfig
+from tailorfl.runs.files import FolderLock, reporting
+from tailorfl.runs.store import RunStore
 
 ROOT = Path("runs")
 
@@ -29,3 +34,48 @@ def experiment_in(folder: Path) -> ExperimentConfig:
     if not file.is_file():
         raise ConfigError(f"'{folder}' is no result folder that could be resumed: it has no config.yaml")
     return load(file)
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Holds the lock of the result folder, which is made first, and unmade if nothing came to lie in it."""
+    with reporting(out, "create the result folder"):
+        out.mkdir(parents=True, exist_ok=True)
+    with FolderLock(out):
+        try:
+            yield
+        finally:
+            if not (out / "config.yaml").exists():
+                with suppress(OSError):  # files of somebody else's keep the folder
+                    (out / ".lock").unlink()
+                    out.rmdir()
+
+
+def check_folder(out: Path, resume: bool, overwrite: bool) -> None:
+    """Raises RunError if `out` holds no experiment to resume, or one that may not be replaced."""
+    exists = (out / "config.yaml").exists()
+    if resume and not exists:
+        raise RunError(f"'{out}' cannot be resumed: it has no config.yaml; start it without --resume")
+    if exists and not resume and not overwrite:
+        raise RunError(
+            f"'{out}' already holds an experiment; continue it with --resume {out}, replace it with --overwrite, "
+            "or choose another folder with --out"
+        )
+
+
+def discard_jobs(out: Path) -> None:
+    """Deletes the jobs of an earlier experiment, which would pass for finished ones of the next."""
+    for file in out.glob("*/seed-*/config.json"):
+        RunStore.discard(file.parent)
+
+
+def check_source(folder: Path, source: Any, resume: bool) -> None:
+    """Raises ConfigError if a job that was started on the caller's own data would go on with other data."""
+    if not resume or not (folder / "config.json").is_file():
+        return
+    if RunStore.open(folder, readonly=True).config.get("own_source", False) != (source is not None):
+        raise ConfigError(
+            f"'{folder}' was started {'without' if source is not None else 'with'} data of your own; continue "
+            "it the same way: tailorfl.run(out=..., resume=True"
+            f"{')' if source is not None else ', source=...)'}"
+        )

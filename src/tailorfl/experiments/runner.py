@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -26,87 +24,24 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.validate import validate
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.simulation import RoundResult, Simulation, make_engine
-from tailorfl.errors import ConfigError, RunError, TailorflError
+from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import Record, evaluate, headline, summaries
 from tailorfl.evaluation.summary import summarize
-from tailorfl.experiments.config import ExperimentConfig, MethodConfig
-from tailorfl.experiments.result import ExperimentResult, slug
+from tailorfl.experiments.folders import check_folder, check_source, discard_jobs, locked
+from tailorfl.experiments.jobs import Job, Observer
+from tailorfl.experiments.result import ExperimentResult
+from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build as build_module
 from tailorfl.models.weights import load_weights
-from tailorfl.runs.files import FolderLock, reporting, write_text
+from tailorfl.runs.files import write_text
 from tailorfl.runs.store import RunStore
 
 log = logging.getLogger(__name__)
 
 CHECKPOINT_SHARE = 0.05
 """Checkpoints may take this share of the time when no interval is configured."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One method with one seed."""
-
-    config: ExperimentConfig
-    method: MethodConfig
-    seed: int
-
-    @property
-    def rounds(self) -> int:
-        """Number of rounds."""
-        return self.method.rounds if self.method.rounds is not None else self.config.rounds
-
-    @property
-    def folder(self) -> Path:
-        """Where the job lies below the experiment's folder."""
-        return Path(slug(self.method.label)) / f"seed-{self.seed}"
-
-
-class Observer(Protocol):
-    """What a progress display is told."""
-
-    def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
-        """Job number `position` (from 1) of `total` begins; `resumed_from` rounds are already done."""
-
-    def round_done(
-        self,
-        job: Job,
-        round: int,
-        clients_per_second: float,
-        losses: dict[str, float],
-        rejected: tuple[int, ...],
-    ) -> None:
-        """`round` rounds are done."""
-
-    def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
-        """Means over clients by "model/set/metric"."""
-
-    def job_done(self, job: Job, summary: dict[str, Any]) -> None:
-        """The job is finished and stored."""
-
-
-class Quiet:
-    """An observer that shows nothing."""
-
-    def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
-        """Ignored."""
-
-    def round_done(
-        self,
-        job: Job,
-        round: int,
-        clients_per_second: float,
-        losses: dict[str, float],
-        rejected: tuple[int, ...],
-    ) -> None:
-        """Ignored."""
-
-    def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
-        """Ignored."""
-
-    def job_done(self, job: Job, summary: dict[str, Any]) -> None:
-        """Ignored."""
 
 
 def run_experiment(
@@ -126,11 +61,11 @@ def run_experiment(
         TailorflError: see the message; what was finished stays on disk and `resume` continues from there.
     """
     torch.set_num_threads(config.threads)
-    watch = observer if observer is not None else Quiet()
+    watch = observer if observer is not None else Observer()
     jobs = [Job(config, method, seed) for seed in config.seeds for method in config.methods]
     # Even between two jobs, when none of them is locked, the folder is this process's.
-    with _locked(out):
-        _check_folder(out, resume, overwrite)
+    with locked(out):
+        check_folder(out, resume, overwrite)
         begun = resume
         federation: Federation | None = None
         built: int | None = None
@@ -139,7 +74,7 @@ def run_experiment(
             folder = out / job.folder
             if resume and _is_finished(folder):
                 continue
-            _check_source(folder, source, resume)
+            check_source(folder, source, resume)
             seed = config.data.seed if config.data.seed is not None else job.seed
             if federation is None or seed != built:
                 federation, built = make_federation(config, seed, source, said), seed
@@ -205,50 +140,6 @@ def make_simulation(job: Job, federation: Federation) -> Simulation:
         fraction=config.fraction,
         sampling=config.sampling,
     )
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Holds the lock of the result folder, which is made first, and unmade if nothing came to lie in it."""
-    with reporting(out, "create the result folder"):
-        out.mkdir(parents=True, exist_ok=True)
-    with FolderLock(out):
-        try:
-            yield
-        finally:
-            if not (out / "config.yaml").exists():
-                with suppress(OSError):  # files of somebody else's keep the folder
-                    (out / ".lock").unlink()
-                    out.rmdir()
-
-
-def _check_folder(out: Path, resume: bool, overwrite: bool) -> None:
-    exists = (out / "config.yaml").exists()
-    if resume and not exists:
-        raise RunError(f"'{out}' cannot be resumed: it has no config.yaml; start it without --resume")
-    if exists and not resume and not overwrite:
-        raise RunError(
-            f"'{out}' already holds an experiment; continue it with --resume {out}, replace it with --overwrite, "
-            "or choose another folder with --out"
-        )
-
-
-def discard_jobs(out: Path) -> None:
-    """Deletes the jobs of an earlier experiment, which would pass for finished ones of the next."""
-    for file in out.glob("*/seed-*/config.json"):
-        RunStore.discard(file.parent)
-
-
-def _check_source(folder: Path, source: Any, resume: bool) -> None:
-    """Raises ConfigError if a job that was started on the caller's own data would go on with other data."""
-    if not resume or not (folder / "config.json").is_file():
-        return
-    if RunStore.open(folder, readonly=True).config.get("own_source", False) != (source is not None):
-        raise ConfigError(
-            f"'{folder}' was started {'without' if source is not None else 'with'} data of your own; continue "
-            "it the same way: tailorfl.run(out=..., resume=True"
-            f"{')' if source is not None else ', source=...)'}"
-        )
 
 
 def _is_finished(folder: Path) -> bool:
@@ -327,9 +218,7 @@ def _rounds(
             store.save_checkpoint(sim.round, tensors, {**facts, "seconds": now - begin})
             saved_at = time.perf_counter()
             cost = saved_at - now
-        watch.round_done(
-            job, sim.round, len(done.clients) / max(done.seconds, 1e-9), done.losses, done.rejected
-        )
+        watch.round_done(job, done)
     summary = _summary(sim, store, identity, time.perf_counter() - begin)
     store.finish(summary)
     watch.job_done(job, summary)

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from tailorfl.errors import RunError
 from tailorfl.experiments.config import load
+from tailorfl.experiments.folders import discard_jobs
+from tailorfl.experiments.jobs import Observer
 from tailorfl.experiments.result import ExperimentResult, slug
-from tailorfl.experiments.runner import Observer, discard_jobs, run_experiment
+from tailorfl.experiments.runner import run_experiment
 from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.runs.files import reporting, write_text
 

@@ -1,0 +1,46 @@
+"""Jobs, one method with one seed each, and who watches them being done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tailorfl.engines.simulation import RoundResult
+from tailorfl.experiments.result import slug
+from tailorfl.experiments.schema import ExperimentConfig, MethodConfig
+
+
+@dataclass(frozen=True)
+class Job:
+    """One method with one seed."""
+
+    config: ExperimentConfig
+    method: MethodConfig
+    seed: int
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds."""
+        return self.method.rounds if self.method.rounds is not None else self.config.rounds
+
+    @property
+    def folder(self) -> Path:
+        """Where the job lies below the experiment's folder."""
+        return Path(slug(self.method.label)) / f"seed-{self.seed}"
+
+
+class Observer:
+    """What a progress display is told. This one shows nothing; override what you want to show."""
+
+    def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
+        """Job number `position` (from 1) of `total` begins; `resumed_from` rounds are already done."""
+
+    def round_done(self, job: Job, done: RoundResult) -> None:
+        """One more round is done."""
+
+    def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
+        """Means over clients by "model/set/metric", after `round` rounds."""
+
+    def job_done(self, job: Job, summary: dict[str, Any]) -> None:
+        """The job is finished and stored."""
