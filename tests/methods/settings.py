@@ -59,6 +59,8 @@ class Card:
     weights: Weights
     personal: bool
     shared: bool
+    beside: Count = none
+    """Scalars that training makes beside models: corrections, changes that are sent in place of a model."""
 
 
 Kind = Literal["local", "pooled", "pooled_and_local", "local_and_mean", "coupled", "coupled_global", "ditto"]
@@ -97,6 +99,18 @@ ROWS: dict[str, Row] = {
         Card(whole, whole, whole, "samples", False, True),
         {"mu": 0.5},
         Limit("coupled_global", PROX_STEPS, {"mu": LAM}),
+    ),
+    "fedsam": Row(Card(whole, whole, whole, "uniform", False, True), {"rho": 0.02}),
+    "scaffold": Row(Card(twice, twice, whole, "uniform", False, True, whole), limit=Limit("pooled")),
+    "feddyn": Row(
+        Card(whole, whole, whole, "uniform", False, True, whole),
+        {"alpha": 0.1},
+        Limit("pooled", PROX_STEPS, {"alpha": LAM}),
+    ),
+    "mr_mtl": Row(
+        Card(whole, whole, whole, "uniform", True, False, whole),
+        {"lam": 0.5},
+        Limit("coupled", PROX_STEPS, {"lam": LAM}),
     ),
     "fedavg_ft": Row(
         Card(whole, whole, whole, "samples", True, True),

@@ -84,7 +84,9 @@ def test_trained_scalars_are_those_of_the_card(name: str) -> None:
             torch.equal(tensor, other) for other in (*old, *made) if other.shape == tensor.shape
         ):
             made.append(tensor)
-    assert sum(t.numel() for t in made) == row(name).card.trained(parts(sim.model))
+    card, size = row(name).card, parts(sim.model)
+    assert sim.trained_scalars == card.trained(size)
+    assert sum(t.numel() for t in made) == card.trained(size) + card.beside(size)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -49,6 +49,8 @@ class Method(BaseModel):
     paper: ClassVar[str]
     has_personal: ClassVar[bool] = True
     has_global: ClassVar[bool] = True
+    models_trained: ClassVar[int] = 1
+    """How many models one client optimises in a round (two where a personal one is trained beside a global one)."""
     pooled: ClassVar[bool] = False
     """Whether the method sees all training data in one place (a reference, not federated learning)."""
 

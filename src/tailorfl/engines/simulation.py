@@ -115,6 +115,11 @@ class Simulation:
         self.round = 0
         self._members, self._val = self._rows()
 
+    @property
+    def trained_scalars(self) -> int:
+        """Scalars that one client optimises in a round: `d` for one model, `2d` for two."""
+        return self.method.models_trained * sum(self.model.sizes[n] for n in self.split.trainable)
+
     # -- one round ------------------------------------------------------------------------------------------
 
     def step(self) -> RoundResult:

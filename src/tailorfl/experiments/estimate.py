@@ -108,7 +108,7 @@ def _probe(sim: Simulation) -> tuple[dict[str, float], float]:
     up = count_up(replies, sim.model.buffers)
     share = len(sampled) / len(some)
     shown: dict[str, Any] = {
-        "trained_scalars": sum(sim.model.sizes[n] for n in sim.split.trainable),
+        "trained_scalars": sim.trained_scalars,
         "scalars_up_per_round": int(up.up * share),
         "scalars_down_per_round": down.down_unicast,
         "bytes_per_round": int(up.bytes_up * share) + down.bytes_down,

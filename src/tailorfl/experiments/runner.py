@@ -275,7 +275,7 @@ def _summary(sim: Simulation, store: RunStore, identity: dict[str, Any], seconds
         "bytes_up": sim.traffic.bytes_up,
         "bytes_down": sim.traffic.bytes_down,
         "traffic": sim.traffic.as_dict(),
-        "trained_scalars": sum(sim.model.sizes[n] for n in sim.split.trainable),
+        "trained_scalars": sim.trained_scalars,
         "seconds": seconds,
         "engine": sim.engine.name,
         "clients": sim.federation.num_clients,

@@ -38,6 +38,7 @@ class APFL(ServerModel):
     name: ClassVar[str] = "apfl"
     title: ClassVar[str] = "APFL"
     paper: ClassVar[str] = "Deng et al., 2020"
+    models_trained: ClassVar[int] = 2
     alpha: float = Field(0.5, ge=0, le=1, description="α: share of the local model in the mixture")
     adaptive: bool = Field(False, description="learn α_i on each client")
 

@@ -43,6 +43,7 @@ class Ditto(TwoModels):
     name: ClassVar[str] = "ditto"
     title: ClassVar[str] = "Ditto"
     paper: ClassVar[str] = "Li et al., ICML 2021"
+    models_trained: ClassVar[int] = 2
     lam: float = Field(
         1.0, ge=0, description="λ: pull of the personal model towards the received global model"
     )

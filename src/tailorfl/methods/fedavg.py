@@ -1,10 +1,11 @@
-"""FedAvg and its two nearest relatives.
+"""FedAvg and its nearest relatives.
 
 FedAvg: McMahan et al., AISTATS 2017; server optimizers: Reddi et al., ICLR 2021. FedProx: Li et al., MLSys
 2020.
 
     server sends w
     client i:  θ_i = LocalSGD(w, E)                    FedProx adds (μ/2)‖θ − w‖² to the local loss
+                                                       FedSAM takes each gradient at θ + ρ g/‖g‖
     server:    Δ = Σ_S a_i (θ_i − w),   w = server_optimizer(w, Δ)       (plain FedAvg: w = w + η_s Δ)
 
 FedAvg+FT: FedAvg; a client's deployable model is w tuned for E_ft epochs on its own data and thrown away
@@ -16,6 +17,7 @@ afterwards.
 | E, η | the run's training settings |
 | η_s and moments | `server` |
 | μ | `mu` |
+| ρ | `rho` |
 | E_ft | `ft_epochs` |
 """
 
@@ -27,6 +29,7 @@ from pydantic import Field
 from tensordict import TensorDict
 
 from tailorfl.core import tree
+from tailorfl.core.ascent import SAM
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies, Weights
 from tailorfl.core.method import Context, Method, register
@@ -97,3 +100,17 @@ class FedAvgFT(FedAvg):
         scope = None if self.ft_scope == "all" else client.select("head")
         tuned: TensorDict = client.fit(received, epochs=self.ft_epochs, train=scope, purpose="finetune")
         return tuned
+
+
+@register
+class FedSAM(FedAvg):
+    """FedAvg with sharpness-aware local training."""
+
+    name: ClassVar[str] = "fedsam"
+    title: ClassVar[str] = "FedSAM"
+    paper: ClassVar[str] = "Qu et al., ICML 2022"
+    weights: Weights = "uniform"
+    rho: float = Field(0.05, ge=0, description="ρ: radius of the ascent")
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        return state, client.fit(received, ascent=SAM(self.rho) if self.rho > 0 else None)

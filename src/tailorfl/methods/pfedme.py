@@ -40,6 +40,7 @@ class PFedMe(TwoModels):
     name: ClassVar[str] = "pfedme"
     title: ClassVar[str] = "pFedMe"
     paper: ClassVar[str] = "T. Dinh et al., NeurIPS 2020"
+    models_trained: ClassVar[int] = 2
     weights: Weights = "samples"
     lam: float = Field(
         15.0, ge=0, description="λ: pull of the personal model towards the local copy of the global one"

@@ -1,0 +1,141 @@
+"""Makes the README's table of methods from the registry, so that the two cannot disagree.
+
+    python docs/methods_table.py            prints the table
+    python docs/methods_table.py --write    puts it into README.md
+
+What a method keeps and sends is not looked up anywhere: one client trains for one round, and the names of
+the tensors in its state and messages are compared with the parts of a small convolutional network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from tensordict import TensorDict
+
+import tailorfl.methods  # noqa: F401  registers the methods
+from tailorfl.core import tree
+from tailorfl.core.cohort import TrainConfig
+from tailorfl.core.messages import PerClient
+from tailorfl.core.method import Method, methods
+from tailorfl.data.build import build as build_federation
+from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.simulation import Simulation
+from tailorfl.models.functional import Model
+from tailorfl.models.registry import build as build_module
+from tailorfl.models.selectors import select
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- methods: made by docs/methods_table.py -->\n", "<!-- end of methods -->\n"
+HEAD = ("Method", "`method=`", "Paper", "Kept on the client", "Sent each way", "Evaluated", "Code")
+EVERYONE = ("test_method_contract.py", "test_newcomers.py")
+"""Tests that run over all methods and belong to none."""
+
+
+def table() -> str:
+    """Returns the Markdown table, one line a method."""
+    own = [m for m in methods().values() if Path(inspect.getfile(m)).is_relative_to(ROOT)]
+    lines = [HEAD, ("---",) * len(HEAD), *map(row, own)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def row(method: type[Method]) -> tuple[str, ...]:
+    """Returns the cells of one method."""
+    federation = build_federation("digits", samples=60, clients=2)
+    source = federation.source
+    model = Model(lambda: build_module("cnn2", source.input_shape, source.outputs, norm="batch"))
+    sim = Simulation(method(), federation, model, TrainConfig(steps=1, epochs=None), engine=Sequential())
+    message = sim.method.broadcast(sim.server, (0,))
+    down = message.payloads if isinstance(message, PerClient) else message
+    states, up = sim.run((0,), sim.states.get((0,)), message, sim.method.local)
+    evaluated = [
+        w for w, there in (("personal", method.has_personal), ("global", method.has_global)) if there
+    ]
+    return (
+        method.title,
+        f"`{method.name}`",
+        method.paper,
+        contents(states, model),
+        "nothing: all data in one place"
+        if method.pooled
+        else sent(contents(down, model), contents(up, model)),
+        " and ".join(evaluated),
+        files(method),
+    )
+
+
+def sent(down: str, up: str) -> str:
+    """Returns what travels, said once where both directions carry the same."""
+    return down if down == up else f"down {down}, up {up}"
+
+
+def contents(payload: TensorDict, model: Model) -> str:
+    """Returns the tensors of a state or message in words."""
+    groups: dict[str, set[str]] = {}
+    for path, _ in tree.leaves(payload):
+        group, _, name = path.rpartition("/")
+        groups.setdefault(group, set()).add(name)
+    known = {*model.parameters, *model.buffers}
+    parts = [part_of(names & known, model) for names in groups.values() if names & known]
+    others = sorted(name for names in groups.values() for name in names - known)
+    counted = [f"{parts.count(p)} × {p}" if parts.count(p) > 1 else p for p in dict.fromkeys(parts)]
+    return ", ".join([*counted, *(f"`{name}`" for name in others)]) or "nothing"
+
+
+def part_of(names: Iterable[str], model: Model) -> str:
+    """Returns the words for a set of tensor names of the model."""
+
+    def matches(word: str) -> bool:
+        picked, wanted = select(model.module, word), set(names)
+        return wanted in (set(picked), picked & set(model.parameters))  # with or without running statistics
+
+    words = {
+        "all": "whole model",
+        "head": "head",
+        "body": "body",
+        "norm": "norm layers",
+        "input": "input layer",
+    }
+    for word, text in words.items():
+        if matches(word):
+            return text
+    left_out = {*model.parameters, *model.buffers} - set(names)
+    for word, text in words.items():
+        if left_out == set(select(model.module, word)):
+            return f"all but the {text}"
+    return f"{len(set(names))} tensors"
+
+
+def files(method: type[Method]) -> str:
+    """Returns links to the method's file and to its test file: called like it, or the one that names it most."""
+    code = Path(inspect.getfile(method)).relative_to(ROOT)
+    tests = [t for t in sorted((ROOT / "tests" / "methods").glob("test_*.py")) if t.name not in EVERYONE]
+    named = {t: (method.name in t.stem, t.read_text("utf-8").count(f'"{method.name}"')) for t in tests}
+    test = max(named, key=lambda t: named[t]).relative_to(ROOT)
+    return f"[code]({code.as_posix()}), [tests]({test.as_posix()})"
+
+
+def insert(readme: str, made: str) -> str:
+    """Returns the README with its table replaced by `made`."""
+    found = re.sub(f"(?<={re.escape(BEGIN)}).*?(?={re.escape(END)})", lambda _: made, readme, flags=re.DOTALL)
+    assert BEGIN in found, f"README.md has lost the line {BEGIN!r}"
+    return found
+
+
+def main() -> None:
+    """Prints the table, or writes it into README.md."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="put it into README.md")
+    if not parser.parse_args().write:
+        print(table(), end="")
+        return
+    readme = ROOT / "README.md"
+    readme.write_text(insert(readme.read_text(encoding="utf-8"), table()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

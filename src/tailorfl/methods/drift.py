@@ -1,0 +1,132 @@
+"""Global models without client drift: what local training adds in the wrong direction is measured and subtracted.
+
+SCAFFOLD, option II (Karimireddy et al., ICML 2020)
+
+    server sends (w, c)
+    client i:  y = w;  K steps  y = y − η (∇F_i(y) − c_i + c);   c_i⁺ = c_i − c + (w − y)/(K η)
+               sends y − w and c_i⁺ − c_i;   c_i = c_i⁺
+    server:    w = w + η_g mean_S (y − w);   c = c + (1/N) Σ_S (c_i⁺ − c_i)
+
+FedDyn (Acar et al., ICLR 2021)
+
+    server sends w
+    client i:  θ = LocalSGD from w on F_i(θ) − ⟨g_i, θ⟩ + (α/2)‖θ − w‖²;   g_i = g_i − α (θ − w);   sends θ
+    server:    h = h − (α/N) Σ_S (θ − w);   w = mean_S θ − h/α
+
+Invariants at any participation: c = mean_i c_i over ALL clients, h = mean_i g_i. Both reach the optimum of the pooled
+data with K > 1 steps and partial participation, where FedAvg is biased.
+
+| symbol | here |
+|---|---|
+| w, c, h | server state |
+| c_i, g_i | client state |
+| η_g | `global_lr` |
+| α | `alpha` |
+| K | the steps a client really takes |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+
+from tailorfl.core import tree
+from tailorfl.core.client import Client
+from tailorfl.core.gradients import Gradient
+from tailorfl.core.messages import Replies
+from tailorfl.core.method import Context, Method, register
+
+
+class Corrected(Method):
+    """A server model beside a correction on the server and one on every client, all starting at zero."""
+
+    has_personal: ClassVar[bool] = False
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        return TensorDict({"w": ctx.init, "correction": zeros(ctx)}, batch_size=[])
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        return zeros(ctx)
+
+    def shared(self, server: TensorDict) -> TensorDict:
+        w: TensorDict = server["w"]
+        return w
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        w: TensorDict = received["w"]
+        return w
+
+
+@register
+class Scaffold(Corrected):
+    """FedAvg with control variates."""
+
+    name: ClassVar[str] = "scaffold"
+    title: ClassVar[str] = "SCAFFOLD"
+    paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    global_lr: float = Field(1.0, gt=0, description="η_g: server step")
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        return server
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        w, c, c_i = received["w"], received["correction"], state
+        # Momentum and weight decay would make (w − y)/(Kη) another thing than a mean gradient.
+        y = client.fit(w, direction=corrected, given=(c_i, c), momentum=0.0, weight_decay=0.0)
+        moved = client.parameters(w) - client.parameters(y)
+        c_new = c_i - c + moved / (client.steps().clamp(min=1.0) * client.config.lr)
+        return c_new, TensorDict({"y": y, "change": c_new - c_i}, batch_size=[])
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        w, c, mean = server["w"], server["correction"], replies.mean()
+        old, new = replies.of_parameters(w), replies.of_parameters(mean["y"])
+        w = tree.merge(mean["y"], old + (new - old) * self.global_lr)
+        share = len(replies.clients) / replies.total_clients
+        return TensorDict({"w": w, "correction": c + mean["change"] * share}, batch_size=[])
+
+
+@register
+class FedDyn(Corrected):
+    """Dynamic regularisation: local stationary points are made to agree with the global one."""
+
+    name: ClassVar[str] = "feddyn"
+    title: ClassVar[str] = "FedDyn"
+    paper: ClassVar[str] = "Acar et al., ICLR 2021"
+    alpha: float = Field(0.01, gt=0, description="α of the dynamic regulariser")
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        return self.shared(server)
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        w, g_i = received, state
+        theta = client.fit(w, direction=tilted, given=(g_i,), prox=(self.alpha, w))
+        return g_i - (client.parameters(theta) - client.parameters(w)) * self.alpha, theta
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        w, h, mean = server["w"], server["correction"], replies.mean()
+        theta = replies.of_parameters(mean)
+        share = len(replies.clients) / replies.total_clients
+        h = h - (theta - replies.of_parameters(w)) * (self.alpha * share)
+        return TensorDict({"w": tree.merge(mean, theta - h / self.alpha), "correction": h}, batch_size=[])
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        return received
+
+
+def corrected(y: TensorDict, grad: Gradient, c_i: TensorDict, c: TensorDict) -> TensorDict:
+    """∇F(y) − c_i + c."""
+    return grad(y) - c_i + c
+
+
+def tilted(theta: TensorDict, grad: Gradient, g_i: TensorDict) -> TensorDict:
+    """∇F(θ) − g_i; the quadratic term is the fit's proximal pull."""
+    return grad(theta) - g_i
+
+
+def zeros(ctx: Context) -> TensorDict:
+    """Returns zeros of the shape of the trainable parameters."""
+    names = ctx.split.trainable
+    return TensorDict({n: torch.zeros_like(ctx.init.get(n)) for n in names}, batch_size=[])

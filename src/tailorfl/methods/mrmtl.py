@@ -1,0 +1,50 @@
+"""MR-MTL: mean-regularised multi-task learning, the reading of "MTL" as a baseline of PerAda (CVPR 2024).
+
+    min  Σ_i (1/N) ( F_i(v_i) + (λ/2)‖v_i − v̄‖² ),   v̄ = mean_j v_j over ALL clients
+
+    server sends v̄
+    client i:  v_i⁺ = LocalSGD(v_i, E, prox (λ, v̄));   sends v_i⁺ − v_i
+    server:    v̄ = v̄ + (1/N) Σ_S (v_i⁺ − v_i)
+
+Sending the change keeps v̄ the exact mean of all clients' latest models without storing them on the server.
+
+| symbol | here |
+|---|---|
+| v_i | client state |
+| v̄ | server state |
+| λ | `lam` |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+from tensordict import TensorDict
+
+from tailorfl.core import tree
+from tailorfl.core.client import Client
+from tailorfl.core.messages import Replies
+from tailorfl.core.method import register
+from tailorfl.methods.bases import TwoModels
+
+
+@register
+class MRMTL(TwoModels):
+    """Personal models pulled towards their mean."""
+
+    name: ClassVar[str] = "mr_mtl"
+    title: ClassVar[str] = "MR-MTL"
+    paper: ClassVar[str] = "mean-regularised MTL (Evgeniou and Pontil, KDD 2004), as MTL in PerAda"
+    has_global: ClassVar[bool] = False
+    lam: float = Field(1.0, ge=0, description="λ: pull towards the mean of all personal models")
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        v = client.fit(state, prox=(self.lam, received))
+        return v, v - state
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        change = replies.mean()
+        share = len(replies.clients) / replies.total_clients
+        moved = {n: t * share if t.is_floating_point() else t for n, t in tree.tensors(change).items()}
+        return server + TensorDict(moved, batch_size=[])

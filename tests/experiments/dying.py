@@ -1,0 +1,86 @@
+"""The command line, in a process that kills itself: python dying.py LABEL POINT COUNT ARGUMENTS...
+
+It dies when POINT is reached for the COUNT-th time in the job LABEL; ARGUMENTS are those of `tailorfl`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tailorfl.experiments.runner as runner
+import tailorfl.runs.checkpoints as checkpoints
+import tailorfl.runs.store as store
+from tailorfl.cli.main import run
+from tailorfl.engines.simulation import Simulation
+from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.result import ExperimentResult
+
+LABEL, POINT, COUNT = sys.argv[1], sys.argv[2], int(sys.argv[3])
+current, seen = "", 0
+real_job, real_write, real_finish = runner._run_job, checkpoints._write_tensors, store.RunStore.finish
+
+
+def before(owner: Any, name: str, half: Callable[..., None] | None = None) -> None:
+    """Replaces a function by one that dies instead when its time has come; `half` does half its work."""
+    real = getattr(owner, name)
+
+    def dying(*arguments: Any, **options: Any) -> Any:
+        global seen
+        seen += current == LABEL
+        if current == LABEL and seen == COUNT:
+            if half is not None:
+                half(*arguments)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **options)
+
+    setattr(owner, name, dying)
+
+
+def half_a_file(path: Path, tensors: Mapping[str, Any]) -> None:
+    real_write(path, tensors)
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def half_a_line(path: Path, lines: Sequence[str]) -> None:
+    with path.open("a") as file:
+        file.write(lines[0][: len(lines[0]) // 2])
+
+
+def remembered_job(job: Job, *arguments: Any) -> None:
+    global current
+    current = job.method.label
+    real_job(job, *arguments)
+
+
+def finish(self: store.RunStore, summary: Mapping[str, Any]) -> None:
+    before(store, "replacing")  # what the parquet files are written with
+    real_finish(self, summary)
+
+
+POINTS: dict[str, Callable[[], None]] = {
+    # the clients have trained, the server has not aggregated
+    "round": lambda: before(Simulation, "_count"),
+    # half of a checkpoint's tensors
+    "tensors": lambda: before(checkpoints, "_write_tensors", half_a_file),
+    # the tensors of a checkpoint are there, its JSON file is not
+    "facts": lambda: before(checkpoints, "write_text"),
+    # half of a record
+    "record": lambda: before(store, "append_lines", half_a_line),
+    # summary.json is there, the parquet files are not
+    "summary": lambda: setattr(store.RunStore, "finish", finish),
+    # the folder of the next job is there, its files are not
+    "create": lambda: before(store, "write_text"),
+    # every job is finished
+    "comparison": lambda: before(ExperimentResult, "plot"),
+}
+
+if __name__ == "__main__":
+    runner._run_job = remembered_job
+    POINTS[POINT]()
+    sys.argv = ["tailorfl", *sys.argv[4:]]
+    run()

@@ -1,0 +1,94 @@
+"""Runs of the command line in processes of their own, some of which die at a chosen moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tailorfl.experiments.config import load
+from tailorfl.experiments.jobs import Job
+from tailorfl.runs.store import RunStore
+
+TIMES = ("seconds", "round_seconds")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300"}
+
+_DYING = Path(__file__).with_name("dying.py")
+
+
+def command(*arguments: str) -> list[str]:
+    """The command line as a program to start."""
+    return [sys.executable, "-m", "tailorfl.cli.main", *arguments]
+
+
+def finished(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line, run to its end."""
+    return subprocess.run(command(*arguments), capture_output=True, text=True, env=ENVIRONMENT, check=False)
+
+
+def killed(label: str, point: str, count: int, *arguments: str) -> None:
+    """The command line, killed when `point` is reached for the `count`-th time in the job `label`."""
+    program = [sys.executable, str(_DYING), label, point, str(count), *arguments]
+    done = subprocess.run(program, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert done.returncode == -signal.SIGKILL, f"{label} {point} was not reached:\n{done.stderr[-2000:]}"
+
+
+def untimed(value: Any) -> Any:
+    """A summary without what the clock says."""
+    if isinstance(value, dict):
+        return {key: untimed(item) for key, item in value.items() if key not in TIMES}
+    return value
+
+
+def numbers(out: Path) -> dict[str, Any]:
+    """Everything an experiment found but times: tensors, records, summaries and the comparison."""
+    import pandas as pd
+
+    config = load(out / "config.yaml")
+    found: dict[str, Any] = {}
+    for seed in config.seeds:
+        for method in config.methods:
+            job = Job(config, method, seed)
+            store = RunStore.open(out / job.folder, readonly=True)
+            assert store.status == "finished"
+            checkpoint = store.latest_checkpoint()
+            assert checkpoint is not None
+            round, tensors, facts = checkpoint
+            assert round == job.rounds
+            assert tensors
+            found[str(job.folder)] = {
+                "tensors": tensors,
+                "facts": untimed(facts),
+                "rounds": store.rounds().drop(columns=list(TIMES)).to_dict("list"),
+                "clients": store.clients().to_dict("list"),
+                "summary": untimed(store.summary),
+                "parquet": pd.read_parquet(store.path / "clients.parquet").to_dict("list"),
+            }
+            rounds = found[str(job.folder)]["rounds"]["round"]
+            assert rounds == list(range(1, job.rounds + 1))
+    table = pd.read_csv(out / "comparison.csv")
+    timed = [column for column in table if "time" in column.lower() or "seconds" in column.lower()]
+    assert timed
+    return found | {"comparison": table.drop(columns=timed).to_dict("list")}
+
+
+def assert_identical(found: Any, expected: Any, where: str = "") -> None:
+    """Equal to the last bit; NaN equals NaN."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for key, value in expected.items():
+            assert_identical(found[key], value, f"{where}/{key}")
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), where
+        for position, value in enumerate(expected):
+            assert_identical(found[position], value, f"{where}[{position}]")
+    elif isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype, where
+        assert torch.equal(found, expected), where
+    else:
+        assert found == expected or (found != found and expected != expected), (where, found, expected)

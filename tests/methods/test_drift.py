@@ -1,0 +1,98 @@
+"""SCAFFOLD, FedDyn and MR-MTL: their invariants, and exact convergence where FedAvg is biased."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from methods.quadratics import CLIENTS, WEIGHT, global_weight, optimum, quadratic_simulation, shares
+from tailorfl.core.method import make_method
+from tailorfl.engines.simulation import Simulation
+
+
+def run(sim: Simulation, rounds: int) -> Simulation:
+    for _ in range(rounds):
+        sim.step()
+    return sim
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "steps"),
+    [("scaffold", {}, 4), ("feddyn", {"alpha": 1.0}, 12)],
+    ids=["scaffold", "feddyn"],
+)
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_partial_participation_reaches_the_pooled_optimum_exactly(
+    name: str, options: dict[str, float], steps: int, engine: str
+) -> None:
+    sim = run(
+        quadratic_simulation(make_method(name, options), steps, engine=engine, fraction=0.5, lr=0.1), 250
+    )
+    pooled, _ = optimum("pooled", shares("uniform"))
+    assert pooled is not None
+    np.testing.assert_allclose(global_weight(sim), pooled, atol=2e-4)
+
+
+def test_fedavg_with_several_steps_does_not() -> None:
+    sim = run(quadratic_simulation(make_method("fedavg", {"weights": "uniform"}), 4, lr=0.1), 250)
+    pooled, _ = optimum("pooled", shares("uniform"))
+    assert pooled is not None
+    assert np.abs(global_weight(sim) - pooled).max() > 0.02
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn"])
+def test_the_servers_correction_is_the_mean_of_all_clients(name: str) -> None:
+    sim = quadratic_simulation(make_method(name), 3, fraction=0.34, lr=0.1)
+    for _ in range(12):
+        sim.step()
+        mean = sim.states.get(range(CLIENTS))[WEIGHT].double().mean(0)
+        torch.testing.assert_close(sim.server["correction"][WEIGHT].double(), mean, atol=1e-5, rtol=1e-4)
+
+
+def test_scaffolds_first_round_is_fedavg() -> None:
+    one = run(quadratic_simulation(make_method("scaffold"), 4, lr=0.1), 1)
+    other = run(quadratic_simulation(make_method("fedavg", {"weights": "uniform"}), 4, lr=0.1), 1)
+    np.testing.assert_allclose(global_weight(one), global_weight(other), atol=1e-6)
+
+
+def test_feddyns_client_gradient_is_that_of_its_solution() -> None:
+    """With exact local solves g_i = ∇F_i(θ_i), the stationarity that aligns local and global optima."""
+    from methods.quadratics import curvature
+
+    H, c = curvature()
+    sim = run(quadratic_simulation(make_method("feddyn", {"alpha": 1.0}), 60, lr=0.2), 5)
+    before, g = global_weight(sim), sim.states.get(range(CLIENTS))[WEIGHT][:, 0].double()
+    run(sim, 1)
+    after = sim.states.get(range(CLIENTS))[WEIGHT][:, 0].double()
+    w = torch.from_numpy(before)
+    # Stationary point of F_i(θ) − ⟨g_i, θ⟩ + (α/2)‖θ − w‖² with α = 1.
+    theta = torch.linalg.solve(H + torch.eye(len(w)), torch.einsum("kij,kj->ki", H, c) + g + w)
+    torch.testing.assert_close(after, torch.einsum("kij,kj->ki", H, theta - c), atol=2e-4, rtol=1e-3)
+
+
+def test_mr_mtls_mean_is_the_mean_of_all_latest_models() -> None:
+    sim = quadratic_simulation(make_method("mr_mtl", {"lam": 2.0}), 3, fraction=0.34)
+    for _ in range(8):
+        sim.step()
+        mean = sim.states.get(range(CLIENTS))[WEIGHT].double().mean(0)
+        torch.testing.assert_close(sim.server[WEIGHT].double(), mean, atol=1e-5, rtol=1e-4)
+
+
+def test_mr_mtl_without_pull_is_local_training() -> None:
+    one = run(quadratic_simulation(make_method("mr_mtl", {"lam": 0.0}), 3, fraction=0.5), 6)
+    other = run(quadratic_simulation("local", 3, fraction=0.5), 6)
+    assert torch.equal(one.states.get(range(CLIENTS))[WEIGHT], other.states.get(range(CLIENTS))[WEIGHT])
+
+
+def test_mr_mtl_and_fedclup_meet_at_full_participation() -> None:
+    one = run(quadratic_simulation(make_method("mr_mtl", {"lam": 2.0}), 10), 60)
+    other = run(quadratic_simulation(make_method("fedclup", {"lam": 2.0}), 10), 60)
+    a, b = one.states.get(range(CLIENTS))[WEIGHT], other.states.get(range(CLIENTS))[WEIGHT]
+    torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_sam_with_no_radius_is_fedavg() -> None:
+    one = run(quadratic_simulation(make_method("fedsam", {"rho": 0.0}), 3), 4)
+    other = run(quadratic_simulation(make_method("fedavg", {"weights": "uniform"}), 3), 4)
+    np.testing.assert_array_equal(global_weight(one), global_weight(other))
