@@ -27,3 +27,12 @@ def script() -> Callable[[str], ModuleType]:
         return module
 
     return load
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods that an example registers are gone after it."""
+    import tailorfl.core.method as registry
+    import tailorfl.methods  # noqa: F401  (registers the library's own first)
+
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))

@@ -80,7 +80,7 @@ POINTS: dict[str, Callable[[], None]] = {
 }
 
 if __name__ == "__main__":
-    runner._run_job = remembered_job
+    setattr(runner, "_run_job", remembered_job)  # noqa: B010
     POINTS[POINT]()
     sys.argv = ["tailorfl", *sys.argv[4:]]
     run()

@@ -21,14 +21,24 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300"}
 _DYING = Path(__file__).with_name("dying.py")
 
 
-def command(*arguments: str) -> list[str]:
-    """The command line as a program to start."""
-    return [sys.executable, "-m", "tailorfl.cli.main", *arguments]
+def started(*arguments: str) -> subprocess.Popen[str]:
+    """The command line in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tailorfl.cli.main", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        # a test run in the background of a shell would pass on that it ignores Ctrl-C
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def finished(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command line, run to its end."""
-    return subprocess.run(command(*arguments), capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    process = started(*arguments)
+    output, errors = process.communicate()
+    return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
 
 
 def killed(label: str, point: str, count: int, *arguments: str) -> None:

@@ -13,12 +13,11 @@ import pytest
 
 import tailorfl
 from experiments.killing import (
-    ENVIRONMENT,
     assert_identical,
-    command,
     finished,
     killed,
     numbers,
+    started,
 )
 from tailorfl.engines.auto import Auto
 from tailorfl.errors import ConfigError, RunError
@@ -80,6 +79,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def status(job: Path) -> str:
+    """How a job stands."""
     return RunStore.open(job, readonly=True).status
 
 
@@ -106,9 +106,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def begun(*arguments: str) -> subprocess.Popen[str]:
     """The command line in a process that has started its first job."""
-    process = subprocess.Popen(
-        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
-    )
+    process = started(*arguments)
     assert process.stderr is not None
     assert "ditto seed 3: 90 rounds" in process.stderr.readline()
     return process
@@ -118,7 +116,7 @@ def begun(*arguments: str) -> subprocess.Popen[str]:
 def test_killed_at_random_it_ends_the_same(tmp_path: Path, long_run: dict[str, Any]) -> None:
     rng = random.Random(0)
     out = tmp_path / "out"
-    arguments = ("run", settings_file(tmp_path, LONG), "--out", str(out))
+    arguments: tuple[str, ...] = ("run", settings_file(tmp_path, LONG), "--out", str(out))
     for _ in range(3):
         process = begun(*arguments)
         time.sleep(rng.uniform(0.05, 0.5))
@@ -137,11 +135,12 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str, d
     out = folder / "my results"
     process = begun("run", settings_file(folder, LONG), "--out", str(out))
     told = {}
-    for way, options in {
+    ways: dict[str, dict[str, Any]] = {
         "again": {"config": LONG},
         "overwrite": {"config": LONG, "overwrite": True},
         "resume": {"resume": True},
-    }.items():
+    }
+    for way, options in ways.items():
         with pytest.raises(RunError) as refused:
             tailorfl.run(out=out, **options)
         told[way] = str(refused.value)

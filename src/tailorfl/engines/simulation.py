@@ -136,11 +136,11 @@ class Simulation:
         new, replies, metrics = self.run(training, states, message, self._local)
         finite = finite_clients(new, replies)
         rejected = tuple(c for c, ok in zip(training, finite.tolist(), strict=True) if not ok)
-        if rejected:
+        if 0 < len(rejected) < len(training):
             log.warning(
                 "round %d: update of client %s is not finite and was rejected (learning rate too high?)",
                 self.round,
-                ", ".join(map(str, rejected)),
+                _listed(rejected),
             )
         kept = finite.nonzero()[:, 0]
         if not len(kept):
@@ -317,3 +317,8 @@ class Simulation:
 def round_half_up(value: float) -> int:
     """Returns the nearest integer, halves upwards, so that 0.25 · 10 clients is 3 on every machine."""
     return int(np.floor(value + 0.5))
+
+
+def _listed(clients: Sequence[int], most: int = 20) -> str:
+    more = len(clients) - most
+    return ", ".join(map(str, clients[:most])) + (f" and {more} more" if more > 0 else "")

@@ -69,13 +69,12 @@ def discard_jobs(out: Path) -> None:
         RunStore.discard(file.parent)
 
 
-def check_source(folder: Path, source: Any, resume: bool) -> None:
-    """Raises ConfigError if a job that was started on the caller's own data would go on with other data."""
-    if not resume or not (folder / "config.json").is_file():
-        return
-    if RunStore.open(folder, readonly=True).config.get("own_source", False) != (source is not None):
-        raise ConfigError(
-            f"'{folder}' was started {'without' if source is not None else 'with'} data of your own; continue "
-            "it the same way: tailorfl.run(out=..., resume=True"
-            f"{')' if source is not None else ', source=...)'}"
-        )
+def check_source(out: Path, source: Any) -> None:
+    """Raises ConfigError if an experiment that was started on the caller's own data would go on with others."""
+    for file in sorted(out.glob("*/seed-*/config.json")):
+        if RunStore.open(file.parent, readonly=True).config.get("own_source", False) != (source is not None):
+            had, has = ("without", "") if source is not None else ("with", ", source=...")
+            raise ConfigError(
+                f"'{out}' was started {had} data of your own; continue it the same way: "
+                f"tailorfl.run(out=..., resume=True{has})"
+            )

@@ -24,7 +24,7 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.validate import validate
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.simulation import RoundResult, Simulation, make_engine
-from tailorfl.errors import ConfigError, TailorflError
+from tailorfl.errors import ConfigError, DataError, TailorflError
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import Record, evaluate, headline, summaries
 from tailorfl.evaluation.summary import summarize
@@ -74,7 +74,8 @@ def run_experiment(
             folder = out / job.folder
             if resume and _is_finished(folder):
                 continue
-            check_source(folder, source, resume)
+            if resume:
+                check_source(out, source)
             seed = config.data.seed if config.data.seed is not None else job.seed
             if federation is None or seed != built:
                 federation, built = make_federation(config, seed, source, said), seed
@@ -98,12 +99,17 @@ def make_federation(
     `said` are warnings that were logged before and are not repeated; new ones are added to it.
 
     Raises:
-        DataError: data that cannot be used.
+        DataError: data that cannot be used, or nothing to test on.
     """
     arguments = config.data.model_dump(exclude={"seed"})
     if source is not None:
         arguments |= {"source": source, "path": None, "options": None}
     federation = build_federation(**arguments, seed=seed)
+    if not federation.sizes("test")[: federation.num_clients].any():
+        raise DataError(
+            "no client has test samples, so nothing could be compared; leave a share for them in data.split, "
+            "such as {train: 0.7, val: 0.1, test: 0.2}"
+        )
     said = set() if said is None else said
     for warning in validate(federation):
         if warning not in said:

@@ -10,7 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BeforeValidator, Field, field_serializer, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from tailorfl.experiments.settings import Named, Names, Number, Settings, Whole, listed
 
@@ -184,6 +191,15 @@ class EvalConfig(Settings):
         default=(0, 10), description="steps of adaptation of held-out clients before they are evaluated"
     )
     max_samples: Whole | None = Field(default=None, ge=1, description="at most so many test samples a client")
+
+    @field_validator("final")
+    @classmethod
+    def _what_is_compared(
+        cls, final: tuple[EvaluationSet, ...], info: ValidationInfo
+    ) -> tuple[EvaluationSet, ...]:
+        if "local" not in (*final, *info.data.get("sets", ("local",))):
+            raise ValueError("should contain 'local', which methods are compared by")
+        return final
 
 
 class ExperimentConfig(Settings):

@@ -1,0 +1,73 @@
+"""The code blocks of a Markdown file, and what it means to try a documented command."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from tailorfl.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+EXPERIMENTS = ("run", "compare", "reproduce")
+ELSEWHERE = ("pip", "git", "cd", "export", "source")
+"""Commands of documents that are not ours to try."""
+SMALL = ("rounds=1", "seeds=1", "eval.every=0")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: its language, text, and the line it begins at."""
+
+    language: str
+    text: str
+    line: int
+
+
+def blocks(document: Path) -> list[Block]:
+    """Returns the fenced blocks of a document in order."""
+    text = document.read_text(encoding="utf-8")
+    return [Block(m[1], m[2], text.count("\n", 0, m.start(2)) + 1) for m in FENCE.finditer(text)]
+
+
+def commands(block: Block) -> Iterator[list[str]]:
+    """Yields the commands of a console block, the lines behind a `$`, as words."""
+    joined = block.text.replace("\\\n", " ")
+    for line in joined.splitlines():
+        if line.startswith("$ "):
+            yield shlex.split(line[2:], comments=True)
+
+
+def try_command(words: list[str]) -> None:
+    """Tries one documented command in the current folder.
+
+    Experiments with --dry-run, and small where later blocks need their result folder.
+    """
+    program, arguments = words[0], words[1:]
+    if program == "tailorfl":
+        if arguments[0] in EXPERIMENTS and "--resume" not in arguments:
+            invoke([*arguments, "--dry-run"])
+            if "--out" in arguments:
+                invoke([*arguments, *SMALL, "--quiet"])
+        else:
+            invoke(arguments)
+    elif program == "make":
+        targets = (ROOT / "Makefile").read_text(encoding="utf-8")
+        goals = [a for a in arguments if "=" not in a]
+        assert all(re.search(rf"^{goal}:", targets, re.MULTILINE) for goal in goals), words
+    elif program == "python":
+        assert (ROOT / arguments[0]).is_file(), words
+    else:
+        assert program in ELSEWHERE, f"nobody knows how to try {words}"
+
+
+def invoke(arguments: list[str]) -> None:
+    """Runs a tailorfl command in this process; data that are not on this machine are no failure."""
+    result = CliRunner().invoke(app, arguments)
+    missing = result.exit_code == 1 and "TAILORFL_DATA" in result.output
+    assert missing or result.exit_code == 0, f"tailorfl {shlex.join(arguments)}\n{result.output}"
