@@ -165,7 +165,7 @@ def test_two_models_that_train_together_keep_statistics_of_their_own(engine):
 
 def test_batches_of_one_sample_are_an_error_that_names_the_client():
     cohort, start = setting(batch_size=1)
-    with pytest.raises(ClientError, match=r"client 0, round 0, stage 'train'.*more than 1 value per channel"):
+    with pytest.raises(ClientError, match=r"client 0, round 1, stage 'train'.*more than 1 value per channel"):
         alone(cohort).fit(start)
 
 

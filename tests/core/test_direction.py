@@ -195,6 +195,6 @@ def test_an_error_of_a_direction_names_client_round_and_stage(engine):
         raise ZeroDivisionError("no such thing")
 
     with pytest.raises(
-        ClientError, match=r"client.*, round 0, stage 'finetune': ZeroDivisionError: no such thing"
+        ClientError, match=r"client.*, round 1, stage 'finetune': ZeroDivisionError: no such thing"
     ):
         fit(engine, cohort, start, direction=broken, purpose="finetune")

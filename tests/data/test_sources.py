@@ -67,7 +67,10 @@ def test_strata_follow_the_task() -> None:
         ({"x": torch.zeros(4, 3, dtype=torch.float64)}, "x must be float32"),
         ({"x": torch.zeros(4, 3, dtype=torch.uint8)}, "uint8 images must be"),
         ({"y": torch.zeros(3, dtype=torch.int64)}, r"y must be torch.int64 of shape \[4\]"),
-        ({"y": torch.tensor([0, 1, 2, 3])}, r"labels must lie in 0..2, but reach from 0 to 3"),
+        (
+            {"y": torch.tensor([0, 1, 2, 3])},
+            r"labels must lie in 0..2, but 1 of 4 do not, first that of sample 3, which is 3",
+        ),
         ({"task": "binary"}, "a binary task cannot have outputs=3"),
         ({"task": "binary", "outputs": 1}, r"labels must lie in 0..1"),
         ({"task": "ranking"}, "task must be one of"),

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blocks import ROOT, blocks, commands, try_command
 
 import tailorfl
-from blocks import ROOT, blocks, commands, try_command
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 RUN = tailorfl.run

@@ -109,7 +109,7 @@ def test_looking_at_models_before_training_does_not_decide(
 
 
 def test_an_error_in_the_model_is_not_taken_for_a_missing_rule(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ClientError, match=r"client.*round 0.*train"):
+    with pytest.raises(ClientError, match=r"client.*round 1.*train"):
         own(Broken, Auto()).step()
     assert not caplog.records
 

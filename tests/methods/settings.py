@@ -84,6 +84,8 @@ class Row:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Makes it quick; never a value that turns the method into another one."""
     limit: Limit | None = None
+    chooses: bool = False
+    """Whether a client picks among several global models by its own data, so that even untrained ones differ."""
 
 
 PROX_STEPS = 10
@@ -133,6 +135,25 @@ ROWS: dict[str, Row] = {
     "lg_fedavg": Row(
         Card(lambda s: s.head, lambda s: s.head, whole, "uniform", True, False),
         limit=Limit("pooled", 1, {"personal_part": "none"}),
+    ),
+    "fedalt": Row(
+        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, "uniform", True, False),
+        {"head_epochs": 2},
+        Limit("pooled", 1, {"personal_part": "none", "head_epochs": 0}),
+    ),
+    "fedsim": Row(
+        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, "uniform", True, False),
+        limit=Limit("pooled", 1, {"personal_part": "none"}),
+    ),
+    "fedbabu": Row(
+        # The head is part of the model that trains and never moves.
+        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, "uniform", True, True, lambda s: -s.head),
+        {"ft_epochs": 1},
+    ),
+    "hypcluster": Row(
+        Card(lambda s: 2 * s.d, whole, whole, "samples", True, False),
+        limit=Limit("pooled", 1, {"clusters": 1}),
+        chooses=True,
     ),
     "ditto": Row(
         Card(whole, whole, twice, "uniform", True, True), {"lam": 0.5}, Limit("ditto", 1, {"lam": LAM})

@@ -97,13 +97,13 @@ class Traffic:
 def payload_size(payload: TensorDict, buffers: Collection[str]) -> tuple[int, int, int]:
     """Returns (parameter scalars, buffer scalars, bytes) of one payload.
 
-    A leaf named like a model buffer is a buffer.
+    A leaf named like a model buffer is a buffer; a whole number, such as the choice of a cluster, is neither.
     """
     parameters = held = size = 0
     for path, tensor in tree.leaves(payload):
         if path.rpartition("/")[2] in buffers:
             held += tensor.numel()
-        else:
+        elif tensor.is_floating_point():
             parameters += tensor.numel()
         size += tensor.numel() * tensor.element_size()
     return parameters, held, size

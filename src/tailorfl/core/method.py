@@ -16,6 +16,7 @@ from tensordict import TensorDict
 from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.cohort import TrainConfig
+from tailorfl.core.keys import torch_seed
 from tailorfl.core.messages import Broadcast, Replies, Weights
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.models.functional import Model
@@ -32,6 +33,11 @@ class Context:
     train: TrainConfig
     init: TensorDict
     """The shared initial model."""
+    seed: int
+
+    def fresh(self, number: int) -> TensorDict:
+        """Returns another initial model, a different one for every `number`."""
+        return self.model.init(torch_seed(self.seed, "another initial model", number))
 
 
 class Method(BaseModel):

@@ -154,7 +154,7 @@ class Fit:
 
     def where(self, positions: Sequence[int]) -> str:
         ids = [self.cohort.ids[p] for p in positions]
-        return f"{_who(ids)}, round {self.cohort.round}, stage '{self.purpose}'"
+        return f"{_who(ids)}, round {self.cohort.round + 1}, stage '{self.purpose}'"
 
 
 class Loss:
@@ -187,7 +187,7 @@ class Loss:
 
     def where(self, positions: Sequence[int]) -> str:
         ids = [self.cohort.ids[p] for p in positions]
-        return f"{_who(ids)}, round {self.cohort.round}, stage '{self.purpose}'"
+        return f"{_who(ids)}, round {self.cohort.round + 1}, stage '{self.purpose}'"
 
 
 class _Arranged:

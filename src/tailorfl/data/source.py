@@ -150,10 +150,11 @@ class Source:
         if self.task in ("classification", "binary"):
             self._expect("y", self.y, (len(self),), torch.int64)
             classes = 2 if self.task == "binary" else self.outputs
-            if self.y.numel() and not 0 <= int(self.y.min()) <= int(self.y.max()) < classes:
+            wrong = ((self.y < 0) | (self.y >= classes)).nonzero()[:, 0]
+            if len(wrong):
                 raise DataError(
-                    f"source '{self.name}': labels must lie in 0..{classes - 1}, "
-                    f"but reach from {int(self.y.min())} to {int(self.y.max())}"
+                    f"source '{self.name}': labels must lie in 0..{classes - 1}, but {len(wrong)} of {len(self)} "
+                    f"do not, first that of sample {int(wrong[0])}, which is {int(self.y[wrong[0]])}"
                 )
         else:
             width = 2 if self.task == "survival" else self.outputs

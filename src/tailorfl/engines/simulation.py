@@ -107,7 +107,7 @@ class Simulation:
         self.split = method.make_split(model)
         # As `torch.manual_seed(seed)` before building the model gives it: the start other code has, too.
         self.init = model.init(seed)
-        self.context = Context(model, self.split, federation.num_clients, train, self.init)
+        self.context = Context(model, self.split, federation.num_clients, train, self.init, seed)
         self.server = method.server_state(self.context)
         self.start = method.client_state(self.context)
         self.states = StateStore(self.start, state_folder)
@@ -139,13 +139,13 @@ class Simulation:
         if 0 < len(rejected) < len(training):
             log.warning(
                 "round %d: update of client %s is not finite and was rejected (learning rate too high?)",
-                self.round,
+                self.round + 1,
                 _listed(rejected),
             )
         kept = finite.nonzero()[:, 0]
         if not len(kept):
             raise DivergenceError(
-                f"round {self.round}: all {len(training)} clients diverged (updates are NaN or infinite); "
+                f"round {self.round + 1}: all {len(training)} clients diverged (updates are NaN or infinite); "
                 "lower train.lr, set train.clip, or check the scale of the data"
             )
         self.states.put([training[k] for k in kept], new if len(kept) == len(training) else new[kept])

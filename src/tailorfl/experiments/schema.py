@@ -190,7 +190,9 @@ class EvalConfig(Settings):
     adapt_steps: tuple[Annotated[Whole, Field(ge=0)], ...] = Field(
         default=(0, 10), description="steps of adaptation of held-out clients before they are evaluated"
     )
-    max_samples: Whole | None = Field(default=None, ge=1, description="at most so many test samples a client")
+    max_samples: Whole | None = Field(
+        default=None, ge=1, description="at most so many samples of the global and of each shifted test set"
+    )
 
     @field_validator("final")
     @classmethod

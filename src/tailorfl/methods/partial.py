@@ -10,25 +10,29 @@
 | FedPer | Arivazhagan et al., 2019 | head | u and v_i together, E epochs | samples |
 | FedRep | Collins et al., ICML 2021 | head | E_h epochs of v_i alone, then E_b epochs of u alone | samples |
 | LG-FedAvg | Liang et al., 2020 | feature extractor | together | uniform |
+| FedBABU | Oh et al., ICLR 2022 | – (the head stays as drawn) | u only; deployment tunes E_ft epochs | uniform |
+| FedAlt | Pillutla et al., ICML 2022 | any part | as FedRep, E_h = E_b = 1 by default | uniform |
+| FedSim | Pillutla et al., ICML 2022 | any part | as FedPer | uniform |
 | FedBN | Li et al., ICLR 2021 | norm layers, parameters and running statistics | together | samples |
 
 | symbol | here |
 |---|---|
 | u | server state |
 | v_i | client state |
-| E_h, E_b | `head_epochs`, `body_epochs` |
+| E_h, E_b (τ_v, τ_u) | `head_epochs`, `body_epochs` |
+| E_ft | `ft_epochs` |
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from tensordict import TensorDict
 
 from tailorfl.core import tree
 from tailorfl.core.client import Client
-from tailorfl.core.messages import Weights
+from tailorfl.core.messages import Replies, Weights
 from tailorfl.core.method import Context, register
 from tailorfl.methods.bases import ServerModel
 from tailorfl.models.functional import Model
@@ -133,3 +137,69 @@ class FedBN(SplitMethod):
 
     def make_split(self, model: Model) -> Split:
         return Split.of(model.module, personal=self.personal_part, allow_empty=True)
+
+
+@register
+class FedAlt(FedRep):
+    """FedRep's alternation for any personal part."""
+
+    name: ClassVar[str] = "fedalt"
+    title: ClassVar[str] = "FedAlt"
+    paper: ClassVar[str] = "Pillutla et al., ICML 2022"
+    weights: Weights = "uniform"
+    head_epochs: int = Field(
+        1, ge=0, description="τ_v: epochs on the personal part with the shared one fixed"
+    )
+    body_epochs: int = Field(
+        1, ge=0, description="τ_u: epochs on the shared part with the personal one fixed"
+    )
+
+
+@register
+class FedSim(FedPer):
+    """FedPer's simultaneous training for any personal part."""
+
+    name: ClassVar[str] = "fedsim"
+    title: ClassVar[str] = "FedSim"
+    paper: ClassVar[str] = "Pillutla et al., ICML 2022"
+    weights: Weights = "uniform"
+
+
+@register
+class FedBABU(SplitMethod):
+    """Only the body is trained and shared, under a head that stays as it was drawn; deployment tunes a copy."""
+
+    name: ClassVar[str] = "fedbabu"
+    title: ClassVar[str] = "FedBABU"
+    paper: ClassVar[str] = "Oh et al., ICLR 2022"
+    has_global: ClassVar[bool] = True
+    ft_epochs: int = Field(5, ge=0, description="E_ft: epochs of tuning before a model is used")
+    ft_scope: Literal["head", "body", "full"] = Field("full", description="what deployment tunes")
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        u, head = ctx.split.select_shared(ctx.init), ctx.split.select_personal(ctx.init)
+        return TensorDict({"u": u, "head": head}, batch_size=[])
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        u: TensorDict = server["u"]
+        return u
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        return TensorDict({"u": replies.mean(), "head": server["head"]}, batch_size=[])
+
+    def shared(self, server: TensorDict) -> TensorDict:
+        return tree.merge(server["u"], server["head"])
+
+    def train(self, client: Client, model: TensorDict) -> TensorDict:
+        trained: TensorDict = client.fit(model, train=client.split.shared)
+        return trained
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        scopes = {"head": client.split.personal, "body": client.split.shared, "full": None}
+        tuned: TensorDict = client.fit(
+            tree.merge(received, state),
+            train=scopes[self.ft_scope],
+            epochs=self.ft_epochs,
+            purpose="finetune",
+        )
+        return tuned
