@@ -18,6 +18,8 @@ EXPERIMENTS = ("run", "compare", "reproduce")
 ELSEWHERE = ("pip", "git", "cd", "export", "source")
 """Commands of documents that are not ours to try."""
 SMALL = ("rounds=1", "seeds=1", "eval.every=0")
+FILE = re.compile(r"# ([\w.-]+\.(?:py|yaml|toml))\n")
+"""First line of a block that shows a file; such a block is written to that file, not run."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,18 @@ def blocks(document: Path) -> list[Block]:
     return [Block(m[1], m[2], text.count("\n", 0, m.start(2)) + 1) for m in FENCE.finditer(text)]
 
 
+def file_of(block: Block) -> str | None:
+    """Returns the name of the file that a block shows, if it shows one."""
+    named = FILE.match(block.text)
+    return named[1] if named else None
+
+
 def commands(block: Block) -> Iterator[list[str]]:
     """Yields the commands of a console block, the lines behind a `$`, as words."""
     joined = block.text.replace("\\\n", " ")
     for line in joined.splitlines():
         if line.startswith("$ "):
-            yield shlex.split(line[2:], comments=True)
+            yield from (shlex.split(part, comments=True) for part in line[2:].split(" && "))
 
 
 def try_command(words: list[str]) -> None:
@@ -48,6 +56,8 @@ def try_command(words: list[str]) -> None:
 
     Experiments with --dry-run, and small where later blocks need their result folder.
     """
+    while "=" in words[0]:  # a variable of the environment, as in PYTHONPATH=. tailorfl ...
+        words = words[1:]
     program, arguments = words[0], words[1:]
     if program == "tailorfl":
         if arguments[0] in EXPERIMENTS and "--resume" not in arguments:
@@ -60,10 +70,10 @@ def try_command(words: list[str]) -> None:
         targets = (ROOT / "Makefile").read_text(encoding="utf-8")
         goals = [a for a in arguments if "=" not in a]
         assert all(re.search(rf"^{goal}:", targets, re.MULTILINE) for goal in goals), words
-    elif program == "python":
+    elif program == "python" and arguments[0] != "-m":
         assert (ROOT / arguments[0]).is_file(), words
     else:
-        assert program in ELSEWHERE, f"nobody knows how to try {words}"
+        assert program in (*ELSEWHERE, "python"), f"nobody knows how to try {words}"
 
 
 def invoke(arguments: list[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import ROOT, blocks, commands, try_command
+from blocks import ROOT, blocks, commands, file_of, try_command
 
 import tailorfl
 
@@ -32,7 +32,9 @@ def test_examples_run(document: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     namespace: dict[str, Any] = {"__name__": "__example__"}
     for block in blocks(document):
-        if block.language == "python":
+        if (file := file_of(block)) is not None:
+            Path(file).write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
             place = f"{document.name}, block at line {block.line}"
             exec(compile(block.text, place, "exec", dont_inherit=True), namespace)
         elif block.language == "console":

@@ -150,6 +150,12 @@ ROWS: dict[str, Row] = {
         Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, "uniform", True, True, lambda s: -s.head),
         {"ft_epochs": 1},
     ),
+    # ω and θ are both new; θ takes plain steps, so on quadratics with D = 0 it is not a fixed point of anything simple.
+    "plgu_lf": Row(Card(whole, whole, twice, "uniform", True, True), {"rho": 0.02, "personal_layers": 1}),
+    "plgu_grep": Row(
+        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, "uniform", True, False),
+        {"head_epochs": 2, "rho": 0.02},
+    ),
     "hypcluster": Row(
         Card(lambda s: 2 * s.d, whole, whole, "samples", True, False),
         limit=Limit("pooled", 1, {"clusters": 1}),

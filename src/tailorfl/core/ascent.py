@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from tensordict import TensorDict
@@ -26,6 +26,10 @@ from tailorfl.core import tree
 from tailorfl.core.gradients import Direction, Gradient
 
 _TINY = 1e-12
+
+Groups = tuple[tuple[str, ...], ...]
+"""Names of the parameters of every layer."""
+ScoreNorm = Literal["sum", "mean", "none", "ones"]
 
 
 class Ascent(Protocol):
@@ -65,7 +69,7 @@ class LayerwiseSAM:
     """SAM whose radius is scaled layer by layer by scores ξ, which may differ from client to client."""
 
     rho: float
-    groups: tuple[tuple[str, ...], ...]
+    groups: Groups
     scores: Tensor
     form: Literal["paper", "asam"] = "paper"
 
@@ -84,19 +88,30 @@ class LayerwiseSAM:
 
     def perturbation(self, g: TensorDict, scores: Tensor) -> TensorDict:
         """Returns ε for the gradient `g`, with the names of `g`; `scores` [layers]."""
-        of = {name: scores[i] for i, group in enumerate(self.groups) for name in group}
-        scaled = TensorDict({n: of[n] * t for n, t in g.items()}, batch_size=[])
-        if self.form == "paper":
-            return scaled * (self.rho / (tree.norm(g) + _TINY))
-        twice: dict[str, Any] = {n: of[n] * t for n, t in scaled.items()}
-        return TensorDict(twice, batch_size=[]) * (self.rho / (tree.norm(scaled) + _TINY))
+        return layerwise_perturbation(g, scores, self.groups, self.rho, self.form)
 
 
-def layer_scores(a: TensorDict, b: TensorDict, groups: tuple[tuple[str, ...], ...]) -> Tensor:
-    """Returns ξ_l = ‖a_l − b_l‖₂ / dim_l divided by its sum, [layers] (PLGU eq. 4).
+def layerwise_perturbation(
+    g: TensorDict, scores: Tensor, groups: Groups, rho: float, form: Literal["paper", "asam"] = "paper"
+) -> TensorDict:
+    """Returns ε of layer-wise SAM for the gradient `g`, with the names of `g`; `scores` [layers]."""
+    of = {name: scores[i] for i, group in enumerate(groups) for name in group}
+    scaled = TensorDict({n: of[n] * t for n, t in tree.tensors(g).items()}, batch_size=[])
+    if form == "paper":
+        return scaled * (rho / (tree.norm(g) + _TINY))
+    twice = TensorDict({n: of[n] * t for n, t in tree.tensors(scaled).items()}, batch_size=[])
+    return twice * (rho / (tree.norm(scaled) + _TINY))
 
-    Uniform where all distances are 0 or one is not finite.
+
+def layer_scores(a: TensorDict, b: TensorDict, groups: Groups, norm: ScoreNorm = "sum") -> Tensor:
+    """Returns the score ξ_l of every layer, [layers], from ‖a_l − b_l‖₂ / dim_l (PLGU eq. 4).
+
+    `norm`: sum divides by the sum over layers (so Σξ = 1, as the paper claims; dividing by dim_l alone does not do it);
+    mean divides by the mean, which gives a layer-wise radius the scale of SAM's; none leaves the distances; ones
+    ignores them. Uniform where all distances are 0 (the first round) or one is not finite.
     """
+    if norm == "ones":
+        return torch.ones(len(groups))
     distances = []
     for group in groups:
         square = torch.stack([(a.get(n) - b.get(n)).square().sum() for n in group]).sum()
@@ -104,4 +119,7 @@ def layer_scores(a: TensorDict, b: TensorDict, groups: tuple[tuple[str, ...], ..
     raw = torch.stack(distances)
     total = raw.sum()
     usable = torch.isfinite(total) & (total > 0)
-    return torch.where(usable, raw / torch.where(usable, total, 1.0), 1.0 / len(groups))
+    share = torch.where(usable, raw / torch.where(usable, total, 1.0), 1.0 / len(groups))
+    if norm == "none":
+        return torch.where(usable, raw, share)
+    return share * len(groups) if norm == "mean" else share

@@ -18,13 +18,14 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import operations, tree
-from tailorfl.core.ascent import Ascent
+from tailorfl.core.ascent import Ascent, Groups
 from tailorfl.core.cohort import Cohort
 from tailorfl.core.gradients import Direction, Gradient
 from tailorfl.core.local_sgd import FitOptions
 from tailorfl.core.plan import steps_of
 from tailorfl.core.privacy import check_separable
 from tailorfl.errors import TailorflError
+from tailorfl.models.layers import layer_groups
 from tailorfl.models.split import Split
 
 
@@ -177,6 +178,18 @@ class Client:
     def parameters(self, state: TensorDict) -> TensorDict:
         """Returns the trainable parameters of a model state, without running statistics and frozen parts."""
         return state.select(*(n for n in self._cohort.model.parameters if n in self._trainable))
+
+    def layers(self, part: Collection[str] | None = None, buffers: bool = False) -> Groups:
+        """Returns the names of the trainable parameters by layer, in module order, of a `part` of the model or all.
+
+        A layer is a linear or convolution module with the norm that follows it; `buffers` adds running statistics.
+        """
+        wanted = set(self._trainable if part is None else part)
+        if buffers:
+            wanted |= set(self._cohort.model.buffers)
+        groups = layer_groups(self._cohort.model.module, buffers=buffers)
+        found = (tuple(n for n in group if n in wanted) for group in groups)
+        return tuple(group for group in found if group)
 
     def select(self, part: str) -> tuple[str, ...]:
         """Returns the names of a part of the model: head, body, norm, ..."""

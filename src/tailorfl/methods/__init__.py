@@ -1,5 +1,29 @@
 """The methods; importing this package registers all of them."""
 
-from tailorfl.methods import apfl, ditto, drift, fedavg, fedclup, hypcluster, local, mrmtl, partial, pfedme
+from tailorfl.methods import (
+    apfl,
+    ditto,
+    drift,
+    fedavg,
+    fedclup,
+    hypcluster,
+    local,
+    mrmtl,
+    partial,
+    pfedme,
+    plgu,
+)
 
-__all__ = ["apfl", "ditto", "drift", "fedavg", "fedclup", "hypcluster", "local", "mrmtl", "partial", "pfedme"]
+__all__ = [
+    "apfl",
+    "ditto",
+    "drift",
+    "fedavg",
+    "fedclup",
+    "hypcluster",
+    "local",
+    "mrmtl",
+    "partial",
+    "pfedme",
+    "plgu",
+]

@@ -1,0 +1,155 @@
+"""PLGU: personalize locally, generalize universally (Qu et al., "How To Prevent the Poor Performance Clients for
+Personalized Federated Learning?", CVPR 2023). Layer-wise sharpness-aware minimisation, see `tailorfl.core.ascent`.
+
+PLGU-LF, layer freezing:
+
+    server sends w
+    client i:  ξ from (θ_i, w);   Per = the D layers with the largest ξ (of equals the deeper), Uni = the rest
+               θ = (θ_i on Per, w on Uni);   ω = w
+               for every batch:  g = ∇F(θ);  ε = ρ ξ_l g_l/‖g‖;  g̃ = ∇F(ω + ε);  θ = θ − η g;  ω = ω − η g̃
+               θ_i = θ;  sends ω − w
+    server:    w = w + mean_S (ω − w)
+
+"Freeze" means that w does not overwrite the D personal layers; all layers of θ and ω are trained. The subscript of the
+paper's g̃ says derivative at w + ε, its argument prints F(θ + ε): the former is `grad_at = global`.
+
+PLGU-GRep, on FedRep:
+
+    client i:  K epochs h = h − η ∇_h F(h, φ)
+               then on one batch:  g = ∇_φ F(h, φ);  φ' = φ − η g;  ξ_l ∝ ‖φ'_l − φ_l‖/dim_l;  g' = ∇_φ F(h, φ')
+                                   ε = ρ ξ_l g'_l/‖g'‖;  g̃ = ∇_φ F(h, φ' + ε);  φ_i = φ' − η g̃
+               sends φ_i
+    server:    φ = mean_S φ_i
+
+The last line of the paper's update prints the plain gradient in place of g̃, which would leave ε unused.
+
+| symbol | here |
+|---|---|
+| w; φ | server state |
+| θ_i; h | client state |
+| D | `personal_layers` |
+| ρ | `rho` |
+| normalisation of ξ | `score_norm` |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core import tree
+from tailorfl.core.ascent import Groups, ScoreNorm, layer_scores, layerwise_perturbation
+from tailorfl.core.client import Client
+from tailorfl.core.gradients import Direction, Gradient
+from tailorfl.core.messages import Replies
+from tailorfl.core.method import register
+from tailorfl.methods.bases import TwoModels
+from tailorfl.methods.partial import FedRep
+
+Form = Literal["paper", "asam"]
+
+
+@register
+class PLGULF(TwoModels):
+    """A flat global model, and personal models that keep their most personal layers."""
+
+    name: ClassVar[str] = "plgu_lf"
+    title: ClassVar[str] = "PLGU-LF"
+    paper: ClassVar[str] = "Qu et al., CVPR 2023"
+    models_trained: ClassVar[int] = 2
+    personal_layers: int = Field(5, ge=0, description="D: layers that the global model does not overwrite")
+    rho: float = Field(0.05, ge=0, description="ρ: radius of the ascent")
+    score_norm: ScoreNorm = Field("sum", description="how the layer scores are scaled")
+    lwsam_form: Form = Field("paper", description="the paper's perturbation, or the exact maximiser (asam)")
+    grad_at: Literal["global", "personal"] = Field(
+        "global", description="model whose perturbed gradient moves ω"
+    )
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        groups = client.layers()
+        scores = layer_scores(state, received, groups, self.score_norm)
+        theta = self.start(client, state, received, layer_scores(state, received, groups))
+        step = both(groups, self.rho, self.lwsam_form, self.grad_at)
+        trained = client.fit({"theta": theta, "omega": received}, direction=step, given=(scores,))
+        return trained["theta"], trained["omega"] - received
+
+    def start(self, client: Client, own: TensorDict, w: TensorDict, scores: Tensor) -> TensorDict:
+        """Returns (θ_i on Per, w on Uni)."""
+        personal = largest(scores, self.personal_layers)
+        out = dict(tree.tensors(w))
+        for number, group in enumerate(client.layers(buffers=True)):
+            for name in group:
+                out[name] = torch.where(personal[number], own.get(name), w.get(name))
+        return TensorDict(out, batch_size=[])
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        return server + replies.mean()
+
+
+@register
+class PLGUGRep(FedRep):
+    """FedRep whose body takes one plain and one layer-wise sharpness-aware step."""
+
+    name: ClassVar[str] = "plgu_grep"
+    title: ClassVar[str] = "PLGU-GRep"
+    paper: ClassVar[str] = "Qu et al., CVPR 2023"
+    weights: Literal["samples", "uniform"] = "uniform"
+    head_epochs: int = Field(5, ge=0, description="K: epochs on the head with the body fixed")
+    body_steps: int = Field(1, ge=0, description="batches on which the body takes its two steps")
+    rho: float = Field(0.05, ge=0, description="ρ: radius of the ascent")
+    score_norm: ScoreNorm = Field("sum", description="how the layer scores are scaled")
+    lwsam_form: Form = Field("paper", description="the paper's perturbation, or the exact maximiser (asam)")
+    reuse_grad: bool = Field(False, description="use g in place of g' for the ascent, which saves a gradient")
+
+    def train(self, client: Client, model: TensorDict) -> TensorDict:
+        model = client.fit(model, train=client.split.personal, epochs=self.head_epochs)
+        groups = client.layers(client.split.shared)
+        lr, rho, norm, form, reuse = (
+            client.config.lr,
+            self.rho,
+            self.score_norm,
+            self.lwsam_form,
+            self.reuse_grad,
+        )
+
+        def twice(phi: TensorDict, grad: Gradient) -> TensorDict:
+            g = grad(phi)
+            moved = phi - g * lr
+            again = g if reuse else grad(moved)
+            scores = layer_scores(moved, phi, groups, norm)
+            return g + grad(moved + layerwise_perturbation(again, scores, groups, rho, form))
+
+        trained: TensorDict = client.fit(
+            model,
+            train=client.split.shared,
+            steps=self.body_steps,
+            direction=twice,
+            momentum=0.0,
+            weight_decay=0.0,
+        )
+        return trained
+
+
+def both(groups: Groups, rho: float, form: Form, grad_at: str) -> Direction:
+    """The direction of (θ, ω): ∇F(θ), and the gradient at ω + ε (or θ + ε) with ε from θ's gradient."""
+
+    def direction(state: TensorDict, grad: Gradient, scores: Tensor) -> TensorDict:
+        theta, omega = state["theta"], state["omega"]
+        g = grad(theta, of="theta")
+        epsilon = layerwise_perturbation(g, scores, groups, rho, form)
+        flat = grad((omega if grad_at == "global" else theta) + epsilon, of="omega")
+        return TensorDict({"theta": g, "omega": flat}, batch_size=[])
+
+    return direction
+
+
+def largest(scores: Tensor, count: int) -> Tensor:
+    """Returns which layers have the `count` largest scores, bool [layers]; of equals the deeper come first."""
+    layers = scores.shape[0]
+    deepest_first = torch.argsort(scores.flip(0), descending=True, stable=True)
+    chosen = layers - 1 - deepest_first[: min(count, layers)]
+    return (torch.arange(layers)[:, None] == chosen[None, :]).any(1)
