@@ -82,7 +82,8 @@ def main() -> None:
     parser.add_argument("--one", type=int, nargs=2, metavar=("REGISTERED", "COHORT"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(measure(*arguments.one, arguments.repeat)))
+        registered, cohort = arguments.one
+        print(json.dumps(measure(registered, cohort, arguments.repeat)))
         return
     print("registered   sampled   start-up   one round   peak memory   evaluation of all")
     lines = []

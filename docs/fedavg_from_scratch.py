@@ -2,7 +2,7 @@
 
     python docs/fedavg_from_scratch.py
 
-prints the accuracy on test digits after every fifth round, on 10 clients that hold two or three digits each.
+prints the accuracy on test digits after every fifth round, on 10 clients that hold one or two digits each.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import logging
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -90,6 +91,19 @@ def test_observer_suits_its_console() -> None:
         assert isinstance(watch, Lines)
     with observer(terminal(), CONFIG, quiet=True) as watch:
         assert type(watch) is Observer
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_warnings_stand_on_lines_of_their_own_above_the_bars(quiet: bool) -> None:
+    """A long one is not cut, square brackets are no markup, and afterwards the log is as before."""
+    log, console = logging.getLogger("tailorfl"), terminal(80)
+    before = list(log.handlers)
+    with observer(console, CONFIG, quiet=quiet):
+        logging.getLogger("tailorfl.experiments.runner").warning("3 of %d clients [bold]: %s", 20, "x" * 90)
+        logging.getLogger("tailorfl.engines.auto").info("not for everybody")
+    assert log.handlers == before
+    assert f"warning: 3 of 20 clients [bold]: {'x' * 90}" in shown(console).replace("\n", "")
+    assert "not for everybody" not in shown(console)
 
 
 class TestComparison:

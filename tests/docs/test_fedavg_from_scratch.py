@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from blocks import ROOT, blocks
 
 import tailorfl.methods  # noqa: F401  (registers the methods)
 from tailorfl.core.cohort import TrainConfig
@@ -67,3 +68,10 @@ def test_an_average_of_unequal_clients_is_weighted(script: Callable[[str], Modul
     mean = tutorial.average(models, [0.25, 0.75])
     expected = 0.25 * models[0].weight + 0.75 * models[1].weight
     torch.testing.assert_close(mean.weight, expected)
+
+
+def test_the_page_shows_the_script() -> None:
+    code = (ROOT / "docs" / "fedavg_from_scratch.py").read_text(encoding="utf-8")
+    shown = [b.text for b in blocks(ROOT / "docs" / "fedavg-from-scratch.md") if b.language == "python"]
+    assert len(shown) == 5
+    assert all(text in code for text in shown[:4])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from methods.settings import NAMES, make
+from methods.settings import NAMES, make, row
 from methods.small import (
     SIZES,
     TRAIN,
@@ -37,6 +37,10 @@ def exploding(x: torch.Tensor) -> torch.Tensor:
 def test_a_diverging_client_is_rejected_and_the_others_proceed(
     name: str, engine: str, model_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    if row(name).indexed and model_name == "batch_norm":
+        pytest.skip(
+            "only parameters are sent, which batch norm keeps finite; the statistics stay and are discarded"
+        )
     bad = replaced(federation(), BAD, exploding)
     sim = simulation(name, model_name, engine, data=bad)
     if sim.method.pooled:

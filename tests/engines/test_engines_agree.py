@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from methods.settings import NAMES
+from methods.settings import NAMES, row
 from methods.small import (
     FACTORIES,
     NEWCOMER,
@@ -70,7 +70,6 @@ def test_losses_and_traffic_do_not_depend_on_the_engine(name: str) -> None:
 def local(sim: Simulation, ids: tuple[int, ...]) -> dict[str, Tensor]:
     """New states and replies of `ids` in this order, without storing them."""
     message = sim.method.broadcast(sim.server, ids)
-    assert isinstance(message, TensorDict)
     new, reply = sim.run(ids, sim.states.get(ids), message, lambda c, s, r: sim.method.local(c, s, r))
     return {
         **{f"state/{p}": t for p, t in tree.leaves(new)},
@@ -118,6 +117,8 @@ def test_relabelling_clients_permutes_the_results(name: str) -> None:
     from methods.small import TRAIN
     from tailorfl.data.federation import Federation
 
+    if row(name).indexed:
+        pytest.skip("the server gives every id an embedding of its own")
     base = federation()
     order = [4, 2, 0, 1, 3]
     moved = [*order, NEWCOMER]

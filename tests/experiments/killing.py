@@ -82,7 +82,7 @@ def numbers(out: Path) -> dict[str, Any]:
             rounds = found[str(job.folder)]["rounds"]["round"]
             assert rounds == list(range(1, job.rounds + 1))
     table = pd.read_csv(out / "comparison.csv")
-    timed = [column for column in table if "time" in column.lower() or "seconds" in column.lower()]
+    timed = [column for column in map(str, table) if "time" in column or "seconds" in column]
     assert timed
     return found | {"comparison": table.drop(columns=timed).to_dict("list")}
 

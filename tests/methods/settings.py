@@ -85,7 +85,9 @@ class Row:
     """Makes it quick; never a value that turns the method into another one."""
     limit: Limit | None = None
     chooses: bool = False
-    """Whether a client picks among several global models by its own data, so that even untrained ones differ."""
+    """Whether clients start with different models: their own, or picked among several by their data."""
+    indexed: bool = False
+    """Whether the server keeps something of its own for every client id (an embedding)."""
 
 
 PROX_STEPS = 10
@@ -155,6 +157,18 @@ ROWS: dict[str, Row] = {
     "plgu_grep": Row(
         Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, "uniform", True, False),
         {"head_epochs": 2, "rho": 0.02},
+    ),
+    "pfedhn": Row(
+        Card(whole, whole, whole, "uniform", True, False),
+        {"hidden": 8, "depth": 1, "embedding": 3, "server_lr": 1e-3},
+        chooses=True,
+        indexed=True,
+    ),
+    "plgu_ghn": Row(
+        Card(whole, whole, whole, "uniform", True, False),
+        {"hidden": 8, "depth": 1, "embedding": 3, "server_lr": 1e-3},
+        chooses=True,
+        indexed=True,
     ),
     "hypcluster": Row(
         Card(lambda s: 2 * s.d, whole, whole, "samples", True, False),

@@ -239,3 +239,16 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="cannot store a set"):
             store.append_clients([{"round": 1}, {"round": 1, "x": {1}}])
         assert store.clients().empty  # all records of a call or none
+
+
+def test_discard_deletes_the_run_and_nothing_else(tmp_path: Path) -> None:
+    with RunStore.create(tmp_path / "run", {}) as store:
+        store.append_round({"round": 1})
+        with pytest.raises(RunError, match="is writing"):
+            RunStore.discard(tmp_path / "run")
+    RunStore.discard(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    RunStore.create(tmp_path / "run", {}).close()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    RunStore.discard(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]

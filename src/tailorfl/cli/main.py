@@ -12,6 +12,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import tailorfl
+from tailorfl.cli import theory
 from tailorfl.errors import ConfigError, TailorflError, nearest
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ app = typer.Typer(
     help="Personalized federated learning: write one client, run a thousand.",
     epilog="First steps: tailorfl compare | tailorfl run method=ditto train.lr=0.1 | tailorfl list methods",
 )
+app.add_typer(theory.app, name="theory", cls=Commands)
 
 Arguments = Annotated[
     list[str] | None,

@@ -66,6 +66,15 @@ def fill(template: TensorDict, flat: Mapping[str, Tensor], prefix: str = "") -> 
     return TensorDict(out, batch_size=template.batch_size)
 
 
+def contiguous(tree: TensorDict) -> TensorDict:
+    """Returns `tree` with every tensor laid out row by row, copied only where it is not.
+
+    A sum over a transposed tensor rounds otherwise than over its copy, and a checkpoint keeps values, not layouts.
+    """
+    out = {k: contiguous(v) if isinstance(v, TensorDict) else v.contiguous() for k, v in tree.items()}
+    return TensorDict(out, batch_size=tree.batch_size)
+
+
 def dot(a: TensorDict, b: TensorDict) -> Tensor:
     """Returns the inner product over the floating entries of `a`, a 0-d tensor."""
     terms = [(x * b.get(name)).sum() for name, x in a.items() if x.is_floating_point()]

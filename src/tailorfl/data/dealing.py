@@ -142,9 +142,10 @@ def _numbered(clients: int) -> tuple[str, ...]:
 def _group_names(rows: Sequence[Ints], groups: Ints, names: Sequence[str]) -> tuple[str, ...]:
     """The name of each client's group, numbered where several clients share a group."""
     ids = [int(groups[mine[0]]) for mine in rows]
+    is_shared = len(set(ids)) < len(ids)
     seen: dict[int, int] = {}
     found = []
     for group in ids:
         seen[group] = seen.get(group, -1) + 1
-        found.append(f"{names[group]}-{seen[group]}" if len(set(ids)) < len(ids) else names[group])
+        found.append(f"{names[group]}-{seen[group]}" if is_shared else names[group])
     return tuple(found)

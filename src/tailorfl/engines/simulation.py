@@ -155,7 +155,7 @@ class Simulation:
         traffic = self._count(message, replies, receivers=receivers, senders=len(sampled))
         if arrived:
             ids = tuple(training[k] for k in arrived)
-            self.server = self.method.aggregate(
+            aggregated = self.method.aggregate(
                 self.server,
                 Replies(
                     stack=replies if len(arrived) == len(training) else replies[torch.tensor(arrived)],
@@ -166,6 +166,7 @@ class Simulation:
                     parameters=frozenset(self.model.parameters),
                 ),
             )
+            self.server = tree.contiguous(aggregated)
         losses = {name: float(t[kept].double().mean()) for name, t in tree.leaves(metrics)}
         self.traffic.add(traffic)
         result = RoundResult(self.round, sampled, rejected, losses, time.perf_counter() - begin, traffic)
@@ -304,7 +305,9 @@ class Simulation:
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Restores what `dump` returned."""
-        saved = {p.removeprefix("server/"): t for p, t in tensors.items() if p.startswith("server/")}
+        # Copies: a tensor inside a file's buffer may lie where matrix products use other instructions and round
+        # otherwise than on memory of their own.
+        saved = {p.removeprefix("server/"): t.clone() for p, t in tensors.items() if p.startswith("server/")}
         self.server = tree.fill(self.server, saved)
         self.states.load(
             {p.removeprefix("clients/"): t for p, t in tensors.items() if p.startswith("clients/")}

@@ -1,0 +1,216 @@
+"""The commands `tailorfl theory ...`: calculators of the papers' formulas."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tailorfl.errors import ConfigError
+
+app = typer.Typer(
+    no_args_is_help=True, help="Calculate with the papers' formulas: step sizes, rounds, lam, costs."
+)
+
+Lam = Annotated[float, typer.Option("--lam", help="Strength of the pull (lam/2) ||v - w||^2.")]
+Mu = Annotated[float, typer.Option("--mu", help="Strong convexity of the clients' losses.")]
+Smoothness = Annotated[float, typer.Option("--smoothness", "--L", help="Their smoothness L.")]
+Samples = Annotated[int, typer.Option("--samples", "--n", help="Samples of one client.")]
+Clients = Annotated[int, typer.Option("--clients", "--m", help="Number of clients.")]
+Radius = Annotated[
+    float, typer.Option("--radius", "--R", help="Heterogeneity: distance of the clients' true models.")
+]
+Target = Annotated[float, typer.Option("--target", help="Wanted share of the first squared error.")]
+
+
+@app.command()
+def moreau(lam: Lam = 1.0, mu: Mu = 1.0, smoothness: Smoothness = 10.0) -> None:
+    """Curvature of the server's and of the clients' problem under a proximal pull."""
+    from tailorfl.theory.moreau import moreau_constants
+
+    found = moreau_constants(mu, smoothness, lam)
+    _show(
+        "Moreau constants",
+        ("server smoothness L_g", found.global_smoothness),
+        ("server strong convexity mu_g", found.global_convexity),
+        ("server condition number L_g / mu_g", found.condition),
+        ("client smoothness lam + L", found.local_smoothness),
+        ("client strong convexity lam + mu", found.local_convexity),
+        ("Lipschitz constant of w -> v*(w)", found.prox_lipschitz),
+    )
+
+
+@app.command()
+def fedclup(lam: Lam = 1.0, mu: Mu = 1.0, smoothness: Smoothness = 10.0, target: Target = 1e-6) -> None:
+    """FedCLUP's step sizes, local steps and rounds (Corollary 2)."""
+    from tailorfl.theory.fedclup import schedule, stochastic_eta
+
+    plan = schedule(mu, smoothness, lam)
+    _show(
+        "FedCLUP, Corollary 2",
+        ("client step eta", plan.eta),
+        ("client step eta with batches", stochastic_eta(mu, smoothness, lam)),
+        ("server step gamma", plan.gamma),
+        ("local steps K", plan.steps),
+        ("fewest local steps the proof allows", plan.fewest_steps),
+        ("rate of a round (squared error)", plan.rate),
+        (f"rounds until {target:g} of the first error", plan.rounds(target)),
+        ("gradients of a client until then", plan.gradients(target)),
+    )
+
+
+@app.command("lambda-range")
+def lambda_range_command(
+    rho: Annotated[float, typer.Option("--rho", help="Standard deviation of gradient noise.")] = 2.0,
+    samples: Samples = 200,
+    clients: Clients = 10,
+    mu: Mu = 1.0,
+    smoothness: Smoothness = 10.0,
+    radius: Radius = 0.05,
+) -> None:
+    """The lam for which FedCLUP is minimax optimal (Corollary 1), with its bound (Theorem 1)."""
+    from tailorfl.theory.fedclup_statistics import Problem, lambda_range, statistical_bound
+
+    problem = Problem(mu, smoothness, rho, radius, samples, clients)
+    found = lambda_range(problem)
+    edge = found.lower if found.together else found.upper
+    _show(
+        "FedCLUP, Corollary 1",
+        ("heterogeneity R", radius),
+        ("threshold 1/sqrt(n)", problem.threshold),
+        ("learn", "together" if found.together else "apart"),
+        ("lam at least" if found.together else "lam at most", edge),
+        ("squared error there at most (Theorem 1)", statistical_bound(problem, edge).value),
+    )
+
+
+@app.command()
+def minimax(samples: Samples = 200, clients: Clients = 10, radius: Radius = 0.05) -> None:
+    """The best possible order of the clients' squared error."""
+    from tailorfl.theory.minimax import minimax_rate
+
+    found = minimax_rate(samples, clients, radius)
+    words = {
+        "pooled": "pooled: one model for all is as good as any",
+        "between": "between: heterogeneity decides",
+        "alone": "alone: local training is as good as any",
+    }
+    _show(
+        "minimax rate, up to constants",
+        ("1/N + min(R^2, 1/n)", found.rate),
+        ("regime", words[found.regime]),
+        ("pooled up to R = 1/sqrt(N)", found.pooled_below),
+        ("alone above R = 1/sqrt(n)", found.alone_above),
+    )
+
+
+@app.command()
+def l2gd(
+    lam: Lam = 1.0,
+    mu: Mu = 1.0,
+    smoothness: Smoothness = 10.0,
+    clients: Clients = 10,
+    target: Target = 1e-6,
+    p: Annotated[
+        float | None, typer.Option("--p", help="Probability of averaging; by default the best.")
+    ] = None,
+) -> None:
+    """L2GD's probability of averaging, step size and communications."""
+    from tailorfl.theory.l2gd import plan
+
+    found = plan(mu, smoothness, lam, clients, target, p)
+    _show(
+        "L2GD",
+        ("probability of averaging p", found.p),
+        ("expected smoothness", found.expected_smoothness),
+        ("step size alpha", found.step),
+        (f"iterations until {target:g} of the first error", found.iterations),
+        ("communications until then", found.communications),
+    )
+
+
+@app.command("perfed-ckt")
+def perfed_ckt(
+    beta: Annotated[float, typer.Option("--beta", help="Private data: X'X = beta I.")] = 3.0,
+    sigma2: Annotated[float, typer.Option("--sigma2", help="Variance of label noise.")] = 2.0,
+    nu: Annotated[float, typer.Option("--nu", help="Public data: P'P = nu I.")] = 1.7,
+    v2: Annotated[
+        str, typer.Option("--v2", metavar="A,B,...", help="Variance of every client's true model.")
+    ] = ".5,1,2,4,.2",
+) -> None:
+    """PerFed-CKT's best transfer between linear models (Theorem 4.2)."""
+    from tailorfl.theory.perfed_ckt import best_transfer
+
+    found = best_transfer(beta, sigma2, nu, _numbers("v2", v2))
+    table = _table("PerFed-CKT, Theorem 4.2", "client", "lam", "alpha", "own weight", "error", "error alone")
+    for client, row in enumerate(zip(found.lam, found.alpha, found.own_weight, found.mse, strict=True)):
+        table.add_row(str(client), *map(_text, map(float, row)), _text(found.local_mse))
+    Console().print(table)
+
+
+@app.command()
+def cost(
+    clients: Annotated[int, typer.Option("--clients", help="Clients sampled in a round.")] = 10,
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds of the run.")] = 200,
+    method: Annotated[
+        str | None,
+        typer.Option("--method", help="fedavg, hypcluster, fedfomo or perfed_ckt; by default all."),
+    ] = None,
+    clusters: Annotated[int, typer.Option("--clusters", help="Of hypcluster and perfed_ckt.")] = 3,
+    model_scalars: Annotated[
+        int | None, typer.Option("--model-scalars", help="Weights of a model; by default VGG-11's.")
+    ] = None,
+    prediction_scalars: Annotated[
+        int | None,
+        typer.Option("--prediction-scalars", help="Public samples times classes; by default 20000."),
+    ] = None,
+) -> None:
+    """Scalars that a run sends; a payload sent to several clients in a round counts once."""
+    from typing import get_args
+
+    from tailorfl.theory.perfed_ckt import (
+        PREDICTION_SCALARS,
+        VGG11_SCALARS,
+        CostMethod,
+        transmission_cost,
+    )
+
+    sizes = (
+        VGG11_SCALARS if model_scalars is None else model_scalars,
+        PREDICTION_SCALARS if prediction_scalars is None else prediction_scalars,
+    )
+    table = _table(f"scalars sent in {rounds} rounds of {clients} clients", "method", "up", "down", "total")
+    for name in (method,) if method is not None else get_args(CostMethod):
+        found = transmission_cost(name, clients, rounds, clusters, *sizes)
+        table.add_row(name, *(f"{value:,}" for value in (found.up, found.down, found.total)))
+    Console().print(table)
+
+
+def _numbers(name: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"{name} must be numbers with commas between them, but is '{text}'") from error
+
+
+def _show(title: str, *rows: tuple[str, float | str]) -> None:
+    table = Table(title=title, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for name, value in rows:
+        table.add_row(name, value if isinstance(value, str) else _text(value))
+    Console().print(table)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title)
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="right" if number else "left")
+    return table
+
+
+def _text(value: float) -> str:
+    """A whole number with commas, any other with six digits."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"

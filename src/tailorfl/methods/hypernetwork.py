@@ -1,0 +1,182 @@
+"""A hypernetwork on the server writes every client's model.
+
+pFedHN (Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 2021)
+
+    min over φ, e:  Σ_i p_i F_i(h(e_i; φ)),   h and the embeddings e_i live on the server
+
+    server sends θ_i = h(e_i; φ)
+    client i:  θ̃ = LocalSGD(θ_i, K steps);   sends Δ_i = θ_i − θ̃
+    server:    g_φ = mean_S vjp_φ(h(e_i; φ), Δ_i),   g_e_i = vjp_e(h(e_i; φ), Δ_i);   clip;   one SGD step on φ and e_i
+
+The paper defines Δ as θ̃ − θ and then subtracts; the code uses θ − θ̃ = Σ η∇F, a descent direction, as here.
+
+PLGU-GHN (Qu et al., CVPR 2023): sharpness-aware in φ, Δ_i not recomputed at φ + ε, plain SGD
+
+    g = mean_S vjp_φ(h(e_i; φ), Δ_i);   ε = ρ g/‖g‖
+    φ = φ − α mean_S vjp_φ(h(e_i; φ + ε), Δ_i);   e_i = e_i − α vjp_e(h(e_i; φ + ε), Δ_i)
+
+The hypernetwork: embedding -> `hidden`, `depth` times (ReLU, hidden -> hidden), one linear head for each tensor.
+
+| symbol | here |
+|---|---|
+| φ, e_i | server state `phi`, `embeddings` |
+| α (outer step) | `server_lr`, `server_momentum`, `server_weight_decay`, `server_clip` |
+| ρ | `rho` |
+| K, η | the run's training settings |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor
+from torch.func import vjp, vmap
+from torch.nn import functional as F
+
+from tailorfl.core import tree
+from tailorfl.core.client import Client
+from tailorfl.core.keys import torch_seed
+from tailorfl.core.messages import PerClient, Replies
+from tailorfl.core.method import Context, Method, register
+
+_TINY = 1e-12
+
+
+class Hypernetwork(Method):
+    """The parts that both methods share: the network h, what goes down, what comes up."""
+
+    has_global: ClassVar[bool] = False
+    embedding: int | None = Field(None, ge=1, description="length of e_i; default int(1 + N/4)")
+    hidden: int = Field(100, ge=1, description="width of the hypernetwork")
+    depth: int = Field(3, ge=0, description="hidden layers after the first")
+    server_lr: float = Field(0.01, gt=0, description="α: step of the hypernetwork and the embeddings")
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        width = self.embedding or int(1 + ctx.num_clients / 4)
+        sizes = {n: ctx.init.get(n).numel() for n in ctx.split.trainable}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(torch_seed(ctx.seed, "hypernetwork"))
+            trunk = [
+                torch.nn.Linear(width if d == 0 else self.hidden, self.hidden) for d in range(self.depth + 1)
+            ]
+            heads = {n: torch.nn.Linear(self.hidden, size) for n, size in sizes.items()}
+            embeddings = torch.randn(ctx.num_clients, width)
+        phi = {
+            "trunk_w": {str(d): layer.weight.detach() for d, layer in enumerate(trunk)},
+            "trunk_b": {str(d): layer.bias.detach() for d, layer in enumerate(trunk)},
+            "head_w": {n: layer.weight.detach() for n, layer in heads.items()},
+            "head_b": {n: layer.bias.detach() for n, layer in heads.items()},
+        }
+        state = {"phi": TensorDict(phi, batch_size=[]), "embeddings": embeddings, "template": ctx.init}
+        return TensorDict(state, batch_size=[])
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> PerClient:
+        known = server["embeddings"]
+        # A client that joined later has no embedding of its own: it gets the model of the mean one.
+        rows = [known[i] if i < len(known) else known.mean(0) for i in clients]
+        template, phi = tree.tensors(server["template"]), dict(tree.leaves(server["phi"]))
+        # One by one: what a client receives must not depend, in the last bit, on who else is asked.
+        written = [self.write(template, phi, e) for e in rows]
+        payloads = {n: torch.stack([one[n] for one in written]) for n in template}
+        return PerClient(TensorDict(payloads, batch_size=[len(clients)]))
+
+    def write(self, template: dict[str, Tensor], phi: dict[str, Tensor], e: Tensor) -> dict[str, Tensor]:
+        """Returns the model h(e; φ); what is not trained is as in `template`."""
+        x = F.linear(e, phi["trunk_w/0"], phi["trunk_b/0"])
+        for d in range(1, self.depth + 1):
+            x = F.linear(F.relu(x), phi[f"trunk_w/{d}"], phi[f"trunk_b/{d}"])
+        out = dict(template)
+        for path, weight in phi.items():
+            part, _, name = path.partition("/")
+            if part == "head_w":
+                out[name] = F.linear(x, weight, phi[f"head_b/{name}"]).reshape(template[name].shape)
+        return out
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        trained = client.fit(received)
+        return state, client.parameters(received) - client.parameters(trained)
+
+    def pull_back(
+        self, server: TensorDict, phi: dict[str, Tensor], replies: Replies
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Returns (mean over the cohort of the vjp in φ, vjp in each client's embedding) of h at `phi` with Δ."""
+        template = tree.tensors(server["template"])
+        names = tuple(tree.tensors(replies.stack))
+
+        def models(phi: dict[str, Tensor], e: Tensor) -> dict[str, Tensor]:
+            return vmap(lambda one: {n: t for n, t in self.write(template, phi, one).items() if n in names})(
+                e
+            )
+
+        pulled = vjp(models, phi, server["embeddings"][list(replies.clients)])
+        back = pulled[1]
+        g_phi, g_e = back(tree.tensors(replies.stack))
+        return {n: g / len(replies.clients) for n, g in g_phi.items()}, g_e
+
+    def rewritten(
+        self, server: TensorDict, phi: dict[str, Tensor], e: Tensor, clients: tuple[int, ...]
+    ) -> TensorDict:
+        """Returns the server's state with new φ and new embeddings of the cohort; all others are untouched."""
+        embeddings = server["embeddings"].clone()
+        embeddings[list(clients)] = e
+        new = {**server, "phi": tree.nest(phi.items()), "embeddings": embeddings}
+        return TensorDict(new, batch_size=[])
+
+
+@register
+class PFedHN(Hypernetwork):
+    """A hypernetwork trained with the clients' updates as gradients."""
+
+    name: ClassVar[str] = "pfedhn"
+    title: ClassVar[str] = "pFedHN"
+    paper: ClassVar[str] = "Shamsian et al., ICML 2021"
+    server_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the outer SGD")
+    server_weight_decay: float = Field(1e-3, ge=0, description="weight decay of the outer SGD")
+    server_clip: float | None = Field(50.0, gt=0, description="largest norm of the outer gradient")
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        state = super().server_state(ctx)
+        still = {n: torch.zeros_like(t) for n, t in tree.leaves(state["phi"])}
+        state["velocity"] = tree.nest(still.items())
+        state["embedding_velocity"] = torch.zeros_like(state["embeddings"])
+        return state
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        phi, rows = dict(tree.leaves(server["phi"])), list(replies.clients)
+        g_phi, g_e = self.pull_back(server, phi, replies)
+        if self.server_clip is not None:
+            norm = torch.stack([g.square().sum() for g in (*g_phi.values(), g_e)]).sum().sqrt()
+            scale = (self.server_clip / (norm + 1e-6)).clamp(max=1.0)
+            g_phi, g_e = {n: g * scale for n, g in g_phi.items()}, g_e * scale
+        velocity, old = dict(tree.leaves(server["velocity"])), server["embeddings"][rows]
+        decay, momentum = self.server_weight_decay, self.server_momentum
+        velocity = {n: momentum * velocity[n] + g_phi[n] + decay * t for n, t in phi.items()}
+        e_velocity = server["embedding_velocity"].clone()
+        e_velocity[rows] = momentum * e_velocity[rows] + g_e + decay * old
+        phi = {n: t - self.server_lr * velocity[n] for n, t in phi.items()}
+        new = self.rewritten(server, phi, old - self.server_lr * e_velocity[rows], replies.clients)
+        new["velocity"], new["embedding_velocity"] = tree.nest(velocity.items()), e_velocity
+        return new
+
+
+@register
+class PLGUGHN(Hypernetwork):
+    """pFedHN whose hypernetwork takes sharpness-aware steps."""
+
+    name: ClassVar[str] = "plgu_ghn"
+    title: ClassVar[str] = "PLGU-GHN"
+    paper: ClassVar[str] = "Qu et al., CVPR 2023"
+    rho: float = Field(0.05, ge=0, description="ρ: radius of the ascent in φ")
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        phi = dict(tree.leaves(server["phi"]))
+        g, _ = self.pull_back(server, phi, replies)
+        norm = torch.stack([t.square().sum() for t in g.values()]).sum().sqrt()
+        above = {n: t + g[n] * (self.rho / (norm + _TINY)) for n, t in phi.items()}
+        g_phi, g_e = self.pull_back(server, above, replies)
+        phi = {n: t - self.server_lr * g_phi[n] for n, t in phi.items()}
+        old = server["embeddings"][list(replies.clients)]
+        return self.rewritten(server, phi, old - self.server_lr * g_e, replies.clients)

@@ -1,0 +1,146 @@
+"""FedCLUP's step sizes, rounds and noise: how fast it gets to its optimum, and how near.
+
+"Understanding the Statistical Accuracy-Communication Trade-off in Personalized FL with Minimax Guarantees"
+(ICML 2025), Theorem 2 and Corollary 2 (exact gradients), and the theorem of the stochastic variant. All
+errors are squared distances to the optimum of `mean_i F_i(v_i) + (lam/2) ||v_i - w||^2`.
+
+    paper      here
+    mu, L      mu, smoothness of every client's loss;  kappa = L / mu
+    lambda     lam
+    eta, gamma eta (clients' step), gamma (server's step on `lam (w - v_i)`)
+    K          steps, of a client in a round
+    sigma, B   sigma (standard deviation of the gradient of one sample), batch
+    m          clients, averaged in a round
+
+The appendix states the ratio of the local problem's condition once upside down, and Corollary 4 drops a
+factor 1/4 in the rate and a factor 2 before the initial error; the formulas here follow Theorem 2 and
+Corollary 2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tailorfl.errors import ConfigError
+from tailorfl.theory.checks import (
+    require_counts,
+    require_curvature,
+    require_not_negative,
+    require_positive,
+    require_share,
+)
+from tailorfl.theory.moreau import moreau_constants
+
+
+@dataclass(frozen=True)
+class FedCLUPSchedule:
+    """Corollary 2: step sizes, local steps and the rate they guarantee."""
+
+    eta: float
+    """Client step size 1 / (lam + L)."""
+    gamma: float
+    """Server step size 1 / (2 L_g) = (lam + L) / (2 lam L)."""
+    steps: int
+    """K of the corollary, `>= 2 + (lam + L) / (lam + mu) ln(1056 kappa^2)`."""
+    fewest_steps: int
+    """The smallest K that meets the proof's own condition; never above `steps`."""
+    rate: float
+    """Factor of the squared error in a round, `1 - (lam + L) / (4 kappa (lam + mu))`, in [3/4, 1)."""
+
+    def rounds(self, reduction: float) -> int:
+        """Rounds until `rate ** rounds <= reduction`, the wanted share of the first squared error.
+
+        Raises:
+            ConfigError: unless 0 < reduction < 1.
+        """
+        require_share(reduction=reduction)
+        return math.ceil(math.log(reduction) / math.log(self.rate))
+
+    def gradients(self, reduction: float) -> int:
+        """Gradients of one client until then: rounds times `steps`."""
+        return self.rounds(reduction) * self.steps
+
+
+def schedule(mu: float, smoothness: float, lam: float) -> FedCLUPSchedule:
+    """Corollary 2's step sizes, local steps and rate.
+
+    The condition behind `fewest_steps` is `(2 + 64 lam^2 / mu^2) ((L - mu) / (lam + L))^K <= 1/16`.
+
+    >>> plan = schedule(mu=1, smoothness=10, lam=1)
+    >>> plan.gamma, plan.steps, plan.fewest_steps, round(plan.rate, 4), plan.rounds(1e-6)
+    (0.55, 66, 35, 0.8625, 94)
+
+    Raises:
+        ConfigError: unless 0 < mu <= smoothness and lam > 0.
+    """
+    require_curvature(mu, smoothness)
+    require_positive(lam=lam)
+    kappa = smoothness / mu
+    ratio = (lam + smoothness) / (lam + mu)
+    return FedCLUPSchedule(
+        eta=1 / (lam + smoothness),
+        gamma=(lam + smoothness) / (2 * lam * smoothness),
+        steps=math.ceil(2 + ratio * math.log(1056 * kappa**2)),
+        fewest_steps=_fewest_steps(mu, smoothness, lam),
+        rate=1 - ratio / (4 * kappa),
+    )
+
+
+def round_rate(mu: float, smoothness: float, lam: float, gamma: float) -> float:
+    """Theorem 2's factor of the squared error in a round for any allowed gamma, with its square term.
+
+    It is `1 - x/2 - x^2/2` with `x = gamma mu_g`. The experiments on synthetic data take gamma at the edge
+    `1/L_g`, which the theorem excludes.
+
+    Raises:
+        ConfigError: unless 0 < mu <= smoothness, lam > 0 and 0 < gamma < 1/L_g = 1/lam + 1/L.
+    """
+    constants = moreau_constants(mu, smoothness, lam)
+    require_positive(gamma=gamma)
+    if gamma * constants.global_smoothness >= 1:
+        edge = 1 / constants.global_smoothness
+        raise ConfigError(
+            f"gamma must be below 1/lam + 1/smoothness = {edge:g} for Theorem 2, but is {gamma}"
+        )
+    x = gamma * constants.global_convexity
+    return 1 - x / 2 - x**2 / 2
+
+
+def stochastic_eta(mu: float, smoothness: float, lam: float) -> float:
+    """Client step size of the stochastic theorem, `min(mu (lam + L) / (4 L (lam + mu)^2), 1 / (lam + L))`.
+
+    Raises:
+        ConfigError: unless 0 < mu <= smoothness and lam > 0.
+    """
+    require_curvature(mu, smoothness)
+    require_positive(lam=lam)
+    careful = mu * (lam + smoothness) / (4 * smoothness * (lam + mu) ** 2)
+    return min(careful, 1 / (lam + smoothness))
+
+
+def noise_ball(mu: float, smoothness: float, lam: float, sigma: float, batch: int, clients: int) -> float:
+    """Squared error at which stochastic FedCLUP stops improving, for fresh noise in every local step.
+
+    It is `8 lam^2 eta^2 sigma^2 / (min(gamma mu_g / 2, mu_l eta) mu_g^2 B m)`, with gamma of Corollary 2
+    and `stochastic_eta`. The printed algorithm reuses one batch for all steps of a round, which this does
+    not cover.
+
+    Raises:
+        ConfigError: unless 0 < mu <= smoothness, lam > 0, sigma >= 0, batch >= 1 and clients >= 1.
+    """
+    constants = moreau_constants(mu, smoothness, lam)
+    require_not_negative(sigma=sigma)
+    require_counts(batch=batch, clients=clients)
+    eta = stochastic_eta(mu, smoothness, lam)
+    gamma = 1 / (2 * constants.global_smoothness)
+    slowest = min(gamma * constants.global_convexity / 2, constants.local_convexity * eta)
+    return 8 * (lam * eta * sigma / constants.global_convexity) ** 2 / (slowest * batch * clients)
+
+
+def _fewest_steps(mu: float, smoothness: float, lam: float) -> int:
+    """The smallest K of at least 1 that meets the proof's condition."""
+    if mu == smoothness:
+        return 1  # the first local step with eta = 1 / (lam + L) is then exact
+    wanted = math.log(16 * (2 + 64 * (lam / mu) ** 2))
+    return max(1, math.ceil(wanted / math.log((lam + smoothness) / (smoothness - mu))))

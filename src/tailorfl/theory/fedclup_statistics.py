@@ -1,0 +1,250 @@
+"""FedCLUP's statistical error: which lam to take, what it guarantees, and how many rounds a target costs.
+
+"Understanding the Statistical Accuracy-Communication Trade-off in Personalized FL with Minimax Guarantees"
+(ICML 2025), Theorem 1 (statistical bound), Corollary 1 (choice of lam) and Corollary 3 (total error).
+Errors are mean squared distances of the clients' models to their true parameters.
+
+    paper    here
+    rho      rho: bound on the gradient noise of one sample at the true parameter (standard deviation)
+    R        radius: heterogeneity, distance of the clients' true parameters from their centre
+    n, m, N  samples (of one client), clients, total = m n
+    mu, L    mu, smoothness;  kappa = L / mu
+    q_1(lam) 1 / `_pooling_excess`
+    q_2(lam) `_coupling_excess`, the part of the second bound that grows with lam
+
+Resolved misprints: 1/q_1 prints `n^2` twice where its derivation has `n`; the condition on g is once
+printed `1/(8L)^2` where the proof needs `1/(8 L^2)`; the introduction has small lam lead to the global
+model, while it is large lam. The constants are those of the proof: safe and far from sharp (kappa = 10 asks
+for lam of 6e4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tailorfl.errors import ConfigError
+from tailorfl.theory.checks import require_counts, require_curvature, require_not_negative, require_positive
+from tailorfl.theory.fedclup import schedule
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the bounds need to know of the clients; raises ConfigError for values that make no sense."""
+
+    mu: float
+    smoothness: float
+    rho: float
+    radius: float
+    samples: int
+    clients: int
+
+    def __post_init__(self) -> None:
+        require_curvature(self.mu, self.smoothness)
+        require_positive(rho=self.rho)
+        require_not_negative(radius=self.radius)
+        require_counts(samples=self.samples, clients=self.clients)
+
+    @property
+    def total(self) -> int:
+        """Samples of all clients together, N."""
+        return self.samples * self.clients
+
+    @property
+    def kappa(self) -> float:
+        """Condition number L / mu."""
+        return self.smoothness / self.mu
+
+    @property
+    def threshold(self) -> float:
+        """Heterogeneity 1 / sqrt(n) up to which learning together pays."""
+        return 1 / math.sqrt(self.samples)
+
+
+@dataclass(frozen=True)
+class LambdaRange:
+    """Corollary 1's interval of lam: at least `lower`, at most `upper`."""
+
+    lower: float
+    upper: float
+    together: bool
+    """Whether R <= 1/sqrt(n): pull the clients together (lam large) instead of leaving them alone (small)."""
+
+
+@dataclass(frozen=True)
+class StatisticalBound:
+    """Theorem 1's bound on the mean squared error of the clients' models at the optimum for one lam."""
+
+    pooled: float
+    """First bound, good for large lam; infinite where `g(lam) > 1 / (8 L^2)` and it does not hold."""
+    separate: float
+    """Second bound, good for small lam."""
+
+    @property
+    def value(self) -> float:
+        """The smaller of both."""
+        return min(self.pooled, self.separate)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Constants of Theorem 1's minimax form.
+
+    With Corollary 1's lam the squared error of the clients' models is at most `c3 / N + c4 min(R^2, 1/n)`;
+    `c1` and `c2` are those of the global model, from which c4 is made.
+    """
+
+    c1: float
+    c2: float
+    c3: float
+    c4: float
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What one lam costs and leaves."""
+
+    lam: float
+    statistical: float
+    """Theorem 1's bound."""
+    rounds: int
+    """Rounds until the rest of the initial error is at most half the target."""
+    gradients: int
+    """Gradients of one client until then."""
+
+
+def lambda_range(problem: Problem) -> LambdaRange:
+    """Corollary 1: the lam for which FedCLUP is minimax optimal.
+
+    With `R <= 1/sqrt(n)`: `lam >= max(64 kappa^2 L, max(2 kappa, 5) mu s) - mu`, where `s = (2 L^2 R^2 +
+    rho^2/n) / (L^2 R^2 + rho^2/N)`; otherwise `lam <= rho^2 / (n mu R^2)`.
+
+    >>> lambda_range(Problem(mu=1, smoothness=10, rho=2, radius=0.05, samples=200, clients=10)).lower
+    63999.0
+    """
+    mu, L, kappa = problem.mu, problem.smoothness, problem.kappa
+    if problem.radius > problem.threshold:
+        upper = problem.rho**2 / (problem.samples * mu * problem.radius**2)
+        return LambdaRange(0.0, upper, together=False)
+    drift = (L * problem.radius) ** 2
+    ratio = (2 * drift + problem.rho**2 / problem.samples) / (drift + problem.rho**2 / problem.total)
+    lower = max(64 * kappa**2 * L, max(2 * kappa, 5) * mu * ratio) - mu
+    return LambdaRange(lower, math.inf, together=True)
+
+
+def g(problem: Problem, lam: float) -> float:
+    """`(4/mu) (1 / (mu + lam) + L / (mu + lam)^2)`; Theorem 1's first bound needs `g <= 1 / (8 L^2)`.
+
+    Raises:
+        ConfigError: if lam is negative.
+    """
+    require_not_negative(lam=lam)
+    x = problem.mu + lam
+    return 4 / problem.mu * (1 / x + problem.smoothness / x**2)
+
+
+def statistical_bound(problem: Problem, lam: float) -> StatisticalBound:
+    """Theorem 1's two bounds for one lam.
+
+        pooled = 48 rho^2 / (mu^2 N) + (48 kappa^2 + 3) R^2 + 1/q_1(lam)
+        separate = 4 rho^2 / (mu^2 n) + (4 rho^2 / (mu^3 n) + 4 R^2 / mu) lam + 8 R^2 lam^2 / mu^2
+
+    Raises:
+        ConfigError: if lam is negative.
+    """
+    mu, noise, spread = problem.mu, (problem.rho / problem.mu) ** 2, problem.radius**2
+    pooled = math.inf
+    if g(problem, lam) <= 1 / (8 * problem.smoothness**2):
+        pooled = 48 * noise / problem.total + (48 * problem.kappa**2 + 3) * spread
+        pooled += _pooling_excess(problem, lam)
+    alone = 4 * noise / problem.samples
+    return StatisticalBound(pooled, alone * (1 + lam / mu) + _coupling_excess(problem, lam))
+
+
+def constants(problem: Problem) -> Constants:
+    """The constants of the minimax form.
+
+    c1 = 32 rho^2 / mu^2      c2 = max(((1 + sqrt 3) rho / mu)^2, 32 kappa^2)
+    c3 = 192 rho^2 / mu^2     c4 = max((rho (1 + sqrt(4 c2 + 5)) / mu)^2, 198 kappa^2)
+    """
+    noise = problem.rho / problem.mu
+    c2 = max(((1 + math.sqrt(3)) * noise) ** 2, 32 * problem.kappa**2)
+    c4 = max((noise * (1 + math.sqrt(4 * c2 + 5))) ** 2, 198 * problem.kappa**2)
+    return Constants(c1=32 * noise**2, c2=c2, c3=192 * noise**2, c4=c4)
+
+
+def total_error(problem: Problem, lam: float, rounds: int, initial: float) -> float:
+    """Corollary 3: `2 r^T e_0` plus the statistical error after `rounds` rounds of Corollary 2's schedule.
+
+    The corollary gives the statistical error up to a constant, `min(1/N + R^2 + 1/q_1, 1/n + q_2)`; this
+    takes Theorem 1's bound, of which that is the order.
+
+    Args:
+        problem: the clients.
+        lam: strength of the coupling, positive.
+        rounds: T, 0 or more.
+        initial: e_0, squared error of the start.
+
+    Raises:
+        ConfigError: for a lam that is not positive, or negative rounds or initial error.
+    """
+    require_not_negative(rounds=rounds, initial=initial)
+    rate = schedule(problem.mu, problem.smoothness, lam).rate
+    return 2 * rate**rounds * initial + statistical_bound(problem, lam).value
+
+
+def effort(problem: Problem, lam: float, target: float, initial: float) -> Effort:
+    """Rounds and gradients with which `2 r^T e_0 <= target / 2`, beside the statistical error of this lam.
+
+    Raises:
+        ConfigError: unless lam, target and initial are positive.
+    """
+    require_positive(target=target, initial=initial)
+    plan = schedule(problem.mu, problem.smoothness, lam)
+    reduction = target / (4 * initial)
+    rounds = plan.rounds(reduction) if reduction < 1 else 0
+    statistical = statistical_bound(problem, lam).value
+    return Effort(lam, statistical, rounds, rounds * plan.steps)
+
+
+def fewest_rounds(problem: Problem, target: float, initial: float, lams: Iterable[float]) -> Effort:
+    """The lam of the fewest rounds for a total error of at most `target`, half of it left to statistics.
+
+    Among equal numbers of rounds the one with the smallest statistical error is taken.
+
+    Args:
+        problem: the clients.
+        target: squared error wanted.
+        initial: e_0, squared error of the start.
+        lams: values of lam to choose from, all positive.
+
+    Raises:
+        ConfigError: if no lam has a statistical error of at most target / 2, or there is none.
+    """
+    rows = [effort(problem, lam, target, initial) for lam in lams]
+    if not rows:
+        raise ConfigError("there is no lam to choose from; give at least one")
+    reached = [row for row in rows if row.statistical <= target / 2]
+    if not reached:
+        least = min(rows, key=lambda row: row.statistical)
+        raise ConfigError(
+            f"no lam keeps the statistical error within half of target={target:g}; the smallest is "
+            f"{least.statistical:g}, with lam={least.lam:g}: ask for a target of "
+            f"{2 * least.statistical:g} or more"
+        )
+    return min(reached, key=lambda row: (row.rounds, row.statistical))
+
+
+def _pooling_excess(problem: Problem, lam: float) -> float:
+    """1/q_1: what is left of the first bound because lam is finite; falls as 1/lam."""
+    mu, L, x, factor = problem.mu, problem.smoothness, problem.mu + lam, g(problem, lam)
+    local = 4 * (L * problem.radius) ** 2 + 2 * problem.rho**2 / problem.samples
+    pooled = 8 * (problem.rho / mu) ** 2 / problem.total + 8 * (problem.kappa * problem.radius) ** 2
+    slack = factor / (1 - 4 * L**2 * factor)
+    return 12 / x**2 * local + (48 * (L / x) ** 2 + 3) * slack * local + 96 * (L / x) ** 2 * pooled
+
+
+def _coupling_excess(problem: Problem, lam: float) -> float:
+    """q_2 = `8 R^2 lam^2 / mu^2 + 4 R^2 lam / mu`: what pulling different clients together costs."""
+    return 8 * (problem.radius * lam / problem.mu) ** 2 + 4 * problem.radius**2 * lam / problem.mu

@@ -1,0 +1,71 @@
+"""What the documents say of the project is so: methods, data, extras, commands, links."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from blocks import ROOT, blocks, commands
+
+from tailorfl.cli.main import app
+from tailorfl.data.registry import sources
+from tailorfl.experiments.config import recipes
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+OF_ONES_OWN = {"folder", "table"}
+
+
+def test_the_table_of_methods_is_the_registry(script: Callable[[str], ModuleType]) -> None:
+    made = script("methods_table")
+    assert made.insert(README, made.table()) == README, "run: python docs/methods_table.py --write"
+
+
+def test_every_source_is_described_or_needs_no_files() -> None:
+    free = {name for name in sources() if name.startswith("synthetic") or name == "digits"}
+    listed = set(re.findall(r"^\| `(\w+)` \| `", README, re.MULTILINE)) & set(sources())
+    assert listed == set(sources()) - free - OF_ONES_OWN
+
+
+def test_every_extra_is_named() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = {extra for extra in project["optional-dependencies"] if f"`{extra}`" in README}
+    assert named == set(project["optional-dependencies"])
+
+
+def test_every_recipe_is_explained() -> None:
+    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert not [name for name in recipes() if f"`{name}`" not in text]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_are_commands(document: Path) -> None:
+    known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    for block in blocks(document):
+        for words in commands(block) if block.language == "console" else ():
+            words = words[next(i for i, word in enumerate(words) if "=" not in word) :]
+            if words[0] == "tailorfl":
+                assert words[1] in known or words[1].startswith("--"), words
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_and_pictures_lead_somewhere(document: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", document.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = (document.parent / name).resolve() if name else document
+        assert file.exists(), f"{document.name} links to {target}"
+        if anchor:
+            assert anchor in headings(file), f"{document.name} links to {target}"
+
+
+def headings(document: Path) -> set[str]:
+    """The anchors of a document's headings, as code hosts make them."""
+    found = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}

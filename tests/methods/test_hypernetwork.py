@@ -1,0 +1,118 @@
+"""pFedHN and PLGU-GHN: the server's gradient is autograd's, the sign is a descent, and others are left alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from methods.small import TRAIN, simulation
+from tailorfl.core import tree
+from tailorfl.core.messages import PerClient
+from tailorfl.core.method import make_method
+from tailorfl.engines.simulation import Simulation
+from tailorfl.methods.hypernetwork import Hypernetwork
+
+SMALL: dict[str, Any] = {"hidden": 8, "depth": 1, "embedding": 3}
+PLAIN = {"server_momentum": 0.0, "server_weight_decay": 0.0, "server_clip": None}
+
+
+def written(sim: Simulation, clients: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    message = sim.method.broadcast(sim.server, clients)
+    assert isinstance(message, PerClient)
+    return tree.tensors(message.payloads)
+
+
+def replies(sim: Simulation, clients: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    message = sim.method.broadcast(sim.server, clients)
+    [_, reply] = sim.run(clients, sim.states.get(clients), message, lambda c, s, r: sim.method.local(c, s, r))
+    return tree.tensors(reply)
+
+
+def phi(sim: Simulation) -> dict[str, torch.Tensor]:
+    return dict(tree.leaves(sim.server["phi"]))
+
+
+def test_the_servers_step_follows_autograd_of_the_inner_product() -> None:
+    """The gradient is that of mean_i ⟨stopgrad(Δ_i), h(e_i; φ)⟩ in φ, and of each term in e_i."""
+    sim = simulation(make_method("pfedhn", {**SMALL, **PLAIN, "server_lr": 0.1}), fraction=0.6)
+    method, clients = sim.method, sim.sample(0)
+    assert isinstance(method, Hypernetwork)
+    delta = replies(sim, clients)
+    leaves = {n: t.clone().requires_grad_() for n, t in phi(sim).items()}
+    e = sim.server["embeddings"].clone().requires_grad_()
+    template = tree.tensors(sim.server["template"])
+    terms = [
+        sum((delta[n][k] * method.write(template, leaves, e[i])[n]).sum() for n in delta)
+        for k, i in enumerate(clients)
+    ]
+    g_phi = torch.autograd.grad(sum(terms) / len(terms), list(leaves.values()), retain_graph=True)  # type: ignore[arg-type]
+    (g_e,) = torch.autograd.grad(sum(terms), [e])  # type: ignore[arg-type]
+    before = sim.server["embeddings"].clone()
+    sim.step()
+    for (name, old), g in zip(leaves.items(), g_phi, strict=True):
+        torch.testing.assert_close(phi(sim)[name], old.detach() - 0.1 * g, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(sim.server["embeddings"], before - 0.1 * g_e, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["pfedhn", "plgu_ghn"])
+def test_embeddings_of_other_clients_never_move(name: str) -> None:
+    sim = simulation(make_method(name, SMALL), fraction=0.4)
+    for _ in range(3):
+        before, sampled = sim.server["embeddings"].clone(), sim.sample(sim.round)
+        sim.step()
+        moved = (sim.server["embeddings"] != before).any(1).nonzero()[:, 0].tolist()
+        assert moved == list(sampled)
+
+
+@pytest.mark.parametrize("name", ["pfedhn", "plgu_ghn"])
+def test_a_small_step_lowers_the_loss_of_the_written_models(name: str) -> None:
+    """The wrong sign of Δ would raise it."""
+    options = {**SMALL, "server_lr": 0.05, **(PLAIN if name == "pfedhn" else {"rho": 0.01})}
+    sim = simulation(make_method(name, options), train=replace(TRAIN, lr=0.05))
+
+    def loss() -> float:
+        ids = tuple(range(sim.federation.num_clients))
+        models, total = written(sim, ids), 0.0
+        for i in ids:
+            rows = torch.from_numpy(sim.federation.train[i])
+            outputs = sim.model({n: t[i] for n, t in models.items()}, sim.federation.source.take(rows))
+            total += float(torch.nn.functional.cross_entropy(outputs, sim.federation.source.y[rows]))
+        return total
+
+    before = loss()
+    for _ in range(10):
+        sim.step()
+    assert loss() < before - 0.01
+
+
+def test_ghn_without_radius_is_pfedhn_with_plain_steps() -> None:
+    one = simulation(make_method("plgu_ghn", {**SMALL, "rho": 0.0}), rounds=3, fraction=0.6)
+    other = simulation(make_method("pfedhn", {**SMALL, **PLAIN}), rounds=3, fraction=0.6)
+    for name, tensor in phi(one).items():
+        torch.testing.assert_close(tensor, phi(other)[name], atol=1e-7, rtol=1e-6)
+
+
+def test_one_step_sends_the_gradient_times_the_rate() -> None:
+    one = replace(TRAIN, epochs=None, steps=1, batch_size=0, momentum=0.0, weight_decay=0.0, lr=0.1)
+    sim = simulation(make_method("pfedhn", SMALL), train=one)
+    delta, models = replies(sim, (0, 2)), written(sim, (0, 2))
+    for k, i in enumerate((0, 2)):
+        leaves = {n: t[k].clone().requires_grad_() for n, t in models.items()}
+        rows = torch.from_numpy(sim.federation.train[i])
+        outputs = torch.func.functional_call(sim.model.module, leaves, (sim.federation.source.take(rows),))
+        loss = torch.nn.functional.cross_entropy(outputs, sim.federation.source.y[rows])
+        for name, g in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
+            torch.testing.assert_close(delta[name][k], 0.1 * g, atol=1e-6, rtol=1e-4)
+
+
+def test_a_newcomer_gets_the_model_of_the_mean_embedding() -> None:
+    sim = simulation(make_method("pfedhn", SMALL), rounds=2)
+    late = sim.federation.num_clients
+    mean = sim.server["embeddings"].mean(0, keepdim=True)
+    found = written(sim, (late,))
+    sim.server["embeddings"] = mean.expand_as(sim.server["embeddings"]).clone()
+    for name, tensor in written(sim, (0,)).items():
+        torch.testing.assert_close(found[name], tensor)
