@@ -115,8 +115,9 @@ def files(method: type[Method]) -> str:
     code = Path(inspect.getfile(method)).relative_to(ROOT)
     tests = [t for t in sorted((ROOT / "tests" / "methods").glob("test_*.py")) if t.name not in EVERYONE]
     named = {t: (method.name in t.stem, t.read_text("utf-8").count(f'"{method.name}"')) for t in tests}
-    test = max(named, key=lambda t: named[t]).relative_to(ROOT)
-    return f"[code]({code.as_posix()}), [tests]({test.as_posix()})"
+    test = max(named, key=lambda t: named[t])
+    link = f"[code]({code.as_posix()})"
+    return f"{link}, [tests]({test.relative_to(ROOT).as_posix()})" if any(named[test]) else link
 
 
 def insert(readme: str, made: str) -> str:

@@ -45,6 +45,7 @@ def test_every_recipe_is_explained() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_are_commands(document: Path) -> None:
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    known |= {group.name for group in app.registered_groups}
     for block in blocks(document):
         for words in commands(block) if block.language == "console" else ():
             words = words[next(i for i, word in enumerate(words) if "=" not in word) :]

@@ -9,6 +9,7 @@ Errors are mean squared distances of the clients' models to their true parameter
     R        radius: heterogeneity, distance of the clients' true parameters from their centre
     n, m, N  samples (of one client), clients, total = m n
     mu, L    mu, smoothness;  kappa = L / mu
+    g(lam)   slack
     q_1(lam) 1 / `_pooling_excess`
     q_2(lam) `_coupling_excess`, the part of the second bound that grows with lam
 
@@ -77,7 +78,7 @@ class StatisticalBound:
     """Theorem 1's bound on the mean squared error of the clients' models at the optimum for one lam."""
 
     pooled: float
-    """First bound, good for large lam; infinite where `g(lam) > 1 / (8 L^2)` and it does not hold."""
+    """First bound, good for large lam; infinite where `slack(lam) > 1 / (8 L^2)` and it does not hold."""
     separate: float
     """Second bound, good for small lam."""
 
@@ -133,8 +134,8 @@ def lambda_range(problem: Problem) -> LambdaRange:
     return LambdaRange(lower, math.inf, together=True)
 
 
-def g(problem: Problem, lam: float) -> float:
-    """`(4/mu) (1 / (mu + lam) + L / (mu + lam)^2)`; Theorem 1's first bound needs `g <= 1 / (8 L^2)`.
+def slack(problem: Problem, lam: float) -> float:
+    """`g = (4/mu) (1 / (mu + lam) + L / (mu + lam)^2)`; Theorem 1's first bound needs it to be at most `1 / (8 L^2)`.
 
     Raises:
         ConfigError: if lam is negative.
@@ -155,7 +156,7 @@ def statistical_bound(problem: Problem, lam: float) -> StatisticalBound:
     """
     mu, noise, spread = problem.mu, (problem.rho / problem.mu) ** 2, problem.radius**2
     pooled = math.inf
-    if g(problem, lam) <= 1 / (8 * problem.smoothness**2):
+    if slack(problem, lam) <= 1 / (8 * problem.smoothness**2):
         pooled = 48 * noise / problem.total + (48 * problem.kappa**2 + 3) * spread
         pooled += _pooling_excess(problem, lam)
     alone = 4 * noise / problem.samples
@@ -238,11 +239,11 @@ def fewest_rounds(problem: Problem, target: float, initial: float, lams: Iterabl
 
 def _pooling_excess(problem: Problem, lam: float) -> float:
     """1/q_1: what is left of the first bound because lam is finite; falls as 1/lam."""
-    mu, L, x, factor = problem.mu, problem.smoothness, problem.mu + lam, g(problem, lam)
+    mu, L, x, factor = problem.mu, problem.smoothness, problem.mu + lam, slack(problem, lam)
     local = 4 * (L * problem.radius) ** 2 + 2 * problem.rho**2 / problem.samples
     pooled = 8 * (problem.rho / mu) ** 2 / problem.total + 8 * (problem.kappa * problem.radius) ** 2
-    slack = factor / (1 - 4 * L**2 * factor)
-    return 12 / x**2 * local + (48 * (L / x) ** 2 + 3) * slack * local + 96 * (L / x) ** 2 * pooled
+    grown = factor / (1 - 4 * L**2 * factor)
+    return 12 / x**2 * local + (48 * (L / x) ** 2 + 3) * grown * local + 96 * (L / x) ** 2 * pooled
 
 
 def _coupling_excess(problem: Problem, lam: float) -> float:

@@ -1,0 +1,162 @@
+"""FedCLUP on random quadratics is never slower, and never noisier, than the theorems say."""
+
+from __future__ import annotations
+
+import math
+
+import coupled_quadratics
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailorfl.errors import ConfigError
+from tailorfl.theory.fedclup import noise_ball, round_rate, schedule, stochastic_eta
+from tailorfl.theory.moreau import moreau_constants
+
+problems = st.fixed_dictionaries(
+    {
+        "mu": st.floats(0.1, 5),
+        "kappa": st.floats(1, 50),
+        "lam": st.floats(-2, 2).map(lambda power: 10.0**power),
+        "seed": st.integers(0, 10_000),
+    }
+)
+
+
+def test_published_vector() -> None:
+    plan = schedule(mu=1, smoothness=10, lam=1)
+    assert plan.gamma == pytest.approx(0.55)
+    assert plan.eta == pytest.approx(0.090909, abs=1e-6)
+    assert plan.rate == pytest.approx(0.8625)
+    assert (plan.steps, plan.fewest_steps) == (66, 35)
+    assert plan.rounds(1e-6) == 94
+    assert plan.gradients(1e-6) == 94 * 66
+
+
+@settings(deadline=None)
+@given(problems)
+def test_exact_rounds_contract_at_least_as_predicted(values: dict[str, float]) -> None:
+    mu, L, lam = values["mu"], values["mu"] * values["kappa"], values["lam"]
+    problem = coupled_quadratics.draw(int(values["seed"]), mu, L, lam)
+    plan, (best, _) = schedule(mu, L, lam), problem.optimum()
+    w = best + np.random.default_rng(1).standard_normal(3)
+    for _ in range(5):
+        before = ((w - best) ** 2).sum()
+        w = w - plan.gamma * lam * (w - problem.prox(w).mean(0))
+        assert ((w - best) ** 2).sum() <= plan.rate * before + 1e-20
+
+
+@settings(deadline=None)
+@given(problems, st.floats(0.01, 0.999))
+def test_exact_rounds_contract_for_every_allowed_gamma(values: dict[str, float], share: float) -> None:
+    mu, L, lam = values["mu"], values["mu"] * values["kappa"], values["lam"]
+    problem = coupled_quadratics.draw(int(values["seed"]), mu, L, lam)
+    gamma = share * (1 / lam + 1 / L)
+    mean_hessian = lam * (np.eye(3) - lam * problem.local_inverse.mean(0))
+    worst = np.linalg.norm(np.eye(3) - gamma * mean_hessian, 2) ** 2
+    assert worst <= round_rate(mu, L, lam, gamma) + 1e-9
+
+
+@settings(deadline=None)
+@given(problems)
+def test_rounds_of_the_fewest_local_steps_contract_as_predicted(values: dict[str, float]) -> None:
+    """The spectral radius of a whole round, warm-started local steps and server step, on (w, v)."""
+    mu, L, lam = values["mu"], values["mu"] * values["kappa"], values["lam"]
+    problem, plan = coupled_quadratics.draw(int(values["seed"]), mu, L, lam), schedule(mu, L, lam)
+    clients, dim = problem.c.shape
+    local = np.eye(dim) - plan.eta * (problem.H + lam * np.eye(dim))
+    remaining = np.linalg.matrix_power(local, plan.fewest_steps)  # of v_i - v_i*(w)
+    answer = lam * problem.local_inverse
+    round_map = np.zeros(((clients + 1) * dim, (clients + 1) * dim))
+    for k in range(clients):
+        rows = slice((k + 1) * dim, (k + 2) * dim)
+        round_map[rows, :dim] = (np.eye(dim) - remaining[k]) @ answer[k]
+        round_map[rows, rows] = remaining[k]
+    mean_of_clients = round_map[dim:].reshape(clients, dim, -1).mean(0)
+    round_map[:dim, :dim] = (1 - plan.gamma * lam) * np.eye(dim)
+    round_map[:dim] += plan.gamma * lam * mean_of_clients
+    assert np.abs(np.linalg.eigvals(round_map)).max() ** 2 <= plan.rate + 1e-9
+
+
+@settings(deadline=None)
+@given(mu=st.floats(1e-3, 1e3), kappa=st.floats(1, 1e4), power=st.floats(-6, 9))
+def test_local_steps_meet_the_condition_of_the_proof(mu: float, kappa: float, power: float) -> None:
+    L, lam = mu * kappa, 10.0**power
+    plan = schedule(mu, L, lam)
+
+    def left(steps: int) -> float:
+        return float((2 + 64 * (lam / mu) ** 2) * ((L - mu) / (lam + L)) ** steps)
+
+    assert left(plan.fewest_steps) <= (1 + 1e-9) / 16
+    assert plan.fewest_steps == 1 or left(plan.fewest_steps - 1) > (1 - 1e-9) / 16
+    assert plan.fewest_steps <= plan.steps
+    assert 0.75 - 1e-12 <= plan.rate < 1
+
+
+def test_small_lam_needs_few_rounds_and_large_lam_those_of_the_pooled_problem() -> None:
+    assert schedule(1, 10, 1e-9).rate == pytest.approx(3 / 4)
+    assert schedule(1, 10, 1e9).rate == pytest.approx(1 - 1 / 40)
+    assert schedule(3, 3, 1).fewest_steps == 1
+    rounds = [schedule(1, 10, lam).rounds(1e-3) for lam in (0.01, 0.1, 1, 10, 100)]
+    assert rounds == sorted(rounds)
+
+
+def test_rounds_are_enough_and_not_too_many() -> None:
+    plan = schedule(1, 10, 1)
+    assert plan.rate ** plan.rounds(1e-4) <= 1e-4 < plan.rate ** (plan.rounds(1e-4) - 1)
+    with pytest.raises(ConfigError, match="reduction must lie strictly between 0 and 1"):
+        plan.rounds(1.0)
+
+
+def test_square_term() -> None:
+    x = 0.55 * 0.5
+    assert round_rate(1, 10, 1, 0.55) == pytest.approx(1 - x / 2 - x**2 / 2)
+    with pytest.raises(ConfigError, match=r"gamma must be below 1/lam \+ 1/smoothness = 1.1"):
+        round_rate(1, 10, 1, 1.1)
+
+
+@settings(deadline=None)
+@given(mu=st.floats(0.1, 10), kappa=st.floats(1, 100), lam=st.floats(0.01, 100))
+def test_careful_step_balances_clients_and_server(mu: float, kappa: float, lam: float) -> None:
+    """The first argument of the minimum makes both rates equal: mu_l eta = gamma mu_g / 2."""
+    L = mu * kappa
+    constants, eta = moreau_constants(mu, L, lam), stochastic_eta(mu, L, lam)
+    server = schedule(mu, L, lam).gamma * constants.global_convexity / 2
+    assert eta <= 1 / (lam + L) * (1 + 1e-12)
+    assert constants.local_convexity * eta == pytest.approx(
+        min(server, constants.local_convexity / (lam + L))
+    )
+
+
+def test_noise_ball_vector_and_scaling() -> None:
+    # mu_g = 1/2, eta = 11/160, and both rates are 0.1375.
+    assert stochastic_eta(1, 10, 1) == pytest.approx(11 / 160)
+    expected = 8 * (11 / 160) ** 2 * 4 / (0.1375 * 0.25 * 8 * 5)
+    assert noise_ball(1, 10, 1, sigma=2, batch=8, clients=5) == pytest.approx(expected)
+    assert noise_ball(1, 10, 1, sigma=4, batch=8, clients=5) == pytest.approx(4 * expected)
+    assert noise_ball(1, 10, 1, sigma=2, batch=16, clients=10) == pytest.approx(expected / 4)
+    assert noise_ball(1, 10, 1, sigma=0, batch=8, clients=5) == 0
+
+
+@pytest.mark.parametrize("lam", [0.3, 1.0, 5.0])
+def test_stochastic_rounds_end_inside_the_noise_ball(lam: float) -> None:
+    """One weight, clients of curvature 1 to 4 with their optimum at 0, fresh noise in every local step."""
+    mu, L, runs, sigma = 1.0, 4.0, 2000, 1.0
+    rng, curvature = np.random.default_rng(0), np.array([1.0, 2.0, 4.0])
+    eta, gamma = stochastic_eta(mu, L, lam), schedule(mu, L, lam).gamma
+    wanted = math.log(16 * (2 + 64 * (lam / mu) ** 2))
+    steps = math.ceil(wanted / -math.log(1 - eta * (lam + mu)))
+    w, v = np.zeros((runs, 1)), np.zeros((runs, 3))
+    for _ in range(60):
+        for _ in range(steps):
+            v = v - eta * (curvature * v + lam * (v - w) + sigma * rng.standard_normal(v.shape))
+        w = w - gamma * lam * (w - v.mean(1, keepdims=True))
+    assert 0 < (w**2).mean() <= noise_ball(mu, L, lam, sigma, batch=1, clients=3)
+
+
+def test_wrong_counts() -> None:
+    with pytest.raises(ConfigError, match="batch must be at least 1"):
+        noise_ball(1, 10, 1, sigma=1, batch=0, clients=5)
+    with pytest.raises(ConfigError, match="sigma must be 0 or a positive number"):
+        noise_ball(1, 10, 1, sigma=-1, batch=1, clients=5)

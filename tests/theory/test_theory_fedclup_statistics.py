@@ -1,0 +1,197 @@
+"""Corollary 1's lam satisfies what its proof needs, and the bounds hold where the error is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tailorfl.errors import ConfigError
+from tailorfl.theory.fedclup import schedule
+from tailorfl.theory.fedclup_statistics import (
+    Problem,
+    constants,
+    effort,
+    fewest_rounds,
+    lambda_range,
+    slack,
+    statistical_bound,
+    total_error,
+)
+
+
+def power(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(low, high).map(lambda exponent: 10.0**exponent)
+
+
+problems = st.builds(
+    lambda mu, kappa, rho, radius, samples, clients: Problem(mu, mu * kappa, rho, radius, samples, clients),
+    mu=power(-2, 2),
+    kappa=power(0, 3),
+    rho=power(-2, 2),
+    radius=power(-5, 2),
+    samples=st.integers(1, 100_000),
+    clients=st.integers(1, 1000),
+)
+PUBLISHED = {"mu": 1.0, "smoothness": 10.0, "rho": 2.0, "samples": 200, "clients": 10}
+
+
+def published(radius: float) -> Problem:
+    return Problem(mu=1, smoothness=10, rho=2, radius=radius, samples=200, clients=10)
+
+
+def test_published_ranges() -> None:
+    near, far = lambda_range(published(0.05)), lambda_range(published(0.5))
+    assert published(0.05).threshold == pytest.approx(0.070711, abs=1e-6)
+    assert (near.together, near.lower, near.upper) == (True, 63_999, math.inf)
+    assert (far.together, far.lower) == (False, 0)
+    assert far.upper == pytest.approx(0.08)
+
+
+def test_heterogeneity_at_the_threshold_counts_as_small() -> None:
+    edge = published(0.05).threshold
+    assert lambda_range(published(edge)).together
+    assert not lambda_range(published(edge * (1 + 1e-9))).together
+
+
+def test_second_term_of_the_lower_bound() -> None:
+    """With the same data everywhere and kappa = 1 it is `5 mu m - mu`, once m outgrows 64/5."""
+    alike = Problem(mu=2, smoothness=2, rho=1, radius=0, samples=50, clients=100)
+    assert lambda_range(alike).lower == pytest.approx(5 * 2 * 100 - 2)
+
+
+@settings(deadline=None)
+@given(problems, power(0, 4))
+def test_lower_bound_implies_both_conditions_of_the_proof(problem: Problem, times: float) -> None:
+    """g <= 1/(8 L^2), and 1/q_1 at most what the constants 192 and 198 leave to it."""
+    assume(lambda_range(problem).together)
+    lam = lambda_range(problem).lower * times
+    assert slack(problem, lam) <= 1 / (8 * problem.smoothness**2)
+    noise, kappa = (problem.rho / problem.mu) ** 2, problem.kappa
+    without = 48 * noise / problem.total + (48 * kappa**2 + 3) * problem.radius**2
+    excess = statistical_bound(problem, lam).pooled - without
+    assert excess <= 144 * noise / problem.total + (150 * kappa**2 - 3) * problem.radius**2
+
+
+@settings(deadline=None)
+@given(problems, st.floats(0, 1))
+def test_bound_in_the_range_is_of_the_minimax_form(problem: Problem, share: float) -> None:
+    found, c = lambda_range(problem), constants(problem)
+    lam = found.lower if found.together else share * found.upper
+    limit = c.c3 / problem.total + c.c4 * min(problem.radius**2, 1 / problem.samples)
+    assert statistical_bound(problem, lam).value <= limit
+
+
+@settings(deadline=None)
+@given(power(-2, 3), power(-2, 1), power(-3, 2), st.integers(1, 500), st.integers(2, 50))
+def test_bound_holds_for_means(lam: float, rho: float, radius: float, samples: int, clients: int) -> None:
+    """Estimating means with squared loss (mu = L = 1), where the error of every lam is known exactly."""
+    own, shared = 1 / (1 + lam), lam / (1 + lam)
+    variance = own**2 + (2 * own * shared + shared**2) / clients
+    error = rho**2 / samples * variance + (shared * radius) ** 2
+    problem = Problem(1, 1, rho, radius, samples, clients)
+    bound = statistical_bound(problem, lam)
+    assert error <= bound.separate
+    assert error <= bound.pooled
+
+
+@settings(deadline=None)
+@given(problems, power(-3, 3))
+def test_formulas_written_out(problem: Problem, lam: float) -> None:
+    mu, L, rho, R = problem.mu, problem.smoothness, problem.rho, problem.radius
+    n, N, s = problem.samples, problem.total, problem.mu + lam
+    bound = statistical_bound(problem, lam)
+    q2 = 8 * lam**2 * R**2 / mu**2 + 4 * lam * R**2 / mu
+    assert bound.separate == pytest.approx(4 * rho**2 / (mu**2 * n) + 4 * rho**2 * lam / (mu**3 * n) + q2)
+    g = 4 / mu * (1 / s + L / s**2)
+    if g > 1 / (8 * L**2):
+        assert bound.pooled == math.inf
+        return
+    local = 4 * L**2 * R**2 + 2 * rho**2 / n
+    excess = 12 / s**2 * local + (48 * L**2 / s**2 + 3) * g / (1 - 4 * L**2 * g) * local
+    excess += 96 * L**2 / s**2 * (8 * rho**2 / (mu**2 * N) + 8 * L**2 * R**2 / mu**2)
+    first = 48 * rho**2 / (mu**2 * N) + (48 * L**2 / mu**2 + 3) * R**2
+    assert bound.pooled == pytest.approx(first + excess)
+
+
+def test_limits_of_the_bounds() -> None:
+    problem = published(0.05)
+    assert statistical_bound(problem, 0).separate == pytest.approx(4 * 4 / 200)
+    assert statistical_bound(problem, 0).pooled == math.inf
+    assert statistical_bound(problem, 1e12).pooled == pytest.approx(48 * 4 / 2000 + 4803 * 0.05**2)
+
+
+def test_constants() -> None:
+    c = constants(published(0.05))
+    assert (c.c1, c.c2, c.c3) == (128, 3200, 768)
+    assert c.c4 == pytest.approx(max((2 * (1 + math.sqrt(4 * 3200 + 5))) ** 2, 19_800))
+    noisy = constants(Problem(1, 1, rho=100, radius=0, samples=1, clients=1))
+    assert noisy.c2 == pytest.approx((1 + math.sqrt(3)) ** 2 * 1e4)
+    assert constants(Problem(1, 10, rho=0.1, radius=0, samples=1, clients=1)).c4 == 198 * 100
+
+
+def test_total_error() -> None:
+    problem = published(0.5)
+    start = total_error(problem, 0.08, 0, initial=3.0)
+    assert start == pytest.approx(6 + statistical_bound(problem, 0.08).value)
+    errors = [total_error(problem, 0.08, rounds, initial=3.0) for rounds in (0, 5, 20, 1000)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] == pytest.approx(statistical_bound(problem, 0.08).value)
+
+
+def test_fewest_rounds_reaches_the_target_and_no_lam_does_it_sooner() -> None:
+    problem, lams = published(0.5), list(np.geomspace(1e-3, 10, 30))
+    target = 0.5
+    found = fewest_rounds(problem, target, 4.0, lams)
+    assert total_error(problem, found.lam, found.rounds, 4.0) <= target
+    assert found.statistical <= target / 2
+    assert found.gradients == found.rounds * schedule(1, 10, found.lam).steps
+    for lam in lams:
+        assert found.rounds <= effort(problem, lam, target, 4.0).rounds or (
+            statistical_bound(problem, lam).value > target / 2
+        )
+    # Fewest rounds come with little coupling; among ties the smallest error, here the smallest lam.
+    assert found.lam == pytest.approx(1e-3)
+
+
+def test_many_alike_clients_need_a_large_lam() -> None:
+    """When only pooling is good enough, the scan leaves the small lam, though they need fewer rounds."""
+    alike = Problem(mu=1, smoothness=1, rho=1, radius=0, samples=10, clients=10_000)
+    target = 2 * statistical_bound(alike, 0.0).separate / 10
+    found = fewest_rounds(alike, target, 1.0, list(np.geomspace(1e-2, 1e6, 50)))
+    assert found.lam > 100
+    assert found.statistical == statistical_bound(alike, found.lam).pooled
+
+
+def test_no_rounds_when_the_start_is_good_enough() -> None:
+    assert effort(published(0.5), 0.08, target=1.0, initial=0.25).rounds == 0
+    assert effort(published(0.5), 0.08, target=1.0, initial=0.2501).rounds == 1
+
+
+def test_unreachable_target_says_what_is_reachable() -> None:
+    with pytest.raises(ConfigError, match=r"the smallest is .* with lam=0\.001: ask for a target of"):
+        fewest_rounds(published(0.5), 1e-6, 1.0, [0.001, 0.1])
+    with pytest.raises(ConfigError, match="no lam to choose from"):
+        fewest_rounds(published(0.5), 1.0, 1.0, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rho": 0.0}, "rho must be a positive number"),
+        ({"radius": -1.0}, "radius must be 0 or a positive number"),
+        ({"samples": 0}, "samples must be at least 1"),
+        ({"mu": 20.0}, "mu must not exceed smoothness"),
+    ],
+)
+def test_impossible_problems(change: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Problem(**{**PUBLISHED, "radius": 0.1, **change})  # type: ignore[arg-type]
+
+
+def test_negative_lam() -> None:
+    with pytest.raises(ConfigError, match="lam must be 0 or a positive number"):
+        statistical_bound(published(0.1), -1.0)
