@@ -1,6 +1,6 @@
-"""Draws the table of a result folder as the terminal shows it, as an SVG file, and copies the plots beside it.
+"""Draws the table that `make demo` left in its result folder as an SVG file, and copies the plots beside it.
 
-    tailorfl compare demo --out demo
+    make demo
     python docs/screenshot.py demo
 
 writes docs/images/demo.svg, per_round.png, per_client.png and per_byte.png.
@@ -22,7 +22,7 @@ from tailorfl.experiments.folders import experiment_in
 from tailorfl.experiments.result import ExperimentResult
 
 IMAGES = Path(__file__).parent / "images"
-WIDTH = 120
+WIDTH = 112
 """Columns of the terminal: as many as a README shows without scaling the text down too far."""
 
 
@@ -30,7 +30,7 @@ def screenshot(folder: Path, width: int = WIDTH) -> str:
     """Returns the SVG picture of a result folder's comparison table."""
     result, name = ExperimentResult.load(folder), experiment_in(folder).name
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
-    console.print(f"[bold green]$[/] tailorfl compare {name} --out {folder.name}", highlight=False)
+    console.print("[bold green]$[/] make demo", highlight=False)
     show_comparison(console, result, name)
     console.print(f"results: {folder.name}", highlight=False)
     svg = console.export_svg(title="tailorfl", theme=MONOKAI, unique_id="tailorfl")

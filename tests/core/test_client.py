@@ -145,7 +145,7 @@ def test_an_error_names_the_client_its_round_and_the_stage():
     model = model_of("mlp", data, hidden=(8,))
     bad = TensorDict({**dict(model.init(0).items()), "head.weight": torch.zeros(3, 99)}, batch_size=[])
     cohort = cohort_of(model, data, ids=(40, 41, 42, 43), round=6)
-    with pytest.raises(ClientError, match=r"client 42, round 6, stage 'train': RuntimeError"):
+    with pytest.raises(ClientError, match=r"client 42, round 7, stage 'train': RuntimeError"):
         alone(cohort, 2).fit(bad)
     with pytest.raises(ClientError, match=r"client 42, round 6, stage 'loss on train'"):
         alone(cohort, 2).loss(bad)

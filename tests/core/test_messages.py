@@ -119,8 +119,9 @@ def test_replies_are_counted_for_every_client():
     assert count_up(TensorDict({}, batch_size=[4]), BUFFERS) == Traffic()
 
 
-def test_without_buffers_everything_is_a_parameter():
-    assert count_up(model(0, 2), ()).up == 40
+def test_without_buffers_every_float_is_a_parameter():
+    """A whole number, such as a counter or the choice of a cluster, is neither, and only costs bytes."""
+    assert count_up(model(0, 2), ()).up == 38
     assert count_up(model(0, 2), ()).buffers_up == 0
 
 
