@@ -74,13 +74,13 @@ def plain_loop(module: nn.Module, data: Federation) -> Callable[[], None]:
     return round_
 
 
-def engine_round(
+def simulation(
     name: str, options: dict[str, object], data: Federation, engine: str, chunk: int | None
-) -> Callable[[], object]:
-    """FedAvg's round in an engine."""
+) -> Simulation:
+    """FedAvg in an engine; a step is a round."""
     model = Model(lambda: build(name, data.source.input_shape, 10, **options))
     config = TrainConfig(epochs=1, batch_size=BATCH, lr=LR)
-    return Simulation(make_method("fedavg"), data, model, config, engine=make_engine(engine, chunk)).step
+    return Simulation(make_method("fedavg"), data, model, config, engine=make_engine(engine, chunk))
 
 
 def main() -> None:
@@ -103,8 +103,10 @@ def main() -> None:
     }
     for name in arguments.models:
         runs = {"plain": plain_loop(build(name, (1, 28, 28), 10, **WORK[name]), data)}
-        for engine in ("sequential", "vectorized", "auto"):
-            runs[engine] = engine_round(name, WORK[name], data, engine, arguments.chunk)
+        for engine in ("sequential", "vectorized"):
+            runs[engine] = simulation(name, WORK[name], data, engine, arguments.chunk).step
+        automatic = simulation(name, WORK[name], data, "auto", arguments.chunk)
+        runs["auto"] = automatic.step
         for run in runs.values():
             run()
         seconds: dict[str, list[float]] = {key: [] for key in runs}
@@ -117,8 +119,9 @@ def main() -> None:
         paired = {
             key: float(np.median(np.array(seconds["plain"]) / np.array(v))) for key, v in seconds.items()
         }
-        out[name] = {"seconds": best, "times_faster_than_plain": paired}
-        print(f"{name:10s}" + "".join(f"  {k} {best[k]:.4f} s ({paired[k]:.2f}x)" for k in runs), flush=True)
+        out[name] = {"seconds": best, "times_faster_than_plain": paired, "auto_chose": automatic.engine.name}
+        line = "".join(f"  {k} {best[k]:.4f} s ({paired[k]:.2f}x)" for k in runs)
+        print(f"{name:10s}{line}  auto chose {automatic.engine.name}", flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(out, indent=1) + "\n")
 

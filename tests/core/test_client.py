@@ -147,9 +147,9 @@ def test_an_error_names_the_client_its_round_and_the_stage():
     cohort = cohort_of(model, data, ids=(40, 41, 42, 43), round=6)
     with pytest.raises(ClientError, match=r"client 42, round 7, stage 'train': RuntimeError"):
         alone(cohort, 2).fit(bad)
-    with pytest.raises(ClientError, match=r"client 42, round 6, stage 'loss on train'"):
+    with pytest.raises(ClientError, match=r"client 42, round 7, stage 'loss on train'"):
         alone(cohort, 2).loss(bad)
-    with pytest.raises(ClientError, match=r"clients (\d+, )*42.*, round 6, stage 'finetune'") as found:
+    with pytest.raises(ClientError, match=r"clients (\d+, )*42.*, round 7, stage 'finetune'") as found:
         fit(ENGINES["vectorized"], cohort, bad, purpose="finetune")
     assert all(str(i) in str(found.value) for i in cohort.ids)
     assert isinstance(found.value.__cause__, RuntimeError)

@@ -13,7 +13,8 @@ from blocks import ROOT, blocks, commands
 
 from tailorfl.cli.main import app
 from tailorfl.data.registry import sources
-from tailorfl.experiments.config import recipes
+from tailorfl.experiments.check import check
+from tailorfl.experiments.config import COMPARED, load, recipes
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -70,3 +71,18 @@ def headings(document: Path) -> set[str]:
     """The anchors of a document's headings, as code hosts make them."""
     found = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+def test_settings_shown_in_tables_are_settings() -> None:
+    """The first column of the table "Change something" holds what one may write behind `tailorfl compare`."""
+    text = (ROOT / "docs" / "first-run.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\| `([^`]*=[^`]*)`", text, re.MULTILINE)
+    assert len(shown) > 8
+    for settings in shown:
+        check(load(None, settings.split(), methods=None if settings.startswith("method=") else COMPARED))
+
+
+def test_the_measurements_are_those_of_the_benchmarks(script: Callable[[str], ModuleType]) -> None:
+    made = script("benchmark_tables")
+    page = made.PAGE.read_text(encoding="utf-8")
+    assert made.insert(page) == page, "run: python docs/benchmark_tables.py --write"

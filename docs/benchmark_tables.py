@@ -1,0 +1,79 @@
+"""Makes the tables of measurements in docs/architecture.md from benchmarks/results, so that the two cannot disagree.
+
+python docs/benchmark_tables.py            prints the tables
+python docs/benchmark_tables.py --write    puts them into docs/architecture.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "architecture.md"
+MODELS = {"logistic": "logistic regression", "mlp": "MLP 784-200-10", "cnn2": "CNN2, 421,642 scalars"}
+
+
+def tables() -> dict[str, str]:
+    """Returns the Markdown tables by the name of their file of results."""
+    return {"local_training": training(read("local_training")), "many_clients": clients(read("many_clients"))}
+
+
+def read(name: str) -> dict[str, Any]:
+    """Returns the results of a benchmark."""
+    found: dict[str, Any] = json.loads(
+        (ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8")
+    )
+    return found
+
+
+def training(results: dict[str, Any]) -> str:
+    """Returns seconds a round, and in brackets how many times faster than the plain loop."""
+    lines = [
+        "| Model | Plain loop | `sequential` | `vectorized` | `auto` |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for name, title in MODELS.items():
+        seconds, times = results[name]["seconds"], results[name]["times_faster_than_plain"]
+        cells = [f"{seconds[e]:.3g} s ({times[e]:.2f} ×)" for e in ("sequential", "vectorized", "auto")]
+        lines.append(f"| {title} | {seconds['plain']:.3g} s | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def clients(results: dict[str, Any]) -> str:
+    """Returns what registered and sampled clients cost."""
+    head = ["Clients", "Sampled a round", "Seconds a round", "Start-up, seconds", "Peak memory"]
+    lines = [f"| {' | '.join(head)} |", "|" + " ---: |" * len(head)]
+    for line in results["lines"]:
+        lines.append(
+            f"| {line['registered']:,} | {line['cohort']:,} | {line['round_seconds']:.3f} "
+            f"| {line['start_up_seconds']:.1f} | {line['peak_bytes'] / 1e6:,.0f} MB |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def insert(page: str) -> str:
+    """Returns the page with its tables replaced by those of the results."""
+    for name, table in tables().items():
+        begin, end = f"<!-- {name}: made by docs/benchmark_tables.py -->\n", f"<!-- end of {name} -->\n"
+        assert begin in page, f"architecture.md has lost the line {begin!r}"
+        pattern = f"(?<={re.escape(begin)}).*?(?={re.escape(end)})"
+        page = re.sub(pattern, lambda _, made=table: made, page, flags=re.DOTALL)
+    return page
+
+
+def main() -> None:
+    """Prints the tables, or writes them into the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="put them into docs/architecture.md")
+    if parser.parse_args().write:
+        PAGE.write_text(insert(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        print("\n".join(tables().values()), end="")
+
+
+if __name__ == "__main__":
+    main()
