@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,8 @@ def insert(page: str) -> str:
     for name, table in tables().items():
         begin, end = f"<!-- {name}: made by docs/benchmark_tables.py -->\n", f"<!-- end of {name} -->\n"
         assert begin in page, f"architecture.md has lost the line {begin!r}"
-        pattern = f"(?<={re.escape(begin)}).*?(?={re.escape(end)})"
-        page = re.sub(pattern, lambda _, made=table: made, page, flags=re.DOTALL)
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}{table}{end}{rest.partition(end)[2]}"
     return page
 
 

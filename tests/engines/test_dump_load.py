@@ -102,7 +102,7 @@ def test_states_on_disk_are_states_in_memory(name: str, engine: str, tmp_path: P
     disk = simulation(name, "batch_norm", engine, rounds=4, state_folder=tmp_path / "states", **SETTINGS)
     assert_equal_runs(memory, disk)
     if memory.states.dump()["clients"].numel():
-        assert list((tmp_path / "states").iterdir())
+        assert str(tmp_path / "states") in Path("/proc/self/maps").read_text()
     resumed = simulation(name, "batch_norm", engine, state_folder=tmp_path / "others", **SETTINGS)
     resumed.load(*disk.dump())
     assert_equal_runs(go_on(memory, 2), go_on(resumed, 2))

@@ -101,8 +101,9 @@ class StateStore:
         if self._folder is None:
             return torch.empty(shape, dtype=like.dtype)
         self._folder.mkdir(parents=True, exist_ok=True)
-        file = self._folder / f"{path.replace('/', '__')}-{rows}.bin"
+        file = self._folder / f".states-{path.replace('/', '__')}-{rows}.bin"
         count = int(torch.Size(shape).numel())
-        return torch.from_file(str(file), shared=True, size=max(count, 1), dtype=like.dtype)[:count].reshape(
-            shape
-        )
+        mapped = torch.from_file(str(file), shared=True, size=max(count, 1), dtype=like.dtype)
+        # The mapping keeps the file alive without its name, so that not even a crash leaves it behind.
+        file.unlink()
+        return mapped[:count].reshape(shape)

@@ -79,7 +79,7 @@ def run_experiment(
             seed = config.data.seed if config.data.seed is not None else job.seed
             if federation is None or seed != built:
                 federation, built = make_federation(config, seed, source, said), seed
-            sim = make_simulation(job, federation)
+            sim = make_simulation(job, federation, folder)
             if not begun:  # only now: data or a model that cannot be used replace no earlier experiment
                 discard_jobs(out)
                 write_text(out / "config.yaml", config.to_yaml())
@@ -118,8 +118,8 @@ def make_federation(
     return federation
 
 
-def make_simulation(job: Job, federation: Federation) -> Simulation:
-    """Returns the simulation of a job, before its first round."""
+def make_simulation(job: Job, federation: Federation, folder: Path | None = None) -> Simulation:
+    """Returns the simulation of a job, before its first round; `folder` is where states on disk would lie."""
     config = job.config
 
     def factory() -> torch.nn.Module:
@@ -145,6 +145,7 @@ def make_simulation(job: Job, federation: Federation) -> Simulation:
         seed=job.seed,
         fraction=config.fraction,
         sampling=config.sampling,
+        state_folder=folder if config.engine.states == "disk" else None,
     )
 
 

@@ -167,6 +167,9 @@ class EngineConfig(Settings):
 
     name: str = "auto"
     chunk: Whole | None = Field(default=None, ge=1, description="clients together; by default what fits")
+    states: Literal["memory", "disk"] = Field(
+        default="memory", description="where private models are kept; disk maps files of the result folder"
+    )
 
     @model_validator(mode="before")
     @classmethod
