@@ -196,3 +196,9 @@ def test_a_diverging_client_spoils_only_itself(engine):
     cohort = cohort_of(model_of("linear", data), data, members=rows)
     found = fit(engine, cohort, cohort.model.init(0))["head.weight"]
     assert torch.isfinite(found).flatten(1).all(1).tolist() == [False, True, True]
+
+
+def test_a_proximal_centre_must_have_what_is_trained():
+    cohort, start = setting()
+    with pytest.raises(TailorflError, match=r"centre of prox lacks head\.weight, which is trained"):
+        alone(cohort).fit(start, prox=(1.0, start.exclude("head.weight")))

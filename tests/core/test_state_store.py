@@ -12,6 +12,7 @@ from tensordict import TensorDict
 
 from tailorfl.core import tree
 from tailorfl.core.state import StateStore
+from tailorfl.errors import TailorflError
 
 
 def start_state() -> TensorDict:
@@ -158,3 +159,11 @@ def test_mapped_states_lie_in_the_folder_and_not_in_memory(tmp_path):
     # The file has no name any more, so a crash leaves nothing behind; its bytes are freed with the store.
     assert list((tmp_path / "states").iterdir()) == []
     assert store.get([0])["w"].sum() == 1000.0
+
+
+def test_a_state_with_other_entries_is_refused(folder):
+    store = StateStore(TensorDict({"v": torch.zeros(2)}, batch_size=[]), folder)
+    with pytest.raises(
+        TailorflError, match=r"other entries than client_state\(\): u, v; return the same names"
+    ):
+        store.put([0], TensorDict({"u": torch.zeros(1, 2)}, batch_size=[1]))

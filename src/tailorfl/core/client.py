@@ -135,6 +135,12 @@ class Client:
         call.moving_names = moving
         if prox is not None:
             centre: Mapping[str, Any] = {"": prox[1]} if isinstance(start, TensorDict) else prox[1]
+            absent = [n for c in components for n in names if n not in centre[c].keys()]  # noqa: SIM118
+            if absent:
+                raise TailorflError(
+                    f"the centre of prox lacks {', '.join(absent[:5])}, which is trained; give the whole model "
+                    "as its centre, or name with `train` what the centre has"
+                )
             flat += [centre[c].get(n) for c in components for n in names]
             call.centred = True
             if isinstance(strength, Tensor):

@@ -52,7 +52,7 @@ class Cohort:
     seed: int
     round: int
     limit: int | None = None
-    """At most this many steps a fit: 0 turns training off (evaluating newcomers without adaptation)."""
+    """At most this many batches a training, however many fits it is cut into; 0 turns training off."""
     plans: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def part(self, positions: Sequence[int]) -> Cohort:
@@ -113,7 +113,7 @@ class Cohort:
                 steps=steps,
                 first=first,
                 min_batch=self.min_batch,
-                limit=self.limit,
+                limit=None if self.limit is None else max(self.limit - first, 0),
             )
         plan: BatchPlan = self.plans[request]
         return plan if together == positions else plan.of(positions[0] - together[0])

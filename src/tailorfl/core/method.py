@@ -6,8 +6,11 @@ its hyper-parameters; a run gives it everything else.
 
 from __future__ import annotations
 
+import functools
+import logging
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -21,6 +24,8 @@ from tailorfl.core.messages import Broadcast, Replies, Weights
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -121,12 +126,27 @@ def register(method: type[Method]) -> type[Method]:
 
 
 def methods() -> dict[str, type[Method]]:
-    """Returns all methods by name: the library's own and those of the entry point `tailorfl.methods`."""
+    """Returns all methods by name: the library's own, and those of installed packages.
+
+    A package adds methods by an entry point of the group `tailorfl.methods`: a Method class, or a module that registers
+    some. One that cannot be loaded is named in a warning and left out.
+    """
+    _load_entry_points()
+    return dict(sorted(_REGISTRY.items()))
+
+
+@functools.cache
+def _load_entry_points() -> None:
     for entry in entry_points(group="tailorfl.methods"):
-        loaded: Any = entry.load()
+        try:
+            loaded: Any = entry.load()
+        except Exception as error:  # whatever a stranger's module raises must not stop the others
+            log.warning("the methods of '%s' are left out: %s: %s", entry.value, type(error).__name__, error)
+            continue
         if isinstance(loaded, type) and issubclass(loaded, Method):
             register(loaded)
-    return dict(sorted(_REGISTRY.items()))
+        elif not isinstance(loaded, ModuleType):
+            log.warning("'%s' is neither a method nor a module with methods and is left out", entry.value)
 
 
 def make_method(name: str, options: dict[str, Any] | None = None) -> Method:

@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import tree
+from tailorfl.errors import TailorflError
 
 
 class StateStore:
@@ -61,7 +62,14 @@ class StateStore:
             self._row.setdefault(i, len(self._row))
         self._grow(len(self._row))
         rows = torch.tensor([self._row[i] for i in ids])
-        for path, value in tree.leaves(states):
+        new = dict(tree.leaves(states))
+        if new.keys() != self._start.keys():
+            differing = sorted(new.keys() ^ self._start.keys())
+            raise TailorflError(
+                f"local() returned a private state with other entries than client_state(): {', '.join(differing[:5])}; "
+                "return the same names"
+            )
+        for path, value in new.items():
             self._arrays[path][rows] = value
 
     def dump(self) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ KINDS = (
 )
 SEVERITIES = (1, 2, 3, 4, 5)
 WORKING_SIDE = 64
-DEFAULT_SAMPLES = 100
+DEFAULT_SAMPLES = 200
 _SMALLEST_SIDE = 32  # of images that the package takes
 _SEEDED = ("glass_blur", "impulse_noise")  # these draw from generators of their own, seeded by an argument
 _OPTIONS = ("kinds", "severities", "samples")
@@ -62,7 +62,7 @@ def corrupted_sets(
         source: images `[samples, channels, height, width]`, 1 or 3 channels, uint8 or float32 in [0, 1].
         rows: int64 rows of `source` to take images from.
         options: `kinds`: "all" or names out of `KINDS`; `severities`: numbers out of 1..5, default all;
-            `samples`: at most so many images, drawn from `rows` once and used for every set, default 100.
+            `samples`: at most so many images, drawn from `rows` once and used for every set, default 200.
         seed: seed of the draw and of the corruptions.
 
     Raises:

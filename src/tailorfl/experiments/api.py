@@ -38,7 +38,8 @@ def run(
             )
         chosen = experiment_in(folder)
     else:
-        chosen = load(config, settings)
+        named = {"name": source.name} if source is not None and config is None else {}
+        chosen = load(config, {**named, **settings})
     check(chosen)
     if chosen.variants:
         names = ", ".join(chosen.variants)

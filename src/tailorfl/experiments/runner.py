@@ -24,7 +24,7 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.validate import validate
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.simulation import RoundResult, Simulation, make_engine
-from tailorfl.errors import ConfigError, DataError, TailorflError
+from tailorfl.errors import ConfigError, DataError, DivergenceError, TailorflError
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import Record, evaluate, headline, summaries
 from tailorfl.evaluation.summary import summarize
@@ -70,6 +70,7 @@ def run_experiment(
         federation: Federation | None = None
         built: int | None = None
         said: set[str] = set()
+        diverged: list[DivergenceError] = []
         for position, job in enumerate(jobs, start=1):
             folder = out / job.folder
             if resume and _is_finished(folder):
@@ -84,8 +85,14 @@ def run_experiment(
                 discard_jobs(out)
                 write_text(out / "config.yaml", config.to_yaml())
                 begun = True
-            _run_job(job, sim, folder, resume, watch, position, len(jobs), source is not None)
+            try:
+                _run_job(job, sim, folder, resume, watch, position, len(jobs), source is not None)
+            except DivergenceError as error:
+                log.warning("%s, seed %d, is left out of the results: %s", job.method.label, job.seed, error)
+                diverged.append(error)
             del sim  # its states need not be held while the next ones are made
+        if diverged and not any(_is_finished(out / job.folder) for job in jobs):
+            raise diverged[0]
         result = ExperimentResult.load(out)
         result.write()
     return result

@@ -210,7 +210,9 @@ class EvalConfig(Settings):
 class ExperimentConfig(Settings):
     """Methods, compared over seeds on one federation."""
 
-    name: str = Field(default="digits", min_length=1, description="also of the result folder")
+    name: str = Field(
+        default="digits", min_length=1, description="also of the result folder; by default the data's"
+    )
     description: str = ""
     seeds: tuple[Annotated[Whole, Field(ge=0)], ...] = Field(
         default=(0, 1, 2), min_length=1, description="or how many"
@@ -234,6 +236,15 @@ class ExperimentConfig(Settings):
         default={}, description="changes by name, each an experiment of its own, see experiments.variants"
     )
     published: dict[str, Any] = Field(default={}, description="a paper's numbers, see experiments.published")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_after_its_data(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "name" in given:
+            return given
+        data = given.get("data")
+        name = data.get("name") if isinstance(data, dict) else getattr(data, "name", data)
+        return {**given, "name": name} if isinstance(name, str) else given
 
     @model_validator(mode="before")
     @classmethod

@@ -25,6 +25,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -38,6 +39,8 @@ from tailorfl.methods.bases import ServerModel
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 
+log = logging.getLogger(__name__)
+
 
 class SplitMethod(ServerModel):
     """A model in two parts, trained together."""
@@ -48,7 +51,14 @@ class SplitMethod(ServerModel):
     )
 
     def make_split(self, model: Model) -> Split:
-        return Split.of(model.module, personal=self.personal_part)
+        split = Split.of(model.module, personal=self.personal_part)
+        if not split.shared:
+            log.warning(
+                "%s shares nothing: '%s' is the whole of this model, so every client trains alone",
+                self.title,
+                self.personal_part,
+            )
+        return split
 
     def server_state(self, ctx: Context) -> TensorDict:
         return ctx.split.select_shared(ctx.init)
