@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -13,9 +15,12 @@ from tailorfl.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
-def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(registry, "_REGISTRY", {})
     monkeypatch.setattr(registry, "entry_points", lambda group: [])
+    registry._load_entry_points.cache_clear()
+    yield
+    registry._load_entry_points.cache_clear()
 
 
 class Sample(Method):
@@ -64,17 +69,29 @@ def test_two_methods_of_one_name_are_refused_and_one_may_register_twice():
         register(Other)
 
 
+def offered(monkeypatch: pytest.MonkeyPatch, **loaders: Any) -> None:
+    """Installs entry points: name -> what loading it returns or raises."""
+    entries = [SimpleNamespace(value=name, load=load) for name, load in loaders.items()]
+    monkeypatch.setattr(
+        registry, "entry_points", lambda group: entries if group == "tailorfl.methods" else []
+    )
+
+
 def test_installed_packages_add_methods_by_entry_point(monkeypatch: pytest.MonkeyPatch):
-    class Entry:
-        @staticmethod
-        def load() -> type[Method]:
-            return Sample
-
-    def points(group: str) -> list[type[Entry]]:
-        return [Entry] if group == "tailorfl.methods" else []
-
-    monkeypatch.setattr(registry, "entry_points", points)
+    offered(monkeypatch, sample=lambda: Sample)
     assert methods() == {"sample": Sample}
+
+
+def test_a_broken_package_is_named_and_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def broken() -> None:
+        raise ImportError("no module named 'gone'")
+
+    offered(monkeypatch, broken=broken, number=lambda: 3, sample=lambda: Sample)
+    assert methods() == {"sample": Sample}
+    assert "the methods of 'broken' are left out: ImportError: no module named 'gone'" in caplog.text
+    assert "'number' is neither a method nor a module with methods" in caplog.text
 
 
 def test_hyper_parameters_cannot_be_changed_or_invented():
