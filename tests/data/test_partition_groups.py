@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tailorfl.data.partition import partition
+from tailorfl.data.partition.groups import natural
 
 GROUPS = np.repeat(np.array([7, 2, 9, 4]), [10, 20, 30, 40])
 
@@ -57,3 +59,11 @@ class TestDomain:
         deal = partition("domain", GROUPS, 4, rng(), test=np.array([1, 2, 11]))
         assert deal.test is not None
         assert [positions.tolist() for positions in deal.test] == [[1], [], [], []]
+
+
+def test_natural_groups_without_training_samples_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """A hospital that has test rows only cannot be a client, and must not vanish without a word."""
+    train, test = np.array([0, 0, 1]), np.array([0, 1, 2])
+    deal = natural(train, None, np.random.default_rng(0), test=test)
+    assert len(deal.train) == 2
+    assert "1 of 3 groups have fewer than 1 training samples and are left out" in caplog.text

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 from numpy.random import Generator
 
 from tailorfl.data.partition.deal import NOBODY, Deal, Ints, assign, positions_of, require_whole, share_out
 from tailorfl.errors import DataError
+
+log = logging.getLogger(__name__)
 
 
 def natural(
@@ -27,6 +31,14 @@ def natural(
     require_whole("min_size", min_size, 1)
     groups, sizes = np.unique(strata, return_counts=True)
     groups = groups[sizes >= min_size]
+    everyone = len(np.union1d(strata, strata if test is None else test))
+    if 0 < len(groups) < everyone:
+        log.warning(
+            "partition 'natural': %d of %d groups have fewer than %d training samples and are left out",
+            everyone - len(groups),
+            everyone,
+            min_size,
+        )
     if len(groups) < (1 if clients is None else clients):
         raise DataError(
             f"partition 'natural': {clients or 'some'} clients were asked for, but only {len(groups)} groups "
