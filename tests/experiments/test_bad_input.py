@@ -192,7 +192,7 @@ def test_a_client_with_one_sample_takes_part_and_is_pointed_out(model: str, engi
     assert result.exit_code == 0, result.output
     warning = "warning: data of seed 0: 1 of 3 clients have a single training sample: client 'h1'\n"
     assert result.stderr.count(warning) == 1
-    rounds = RunStore.open("runs/digits/ditto/seed-1", readonly=True).rounds()
+    rounds = RunStore.open("runs/table/ditto/seed-1", readonly=True).rounds()
     assert rounds["rejected"].tolist() == [[], []]
 
 
@@ -225,7 +225,7 @@ def test_a_diverging_client_is_rejected_named_and_counted(method: str) -> None:
     assert result.exit_code == 0, result.output
     for round in (1, 2):
         assert f"warning: round {round}: update of client 1 is not finite and was rejected" in result.stderr
-    store = RunStore.open(f"runs/digits/{method}/seed-0", readonly=True)
+    store = RunStore.open(f"runs/table/{method}/seed-0", readonly=True)
     assert store.rounds()["rejected"].tolist() == [[1], [1]]
     assert store.summary is not None
     assert store.summary["rejected"] == 2
@@ -234,17 +234,26 @@ def test_a_diverging_client_is_rejected_named_and_counted(method: str) -> None:
     assert all(bool(torch.isfinite(tensor.float()).all()) for tensor in last[1].values())
 
 
-def test_if_all_diverge_it_stops_and_what_was_finished_stays() -> None:
-    result = invoke("methods=[local, {name: fedavg, train: {lr: 1e30}}]", "--out", "out")
-    assert result.exit_code == 1
+def test_if_all_diverge_the_job_stops_and_the_others_stand() -> None:
+    result = invoke("methods=[{name: fedavg, train: {lr: 1e30}}, local]", "--out", "out")
+    assert result.exit_code == 0
+    assert "warning: fedavg, seed 0, is left out of the results" in result.stderr
     assert "all 20 clients diverged" in result.stderr
     assert "lower train.lr, set train.clip" in result.stderr
-    assert "Traceback" not in result.output
+    assert "local" in result.stdout
+    assert "fedavg" not in result.stdout
     assert RunStore.open("out/local/seed-0", readonly=True).status == "finished"
     assert RunStore.open("out/fedavg/seed-0", readonly=True).status == "failed"
     report = CliRunner().invoke(app, ["report", "out"])
     assert report.exit_code == 0
     assert "local" in report.stdout
+
+
+def test_if_nothing_but_that_job_is_there_it_is_an_error() -> None:
+    result = invoke("methods=[{name: fedavg, train: {lr: 1e30}}]", "--out", "out")
+    assert result.exit_code == 1
+    assert "all 20 clients diverged" in result.stderr
+    assert "Traceback" not in result.output
 
 
 def test_a_result_folder_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
