@@ -70,14 +70,14 @@ class Auto:
         clients = min(len(cohort.ids), self._vectorized.chunk_of(cohort))
         probe = replace(cohort.part(range(clients)), limit=PROBE_STEPS)
         part = (function, probe, states[:clients], received[:clients] if each else received, each)
-        looped = _seconds(self._sequential, part)
+        looped = _seconds(self._sequential, part)  # the first run of each also warms it up
         if not probe.plans:
             return  # nothing was trained (untrained models were looked at): nothing to learn about training
         if clients < 2:
             self._chosen = self._sequential
             return
         try:
-            batched = _seconds(self._vectorized, part)  # the first run of each also warms it up
+            batched = _seconds(self._vectorized, part)
         except Exception as error:
             if not unsupported(error):
                 raise
@@ -87,7 +87,6 @@ class Auto:
             )
             self._chosen = self._sequential
             return
-        looped = _seconds(self._sequential, part)
         if batched + looped < PROBE_SECONDS:
             rounds = min(PROBE_REPEATS, 1 + int(PROBE_SECONDS / (batched + looped)))
             # In alternation, so that a slow moment of the machine hits both.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tailorfl.errors import RunError
 from tailorfl.experiments.config import load
-from tailorfl.experiments.folders import discard_jobs
+from tailorfl.experiments.folders import check_folder, discard_jobs
 from tailorfl.experiments.jobs import Observer
 from tailorfl.experiments.result import ExperimentResult, slug
 from tailorfl.experiments.runner import run_experiment
@@ -52,11 +52,7 @@ def run_variants(
     """
     experiments = expand(config)
     if config.variants and not resume:
-        if (out / "config.yaml").exists() and not overwrite:
-            raise RunError(
-                f"'{out}' already holds an experiment; continue it with --resume {out}, replace it with "
-                "--overwrite, or choose another folder with --out"
-            )
+        check_folder(out, resume, overwrite)
         with reporting(out, "create the result folder"):
             out.mkdir(parents=True, exist_ok=True)
         for name in experiments:

@@ -148,7 +148,7 @@ class PFedHN(Hypernetwork):
         phi, rows = dict(tree.leaves(server["phi"])), list(replies.clients)
         g_phi, g_e = self.pull_back(server, phi, replies)
         if self.server_clip is not None:
-            norm = torch.stack([g.square().sum() for g in (*g_phi.values(), g_e)]).sum().sqrt()
+            norm = tree.norm(TensorDict({**g_phi, "embeddings": g_e}, batch_size=[]))
             scale = (self.server_clip / (norm + 1e-6)).clamp(max=1.0)
             g_phi, g_e = {n: g * scale for n, g in g_phi.items()}, g_e * scale
         velocity, old = dict(tree.leaves(server["velocity"])), server["embeddings"][rows]
@@ -174,7 +174,7 @@ class PLGUGHN(Hypernetwork):
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         phi = dict(tree.leaves(server["phi"]))
         g, _ = self.pull_back(server, phi, replies)
-        norm = torch.stack([t.square().sum() for t in g.values()]).sum().sqrt()
+        norm = tree.norm(TensorDict(g, batch_size=[]))
         above = {n: t + g[n] * (self.rho / (norm + _TINY)) for n, t in phi.items()}
         g_phi, g_e = self.pull_back(server, above, replies)
         phi = {n: t - self.server_lr * g_phi[n] for n, t in phi.items()}
