@@ -6,8 +6,27 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from torch import nn
 
+from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.messages import PerClient, Replies, Traffic, Weights, count_down, count_up, payload_size
+from tailorfl.core.method import Context
+from tailorfl.models.functional import Model
+from tailorfl.models.split import Split
+
+
+class Net(nn.Sequential):
+    """A linear layer and a norm without parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(4, affine=False)
+
+
+def context() -> Context:
+    net = Model(Net)
+    return Context(net, Split.of(net.module, personal="none"), 50, TrainConfig(), net.init(0), 0)
+
 
 PARAMETERS = frozenset({"fc.weight", "fc.bias"})
 BUFFERS = ("norm.running_mean", "norm.num_batches_tracked")
@@ -34,8 +53,7 @@ def replies(weighting: Weights, samples: tuple[int, ...] = (10, 30, 60), seed: i
         tuple(range(clients)),
         np.array(samples, dtype=np.int64),
         weighting,
-        50,
-        PARAMETERS,
+        context(),
     )
 
 
@@ -135,3 +153,15 @@ def test_counters_add_up():
         "bytes_up": 6 * 84, "bytes_down": 6 * 84,
     }  # fmt: skip
     assert Traffic(**total.as_dict()) == total
+
+
+def test_rows_that_several_clients_get_are_multicast_once():
+    table = model(0, 5)
+    index = torch.tensor([[0, 1], [1, 4], [1, 0]])
+    down = count_down(PerClient(table, index), 3, BUFFERS)
+    assert (down.down_unicast, down.down_multicast) == (6 * 15, 3 * 15)
+    assert (down.buffers_down, down.bytes_down) == (6 * 5, 6 * (15 * 4 + 4 * 4 + 8))
+
+
+def test_nobody_receives_nothing():
+    assert count_down(model(0), 0, BUFFERS) == Traffic()

@@ -51,6 +51,8 @@ class Cohort:
     config: TrainConfig
     seed: int
     round: int
+    public: Source | None = None
+    """Unlabelled samples that every client has."""
     limit: int | None = None
     """At most this many batches a training, however many fits it is cut into; 0 turns training off."""
     plans: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)

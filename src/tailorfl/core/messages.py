@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, fields
-from typing import Literal
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
+from torch import Tensor
 
 from tailorfl.core import tree
+
+if TYPE_CHECKING:
+    from tailorfl.core.method import Context
 
 Weights = Literal["samples", "uniform"]
 
 
 @dataclass(frozen=True)
 class PerClient:
-    """A broadcast that sends every client of the cohort a payload of its own: [clients, ...]."""
+    """A broadcast that sends every client of the cohort something of its own: rows of a table of payloads."""
 
     payloads: TensorDict
+    """[rows, ...]; without `index` row k is client k's."""
+    index: Tensor | None = None
+    """Which rows each client gets, int64 [clients], or [clients, M] for M payloads a client.
+
+    A client then receives the M rows stacked. Rows that several clients get are sent once by multicast.
+    """
+
+    @property
+    def rows(self) -> Tensor:
+        """Which rows each client gets, int64 [clients] or [clients, M]."""
+        return torch.arange(self.payloads.batch_size[0]) if self.index is None else self.index
 
 
-Broadcast = TensorDict | PerClient
-"""One payload for all, or one a client."""
+class PerArchitecture(dict[str, TensorDict]):
+    """One payload for every architecture, by its name: models travel only among clients that have the same."""
+
+
+Broadcast = TensorDict | PerClient | PerArchitecture
+"""One payload for all, one a client, or one an architecture."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +51,38 @@ class Replies:
     """What came back from the clients whose update was accepted, ordered by client id."""
 
     stack: TensorDict
-    """[clients, ...]"""
+    """[clients, ...]; only the entries that all architectures have in the same shape."""
     clients: tuple[int, ...]
     samples: NDArray[np.int64]
     """[clients] training samples."""
     weighting: Weights
-    total_clients: int
-    """N, all training clients, whether sampled or not."""
-    parameters: frozenset[str]
-    """Names of the model's parameters, to tell them from running statistics."""
+    context: Context
+    """What the server knows: models, the public set, how many clients there are."""
+    round: int = 0
+    """Rounds before this one."""
+    metrics: TensorDict = field(default_factory=tree.empty)
+    """[clients] single numbers that clients report beside their reply, such as their training loss.
 
-    def weights(self) -> torch.Tensor:
+    They are what a progress display shows, and are not counted as traffic.
+    """
+    parts: Mapping[str, Replies] = field(default_factory=dict)
+    """The replies of each architecture, by name; only where clients have different ones."""
+
+    @property
+    def total_clients(self) -> int:
+        """N, all training clients, whether sampled or not."""
+        return self.context.num_clients
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """Names of the model's parameters, to tell them from running statistics."""
+        return frozenset(self.context.model.parameters)
+
+    def by_architecture(self) -> Iterable[tuple[str, Replies]]:
+        """Yields (architecture, the replies of its clients) of those that have any."""
+        return self.parts.items() if self.parts else [(self.context.architecture, self)]
+
+    def weights(self) -> Tensor:
         """Returns the aggregation weights a_i, [clients] float64, summing to 1 (Σ a_i over the cohort)."""
         if self.weighting == "uniform":
             return torch.full((len(self.clients),), 1.0 / len(self.clients), dtype=torch.float64)
@@ -109,15 +149,22 @@ def payload_size(payload: TensorDict, buffers: Collection[str]) -> tuple[int, in
     return parameters, held, size
 
 
-def count_down(broadcast: Broadcast, receivers: int, buffers: Collection[str]) -> Traffic:
+def count_down(broadcast: TensorDict | PerClient, receivers: int, buffers: Collection[str]) -> Traffic:
     """Returns the cost of sending `broadcast` to `receivers` clients."""
     if isinstance(broadcast, PerClient):
         parameters, held, size = payload_size(broadcast.payloads, buffers)
-        return Traffic(down_unicast=parameters, down_multicast=parameters, buffers_down=held, bytes_down=size)
+        table, sent = max(broadcast.payloads.batch_size[0], 1), broadcast.rows
+        receipts, distinct = sent.numel(), len(sent.unique())
+        return Traffic(
+            down_unicast=parameters // table * receipts,
+            down_multicast=parameters // table * distinct,
+            buffers_down=held // table * receipts,
+            bytes_down=size // table * receipts,
+        )
     parameters, held, size = payload_size(broadcast, buffers)
     return Traffic(
         down_unicast=parameters * receivers,
-        down_multicast=parameters,
+        down_multicast=parameters if receivers else 0,
         buffers_down=held * receivers,
         bytes_down=size * receivers,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from types import ModuleType
@@ -20,7 +21,8 @@ from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.keys import torch_seed
-from tailorfl.core.messages import Broadcast, Replies, Weights
+from tailorfl.core.messages import Broadcast, PerArchitecture, Replies, Weights
+from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
@@ -30,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Context:
-    """What a method may know when it builds its first states."""
+    """What a method's server may know, from the building of the first states on."""
 
     model: Model
     split: Split
@@ -39,6 +41,19 @@ class Context:
     init: TensorDict
     """The shared initial model."""
     seed: int
+    public: Source | None = None
+    """Unlabelled samples that the server and every client have."""
+    samples: float = 0.0
+    """Mean number of training samples of a client."""
+    architecture: str = ""
+    """Name of this architecture; "" where all clients have the same."""
+    siblings: tuple[Context, ...] = ()
+    """The contexts of all architectures, where clients have different ones."""
+
+    @property
+    def architectures(self) -> Mapping[str, Context]:
+        """The context of every architecture by name: a single one where all clients have the same."""
+        return {c.architecture: c for c in self.siblings or (self,)}
 
     def fresh(self, number: int) -> TensorDict:
         """Returns another initial model, a different one for every `number`."""
@@ -64,6 +79,10 @@ class Method(BaseModel):
     """How many models one client optimises in a round (two where a personal one is trained beside a global one)."""
     pooled: ClassVar[bool] = False
     """Whether the method sees all training data in one place (a reference, not federated learning)."""
+    heterogeneous: ClassVar[bool] = False
+    """Whether clients may have different architectures: no message mixes the weights of two."""
+    needs_public: ClassVar[bool] = False
+    """Whether the method looks at the public set."""
 
     weights: Weights = "uniform"
     participation: Literal["sampled", "all"] = "sampled"
@@ -72,6 +91,11 @@ class Method(BaseModel):
     @property
     def reaches_all(self) -> bool:
         """Whether every client receives the broadcast of a round, not only those that train in it."""
+        return False
+
+    @property
+    def individual_start(self) -> bool:
+        """Whether every client draws an initial model of its own; `client_state` then sees it as `ctx.init`."""
         return False
 
     def make_split(self, model: Model) -> Split:
@@ -87,7 +111,9 @@ class Method(BaseModel):
         return tree.empty()
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> Broadcast:
-        """Returns what goes down: one payload for all, or `PerClient` payloads in the order of `clients`."""
+        """Returns what goes down: one payload for all, `PerClient` ones in the order of `clients`, or
+        `PerArchitecture` ones.
+        """
         return tree.empty()
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
@@ -102,8 +128,8 @@ class Method(BaseModel):
         """Returns the deployable model of one client: all its metrics and exports are of this one."""
         return received
 
-    def shared(self, server: TensorDict) -> TensorDict:
-        """Returns the global model in the server's state (methods with `has_global`)."""
+    def shared(self, server: TensorDict) -> TensorDict | PerArchitecture:
+        """Returns the global model in the server's state (methods with `has_global`), or one an architecture."""
         return server
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:

@@ -6,7 +6,7 @@ entry, in memory or, with a folder, in memory-mapped files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -18,11 +18,24 @@ from tailorfl.errors import TailorflError
 
 
 class StateStore:
-    """Client id -> private state."""
+    """Client id -> private state.
 
-    def __init__(self, start: TensorDict, folder: Path | None = None) -> None:
+    Args:
+        start: what a client has that never trained.
+        folder: where states are memory-mapped; None keeps them in memory.
+        own_start: gives a client's own start where clients begin with different ones, structured as `start`.
+        name: tells the files of several stores in one folder apart.
+    """
+
+    def __init__(
+        self,
+        start: TensorDict,
+        folder: Path | None = None,
+        own_start: Callable[[int], TensorDict] | None = None,
+        name: str = "",
+    ) -> None:
         self._start = dict(tree.leaves(start))
-        self._folder = folder
+        self._folder, self._own_start, self._name = folder, own_start, name
         self._row: dict[int, int] = {}
         self._arrays: dict[str, Tensor] = {}
         self._capacity = 0
@@ -39,20 +52,28 @@ class StateStore:
     def get(self, ids: Sequence[int]) -> TensorDict:
         """Returns the states of `ids` as copies, [len(ids), ...].
 
-        A client that never trained has the shared start.
+        A client that never trained has its start.
         """
         out = {}
         rows = [self._row.get(i, -1) for i in ids]
         missing = [k for k, row in enumerate(rows) if row < 0]
-        for path, start in self._start.items():
+        starts = self.starts([ids[k] for k in missing])
+        for path in self._start:
             if len(missing) == len(rows):
-                out[path] = start.expand(len(rows), *start.shape).clone()
+                out[path] = starts[path].clone()
                 continue
             value = self._arrays[path].index_select(0, torch.tensor([max(r, 0) for r in rows]))
             if missing:
-                value[missing] = start
+                value[missing] = starts[path]
             out[path] = value
         return tree.nest(out.items(), [len(rows)])
+
+    def starts(self, ids: Sequence[int]) -> dict[str, Tensor]:
+        """Returns by path what `ids` have before they ever train, [len(ids), ...] (views where all have the same)."""
+        if self._own_start is None or not ids:
+            return {p: t.expand(len(ids), *t.shape) for p, t in self._start.items()}
+        drawn = [dict(tree.leaves(self._own_start(i))) for i in ids]
+        return {p: torch.stack([one[p] for one in drawn]) for p in self._start}
 
     def put(self, ids: Sequence[int], states: TensorDict) -> None:
         """Stores `states` [len(ids), ...] for `ids`."""
@@ -109,7 +130,7 @@ class StateStore:
         if self._folder is None:
             return torch.empty(shape, dtype=like.dtype)
         self._folder.mkdir(parents=True, exist_ok=True)
-        file = self._folder / f".states-{path.replace('/', '__')}-{rows}.bin"
+        file = self._folder / f".states-{self._name}{path.replace('/', '__')}-{rows}.bin"
         count = int(torch.Size(shape).numel())
         mapped = torch.from_file(str(file), shared=True, size=max(count, 1), dtype=like.dtype)
         # The mapping keeps the file alive without its name, so that not even a crash leaves it behind.

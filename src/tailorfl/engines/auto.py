@@ -49,12 +49,12 @@ class Auto:
         cohort: Cohort,
         states: TensorDict,
         received: TensorDict,
-        each: bool = False,
+        index: Tensor | None = None,
     ) -> Parts:
         """Returns `function` of every client, stacked."""
         if self._chosen is None:
-            self._measure(function, cohort, states, received, each)
-        return (self._chosen or self._sequential).map(function, cohort, states, received, each)
+            self._measure(function, cohort, states, received, index)
+        return (self._chosen or self._sequential).map(function, cohort, states, received, index)
 
     def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
         """Returns the outputs of client i's model on its rows."""
@@ -65,11 +65,16 @@ class Auto:
         return (self._chosen or self._sequential).predict_all(cohort, models, source, rows)
 
     def _measure(
-        self, function: ClientFunction, cohort: Cohort, states: TensorDict, received: TensorDict, each: bool
+        self,
+        function: ClientFunction,
+        cohort: Cohort,
+        states: TensorDict,
+        received: TensorDict,
+        index: Tensor | None,
     ) -> None:
         clients = min(len(cohort.ids), self._vectorized.chunk_of(cohort))
         probe = replace(cohort.part(range(clients)), limit=PROBE_STEPS)
-        part = (function, probe, states[:clients], received[:clients] if each else received, each)
+        part = (function, probe, states[:clients], received, None if index is None else index[:clients])
         looped = _seconds(self._sequential, part)  # the first run of each also warms it up
         if not probe.plans:
             return  # nothing was trained (untrained models were looked at): nothing to learn about training
@@ -110,7 +115,9 @@ def unsupported(error: BaseException) -> bool:
     return any(mark in text for mark in ("vmap", "Batching rule", "batching rule", "functorch"))
 
 
-def _seconds(engine: Engine, part: tuple[ClientFunction, Cohort, TensorDict, TensorDict, bool]) -> float:
+def _seconds(
+    engine: Engine, part: tuple[ClientFunction, Cohort, TensorDict, TensorDict, Tensor | None]
+) -> float:
     """Seconds of one run: of the process where torch has one thread, which other processes do not disturb."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     begin = clock()

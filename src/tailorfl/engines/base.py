@@ -36,11 +36,12 @@ class Engine(Protocol):
         cohort: Cohort,
         states: TensorDict,
         received: TensorDict,
-        each: bool = False,
+        index: Tensor | None = None,
     ) -> Parts:
         """Returns `function` of every client, stacked: [clients, ...] in the order of `cohort.ids`.
 
-        `states` [clients, ...]; `received` one for all, or with `each` one a client, [clients, ...].
+        `states` [clients, ...]; `received` one for all, or with `index` ([clients] or [clients, M]) a table of
+        which each client gets the rows that `index` names.
         """
 
     def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:

@@ -26,13 +26,14 @@ class Sequential:
         cohort: Cohort,
         states: TensorDict,
         received: TensorDict,
-        each: bool = False,
+        index: Tensor | None = None,
     ) -> Parts:
         """Returns `function` of every client, stacked."""
         out = Stacked(len(cohort.ids))
         for position in range(len(cohort.ids)):
             client = Client(cohort, torch.tensor(position))
-            found = function(client, states[position], received[position] if each else received)
+            mine = received if index is None else received[index[position]]
+            found = function(client, states[position], mine)
             out.put(position, [dict(tree.leaves(part)) for part in found])
         return out.parts()
 

@@ -44,7 +44,7 @@ class Vectorized:
         cohort: Cohort,
         states: TensorDict,
         received: TensorDict,
-        each: bool = False,
+        index: Tensor | None = None,
     ) -> Parts:
         """Returns `function` of every client, stacked."""
         state_leaves, received_leaves = dict(tree.leaves(states)), dict(tree.leaves(received))
@@ -52,13 +52,13 @@ class Vectorized:
         out = Stacked(len(order))
         for start in range(0, len(order), self.chunk_of(cohort)):
             positions = order[start : start + self.chunk_of(cohort)]
-            index = torch.from_numpy(positions)
+            chosen = torch.from_numpy(positions)
             part = cohort.part(positions.tolist())
-            mine = {p: t.index_select(0, index) for p, t in state_leaves.items()}
-            theirs = (
-                {p: t.index_select(0, index) for p, t in received_leaves.items()} if each else received_leaves
-            )
-            out.put(index, _apply(function, part, mine, theirs, each))
+            mine = {p: t.index_select(0, chosen) for p, t in state_leaves.items()}
+            theirs = received_leaves
+            if index is not None:
+                theirs = {p: t[index[chosen]] for p, t in received_leaves.items()}
+            out.put(chosen, _apply(function, part, mine, theirs, index is not None))
         return out.parts()
 
     def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:

@@ -27,6 +27,7 @@ from torch import Tensor
 from tailorfl.core.keys import generator
 from tailorfl.core.objective import LOSSES
 from tailorfl.data.source import Source
+from tailorfl.engines.groups import by_group
 from tailorfl.engines.simulation import Simulation
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER, METRICS, compute, primary
 from tailorfl.evaluation.summary import summarize
@@ -67,9 +68,7 @@ def evaluate(sim: Simulation, protocol: Protocol) -> list[Record]:
     if sim.method.has_personal:
         for ids, models in sim.personal_models(training):
             measure.clients("personal", ids, models, own, common)
-    shared = sim.global_model()
-    if shared is not None:
-        measure.shared(shared, training, own, common)
+    measure.shared(training, own, common)
     if "heldout" in protocol.sets and heldout:
         for steps in protocol.adapt_steps if sim.method.has_personal else ():
             for ids, models in sim.newcomer_models(heldout, steps):
@@ -81,8 +80,7 @@ def evaluate(sim: Simulation, protocol: Protocol) -> list[Record]:
                     {},
                     name="heldout" if steps == 0 else f"heldout+{steps}",
                 )
-        if shared is not None:
-            measure.shared(shared, heldout, ["local"], {}, name="heldout")
+        measure.shared(heldout, ["local"], {}, name="heldout")
     return measure.records
 
 
@@ -154,27 +152,45 @@ class _Measure:
 
     def shared(
         self,
-        model: TensorDict,
         ids: Sequence[int],
         own: Sequence[str],
         common: Mapping[str, tuple[Source, Tensor]],
         name: str | None = None,
     ) -> None:
-        """Adds the records of the one global model on clients' own parts and on common sets."""
-        federation, one = self.sim.federation, model.unsqueeze(0)
+        """Adds the records of the global model on clients' own parts and on common sets, if there is one.
+
+        Where clients have different architectures, each client's is the global model of its own, and common sets
+        see all of them.
+        """
+        for group, where in by_group(self.sim.groups, ids):
+            model = self.sim.global_model(group.name)
+            if model is not None:
+                self._shared(model, [ids[k] for k in where], own, common, name)
+
+    def _shared(
+        self,
+        model: TensorDict,
+        ids: Sequence[int],
+        own: Sequence[str],
+        common: Mapping[str, tuple[Source, Tensor]],
+        name: str | None,
+    ) -> None:
+        federation = self.sim.federation
         for part in own:
             held = federation.val if part == "val" else federation.test
             rows = torch.from_numpy(np.concatenate([held[i] for i in ids]))
-            outputs, y = self._outputs(one, federation.source, rows), federation.source.y[rows]
+            outputs, y = self._outputs(model, ids, federation.source, rows), federation.source.y[rows]
             sizes = [len(held[i]) for i in ids]
             for i, found, wanted in zip(ids, torch.split(outputs, sizes), torch.split(y, sizes), strict=True):
                 self._add("global", name or part, i, found, wanted)
         for set_name, (source, r) in common.items():
-            self._add("global", set_name, SERVER, self._outputs(one, source, r), source.y[r])
+            self._add("global", set_name, SERVER, self._outputs(model, ids, source, r), source.y[r])
 
-    def _outputs(self, one: TensorDict, source: Source, rows: Tensor) -> Tensor:
+    def _outputs(self, model: TensorDict, ids: Sequence[int], source: Source, rows: Tensor) -> Tensor:
+        """Returns the outputs of one model of the clients' architecture."""
         with torch.no_grad():
-            return self.sim.engine.predict_all(self.sim.cohort([0], own=True), one, source, rows)[0]
+            cohort = self.sim.cohort(ids[:1], own=True)
+            return self.sim.engine.predict_all(cohort, model.unsqueeze(0), source, rows)[0]
 
     def _add(self, model: str, name: str, client: int, outputs: Tensor, y: Tensor) -> None:
         task = self.sim.federation.source.task

@@ -13,6 +13,7 @@ import torch
 
 from tailorfl.core.messages import PerClient, count_down, count_up
 from tailorfl.data.federation import Federation
+from tailorfl.engines.groups import by_group, message_for
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.simulation import Simulation, round_half_up
 from tailorfl.experiments.jobs import Job
@@ -85,9 +86,14 @@ def _sizes(federation: Federation) -> dict[str, dict[str, float]]:
 
 
 def _probe(sim: Simulation) -> tuple[dict[str, float], float]:
-    """(costs of a round, bytes of one client's private state) from one round of two small clients."""
+    """(costs of a round, bytes of one client's private state) from one round of two small clients.
+
+    Where clients have different architectures, all are taken to cost as much as those of the first one sampled.
+    """
     sim.engine = Sequential()
-    sampled = sim.sample(0)
+    everyone = sim.sample(0)
+    group, where = next(by_group(sim.groups, everyone))
+    sampled = tuple(everyone[k] for k in where)
     sizes = sim.cohort(sampled).sizes
     # Small clients, so that this is quick, but with a full batch if there are any.
     fitting = np.flatnonzero(sizes >= min(sim.train.batch_size, int(sizes.max())))
@@ -98,15 +104,19 @@ def _probe(sim: Simulation) -> tuple[dict[str, float], float]:
     seconds = math.inf
     for _ in range(2):
         begin = time.perf_counter()
-        states, replies, _ = sim.run(some, sim.states.get(some), message, sim._local)
+        states, replies, _ = sim.run(some, group.states.get(some), message, sim._local)
         seconds = min(seconds, time.perf_counter() - begin)
     mine = sim.cohort(some).sizes
-    larger = len(sampled) / len(some) if sim.train.steps is not None else float(sizes.sum() / mine.sum())
-    down = count_down(message, len(sampled), sim.model.buffers)
+    larger = (
+        len(everyone) / len(some)
+        if sim.train.steps is not None
+        else float(sizes.sum() / mine.sum()) * len(everyone) / len(sampled)
+    )
+    down = count_down(message_for(message, group, range(len(some))), len(everyone), group.model.buffers)
+    share = len(everyone) / len(some)
     if isinstance(message, PerClient):
-        down.down_unicast = down.down_unicast * len(sampled) // len(some)
-    up = count_up(replies, sim.model.buffers)
-    share = len(sampled) / len(some)
+        down.down_unicast = int(down.down_unicast * share)
+    up = count_up(replies, group.model.buffers)
     shown: dict[str, Any] = {
         "trained_scalars": sim.trained_scalars,
         "scalars_up_per_round": int(up.up * share),

@@ -1,0 +1,188 @@
+"""Clients by architecture: their model, where it starts, and their private states.
+
+Most federations have one group. Where clients have different architectures, each group runs through the engine on
+its own, and what they exchange (predictions, say) is put together in the order of clients again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core import tree
+from tailorfl.core.cohort import TrainConfig
+from tailorfl.core.keys import torch_seed
+from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Replies
+from tailorfl.core.method import Context, Method, methods
+from tailorfl.core.state import StateStore
+from tailorfl.data.federation import Federation
+from tailorfl.errors import ConfigError, unknown
+from tailorfl.models.functional import Model
+
+
+@dataclass(frozen=True)
+class Group:
+    """The clients of one architecture."""
+
+    context: Context
+    start: TensorDict
+    states: StateStore
+    clients: frozenset[int]
+
+    @property
+    def name(self) -> str:
+        """The architecture; "" where it is the only one."""
+        return self.context.architecture
+
+    @property
+    def model(self) -> Model:
+        """The structure of the clients' models."""
+        return self.context.model
+
+
+def make_groups(
+    method: Method,
+    federation: Federation,
+    models: Model | Mapping[str, Model],
+    assignment: Sequence[str],
+    train: TrainConfig,
+    seed: int,
+    state_folder: Path | None,
+) -> tuple[Group, ...]:
+    """Returns the groups of a federation; `assignment` names every client's architecture, held-out ones included.
+
+    Raises:
+        ConfigError: the method cannot mix architectures, lacks its public set, or a client has no architecture.
+    """
+    _check(method, federation, models, assignment)
+    named = {"": models} if isinstance(models, Model) else dict(models)
+    owners = assignment if not isinstance(models, Model) else [""] * len(federation.train)
+    sizes = federation.sizes()[: federation.num_clients]
+    contexts = tuple(
+        Context(
+            model,
+            method.make_split(model),
+            federation.num_clients,
+            train,
+            # As `torch.manual_seed(seed)` before building the model gives it: the start other code has, too.
+            model.init(seed),
+            seed,
+            federation.public,
+            float(sizes.mean()),
+            name,
+        )
+        for name, model in named.items()
+    )
+    groups = []
+    for context in contexts:
+        full = replace(context, siblings=contexts) if len(contexts) > 1 else context
+        start = method.client_state(full)
+        own = _own_start(method, full) if method.individual_start else None
+        prefix = f"{full.architecture}-" if full.architecture else ""
+        store = StateStore(start, state_folder, own, prefix)
+        clients = frozenset(i for i, owner in enumerate(owners) if owner == full.architecture)
+        groups.append(Group(full, start, store, clients))
+    return tuple(groups)
+
+
+class _OwnStart:
+    """Draws a client's own initial model: a pure function of seed and client."""
+
+    def __init__(self, method: Method, context: Context) -> None:
+        self._method, self._context = method, context
+
+    def __call__(self, client: int) -> TensorDict:
+        c = self._context
+        drawn = c.model.init(torch_seed(c.seed, "initial model of a client", client))
+        return self._method.client_state(replace(c, init=drawn))
+
+
+def _own_start(method: Method, context: Context) -> _OwnStart:
+    return _OwnStart(method, context)
+
+
+def _check(
+    method: Method,
+    federation: Federation,
+    models: Model | Mapping[str, Model],
+    assignment: Sequence[str],
+) -> None:
+    if method.needs_public and federation.public is None:
+        raise ConfigError(
+            f"{method.title} needs a public set, unlabelled samples that the server and all clients have; name one, "
+            "such as data.public=digits (with the same source as data.name, a tenth of its training samples)"
+        )
+    if isinstance(models, Model):
+        return
+    if not method.heterogeneous and len(models) > 1:
+        able = ", ".join(sorted(n for n, m in methods().items() if m.heterogeneous))
+        raise ConfigError(
+            f"{method.title} exchanges or averages the weights of models, so all clients need the same "
+            f"architecture, but there are {len(models)}: {', '.join(models)}; methods that allow several: {able}"
+        )
+    if len(assignment) != len(federation.train):
+        raise ConfigError(
+            f"{len(assignment)} architectures are assigned, but the federation has {len(federation.train)} clients"
+        )
+    for name in set(assignment):
+        if name not in models:
+            raise unknown("architecture", name, models)
+
+
+def by_group(groups: Sequence[Group], ids: Sequence[int]) -> Iterator[tuple[Group, tuple[int, ...]]]:
+    """Yields (group, positions in `ids` of its clients) of the groups that have any."""
+    for group in groups:
+        positions = (
+            tuple(range(len(ids)))
+            if len(groups) == 1
+            else tuple(k for k, i in enumerate(ids) if i in group.clients)
+        )
+        if positions:
+            yield group, positions
+
+
+def message_for(message: Broadcast, group: Group, positions: Sequence[int]) -> TensorDict | PerClient:
+    """Returns the part of a broadcast that the clients at `positions` of its receivers get."""
+    if isinstance(message, PerArchitecture):
+        return message[group.name]
+    if isinstance(message, PerClient):
+        return PerClient(message.payloads, message.rows[torch.tensor(positions)])
+    return message
+
+
+def gather(parts: Mapping[str, Replies]) -> Replies:
+    """Returns the replies of all architectures in the order of clients.
+
+    The stack has the entries that are in all parts with the same shape.
+    """
+    if len(parts) == 1 and next(iter(parts.values())).context.architecture == "":
+        return next(iter(parts.values()))
+    found = list(parts.values())
+    clients = np.concatenate([p.clients for p in found])
+    order = np.argsort(clients)
+    first = found[0]
+    return Replies(
+        stack=_stacked([p.stack for p in found], torch.from_numpy(order)),
+        clients=tuple(int(c) for c in clients[order]),
+        samples=np.concatenate([p.samples for p in found])[order],
+        weighting=first.weighting,
+        context=first.context,
+        round=first.round,
+        metrics=_stacked([p.metrics for p in found], torch.from_numpy(order)),
+        parts=dict(parts),
+    )
+
+
+def _stacked(stacks: Sequence[TensorDict], order: Tensor) -> TensorDict:
+    leaves = [dict(tree.leaves(stack)) for stack in stacks]
+    common = [
+        p for p, t in leaves[0].items() if all(p in l and l[p].shape[1:] == t.shape[1:] for l in leaves)
+    ]
+    joined = {p: torch.cat([l[p] for l in leaves]).index_select(0, order) for p in common}
+    return tree.nest(joined.items(), [len(order)])
