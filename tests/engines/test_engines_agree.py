@@ -129,6 +129,7 @@ def test_relabelling_clients_permutes_the_results(name: str) -> None:
         tuple(base.test[i] for i in moved),
         tuple(base.names[i] for i in moved),
         base.num_clients,
+        public=base.public,
     )
     full = replace(TRAIN, batch_size=0, epochs=2)
     a, b = (simulation(name, "batch_norm", data=data, rounds=2, train=full) for data in (base, other))

@@ -86,6 +86,8 @@ class Row:
     limit: Limit | None = None
     chooses: bool = False
     """Whether clients start with different models: their own, or picked among several by their data."""
+    still: Mapping[str, Any] = field(default_factory=dict)
+    """Options under which the server trains nothing itself."""
     indexed: bool = False
     """Whether the server keeps something of its own for every client id (an embedding)."""
 
@@ -105,6 +107,11 @@ ROWS: dict[str, Row] = {
         Limit("coupled_global", PROX_STEPS, {"mu": LAM}),
     ),
     "fedsam": Row(Card(whole, whole, whole, "uniform", False, True), {"rho": 0.02}),
+    "feddf": Row(
+        Card(whole, whole, whole, "samples", False, True),
+        {"distil": {"steps": 3, "batch_size": 4, "lr": 1e-3}},
+        still={"distil": {"steps": 0}},
+    ),
     "scaffold": Row(Card(twice, twice, whole, "uniform", False, True, whole), limit=Limit("pooled")),
     "feddyn": Row(
         Card(whole, whole, whole, "uniform", False, True, whole),

@@ -29,6 +29,8 @@ SIZES = (15, 1, 7, 9, 3)
 In batches of 4 none leaves a rest of two: batch norm of two samples turns rounding errors into visible
 differences.
 """
+PUBLIC = 6
+"""Samples of the public set."""
 NEWCOMER = len(SIZES)
 """Id of the client that never trains."""
 TRAIN = TrainConfig(epochs=1, batch_size=4, lr=0.05, momentum=0.5, weight_decay=0.01)
@@ -55,7 +57,9 @@ def federation(sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Federation:
         "tiny", torch.from_numpy(x.astype(np.float32)), torch.from_numpy(labels), "classification", CLASSES
     )
     names = tuple(f"client {i}" for i in range(len(train)))
-    return Federation(source, tuple(train), tuple(val), tuple(test), names, len(sizes))
+    x = torch.from_numpy(rng.normal(size=(PUBLIC, 1, 8, 8)).astype(np.float32))
+    public = Source("tiny public", x, torch.zeros(PUBLIC, dtype=torch.int64), "classification", CLASSES)
+    return Federation(source, tuple(train), tuple(val), tuple(test), names, len(sizes), public=public)
 
 
 def replaced(base: Federation, client: int, change: Callable[[Tensor], Tensor]) -> Federation:
@@ -71,6 +75,7 @@ def replaced(base: Federation, client: int, change: Callable[[Tensor], Tensor]) 
         base.test,
         base.names,
         base.num_clients,
+        public=base.public,
     )
 
 

@@ -238,7 +238,8 @@ def test_no_training_changes_no_model(name: str) -> None:
     """
     from dataclasses import replace
 
-    sim = simulation(name, train=replace(TRAIN, lr=1e-30, momentum=0.0, weight_decay=0.0), rounds=2)
+    still = make(name, **row(name).still)
+    sim = simulation(still, train=replace(TRAIN, lr=1e-30, momentum=0.0, weight_decay=0.0), rounds=2)
     if name == "pfedme":
         pytest.skip("steps on the local copy of w have a rate of their own")
     if row(name).chooses:

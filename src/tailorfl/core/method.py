@@ -41,8 +41,11 @@ class Context:
     init: TensorDict
     """The shared initial model."""
     seed: int
+    task: str = "classification"
     public: Source | None = None
     """Unlabelled samples that the server and every client have."""
+    validation: Source | None = None
+    """Labelled samples that the server holds, no client's."""
     samples: float = 0.0
     """Mean number of training samples of a client."""
     architecture: str = ""

@@ -22,6 +22,7 @@ from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Replie
 from tailorfl.core.method import Context, Method, methods
 from tailorfl.core.state import StateStore
 from tailorfl.data.federation import Federation
+from tailorfl.data.public import subset
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.models.functional import Model
 
@@ -64,6 +65,8 @@ def make_groups(
     named = {"": models} if isinstance(models, Model) else dict(models)
     owners = assignment if not isinstance(models, Model) else [""] * len(federation.train)
     sizes = federation.sizes()[: federation.num_clients]
+    held = federation.server
+    validation = subset(federation.source, held, "the server's validation samples") if len(held) else None
     contexts = tuple(
         Context(
             model,
@@ -73,9 +76,11 @@ def make_groups(
             # As `torch.manual_seed(seed)` before building the model gives it: the start other code has, too.
             model.init(seed),
             seed,
-            federation.public,
-            float(sizes.mean()),
-            name,
+            task=federation.source.task,
+            public=federation.public,
+            validation=validation,
+            samples=float(sizes.mean()),
+            architecture=name,
         )
         for name, model in named.items()
     )
@@ -133,6 +138,18 @@ def _check(
     for name in set(assignment):
         if name not in models:
             raise unknown("architecture", name, models)
+
+
+def assign_by_size(sizes: Sequence[int], architectures: Sequence[str]) -> list[str]:
+    """Returns every client's architecture: equal shares, the last ones for the clients with most samples.
+
+    `sizes` [clients] training samples; `architectures` from the smallest to the largest.
+
+    >>> assign_by_size([30, 5, 20, 10], ["small", "large"])
+    ['large', 'small', 'large', 'small']
+    """
+    rank = np.argsort(np.argsort(np.asarray(sizes), kind="stable"), kind="stable")
+    return [architectures[int(r) * len(architectures) // len(sizes)] for r in rank]
 
 
 def by_group(groups: Sequence[Group], ids: Sequence[int]) -> Iterator[tuple[Group, tuple[int, ...]]]:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 
 from tailorfl.errors import ConfigError, unknown
-from tailorfl.experiments.schema import DataConfig, ExperimentConfig, MethodConfig, ModelConfig
+from tailorfl.experiments.schema import DataConfig, ExperimentConfig, MethodConfig, OneModelConfig
 
 
 def check(config: ExperimentConfig) -> None:
@@ -26,7 +26,8 @@ def check(config: ExperimentConfig) -> None:
     for method in config.methods:
         _check_method(method)
     _check_folders(config.methods)
-    _check_model(config.model)
+    for model in config.model.architectures.values():
+        _check_model(model)
     make_engine(config.engine.name, config.engine.chunk)
     _check_data(config.data)
     _check_published(config)
@@ -54,7 +55,7 @@ def _check_folders(methods: Iterable[MethodConfig]) -> None:
         taken[folder] = method.label
 
 
-def _check_model(model: ModelConfig) -> None:
+def _check_model(model: OneModelConfig) -> None:
     from tailorfl.models.registry import options_of
 
     if ":" in model.name:  # a factory of the user's, imported when the model is built

@@ -23,6 +23,7 @@ from tailorfl.data.build import build as build_federation
 from tailorfl.data.federation import Federation
 from tailorfl.data.validate import validate
 from tailorfl.engines.auto import Auto
+from tailorfl.engines.groups import assign_by_size
 from tailorfl.engines.simulation import RoundResult, Simulation, make_engine
 from tailorfl.errors import ConfigError, DataError, DivergenceError, TailorflError
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
@@ -31,7 +32,7 @@ from tailorfl.evaluation.summary import summarize
 from tailorfl.experiments.folders import check_folder, check_source, discard_jobs, locked
 from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.result import ExperimentResult
-from tailorfl.experiments.schema import ExperimentConfig
+from tailorfl.experiments.schema import ExperimentConfig, OneModelConfig
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build as build_module
 from tailorfl.models.weights import load_weights
@@ -128,32 +129,36 @@ def make_federation(
 def make_simulation(job: Job, federation: Federation, folder: Path | None = None) -> Simulation:
     """Returns the simulation of a job, before its first round; `folder` is where states on disk would lie."""
     config = job.config
-
-    def factory() -> torch.nn.Module:
-        return build_module(
-            config.model.name,
-            federation.source.input_shape,
-            federation.source.outputs,
-            **config.model.options,
-        )
-
-    def prepare(module: torch.nn.Module) -> None:
-        if config.model.weights is not None:
-            load_weights(module, config.model.weights, skip_head=config.model.skip_head)
-
+    models = {name: make_model(c, federation) for name, c in config.model.architectures.items()}
+    several = len(models) > 1
     settings = {**config.train.model_dump(), **job.method.train}
     dp = settings.pop("dp", None)
     return Simulation(
         make_method(job.method.name, job.method.options),
         federation,
-        Model(factory, prepare),
+        models if several else next(iter(models.values())),
         TrainConfig(**settings, dp=None if dp is None else SampleDP(**dp)),
+        assignment=assign_by_size(federation.sizes().tolist(), list(models)) if several else (),
         engine=make_engine(config.engine.name, config.engine.chunk),
         seed=job.seed,
         fraction=config.fraction,
         sampling=config.sampling,
         state_folder=folder if config.engine.states == "disk" else None,
     )
+
+
+def make_model(config: OneModelConfig, federation: Federation) -> Model:
+    """Returns a model that fits the samples of a federation."""
+    source = federation.source
+
+    def factory() -> torch.nn.Module:
+        return build_module(config.name, source.input_shape, source.outputs, **config.options)
+
+    def prepare(module: torch.nn.Module) -> None:
+        if config.weights is not None:
+            load_weights(module, config.weights, skip_head=config.skip_head)
+
+    return Model(factory, prepare)
 
 
 def _is_finished(folder: Path) -> bool:

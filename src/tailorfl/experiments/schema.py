@@ -26,14 +26,32 @@ COMPARED = ("local", "fedavg", "fedavg_ft", "ditto", "fedrep", "pfedme")
 """What `tailorfl compare` compares if not told: the baselines of every table, and three unlike methods."""
 
 
-class ModelConfig(Named):
-    """The model: a registered name or `package.module:function`, and the weights it starts from."""
+class OneModelConfig(Named):
+    """A model: a registered name or `package.module:function`, and the weights it starts from."""
 
     name: str = "mlp"
     weights: str | None = Field(default=None, description=".npz, .safetensors, torchvision:NAME, timm:NAME")
     skip_head: Whole | bool = Field(
         default=False, description="without the last linear layer(s) of `weights`"
     )
+
+
+class ModelConfig(OneModelConfig):
+    """The clients' model, or their models."""
+
+    larger: tuple[OneModelConfig, ...] = Field(
+        default=(),
+        description="models of the clients with more data, from the second smallest to the largest; equal shares",
+    )
+
+    @property
+    def architectures(self) -> dict[str, OneModelConfig]:
+        """All models by name, the smallest first; a name that comes twice is numbered."""
+        found: dict[str, OneModelConfig] = {}
+        for model in (self, *self.larger):
+            again = sum(other.name == model.name for other in found.values())
+            found[f"{model.name}-{again + 1}" if again else model.name] = model
+        return found
 
 
 class SampleDPConfig(Settings):

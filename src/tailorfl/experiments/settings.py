@@ -81,5 +81,9 @@ class Named(Settings):
         # An option called like a setting of ours (`weights` of a user's own model) stays inside `options`.
         inner = {key: value for key, value in options.items() if key in fields}
         outer = {key: value for key, value in options.items() if key not in fields}
-        own = {key: value for key, value in plain.items() if key == "name" or value != fields[key].default}
+        own = {
+            key: value
+            for key, value in plain.items()
+            if key == "name" or value not in (fields[key].default, [])
+        }
         return {**own, **outer, **({"options": inner} if inner else {})}

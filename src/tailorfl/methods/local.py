@@ -30,6 +30,7 @@ class LocalTrain(Method):
     title: ClassVar[str] = "LocalTrain"
     paper: ClassVar[str] = "baseline (Standalone)"
     has_global: ClassVar[bool] = False
+    heterogeneous: ClassVar[bool] = True
 
     def client_state(self, ctx: Context) -> TensorDict:
         return ctx.init
@@ -49,6 +50,7 @@ class LocalAverage(LocalTrain):
     title: ClassVar[str] = "LocalTrain, averaged"
     paper: ClassVar[str] = "baseline (averaged once, never sent back)"
     has_global: ClassVar[bool] = True
+    heterogeneous: ClassVar[bool] = False
 
     def server_state(self, ctx: Context) -> TensorDict:
         return ctx.init

@@ -1,0 +1,174 @@
+"""Distillation on the server: a model learns from the mean prediction of others on the public set.
+
+    teacher(x) = σ(mean_k f_k(x) / T)            `average` = logits   (Lin et al., NeurIPS 2020, and their code)
+                 mean_k σ(f_k(x) / T)            `average` = probabilities (the sum of one KL a teacher)
+    R steps of Adam on  (T²/B) Σ_x KL( teacher(x) ‖ σ(f_w(x) / T) ),  learning rate by cosine to 0
+
+σ is the softmax, or with `link` = sigmoid the sigmoid of every label. Teachers are frozen and in evaluation mode.
+So is the student: dropout is off and the norms keep the statistics that clients measured on private data, which
+public data of another kind would overwrite. The optimizer starts anew every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Literal, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from tensordict import TensorDict
+from torch import Tensor
+from torch.func import vmap
+from torch.nn import functional as F
+
+from tailorfl.core import tree
+from tailorfl.core.keys import generator
+from tailorfl.core.method import Context
+from tailorfl.core.objective import LOSSES
+from tailorfl.data.source import Source
+from tailorfl.errors import ConfigError
+from tailorfl.models.functional import Model
+
+ROWS_AT_ONCE = 512
+"""Public samples of one forward pass."""
+
+
+class ServerDistillation(BaseModel):
+    """What the server distils, how long, and which of its models it keeps."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    steps: int = Field(default=100, ge=0, description="R: steps of Adam a round, at most; 0 distils nothing")
+    lr: float = Field(default=1e-3, gt=0, description="learning rate of Adam, by cosine to 0")
+    batch_size: int = Field(default=128, ge=1, description="public samples a step")
+    temperature: float = Field(default=1.0, gt=0, description="T: divides all logits")
+    average: Literal["logits", "probabilities"] = Field(
+        default="logits", description="what of the teachers is averaged"
+    )
+    link: Literal["softmax", "sigmoid"] = Field(
+        default="softmax", description="sigmoid: every label by itself"
+    )
+    rounds: int | None = Field(
+        default=None, ge=0, description="distil only in so many first rounds; null: in all"
+    )
+    select: Literal["last", "best"] = Field(
+        default="last", description="the last model, or the best one on the server's validation samples"
+    )
+    patience: int = Field(
+        default=1000, ge=1, description="steps without a better validation loss before `best` stops"
+    )
+    check_every: int = Field(default=50, ge=1, description="steps between looks at the validation samples")
+
+    @model_validator(mode="after")
+    def _patience_is_seen(self) -> Self:
+        if self.patience < self.check_every:
+            raise ValueError("patience should be at least check_every")
+        return self
+
+    def targets(self, ensembles: Sequence[tuple[Model, TensorDict]], public: Source) -> Tensor:
+        """Returns the teacher's probabilities on the public set, [P, C]; every model of every ensemble counts once.
+
+        `ensembles`: (architecture, its models [clients, ...]).
+        """
+        total = torch.zeros(len(public), 1)
+        for model, models in ensembles:
+            states = tree.tensors(models)
+            with torch.no_grad():
+                for rows in torch.split(torch.arange(len(public)), ROWS_AT_ONCE):
+                    outputs = vmap(model, in_dims=(0, None))(states, public.take(rows)) / self.temperature
+                    if self.average == "probabilities":
+                        outputs = self._link(outputs)
+                    if total.shape[1] != outputs.shape[2]:
+                        total = torch.zeros(len(public), outputs.shape[2])
+                    total[rows] += outputs.sum(0)
+        mean = total / sum(models.batch_size[0] for _, models in ensembles)
+        return mean if self.average == "probabilities" else self._link(mean)
+
+    def distil(
+        self,
+        student: TensorDict,
+        targets: Tensor,
+        context: Context,
+        round: int,
+        train: Collection[str] | None = None,
+    ) -> TensorDict:
+        """Returns the student after R steps towards `targets` [P, C]; `student` itself is not changed.
+
+        `train` names the parameters that learn (default: all that the split does not freeze).
+
+        Raises:
+            ConfigError: `select` = best without validation samples on the server.
+        """
+        if self.select == "best" and context.validation is None:
+            raise ConfigError(
+                "distillation with select = best needs validation samples on the server, which the partition "
+                "'dirichlet_perada' reserves; take that, or select = last"
+            )
+        if self.steps == 0 or (self.rounds is not None and round >= self.rounds):
+            return student
+        wanted = set(context.split.trainable if train is None else train)
+        learned = {
+            n: student.get(n).detach().clone().requires_grad_()
+            for n in context.model.parameters
+            if n in wanted
+        }
+        state = {**tree.tensors(student), **learned}
+        optimizer = torch.optim.Adam(list(learned.values()), lr=self.lr)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
+        best = _Best(self.patience, context) if self.select == "best" else None
+        for step, rows in enumerate(self._batches(len(targets), context, round)):
+            if best is not None and step % self.check_every == 0 and best.stops(step, state, learned):
+                break
+            with torch.enable_grad():
+                assert context.public is not None
+                loss = self.loss(context.model(state, context.public.take(rows)), targets[rows])
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+        if best is not None:
+            best.stops(self.steps, state, learned)
+            learned = best.kept
+        return TensorDict({n: learned[n].detach() if n in learned else t for n, t in student.items()})
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Returns T² times the mean over samples of KL(targets ‖ prediction), 0-d; both are [batch, C]."""
+        logits = outputs / self.temperature
+        if self.link == "softmax":
+            per_sample = F.kl_div(F.log_softmax(logits, 1), targets, reduction="none").sum(1)
+        else:
+            cross = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+            entropy = F.binary_cross_entropy(targets, targets, reduction="none")
+            per_sample = (cross - entropy).sum(1)
+        return per_sample.mean() * self.temperature**2
+
+    def _link(self, logits: Tensor) -> Tensor:
+        return logits.softmax(-1) if self.link == "softmax" else logits.sigmoid()
+
+    def _batches(self, samples: int, context: Context, round: int) -> Sequence[Tensor]:
+        """Returns the rows of every step: passes over the public set, each in an order of its own."""
+        rng = generator(context.seed, "distil", context.architecture, round)
+        wanted = self.steps * min(self.batch_size, samples)
+        order = [torch.from_numpy(rng.permutation(samples)) for _ in range(-(-wanted // samples))]
+        return torch.split(torch.cat(order)[:wanted], min(self.batch_size, samples))
+
+
+class _Best:
+    """Keeps the parameters with the lowest loss on the server's validation samples."""
+
+    def __init__(self, patience: int, context: Context) -> None:
+        self._patience, self._context = patience, context
+        self._lowest, self._found = float("inf"), 0
+        self.kept: dict[str, Tensor] = {}
+
+    def stops(self, step: int, state: dict[str, Tensor], learned: dict[str, Tensor]) -> bool:
+        """Looks at the model after `step` steps; returns whether it has not improved for too long."""
+        source, held = self._context.validation, self._context
+        assert source is not None
+        with torch.no_grad():
+            parts = torch.split(torch.arange(len(source)), ROWS_AT_ONCE)
+            outputs = torch.cat([held.model(state, source.take(rows)) for rows in parts])
+            value = float(LOSSES[source.task](outputs, source.y, None))
+        if value < self._lowest:
+            self._lowest, self._found = value, step
+            self.kept = {n: t.detach().clone() for n, t in learned.items()}
+        return step - self._found >= self._patience

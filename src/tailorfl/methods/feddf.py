@@ -1,0 +1,82 @@
+"""FedDF (Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020).
+
+    server holds one model w_g for every architecture g, and an unlabelled public set P
+    server sends w_g to the clients of architecture g
+    client i:  θ_i = LocalSGD(w_g, E);   sends θ_i
+    server:    w_g = Σ_{S ∩ g} a_i θ_i                                          (as it was, if nobody of g took part)
+               then R steps of Adam on  (1/B) Σ_{x in P} KL( σ(mean_k f_k(x)) ‖ σ(f_{w_g}(x)) )
+
+The teachers are ALL received models of the round, of every architecture: that is how knowledge passes between
+architectures whose weights cannot be averaged. With one architecture it is FedAvg followed by distillation.
+
+| symbol | here |
+|---|---|
+| w_g | server state, entry g |
+| a_i | shares of training samples within the architecture |
+| R, Adam's rate, B, ... | `distil` |
+| E, η | the run's training settings |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+from tensordict import TensorDict
+
+from tailorfl.core.client import Client
+from tailorfl.core.messages import PerArchitecture, Replies, Weights
+from tailorfl.core.method import Context, Method, register
+from tailorfl.core.server_distill import ServerDistillation
+from tailorfl.errors import ConfigError
+
+
+@register
+class FedDF(Method):
+    """FedAvg for each architecture, fused by distilling the ensemble of all clients' models on public data."""
+
+    name: ClassVar[str] = "feddf"
+    title: ClassVar[str] = "FedDF"
+    paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
+    has_personal: ClassVar[bool] = False
+    heterogeneous: ClassVar[bool] = True
+    needs_public: ClassVar[bool] = True
+    weights: Weights = "samples"
+    distil: ServerDistillation = Field(
+        ServerDistillation(),
+        description="the server's distillation: steps, lr, batch_size, temperature, average, select, ...",
+    )
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        if ctx.task in ("regression", "survival"):
+            raise ConfigError(f"FedDF distils class probabilities, which a task of {ctx.task} does not have")
+        return TensorDict({_key(name): c.init for name, c in ctx.architectures.items()}, batch_size=[])
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> PerArchitecture:
+        return self.shared(server)
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        return state, client.fit(received)
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        contexts, public = replies.context.architectures, replies.context.public
+        assert public is not None
+        parts = dict(replies.by_architecture())
+        means = {_key(name): part.mean() for name, part in parts.items()}
+        if self.distil.steps == 0:
+            return TensorDict({**dict(server.items()), **means}, batch_size=[])
+        targets = self.distil.targets([(contexts[n].model, part.stack) for n, part in parts.items()], public)
+        fused = {}
+        for name, context in contexts.items():
+            start = means.get(_key(name), server[_key(name)])
+            fused[_key(name)] = self.distil.distil(start, targets, context, replies.round)
+        return TensorDict(fused, batch_size=[])
+
+    def shared(self, server: TensorDict) -> PerArchitecture:
+        named = {"" if key == _key("") else str(key): key for key in server.keys()}  # noqa: SIM118
+        return PerArchitecture({name: server[key] for name, key in named.items()})
+
+
+def _key(architecture: str) -> str:
+    """Where the server's state holds an architecture; the only one has no name."""
+    return architecture or "model"

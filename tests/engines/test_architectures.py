@@ -1,0 +1,137 @@
+"""Clients with different architectures: grouped, counted, resumed, evaluated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from methods.settings import make
+from methods.small import NEWCOMER, SIZES, TRAIN, assert_close, assert_same, federation, model
+from tailorfl.core import tree
+from tailorfl.core.method import methods
+from tailorfl.engines.groups import assign_by_size
+from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.errors import ConfigError
+from tailorfl.evaluation.protocols import Protocol, evaluate
+from tailorfl.experiments.config import parse
+from tailorfl.experiments.runner import run_experiment
+
+MODELS = {"small": model("mlp"), "large": model("batch_norm")}
+ASSIGNMENT = ("large", "small", "small", "large", "small", "large")
+ABLE = tuple(name for name, method in methods().items() if method.heterogeneous)
+
+
+def run(name: str, engine: str = "sequential", rounds: int = 3, **settings: Any) -> Simulation:
+    sim = Simulation(
+        make(name), federation(), MODELS, TRAIN, assignment=ASSIGNMENT, engine=make_engine(engine), **settings
+    )
+    for _ in range(rounds):
+        sim.step()
+    return sim
+
+
+def all_of(sim: Simulation) -> dict[str, torch.Tensor]:
+    return {p: t.clone() for p, t in sim.dump()[0].items()}
+
+
+@pytest.mark.parametrize("name", ABLE)
+def test_engines_agree(name: str) -> None:
+    a, b = (all_of(run(name, engine, fraction=0.6)) for engine in ("sequential", "vectorized"))
+    assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", ABLE)
+def test_resumed_equals_uninterrupted(name: str) -> None:
+    whole, first, second = (
+        run(name, fraction=0.6),
+        run(name, rounds=1, fraction=0.6),
+        run(name, rounds=0, fraction=0.6),
+    )
+    tensors, facts = first.dump()
+    second.load({p: t.clone() for p, t in tensors.items()}, facts)
+    for _ in range(2):
+        second.step()
+    assert_same(all_of(whole), all_of(second))
+    assert whole.traffic == second.traffic
+
+
+@pytest.mark.parametrize("name", ABLE)
+def test_every_client_deploys_a_model_of_its_own_architecture(name: str) -> None:
+    sim = run(name, rounds=1)
+    if sim.method.has_personal:
+        found = {i: models for ids, models in sim.personal_models(range(len(SIZES))) for i in ids}
+        assert set(found) == set(range(len(SIZES)))
+        for i, models in found.items():
+            assert set(models.keys()) == set(MODELS[ASSIGNMENT[i]].init(0).keys())
+        list(sim.newcomer_models((NEWCOMER,), 2))
+    records = evaluate(sim, Protocol(sets=("val", "local", "global", "heldout"), adapt_steps=(0, 2)))
+    local = [r for r in records if r["set"] == "local"]
+    kinds = sim.method.has_personal + sim.method.has_global
+    assert sorted(r["client"] for r in local) == sorted(list(range(len(SIZES))) * kinds)
+    if sim.method.has_global:
+        assert len([r for r in records if r["set"] == "global" and r["model"] == "global"]) == len(MODELS)
+
+
+def test_local_training_of_a_group_does_not_depend_on_the_others() -> None:
+    """Each client trains as it would if all had its architecture."""
+    sim = run("local")
+    for group in sim.groups:
+        alone = Simulation(make("local"), federation(), group.model, TRAIN)
+        for _ in range(3):
+            alone.step()
+        ids = tuple(i for i in range(len(SIZES)) if i in group.clients)
+        # Rows of a table lie elsewhere in memory, which may change the rounding of matrix products.
+        mine, theirs = group.states.get(ids), alone.states.get(ids)
+        assert_close(dict(tree.leaves(mine)), dict(tree.leaves(theirs)), atol=1e-6)
+
+
+def test_models_cross_the_network_as_large_as_they_are() -> None:
+    sim = run("feddf", rounds=1, fraction=1.0)
+    d = {name: m.scalars for name, m in MODELS.items()}
+    held = [ASSIGNMENT[i] for i in range(len(SIZES))]
+    assert sim.traffic.up == sim.traffic.down_unicast == sum(d[name] for name in held)
+    assert sim.traffic.down_multicast == sum(d.values())
+
+
+def test_a_client_that_diverges_is_left_out_and_the_others_go_on() -> None:
+    base = federation()
+    x = base.source.x.clone()
+    x[torch.from_numpy(base.train[2])] = float("inf")
+    broken = replace(base, source=replace(base.source, x=x))
+    sim = Simulation(make("feddf"), broken, MODELS, TRAIN, assignment=ASSIGNMENT)
+    assert sim.step().rejected == (2,)
+    assert all(bool(torch.isfinite(t.float()).all()) for t in all_of(sim).values())
+
+
+def test_methods_that_mix_weights_refuse_several_architectures() -> None:
+    for name in sorted(set(methods()) - set(ABLE)):
+        with pytest.raises(ConfigError, match=r"need the same architecture.*feddf"):
+            Simulation(make(name), federation(), MODELS, TRAIN, assignment=ASSIGNMENT)
+
+
+def test_larger_models_go_to_clients_with_more_data() -> None:
+    assert assign_by_size([5, 9, 1, 7, 3, 8], ["a", "b", "c"]) == ["b", "c", "a", "b", "a", "c"]
+    assert assign_by_size([4, 4, 4], ["a", "b"]) == ["a", "a", "b"]
+    with pytest.raises(ConfigError, match="2 architectures are assigned, but the federation has 6 clients"):
+        Simulation(make("local"), federation(), MODELS, TRAIN, assignment=("small", "large"))
+    with pytest.raises(ConfigError, match=r"architecture 'smal'.*small"):
+        Simulation(make("local"), federation(), MODELS, TRAIN, assignment=("smal", *ASSIGNMENT[1:]))
+
+
+def test_an_experiment_with_two_architectures(tmp_path: Any) -> None:
+    config = parse(
+        {
+            "data": {"name": "digits", "clients": 4, "public": "digits", "public_samples": 40},
+            "model": {"name": "logistic", "larger": [{"name": "mlp", "hidden": [16]}]},
+            "methods": ["local", {"name": "feddf", "distil": {"steps": 5}}],
+            "rounds": 2,
+            "seeds": 1,
+        }
+    )
+    result = run_experiment(config, tmp_path / "out")
+    assert set(result.table.index) == {"local", "feddf"}
+    resumed = run_experiment(config, tmp_path / "out", resume=True)
+    assert resumed.table.equals(result.table)
