@@ -66,6 +66,7 @@ def cohort_of(
     seed: int = 0,
     members: Sequence[Any] | None = None,
     val: Sequence[Any] | None = None,
+    public: Source | None = None,
     **train: Any,
 ) -> Cohort:
     """A cohort of clients of the given sizes; `train` are settings of TrainConfig."""
@@ -81,6 +82,7 @@ def cohort_of(
         config=TrainConfig(**{"batch_size": 4, "lr": 0.1, **train}),
         seed=seed,
         round=round,
+        public=public,
         limit=limit,
     )
 

@@ -15,10 +15,10 @@ engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys()
 FITS = {"plain": {}, "repeat": {"repeat": 2}, "sam": {"ascent": SAM(0.1)}, "steps": {"steps": 5, "first": 2}}
 
 
-def setting(name: str = "mlp", **options: object) -> tuple[Cohort, TensorDict]:
+def setting(name: str = "mlp", norm: str = "none", **options: object) -> tuple[Cohort, TensorDict]:
     data = source(sum(SIZES), (5,) if name == "mlp" else (1, 8, 8))
     extra = {"hidden": (16, 12)} if name == "mlp" else {}
-    model = model_of(name, data, dropout=0.4, **extra)
+    model = model_of(name, data, dropout=0.4, norm=norm, **extra)
     return cohort_of(model, data, **options), model.init(1)
 
 
@@ -31,6 +31,18 @@ def test_masks_are_equal_across_engines_and_chunk_sizes(name, options):
         found = fit(engine, cohort, start, **options)
         for n in start.keys():  # noqa: SIM118
             torch.testing.assert_close(found[n], reference[n], **FLOAT)
+
+
+@engines
+def test_masks_are_equal_where_batch_norm_trains_unequal_batches_apart(engine):
+    """Clients with batches of different sizes then take the same step one group after the other."""
+    cohort, start = setting(norm="batch", lr=0.02)
+    reference, found = (
+        fit(ENGINES["sequential"], cohort, start, epochs=2),
+        fit(engine, cohort, start, epochs=2),
+    )
+    for n in start.keys():  # noqa: SIM118
+        torch.testing.assert_close(found[n], reference[n], rtol=2e-3, atol=2e-4)
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from methods.settings import NAMES, row
+from methods.settings import NAMES, make, row
 from methods.small import (
     FACTORIES,
     NEWCOMER,
@@ -132,7 +132,8 @@ def test_relabelling_clients_permutes_the_results(name: str) -> None:
         public=base.public,
     )
     full = replace(TRAIN, batch_size=0, epochs=2)
-    a, b = (simulation(name, "batch_norm", data=data, rounds=2, train=full) for data in (base, other))
+    method = make(name, **row(name).alike)
+    a, b = (simulation(method, "batch_norm", data=data, rounds=2, train=full) for data in (base, other))
     mine, theirs = personal(a), personal(b)
     assert_close({n: t[order] for n, t in mine.items()}, theirs, atol=2e-5, rtol=1e-3)
     if a.method.has_global:

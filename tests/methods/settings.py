@@ -87,7 +87,11 @@ class Row:
     chooses: bool = False
     """Whether clients start with different models: their own, or picked among several by their data."""
     still: Mapping[str, Any] = field(default_factory=dict)
-    """Options under which the server trains nothing itself."""
+    """Options under which the server trains nothing itself, and no step has a rate of its own."""
+    by_round: Callable[[int, Parts], tuple[int, int]] | None = None
+    """Parameter scalars (down, up) of a client in a round, counted from 0, where rounds differ; m = 2 are sampled."""
+    alike: Mapping[str, Any] = field(default_factory=dict)
+    """Options under which clients with equal data are equal: only private batches are drawn by a client's id."""
     indexed: bool = False
     """Whether the server keeps something of its own for every client id (an embedding)."""
 
@@ -177,10 +181,33 @@ ROWS: dict[str, Row] = {
         chooses=True,
         indexed=True,
     ),
+    # One matrix of 6 public samples and 4 classes up; two centroids down, none before the first upload.
+    "perfed_ckt": Row(
+        Card(lambda s: 2 * 24, lambda s: 24, whole, "uniform", True, False),
+        {"lam": 0.5, "public_batch": 4},
+        chooses=True,
+        by_round=lambda r, s: (2 * 24 * (r > 0), 24),
+        alike={"own_init": False, "public_batch": 6},
+    ),
+    "per_fedavg": Row(
+        Card(whole, whole, whole, "uniform", True, True), {"alpha": 0.05}, still={"adapt_steps": 0}
+    ),
     "hypcluster": Row(
         Card(lambda s: 2 * s.d, whole, whole, "samples", True, False),
         limit=Limit("pooled", 1, {"clusters": 1}),
         chooses=True,
+    ),
+    # From the second round on: of 2 uploads the one that is not a client's own, and its Δ beside θ_i.
+    "fedfomo": Row(
+        Card(whole, whole, whole, "uniform", True, False),
+        chooses=True,
+        by_round=lambda r, s: (s.d if r else 0, s.d + 1 if r else s.d),
+    ),
+    # The coins of this seed are 0, 0, 0, 1, 1, 1, 0, 1: models go up at the end of round 2 and down in round 3.
+    "l2gd": Row(
+        Card(whole, whole, whole, "uniform", True, True),
+        {"coin_seed": 48},
+        by_round=lambda r, s: (s.d * (r == 3), s.d * (r == 2)),
     ),
     "ditto": Row(
         Card(whole, whole, twice, "uniform", True, True), {"lam": 0.5}, Limit("ditto", 1, {"lam": LAM})

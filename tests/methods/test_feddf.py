@@ -24,19 +24,13 @@ from methods.small import (
     simulation,
 )
 from tailorfl.core import tree
-from tailorfl.core.method import Context
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.federation import Federation
 from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ConfigError
-from tailorfl.models.functional import Model
 
 MODELS = {"small": model("logistic"), "middle": model("mlp"), "large": model("batch_norm")}
 ASSIGNMENT = ("small", "large", "middle", "small", "large", "middle")
-
-
-def context(sim: Simulation) -> Context:
-    return sim.context
 
 
 def mixed(distil: dict[str, Any] | None = None, rounds: int = 2, **settings: Any) -> Simulation:
@@ -94,7 +88,7 @@ def test_the_loss_is_the_divergence_from_the_mean_of_the_teachers(
     assert public is not None
     teachers = [(MODELS["small"], 2), (MODELS["middle"], 3)]
     stacks = [
-        (m, TensorDict({n: torch.stack([m.init(s).get(n) for s in range(k)]) for n in m.init(0).keys()}, [k]))
+        (m, TensorDict({n: torch.stack([m.init(s).get(n) for s in range(k)]) for n in tree.tensors(m.init(0))}, [k]))
         for m, k in teachers
     ]
     distil = ServerDistillation(temperature=temperature, average=average, link=link)

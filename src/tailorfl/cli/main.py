@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import tailorfl
-from tailorfl.cli import theory
+from tailorfl.cli import advise, theory
 from tailorfl.errors import ConfigError, TailorflError, nearest
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ app = typer.Typer(
     epilog="First steps: tailorfl compare | tailorfl run method=ditto train.lr=0.1 | tailorfl list methods",
 )
 app.add_typer(theory.app, name="theory", cls=Commands)
+app.command("advise")(advise.command)
 
 Arguments = Annotated[
     list[str] | None,

@@ -10,6 +10,7 @@ without padding idle clients.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor
 from tailorfl.core import operations, tree
 from tailorfl.core.ascent import Ascent, Groups
 from tailorfl.core.cohort import Cohort
+from tailorfl.core.distill import Distill
 from tailorfl.core.gradients import Direction, Gradient
 from tailorfl.core.local_sgd import FitOptions
 from tailorfl.core.plan import steps_of
@@ -42,18 +44,27 @@ class Client:
         self._fits = 0
 
     @property
+    def round(self) -> int:
+        """Rounds that the federation took before this one."""
+        return self._cohort.round
+
+    @property
     def samples(self) -> Tensor:
         """Number of training samples n_i, 0-d float tensor."""
         return torch.from_numpy(self._cohort.sizes).float()[self._position]
 
     def steps(
-        self, epochs: int | None = None, steps: int | None = None, batch_size: int | None = None
+        self,
+        epochs: int | None = None,
+        steps: int | None = None,
+        batch_size: int | None = None,
+        batches: int = 1,
     ) -> Tensor:
         """Number of SGD steps K a fit with these settings takes, 0-d float tensor."""
         c = self._cohort
         epochs, steps = self._length(epochs, steps)
-        taken = steps_of(c.sizes, self._batch(batch_size), epochs, steps, c.min_batch)
-        taken = taken if c.limit is None else np.minimum(taken, c.limit)
+        taken = steps_of(c.sizes, self._batch(batch_size), epochs, steps, c.min_batch, batches)
+        taken = taken if c.limit is None else np.minimum(taken, c.limit // batches)
         return torch.from_numpy(taken).float()[self._position]
 
     def fit(
@@ -71,6 +82,8 @@ class Client:
         ascent: Ascent | None = None,
         direction: Direction | None = None,
         given: Sequence[Tensor | TensorDict] = (),
+        batches: int = 1,
+        public: Distill | None = None,
         repeat: int = 1,
         first: int = 0,
         purpose: str = "train",
@@ -83,21 +96,38 @@ class Client:
             train: names of the parameters to train (default: all that the split does not freeze); modules
                 with no trained parameter keep their batch-norm statistics.
             prox: (λ, centre): adds the penalty (λ/2)‖p − centre‖² over the trained parameters.
-            epochs, steps: length; steps wins, None takes the run's setting.
+            epochs, steps: length; steps wins, None takes the run's setting. So many epochs of steps with several
+                batches each end with a whole step: its last batches may come from a further pass.
             batch_size, lr, momentum, weight_decay: None takes the run's setting; batch 0 is the whole data
                 set.
             ascent: sharpness-aware ascent (SAM, layer-wise SAM) before each gradient.
             direction: `direction(state, grad, *given)` returns what to descend along; `grad(parameters,
-                of="")` is the batch gradient anywhere. It must take per-client tensors through `given`, not
-                by closure.
-            repeat: steps on each batch before the next is drawn.
+                of="", batch=0)` is the batch gradient anywhere. It must take per-client tensors through
+                `given`, not by closure.
+            batches: independent batches that every step draws for `direction`, which asks for them by their
+                number; the loss that is reported is that of the first gradient of a step.
+            public: adds λ · the mean of ‖softmax(f(x)) − target(x)‖² over a batch of the public set to the
+                loss of every step, with the model in evaluation mode. Public data need no privacy, so the
+                gradient of this term is neither clipped by sample nor made noisy.
+            repeat: steps on each batch (all of them, where a step has several) before the next is drawn.
             first: how many batches of this purpose's sequence to skip.
             purpose: which random sequence of batches; fits of equal purpose see the same batches in a round.
 
         Raises:
             ClientError: training failed; names client, round and stage.
+            TailorflError: arguments that do not fit together.
         """
         components = {"": start} if isinstance(start, TensorDict) else dict(start)
+        if batches != 1 and (batches < 1 or direction is None):
+            raise TailorflError(
+                f"fit() got batches={batches}; it is at least 1, and a step with more than one needs a "
+                "`direction` that asks for them with grad(parameters, batch=...)"
+            )
+        if public is not None:
+            public.check(self._cohort.public)
+            if len(components) > 1:
+                raise TailorflError("fit(public=...) trains one model at a time, but got several")
+            public = public if public.strength > 0 else None
         if ascent is not None:
             if direction is not None:
                 raise TailorflError("fit() takes either `ascent` or `direction`, not both")
@@ -115,6 +145,7 @@ class Client:
             weight_decay=config.weight_decay if weight_decay is None else weight_decay,
             clip=config.clip,
             repeat=repeat,
+            batches=batches,
             prox=None if isinstance(strength, Tensor) else strength,
             direction=direction,
             dp=config.dp,
@@ -150,6 +181,9 @@ class Client:
             parts = list(tree.leaves(item)) if isinstance(item, TensorDict) else [("", item)]
             call.given_paths.append(None if isinstance(item, Tensor) else tuple(p for p, _ in parts))
             flat += [t for _, t in parts]
+        if public is not None:
+            call.public = replace(public, targets=torch.empty(0))  # the tensor travels with the others
+            flat.append(public.targets)
         result = operations.apply(call, self._position, *flat)
         self.metrics[purpose] = result[0]
         return call.rebuild(components, result[1:], isinstance(start, TensorDict))
@@ -161,6 +195,24 @@ class Client:
         """
         names = tuple(str(n) for n in state.keys())  # noqa: SIM118
         call = operations.Loss(self._cohort, part, names)
+        return operations.apply(call, self._position, *[state.get(n) for n in names])[0]
+
+    def predict_public(self, state: TensorDict) -> Tensor:
+        """Returns the outputs (logits) of a model state on the public set, float [P, outputs].
+
+        The model is in evaluation mode.
+
+        Raises:
+            TailorflError: the federation has no public set.
+        """
+        public = self._cohort.public
+        if public is None:
+            raise TailorflError(
+                "predict_public() needs a public set, but the federation has none; set `needs_public` of the "
+                "method so that a run says so at its start"
+            )
+        names = tuple(str(n) for n in state.keys())  # noqa: SIM118
+        call = operations.PublicOutputs(self._cohort, public, names)
         return operations.apply(call, self._position, *[state.get(n) for n in names])[0]
 
     def gradient(self, state: TensorDict) -> TensorDict:

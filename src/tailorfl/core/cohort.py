@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,9 @@ from tailorfl.core.privacy import SampleDP
 from tailorfl.data.source import Source
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
+
+INPUT_BYTES = 8 * 2**20
+"""Bytes of inputs that one forward pass of an evaluation may hold (activations need several times that)."""
 
 PLAN_BLOCK = 64
 """Clients whose batches are planned together when they run one by one."""
@@ -91,8 +95,9 @@ class Cohort:
         epochs: int | None,
         steps: int | None,
         first: int,
+        batches: int = 1,
     ) -> BatchPlan:
-        """Returns the batch plan of the clients at `positions`.
+        """Returns the batch plan of the clients at `positions`; every step takes `batches` batches.
 
         Equal arguments give equal plans in every cohort.
         """
@@ -102,7 +107,7 @@ class Cohort:
             together = tuple(range(block, min(block + PLAN_BLOCK, len(self.ids))))
         else:
             together = positions
-        request = (purpose, batch, epochs, steps, first)
+        request = (purpose, batch, epochs, steps, first, batches)
         if self.plans.get("positions") != together:
             self.plans.clear()
             self.plans["positions"] = together
@@ -116,9 +121,15 @@ class Cohort:
                 first=first,
                 min_batch=self.min_batch,
                 limit=None if self.limit is None else max(self.limit - first, 0),
+                batches=batches,
             )
         plan: BatchPlan = self.plans[request]
         return plan if together == positions else plan.of(positions[0] - together[0])
+
+
+def rows_at_once(source: Source, clients: int = 1) -> int:
+    """Returns how many samples of each of `clients` clients one forward pass of an evaluation takes."""
+    return max(1, INPUT_BYTES // (4 * clients * math.prod(source.input_shape)))
 
 
 def padded(rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:

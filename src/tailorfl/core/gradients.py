@@ -20,11 +20,12 @@ from torch.func import grad_and_value, vmap
 from tailorfl.core import tree
 from tailorfl.core.objective import Loss
 from tailorfl.core.privacy import SampleDP, private_gradient
+from tailorfl.errors import TailorflError
 from tailorfl.models.dropout import dropout_key, fold_key
 from tailorfl.models.functional import Model
 
 Gradient = Callable[..., TensorDict]
-"""`grad(parameters, of="")`: the mini-batch gradient of component `of` at `parameters`."""
+"""`grad(parameters, of="", batch=0)`: the gradient of component `of` at `parameters` on a batch of the step."""
 Direction = Callable[..., TensorDict]
 """`direction(state, grad, *given)`: what to descend along, by the names of the trained parameters."""
 Rebuild = Callable[[Sequence[Tensor]], tuple[Any, ...]]
@@ -56,6 +57,10 @@ class Carry:
             self.moving[name].copy_(buffer)
 
 
+Pass = tuple[Tensor, Tensor, Tensor | None, Tensor]
+"""(x, y, weight, key) of one client."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """One batch of every active client: [clients, batch, ...]."""
@@ -69,10 +74,15 @@ class Batch:
 
     @property
     def dims(self) -> tuple[int | None, ...]:
-        """The client axes of (x, y, weight, keys)."""
+        """The client axes of `tensors`."""
         return (0, 0, None if self.weight is None else 0, 0)
 
-    def only(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """(x, y, weight, keys)."""
+        return self.x, self.y, self.weight, self.keys
+
+    def only(self) -> Pass:
         """(x, y, weight, key) of the one client there is, without the client axis."""
         return self.x[0], self.y[0], None if self.weight is None else self.weight[0], self.keys[0]
 
@@ -90,7 +100,7 @@ class Objective:
         constant: dict[str, Tensor],
         moving: dict[str, Tensor],
         trained: frozenset[str],
-        batch: tuple[Tensor, Tensor, Tensor | None, Tensor],
+        batch: Pass,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns (loss, new buffers) of one client; `batch` is (x, y, weight, key)."""
         x, y, weight, key = batch
@@ -154,25 +164,25 @@ class Directed:
         self,
         carries: Sequence[Carry],
         params: list[Tensor],
-        batch: Batch,
+        batches: Sequence[Batch],
         given: list[Tensor],
         rebuild: Rebuild,
         stacked: bool,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Returns each client's loss and the direction to descend along, in the order of `params`."""
+        """Returns each client's loss and the direction to descend along, in the order of `params`.
+
+        `batches` are those of one step.
+        """
 
         def one(
             params: list[Tensor],
             owned: list[dict[str, Tensor]],
             moving: list[dict[str, Tensor]],
             given: list[Tensor],
-            x: Tensor,
-            y: Tensor,
-            weight: Tensor | None,
-            key: Tensor,
+            batches: tuple[Pass, ...],
         ) -> tuple[Tensor, list[Tensor], list[dict[str, Tensor]]]:
             constant = [{**c.common, **own} for c, own in zip(carries, owned, strict=True)]
-            passes = _Passes(self, carries, constant, [dict(m) for m in moving], (x, y, weight, key))
+            passes = _Passes(self, carries, constant, [dict(m) for m in moving], batches)
             rest = iter(params)
             parts = [TensorDict({n: next(rest) for n in c.trained}, batch_size=[]) for c in carries]
             alone = self.components == ("",)
@@ -184,12 +194,10 @@ class Directed:
 
         owned, moving = [c.own for c in carries], [c.moving for c in carries]
         if stacked:
-            mapped = vmap(one, in_dims=(0, 0, 0, 0, *batch.dims))
-            value, gradient, buffers = mapped(
-                params, owned, moving, given, batch.x, batch.y, batch.weight, batch.keys
-            )
+            mapped = vmap(one, in_dims=(0, 0, 0, 0, tuple(b.dims for b in batches)))
+            value, gradient, buffers = mapped(params, owned, moving, given, tuple(b.tensors for b in batches))
         else:
-            value, gradient, buffers = one(params, owned, moving, given, *batch.only())
+            value, gradient, buffers = one(params, owned, moving, given, tuple(b.only() for b in batches))
         for carry, new in zip(carries, buffers, strict=True):
             carry.keep(new)
         return value, [g.clone() for g in gradient]
@@ -201,7 +209,7 @@ def plain(state: TensorDict, grad: Gradient) -> TensorDict:
 
 
 class _Passes:
-    """Forward and backward passes of one client on one batch.
+    """Forward and backward passes of one client on the batches of one step.
 
     The first pass of a component updates its batch statistics.
     """
@@ -212,15 +220,21 @@ class _Passes:
         carries: Sequence[Carry],
         constant: list[dict[str, Tensor]],
         moving: list[dict[str, Tensor]],
-        batch: tuple[Tensor, Tensor, Tensor | None, Tensor],
+        batches: tuple[Pass, ...],
     ) -> None:
-        self.how, self.carries, self.constant, self.moving, self.batch = how, carries, constant, moving, batch
+        self.how, self.carries, self.constant, self.moving = how, carries, constant, moving
+        self.batches = batches
         self.seen: set[str] = set()
         self.passes = 0
         self.first: Tensor | None = None
 
-    def gradient(self, parameters: TensorDict, of: str = "") -> TensorDict:
-        """Returns the gradient of the batch loss at `parameters` (trained names of component `of`)."""
+    def gradient(self, parameters: TensorDict, of: str = "", batch: int = 0) -> TensorDict:
+        """Returns the gradient of a batch's loss at `parameters` (trained names of component `of`)."""
+        if not 0 <= batch < len(self.batches):
+            raise TailorflError(
+                f"a direction asked for batch {batch}, but its steps have {len(self.batches)}, counted from 0; "
+                "say how many with fit(..., batches=...)"
+            )
         which = self.how.components.index(of)
         buffers, constant, names = self.moving[which], self.constant[which], self.carries[which].names
 
@@ -229,7 +243,7 @@ class _Passes:
         ) -> tuple[Tensor, dict[str, Tensor]]:
             return self.how.objective.value(values, constant, buffers, names, (x, y, weight, key))
 
-        values, (x, y, weight, key) = tree.tensors(parameters), self.batch
+        values, (x, y, weight, key) = tree.tensors(parameters), self.batches[batch]
         if self.how.dp is None:
             gradient, (value, moved) = grad_and_value(loss_of, has_aux=True)(values, x, y, weight, key)
         else:

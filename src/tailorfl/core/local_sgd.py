@@ -1,6 +1,7 @@
 """LocalSGD: the one loop in which all local training happens, for one client or a whole cohort at once.
 
     for every batch:   g = ∇F(p; batch)                       or the method's own direction (SAM, APFL, ...)
+                       g = g + ∇D(p; public batch)             pull of the predictions on public data
                        g = g + λ(p − centre)                   proximal pull, penalty (λ/2)‖p − centre‖²
                        p = p − η · SGD(g)                      momentum and weight decay as in torch.optim.SGD
 
@@ -14,16 +15,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from tailorfl.core.distill import PublicTerm
 from tailorfl.core.gradients import Batch, Carry, Directed, Direction, Objective, Rebuild, sum_gradient
-from tailorfl.core.plan import BatchPlan, Rows
+from tailorfl.core.plan import BatchPlan
 from tailorfl.core.privacy import SampleDP
 from tailorfl.data.source import Source
 
-Step = tuple[int, Tensor | None, Tensor, Tensor | None]
+
+class Step(NamedTuple):
+    """One step, or the part of it that clients with batches of equal sizes take together."""
+
+    number: int
+    active: int
+    chosen: Tensor | None
+    """Positions of the clients; None for all active ones."""
+    batches: Sequence[tuple[Tensor, Tensor | None]]
+    """(rows, weights of samples) of each of its batches."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,7 @@ class FitOptions:
     weight_decay: float = 0.0
     clip: float | None = None
     repeat: int = 1
+    batches: int = 1
     prox: float | None = None
     direction: Direction | None = None
     dp: SampleDP | None = None
@@ -65,12 +78,14 @@ class LocalSGD:
         given: Sequence[Tensor],
         rebuild: Rebuild,
         keys: Tensor,
+        public: PublicTerm | None = None,
     ) -> Tensor:
         """Trains in place and returns the mean training loss of each client, [clients] (0-d for one client).
 
         `plan` is ordered by falling steps; `centre` is the proximal centre, in the order of the trained
         tensors, and `strength` λ where it is a tensor ([clients]); `given` are extra inputs of the direction,
-        which `rebuild` makes its arguments; `keys` [clients] int64.
+        which `rebuild` makes its arguments; `keys` [clients] int64; `public` adds a term of the loss on
+        public data.
         """
         options = self.options
         params = [t for carry in carries for t in carry.trained.values()]
@@ -81,17 +96,24 @@ class LocalSGD:
                 leaf.requires_grad_()
         clients = len(plan.count)
         total = torch.zeros(clients)
-        for step, (active, index, rows, weight) in enumerate(self._steps(plan)):
-            cut = _Cut(index if index is not None else slice(0, active), clients, self.stacked)
+        for step in self._steps(plan):
+            index = slice(0, step.active) if step.chosen is None else step.chosen
+            cut = _Cut(index, clients, self.stacked)
             part = carries if cut.whole else [cut.carry(carry) for carry in carries]
             p, v, extra = cut.take(params), cut.take(velocity), cut.take(given)
             pull = None if centre is None else cut.take(centre)
             force = strength if strength is None or not self.stacked else strength[cut.index]
-            x, y = self.source.take(rows), self.source.targets(rows)
+            loaded = [(self.source.take(r), self.source.targets(r), weight) for r, weight in step.batches]
             own = keys if cut.whole else keys[cut.index]
+            first = step.number * options.batches
             for again in range(options.repeat):
-                batch = Batch(x, y, weight, own + (step * options.repeat + again))
-                value, gradient = self._gradient(part, p, batch, extra, rebuild)
+                batches = [
+                    Batch(x, y, weight, own + ((first + j) * options.repeat + again))
+                    for j, (x, y, weight) in enumerate(loaded)
+                ]
+                value, gradient = self._gradient(part, p, batches, extra, rebuild)
+                if public is not None:
+                    torch._foreach_add_(gradient, public.gradient(part[0], p, step.number, cut.index))
                 self._update(p, v, gradient, pull, force)
                 if cut.whole:
                     total += value
@@ -103,46 +125,47 @@ class LocalSGD:
                 cut.put(list(carry.moving.values()), list(piece.moving.values()))
         for leaf in params:
             leaf.requires_grad_(False)
-        mean = total / torch.from_numpy(plan.steps).clamp(min=1) / options.repeat
+        mean = total / torch.from_numpy(plan.steps // options.batches).clamp(min=1) / options.repeat
         return mean if self.stacked else mean[0]
 
     def _steps(self, plan: BatchPlan) -> list[Step]:
-        """Every step as (active clients, chosen ones or None for all active, rows, weights of samples).
+        """Every step in order.
 
         Batches of unequal size are padded, except where a batch counts as a whole (batch norm): there the
-        clients with equal sizes are batched together.
+        clients with equal sizes of all batches of a step are batched together.
         """
         rows = torch.from_numpy(plan.rows)
         out: list[Step] = []
         active_at, widest = (plan.count > 0).sum(0).tolist(), plan.count.max(0, initial=0).tolist()
         uneven = ((plan.count > 0) & (plan.count < plan.count.max(0, initial=0))).any(0).tolist()
-        for step, (active, width) in enumerate(zip(active_at, widest, strict=True)):
-            now = rows[:active, step, :width]
-            if not uneven[step]:
-                out.append((active, None, now, None))
+        apart, n = self.objective.model.has_batch_statistics, self.options.batches
+        for number in range(len(widest) // n):
+            at = range(number * n, (number + 1) * n)
+            active = active_at[at[0]]
+            if not (apart and any(uneven[k] for k in at)):
+                batches = [(rows[:active, k, : widest[k]], _weights(plan, active, k, uneven[k])) for k in at]
+                out.append(Step(number, active, None, batches))
                 continue
-            counts = plan.count[:active, step]
-            if not self.objective.model.has_batch_statistics:
-                out.append((active, None, now, _weights(counts, width)))
-                continue
-            for size in sorted(set(counts.tolist())):
-                chosen = torch.from_numpy((counts == size).nonzero()[0])
-                out.append((active, chosen, now[chosen, :size], None))
+            counts = plan.count[:active, at[0] : at[0] + n]
+            for sizes in sorted(set(map(tuple, counts.tolist()))):
+                chosen = torch.from_numpy((counts == sizes).all(1).nonzero()[0])
+                whole = [(rows[chosen, k, :size], None) for k, size in zip(at, sizes, strict=True)]
+                out.append(Step(number, active, chosen, whole))
         return out
 
     def _gradient(
         self,
         carries: Sequence[Carry],
         params: list[Tensor],
-        batch: Batch,
+        batches: Sequence[Batch],
         given: list[Tensor],
         rebuild: Rebuild,
     ) -> tuple[Tensor, list[Tensor]]:
         if self.directed is not None:
-            return self.directed.gradient(carries, params, batch, given, rebuild, self.stacked)
+            return self.directed.gradient(carries, params, batches, given, rebuild, self.stacked)
         # A slice of a leaf calls itself a leaf too, but autograd does not see it used.
         leaves = [p if p.requires_grad and p._base is None else p.detach().requires_grad_() for p in params]
-        return sum_gradient(self.objective, carries[0], leaves, batch, self.stacked)
+        return sum_gradient(self.objective, carries[0], leaves, batches[0], self.stacked)
 
     def _update(
         self,
@@ -206,9 +229,12 @@ class _Cut:
                 tensor[self.index] = value
 
 
-def _weights(counts: Rows, width: int) -> Tensor:
-    """Returns 1 for real samples and 0 for padding, float [clients, width]."""
-    return (torch.arange(width)[None, :] < torch.from_numpy(counts)[:, None]).float()
+def _weights(plan: BatchPlan, active: int, at: int, uneven: bool) -> Tensor | None:
+    """Returns 1 for real samples and 0 for padding, float [clients, widest]; None where nothing is padded."""
+    if not uneven:
+        return None
+    counts = plan.count[:active, at]
+    return (torch.arange(int(counts.max()))[None, :] < torch.from_numpy(counts)[:, None]).float()
 
 
 def _along(scale: Tensor, like: Tensor) -> Tensor:

@@ -119,6 +119,13 @@ class Method(BaseModel):
         """
         return tree.empty()
 
+    def welcome(self, server: TensorDict, clients: tuple[int, ...]) -> Broadcast:
+        """Returns what goes down to clients that join late; by default what all clients get in this round.
+
+        A method whose rounds do not all send something says here what a client that missed the others needs.
+        """
+        return self.broadcast(server, clients)
+
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         """Returns (new private state, reply) of one client."""
         raise TypeError(f"{type(self).__name__} does not define local()")

@@ -16,10 +16,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import tree
-from tailorfl.core.cohort import Cohort, padded
+from tailorfl.core.cohort import Cohort, padded, rows_at_once
+from tailorfl.core.distill import Distill, PublicTerm, public_rows
 from tailorfl.core.gradients import Carry, Objective
 from tailorfl.core.local_sgd import FitOptions, LocalSGD
 from tailorfl.core.plan import BatchPlan
+from tailorfl.data.source import Source
 from tailorfl.errors import ClientError, TailorflError
 
 Dims = Sequence[int | None] | None
@@ -100,6 +102,7 @@ class Fit:
         self.centred = False
         self.strong = False
         self.given_paths: list[tuple[str, ...] | None] = []
+        self.public: Distill | None = None
 
     def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
         """Trains the clients at `positions`.
@@ -108,7 +111,8 @@ class Fit:
         """
         stacked = dims is not None
         cohort, options = self.cohort, self.options
-        plan = cohort.plan(positions, self.purpose, self.batch, self.epochs, self.steps, self.first)
+        length = (self.batch, self.epochs, self.steps, self.first, options.batches)
+        plan = cohort.plan(positions, self.purpose, *length)
         order, back = _by_falling_steps(plan)
         if order is not None:
             plan = BatchPlan(plan.rows[order], plan.count[order])
@@ -128,14 +132,29 @@ class Fit:
         centre = [arranged.spread() for names in options.trained for _ in names] if self.centred else None
         strength = arranged.spread() if self.strong else None
         given = [arranged.spread() for paths in self.given_paths for _ in (("",) if paths is None else paths)]
+        public = self._public(arranged, positions, plan.rows.shape[1] // options.batches, order)
         noise = cohort.keys(positions, self.purpose + "/noise").astype(np.int64)
         keys = torch.from_numpy(noise if order is None else noise[order]) + self.first * options.repeat
         loop = LocalSGD(Objective(cohort.model, cohort.loss), cohort.source, options, stacked)
-        loss = loop.run(carries, plan, centre, strength, given, self._given, keys)
+        loss = loop.run(carries, plan, centre, strength, given, self._given, keys, public)
         out = [loss, *(t for c in carries for t in (*c.trained.values(), *c.moving.values()))]
         if back is not None and stacked:
             out = [t.index_select(0, back) for t in out]
         return tuple(out)
+
+    def _public(
+        self, arranged: _Arranged, positions: tuple[int, ...], steps: int, order: Any
+    ) -> PublicTerm | None:
+        source = self.cohort.public
+        if self.public is None or source is None:
+            return None
+        keys = self.cohort.keys(positions, self.purpose + "/public")
+        keys = keys if order is None else keys[order]
+        # A fit by pieces goes on where the piece before it stopped, as on the private batches.
+        first = self.first // self.options.batches
+        rows = public_rows(keys, len(source), self.public.batch_size, steps, first)
+        model, strength, targets = self.cohort.model, self.public.strength, arranged.spread()
+        return PublicTerm(model, source, strength, targets, rows, arranged.stacked)
 
     def _given(self, flat: Sequence[Tensor]) -> tuple[Any, ...]:
         rest = iter(flat)
@@ -188,6 +207,30 @@ class Loss:
     def where(self, positions: Sequence[int]) -> str:
         ids = [self.cohort.ids[p] for p in positions]
         return f"{_who(ids)}, round {self.cohort.round + 1}, stage '{self.purpose}'"
+
+
+class PublicOutputs:
+    """The outputs of a cohort's models on the public set."""
+
+    def __init__(self, cohort: Cohort, source: Source, names: tuple[str, ...]) -> None:
+        self.cohort, self.source, self.names = cohort, source, names
+
+    def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
+        """Returns the outputs, [clients, P, outputs] or [P, outputs] of one client."""
+        model, source = self.cohort.model, self.source
+        state = dict(zip(self.names, tensors, strict=True))
+        own = dims is not None and any(d is not None for d in dims)
+        where = dict(zip(self.names, dims or (), strict=own))
+        parts = torch.split(torch.arange(len(source)), rows_at_once(source, len(positions) if own else 1))
+        if not own:
+            found = torch.cat([model(state, source.take(rows)) for rows in parts])
+            return (found if dims is None else found.expand(len(positions), *found.shape).clone(),)
+        mapped = torch.func.vmap(model, in_dims=(where, None))
+        return (torch.cat([mapped(state, source.take(rows)) for rows in parts], dim=1),)
+
+    def where(self, positions: Sequence[int]) -> str:
+        ids = [self.cohort.ids[p] for p in positions]
+        return f"{_who(ids)}, round {self.cohort.round + 1}, stage 'predictions on the public set'"
 
 
 class _Arranged:

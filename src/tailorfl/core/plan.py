@@ -29,7 +29,7 @@ class BatchPlan:
 
     @property
     def steps(self) -> Rows:
-        """[clients] int64: steps each client takes."""
+        """[clients] int64: batches of each client, which are its steps where a step takes one batch."""
         taken: Rows = (self.count > 0).sum(1)
         return taken
 
@@ -51,13 +51,18 @@ def batches_per_pass(sizes: Rows, batch: int, min_batch: int = 1) -> Rows:
     return count
 
 
-def steps_of(sizes: Rows, batch: int, epochs: int | None, steps: int | None, min_batch: int = 1) -> Rows:
-    """Returns the number of steps of each client, [clients]; a client without a usable batch takes none."""
+def steps_of(
+    sizes: Rows, batch: int, epochs: int | None, steps: int | None, min_batch: int = 1, batches: int = 1
+) -> Rows:
+    """Returns the number of steps of each client, [clients]; a client without a usable batch takes none.
+
+    Every step takes `batches` batches; those that complete the last one come from a further pass.
+    """
     per_pass = batches_per_pass(sizes, batch, min_batch)
     if steps is not None:
         return np.where(per_pass > 0, steps, 0)
     assert epochs is not None
-    return per_pass * epochs
+    return -(-per_pass * epochs // batches)
 
 
 def make_plan(
@@ -70,20 +75,21 @@ def make_plan(
     first: int = 0,
     min_batch: int = 1,
     limit: int | None = None,
+    batches: int = 1,
 ) -> BatchPlan:
-    """Returns the plan of a cohort.
+    """Returns the plan of a cohort, in which step k takes the `batches` batches from k·`batches` on.
 
     `members[i]` are client i's rows; `keys` [clients] uint64; `batch` samples a batch (0: all in one); either
-    `epochs` or `steps`; `first` skips that many steps of the same endless sequence (so that step r can be
+    `epochs` or `steps`; `first` skips that many batches of the same endless sequence (so that batch r can be
     asked for alone); `min_batch` 2 leaves out a last batch of one sample, which batch norm cannot train on;
-    `limit` cuts every client's steps to that many.
+    `limit` cuts every client's batches to that many, down to whole steps.
     """
     sizes = np.array([len(m) for m in members], dtype=np.int64)
     widest = int(sizes.max(initial=1))
     width = widest if batch <= 0 else min(batch, widest)
     per_pass = batches_per_pass(sizes, batch, min_batch)
-    wanted = steps_of(sizes, batch, epochs, steps, min_batch)
-    wanted = wanted if limit is None else np.minimum(wanted, limit)
+    wanted = steps_of(sizes, batch, epochs, steps, min_batch, batches) * batches
+    wanted = wanted if limit is None else np.minimum(wanted, limit // batches * batches)
     longest = int(wanted.max(initial=0))
     if longest == 0:
         empty = np.zeros((len(sizes), 0), dtype=np.int64)

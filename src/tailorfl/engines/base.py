@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -18,9 +17,6 @@ from tailorfl.data.source import Source
 Parts = tuple[TensorDict, ...]
 ClientFunction = Callable[[Client, TensorDict, TensorDict], Parts]
 """(client, its state, what it received) -> any number of TensorDicts."""
-
-INPUT_BYTES = 8 * 2**20
-"""Bytes of inputs that one forward pass of an evaluation may hold (activations need several times that)."""
 
 
 class Engine(Protocol):
@@ -49,11 +45,6 @@ class Engine(Protocol):
 
     def predict_all(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> Tensor:
         """Returns the outputs of every client's model on the same `rows`, [clients, rows, outputs]."""
-
-
-def rows_at_once(source: Source, clients: int = 1) -> int:
-    """Returns how many samples of each of `clients` clients one forward pass of an evaluation takes."""
-    return max(1, INPUT_BYTES // (4 * clients * math.prod(source.input_shape)))
 
 
 class Stacked:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.client import Client
-from tailorfl.core.cohort import Cohort
+from tailorfl.core.cohort import Cohort, rows_at_once
 from tailorfl.data.source import Source
-from tailorfl.engines.base import ClientFunction, Parts, Stacked, rows_at_once
+from tailorfl.engines.base import ClientFunction, Parts, Stacked
 
 
 class Sequential:

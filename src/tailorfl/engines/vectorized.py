@@ -12,9 +12,9 @@ from torch.func import vmap
 
 from tailorfl.core import tree
 from tailorfl.core.client import Client
-from tailorfl.core.cohort import Cohort, padded
+from tailorfl.core.cohort import Cohort, padded, rows_at_once
 from tailorfl.data.source import Source
-from tailorfl.engines.base import ClientFunction, Parts, Stacked, rows_at_once
+from tailorfl.engines.base import ClientFunction, Parts, Stacked
 
 CHUNK_BYTES = 8 * 2**20
 """Bytes of the parameters of one chunk, when the chunk size is chosen here: what memory holds comfortably."""

@@ -1,1 +1,1 @@
-"""Calculators of the papers' formulas: numbers in, numbers out; no training and no torch."""
+"""Calculators of the papers' formulas (numbers in, numbers out), and the advisor, which measures the numbers."""

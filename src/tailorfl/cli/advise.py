@@ -1,0 +1,212 @@
+"""The command `tailorfl advise`: what a pilot shows of a federation, and the settings that follow from it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tailorfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tailorfl.experiments.schema import ExperimentConfig
+    from tailorfl.theory.advice import Advice
+    from tailorfl.theory.spread import Interval
+
+WIDE = 200
+PUBLIC = ("perada", "perfed_ckt")
+"""Methods that train on a public set too."""
+SHOWN = 10
+"""Clients in PerFed-CKT's table; --json has all."""
+
+
+def command(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [KEY=VALUE]...",
+            help="An experiment as for `tailorfl run`; its methods are not used.",
+            show_default=False,
+        ),
+    ] = None,
+    clients: Annotated[int, typer.Option("--clients", help="Clients in the pilot, at most.")] = 30,
+    rounds: Annotated[
+        int,
+        typer.Option("--rounds", help="Rounds of averaging before clients are compared (not for convex)."),
+    ] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
+) -> None:
+    """Train a cheap pilot and say how much to personalize: R, V, rho, L, mu, lam, step sizes, rounds."""
+    from tailorfl.cli.progress import messages
+    from tailorfl.experiments.config import load
+
+    given = arguments or []
+    named = bool(given) and "=" not in given[0]
+    config = load(given[0] if named else None, given[1:] if named else given)
+    errors = Console(stderr=True)
+    with messages(errors), _status(errors, quiet) as watch:
+        advice = pilot(config, clients, rounds, watch)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDE)
+    if as_json:
+        document = {**advice.to_dict(), "config": fragment(advice, config)}
+        console.print(json.dumps(document, indent=2), highlight=False, soft_wrap=True, markup=False)
+    else:
+        show(console, config, advice)
+
+
+def pilot(config: ExperimentConfig, clients: int, rounds: int, watch: Callable[[str], None]) -> Advice:
+    """Advice for an experiment's data, model and training, with its first seed.
+
+    Raises:
+        TailorflError: the experiment or its data cannot be used; the message says why.
+    """
+    import torch
+
+    from tailorfl.experiments.check import check
+    from tailorfl.experiments.jobs import Job
+    from tailorfl.experiments.runner import make_federation, make_simulation
+    from tailorfl.experiments.schema import MethodConfig
+    from tailorfl.theory.advisor import advise
+
+    check(config)
+    if config.variants:
+        raise ConfigError(
+            f"'{config.name}' has variants ({', '.join(config.variants)}), each a federation or training of its "
+            "own; advise on one: give its settings as KEY=VALUE beside variants={}"
+        )
+    torch.set_num_threads(config.threads)
+    seed = config.seeds[0]
+    federation = make_federation(config, config.data.seed if config.data.seed is not None else seed)
+    # FedAvg trains the whole model with the experiment's own settings; it is built, not run
+    sim = make_simulation(Job(config, MethodConfig(name="fedavg", label="fedavg"), seed), federation)
+    return advise(federation, sim.model, sim.train, clients=clients, rounds=rounds, seed=seed, watch=watch)
+
+
+def fragment(advice: Advice, config: ExperimentConfig) -> dict[str, Any]:
+    """`{"methods": [...]}` of the methods that there are; without a public set, of those that need none."""
+    from tailorfl.core.method import methods
+
+    usable = set(methods()) - (set() if config.data.public is not None else set(PUBLIC))
+    return {"methods": [row for row in advice.to_config()["methods"] if row["name"] in usable]}
+
+
+def show(console: Console, config: ExperimentConfig, advice: Advice) -> None:
+    """Prints an advice: what was seen, the regime, settings, PerFed-CKT's weights, doubts, and YAML to paste."""
+    console.print(_seen(config.name, advice))
+    others = {word: share for word, share in advice.shares.items() if share >= 0.01 and word != advice.regime}
+    agree = f"{advice.shares[advice.regime]:.0%} of resamples of the clients agree"
+    console.print(
+        f"regime: [bold]{advice.words}[/] ({'sure' if advice.sure else 'not sure'}: {agree}"
+        + "".join(f", {share:.0%} say {_words(word)}" for word, share in others.items())
+        + f"); confidence in all of this: [bold]{advice.confidence}[/]",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(_methods(advice))
+    console.print(_transfer(advice))
+    for note in advice.notes:
+        console.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
+    console.print("\nto be pasted into an experiment:", highlight=False)
+    text = yaml.safe_dump(fragment(advice, config), sort_keys=False, width=WIDE, default_flow_style=None)
+    console.print(escape(text), highlight=False, soft_wrap=True, end="")
+
+
+def _seen(name: str, advice: Advice) -> Table:
+    facts, curved = advice.facts, advice.facts.curvature
+    way = "optima of halves" if facts.mode == "optimum" else "local training of halves"
+    title = f"{name}: {way}, {facts.used} of {facts.clients} clients, {facts.seconds:.1f} s"
+    table = Table(title=escape(title))
+    for column in ("", "estimate", "90 % range"):
+        table.add_column(column, justify="right" if column else "left")
+
+    def add(text: str, value: float | Interval) -> None:
+        if isinstance(value, int | float):
+            table.add_row(text, _number(value), "")
+        else:
+            table.add_row(text, _number(value.value), f"{_number(value.low)} to {_number(value.high)}")
+
+    add("clients N", facts.clients)
+    add("samples of a client n (harmonic mean)", facts.samples)
+    add("samples of all clients", facts.total_samples)
+    add("weights d", facts.dim)
+    add("heterogeneity R", facts.radius)
+    add("squared error of training alone V", facts.noise)
+    add("  of one model for all V/N + R^2", advice.errors.pooled)
+    add("  of the best pull", advice.errors.coupled)
+    add("gradient noise rho", facts.rho)
+    add("smoothness L, all clients together", curved.smoothness)
+    add("  largest of a client", curved.client_smoothness)
+    add("strong convexity mu, all clients together", curved.mu)
+    add("  smallest of a client", curved.client_mu)
+    add("loss saved by own models on unseen samples", facts.gain)
+    add("best pull lam", advice.lam)
+    if advice.corollary is not None:
+        found = advice.corollary
+        edge = f"at least {_number(found.lower)}" if found.together else f"at most {_number(found.upper)}"
+        table.add_row("  by FedCLUP's Corollary 1", edge, "")
+    return table
+
+
+def _methods(advice: Advice) -> Table:
+    table = Table(title="settings")
+    for column in ("method", "settings", "training", "rounds", "why"):
+        table.add_column(column, justify="right" if column == "rounds" else "left")
+    for found in advice.recommendations:
+        rounds = "" if found.rounds is None else f"{found.rounds:,}"
+        table.add_row(found.method, _pairs(found.options), _pairs(found.train), rounds, escape(found.why))
+    return table
+
+
+def _transfer(advice: Advice) -> Table:
+    found = advice.transfer
+    table = Table(title="PerFed-CKT (Theorem 4.2)")
+    for column in ("client", "spread v_k", "lam_k", "weight alpha_k", "keeps of its own"):
+        table.add_column(column, justify="left" if column == "client" else "right")
+    columns = (found.v2, found.lam, found.alpha, found.own_weight)
+    for name, v2, *rest in list(zip(found.clients, *columns, strict=True))[:SHOWN]:
+        table.add_row(escape(name), _number(math.sqrt(v2)), *map(_number, rest))
+    if len(found.clients) > SHOWN:
+        table.caption = f"{len(found.clients) - SHOWN} more clients in --json"
+    return table
+
+
+@contextmanager
+def _status(console: Console, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Tells what is being done: a line that changes in a terminal, plain lines elsewhere."""
+    if quiet:
+        yield lambda _: None
+    elif console.is_terminal:
+        with console.status("pilot") as status:
+            yield lambda text: status.update(escape(text))
+    else:
+        yield lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _words(regime: str) -> str:
+    from tailorfl.theory.advice import WORDS
+
+    return {str(key): word for key, word in WORDS.items()}[regime]
+
+
+def _pairs(values: Any) -> str:
+    return escape(" ".join(f"{key}={value}" for key, value in values.items()))
+
+
+def _number(value: float) -> str:
+    """A count with commas, any other number with three digits; what has no meaning is said so."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    if math.isnan(value):
+        return "not meaningful"
+    return f"{value:,.0f}" if 1000 <= value < 1e7 else f"{value:.3g}"

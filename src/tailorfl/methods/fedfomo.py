@@ -1,0 +1,167 @@
+"""FedFomo (Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021).
+
+    server sends client i  M models uploaded in the last round, never its own: with probability 1 − ε_t the M of largest
+                           affinity A_in (equal ones at random), else M at random;  ε_t = max(0, ε_0 − 0.05 t)
+    client i:  candidates θ_n: its own θ_i and the received ones
+               Δ_n = (F_i^val(θ_i^prev) − F_i^val(θ_n)) / (‖θ_n − θ_i^prev‖ + 10⁻⁵);   r_n = max(Δ_n, 0) / Σ max(Δ, 0)
+               θ_i = θ_i^prev + Σ_n r_n (θ_n − θ_i^prev) = Σ_n r_n θ_n;   where no Δ_n is positive θ_i stays its own
+               θ_i^prev = θ_i;   θ_i = LocalSGD(θ_i, E);   sends θ_i and the Δ_n
+    server:    A_in = A_in + Δ_n
+
+The baseline θ_i^prev is the model BEFORE the last local training, so one's own trained model competes like any other.
+The released code goes back to the baseline when nothing improves, which throws the local training away
+(`fallback=baseline`), and takes the 1-norm; the paper's Euclidean norm is taken here, over the parameters. Running
+statistics are mixed with the same weights r_n.
+
+In the first round nothing is uploaded yet and clients train alone. Everyone gets equally many models: M, or all uploads
+but one where there are fewer. A client without validation samples cannot compare models: it trains alone.
+
+| symbol | here |
+|---|---|
+| θ_i, θ_i^prev | client state `theta`, `previous` |
+| last uploads and whose they are, A | server state `pool`, `owner`, `affinity` [N, N] |
+| M, ε_0 | `downloads`, `explore`; 0.05 is `explore_decay` |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core import tree
+from tailorfl.core.client import Client
+from tailorfl.core.keys import generator
+from tailorfl.core.messages import PerClient, Replies
+from tailorfl.core.method import Context, Method, register
+
+_TINY = 1e-5
+
+
+@register
+class FedFomo(Method):
+    """Every client mixes the models of others that do well on its validation data."""
+
+    name: ClassVar[str] = "fedfomo"
+    title: ClassVar[str] = "FedFomo"
+    paper: ClassVar[str] = "Zhang et al., ICLR 2021"
+    has_global: ClassVar[bool] = False
+    downloads: int = Field(5, ge=0, description="M: models that a client receives in a round")
+    explore: float = Field(
+        0.3, ge=0, le=1, description="ε_0: probability of random models in the first round"
+    )
+    explore_decay: float = Field(0.05, ge=0, description="what that probability loses every round")
+    fallback: Literal["own", "baseline"] = Field(
+        "own",
+        description="the model of a client that no candidate improves: its own, or the one before training",
+    )
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        nothing = {n: t.new_zeros((0, *t.shape)) for n, t in tree.tensors(ctx.init).items()}
+        state = {
+            "pool": TensorDict(nothing, batch_size=[]),
+            "owner": torch.zeros(0, dtype=torch.int64),
+            "affinity": torch.zeros(ctx.num_clients, ctx.num_clients),
+            "round": torch.tensor(0),
+            "seed": torch.tensor(ctx.seed),
+        }
+        return TensorDict(state, batch_size=[])
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        return TensorDict({"theta": ctx.init, "previous": ctx.init}, batch_size=[])
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict | PerClient:
+        uploads = len(server["owner"])
+        if min(self.downloads, uploads - 1) < 1:
+            return tree.empty()
+        pool = TensorDict(tree.tensors(server["pool"]), batch_size=[uploads])
+        table = TensorDict({"model": pool, "owner": server["owner"]}, batch_size=[uploads])
+        return PerClient(table, torch.tensor(np.stack([self.choose(server, i) for i in clients])))
+
+    def choose(self, server: TensorDict, client: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Returns the rows of the pool that a client gets, [M]; a function of seed, round and client."""
+        owner, affinity, round = server["owner"].numpy(), server["affinity"], int(server["round"])
+        rng = generator(int(server["seed"]), "models to download", round, client)
+        rows = rng.permutation(np.flatnonzero(owner != client))
+        random = rng.random() < self.explore - self.explore_decay * round
+        if not random and client < len(affinity):  # nobody knows yet what suits a client that joined later
+            liked = affinity[client].numpy()[owner[rows]]
+            rows = rows[np.argsort(-liked, kind="stable")]
+        return rows[: min(self.downloads, len(owner) - 1)].astype(np.int64)
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        start, learned = state["theta"], {}
+        if "owner" in received.keys():  # noqa: SIM118
+            start, delta = self.mixed(client, state, received)
+            learned = {"delta": delta, "owner": received["owner"]}
+        theta = client.fit(start)
+        reply = TensorDict({"theta": theta, **learned}, batch_size=[])
+        return TensorDict({"theta": theta, "previous": start}, batch_size=[]), reply
+
+    def mixed(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, Tensor]:
+        """Returns (Σ_n r_n θ_n, Δ_n of the received models [M])."""
+        own, previous, models = state["theta"], state["previous"], received["model"]
+        names = [n for n in tree.tensors(own) if n not in client.split.frozen]
+        others = [
+            TensorDict({n: t[k] for n, t in tree.tensors(models).items()}, batch_size=[])
+            for k in range(len(received["owner"]))
+        ]
+        baseline = client.loss(previous, "val")
+        delta = torch.stack([self.gain(client, previous, baseline, model) for model in (own, *others)])
+        if self.fallback == "baseline":
+            # A loss of 0 is also that of no validation samples: nothing can be better, and nothing is thrown away.
+            revert = (delta <= 0).all() & (baseline > 0)
+            kept = {n: torch.where(revert, previous.get(n), t) for n, t in tree.tensors(own).items()}
+            own = TensorDict(kept, batch_size=[])
+        stack = {n: torch.stack([model.get(n) for model in (own, *others)]) for n in names}
+        mean = tree.weighted_mean(TensorDict(stack, batch_size=[]), mixing(delta))
+        return tree.merge(own, mean), delta[1:]
+
+    def gain(self, client: Client, previous: TensorDict, baseline: Tensor, model: TensorDict) -> Tensor:
+        """Returns Δ of a model, a 0-d tensor; 0 for a model whose loss is not finite."""
+        moved = tree.norm(client.parameters(model) - client.parameters(previous))
+        delta = (baseline - client.loss(model, "val")) / (moved + _TINY)
+        return torch.where(delta.isfinite(), delta, torch.zeros_like(delta))
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        affinity, stack = server["affinity"].clone(), replies.stack
+        owner = torch.tensor(replies.clients)
+        if "delta" in stack.keys():  # noqa: SIM118
+            affinity[owner[:, None], stack["owner"]] += stack["delta"]
+        state = {
+            "pool": TensorDict(tree.tensors(stack["theta"]), batch_size=[]),
+            "owner": owner,
+            "affinity": affinity,
+            "round": torch.tensor(replies.round + 1),
+            "seed": server["seed"],
+        }
+        return TensorDict(state, batch_size=[])
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        theta: TensorDict = state["theta"]
+        return theta
+
+    def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
+        """Returns a start from the mean of what a late client receives, the best guess without data of its own."""
+        if "owner" not in received.keys():  # noqa: SIM118
+            return state
+        count = len(received["owner"])
+        mean = tree.weighted_mean(received["model"], torch.full((count,), 1 / count))
+        return TensorDict({"theta": mean, "previous": mean}, batch_size=[])
+
+
+def mixing(delta: Tensor) -> Tensor:
+    """Returns r_n for the Δ of (own, received...), [1 + M]: never negative, of sum 1.
+
+    All weight is on the own model where no Δ is positive.
+    """
+    better = delta.clamp(min=0.0)
+    top = better.max()
+    better = better / torch.where(top > 0, top, torch.ones_like(top))  # now the sum cannot overflow
+    weights = better / better.sum().clamp(min=1.0)
+    keep = (top <= 0).to(delta.dtype)
+    return torch.cat([(weights[0] + keep)[None], weights[1:]])

@@ -1,0 +1,123 @@
+"""L2GD (Hanzely and Richtárik, "Federated Learning of a Mixture of Global and Local Models", 2020).
+
+    min  (1/N) Σ_i ( F_i(x_i) + (λ/2)‖x_i − x̄‖² ),   x̄ = mean_i x_i
+
+Every round is one iteration with a coin ζ ~ Bernoulli(p) that all clients and the server share:
+
+    ζ = 0:  x_i = x_i − (α / (N(1−p))) ∇F_i(x_i)                          one mini-batch gradient
+    ζ = 1:  x_i = x_i − (αλ / (Np)) (x_i − x̄)
+
+so the expected step is α times the gradient of the objective. Models travel only where the coin turns from 0 to 1:
+clients send x_i, the server sends x̄ back. A further 1 leaves x̄ where it is, so clients go on with the one they have.
+That makes p(1−p) exchanges a round. The next coin is known, so clients send at the end of a 0 that a 1 follows.
+
+All clients train in every round. With a sampled fraction below 1 only the sampled ones send, and x̄ is their mean.
+The coin depends on `coin_seed` and the round, not on the run's seed: runs over several seeds share their coins unless
+it is varied, too.
+
+| symbol | here |
+|---|---|
+| x_i, the x̄ it knows | client state `x`, `mean` |
+| x̄ of the last exchange | server state `mean` |
+| p | `p`, or its optimum λ/(λ + L) for the L given as `smoothness` |
+| α | the run's learning rate is η = α/(N(1−p)), so αλ/(Np) = ηλ(1−p)/p |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+
+from tailorfl.core import tree
+from tailorfl.core.client import Client
+from tailorfl.core.keys import generator
+from tailorfl.core.messages import Replies
+from tailorfl.core.method import Context, Method, register
+from tailorfl.errors import ConfigError
+
+
+@register
+class L2GD(Method):
+    """Local gradient steps and steps towards the mean, chosen by a shared coin."""
+
+    name: ClassVar[str] = "l2gd"
+    title: ClassVar[str] = "L2GD"
+    paper: ClassVar[str] = "Hanzely and Richtárik, 2020"
+    # A client that idles would miss an exchange and later step towards a mean of long ago.
+    participation: Literal["all"] = "all"
+    lam: float = Field(1.0, gt=0, description="λ: strength of the pull towards the mean")
+    p: float = Field(0.5, gt=0, lt=1, description="probability of a step towards the mean")
+    smoothness: float | None = Field(None, gt=0, description="L: sets p to its optimum λ/(λ + L)")
+    coin_seed: int = Field(0, ge=0, description="of the coin that server and clients share")
+
+    @property
+    def probability(self) -> float:
+        """p."""
+        return self.p if self.smoothness is None else self.lam / (self.lam + self.smoothness)
+
+    def pull(self, lr: float) -> float:
+        """Returns αλ/(Np), the share of the way to the mean that a round of ζ = 1 goes, for η = `lr`."""
+        return lr * self.lam * (1 - self.probability) / self.probability
+
+    def averages(self, round: int) -> bool:
+        """Whether ζ = 1 in a round; before the first all models are equal, as after a step towards the mean."""
+        return round < 0 or bool(generator(self.coin_seed, "coin", round).random() < self.probability)
+
+    def exchanges(self, round: int) -> bool:
+        """Whether ζ turns from 0 to 1 at a round: the server sends in it, clients sent at the end of the one before."""
+        return self.averages(round) and not self.averages(round - 1)
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        share = self.pull(ctx.train.lr)
+        if share > 1:
+            raise ConfigError(
+                f"a step of L2GD towards the mean would go beyond it: lr·lam·(1 − p)/p = {share:.3g}, but it must not "
+                f"exceed 1 (½ by the theory); take lr ≤ {ctx.train.lr / share:.3g}, a smaller lam or a larger p"
+            )
+        return TensorDict({"mean": ctx.init, "round": torch.tensor(0)}, batch_size=[])
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        return TensorDict({"x": ctx.init, "mean": ctx.init}, batch_size=[])
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        return self.shared(server) if self.exchanges(int(server["round"])) else tree.empty()
+
+    def welcome(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        return self.shared(server)
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        x, mean = state["x"], received if len(received.keys()) else state["mean"]
+        if self.averages(client.round):
+            x = towards(x, mean, self.pull(client.config.lr), client.split.frozen)
+        else:
+            x = client.fit(x, steps=1)
+        reply = x if self.exchanges(client.round + 1) else tree.empty()
+        return TensorDict({"x": x, "mean": mean}, batch_size=[]), reply
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        mean = replies.mean() if self.exchanges(replies.round + 1) else server["mean"]
+        return TensorDict({"mean": mean, "round": torch.tensor(replies.round + 1)}, batch_size=[])
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        x: TensorDict = state["x"]
+        return x
+
+    def shared(self, server: TensorDict) -> TensorDict:
+        mean: TensorDict = server["mean"]
+        return mean
+
+    def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
+        return TensorDict({"x": received, "mean": received}, batch_size=[])
+
+
+def towards(x: TensorDict, mean: TensorDict, share: float, frozen: tuple[str, ...]) -> TensorDict:
+    """Returns x + share·(mean − x) for parameters and running statistics; counters and frozen parts stay."""
+    moved = {
+        n: t + (mean.get(n) - t) * share
+        for n, t in tree.tensors(x).items()
+        if t.is_floating_point() and n not in frozen
+    }
+    return tree.merge(x, TensorDict(moved, batch_size=[]))

@@ -1,0 +1,140 @@
+"""PerFed-CKT (Cho et al., "Personalized Federated Learning for Heterogeneous Clients with Clustered Knowledge
+Transfer", arXiv 2109.08119, 2021): clients of any architecture exchange class probabilities on a public set P, never
+weights.
+
+    min over w_k:  F_k(w_k) + (λ/|P|) Σ_{x in P} ‖s̄_k(x) − s(w_k, x)‖²,    s(w, x) = softmax of the model's outputs
+
+    server sends the centroids of the last round, c of them, each |P|×C
+    client k:  s_k = s(w_k, P);   s̄_k = the centroid nearest to s_k (squared Frobenius norm)
+               w_k = LocalSGD(w_k, E), each step on a private batch and a public one of b' samples:
+                     w ← w − η (∇F + (2λ/b') Σ_x Jᵀ(s − s̄_k));   sends the new s_k
+    server:    k-means on the |P|·C numbers of each s_k;   a centroid is the mean of its members
+
+The paper calls s "logits", yet defines it on the simplex; probabilities it is. Its run begins with an upload of m
+clients' initial predictions. Here clients first train alone for a round and upload then: T + 1 rounds send what that
+upload and T rounds send. Settings of the paper that belong to the run: `train.lr=0.001`, `train.batch_size=64`,
+`train.steps=50` (τ), 2000 public samples, and clients sampled without replacement with probabilities
+p_k = n_k / Σ n (`sampling=proportional`).
+
+k-means: k-means++, ten restarts, an emptied cluster is placed anew at the farthest point; there are at most as many
+clusters as distinct predictions. So clients that all start alike (`own_init=false`) have one centroid at first.
+
+| symbol | here |
+|---|---|
+| w_k | client state, of the client's own architecture |
+| s̄, c | server state `centroids`, `clusters` |
+| λ, b' | `lam`, `public_batch` |
+| τ or E, η, b | the run's training settings |
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.client import Client
+from tailorfl.core.distill import Distill
+from tailorfl.core.keys import torch_seed
+from tailorfl.core.messages import Replies
+from tailorfl.core.method import Context, Method, register
+from tailorfl.errors import ConfigError
+
+RESTARTS = 10
+
+
+@register
+class PerFedCKT(Method):
+    """Personal models of any architecture, each distilled towards the mean predictions of similar clients."""
+
+    name: ClassVar[str] = "perfed_ckt"
+    title: ClassVar[str] = "PerFed-CKT"
+    paper: ClassVar[str] = "Cho et al., 2021"
+    has_global: ClassVar[bool] = False
+    heterogeneous: ClassVar[bool] = True
+    needs_public: ClassVar[bool] = True
+    clusters: int = Field(2, ge=1, description="c: centroids a round, at most as many as clients are sampled")
+    lam: float = Field(2.0, ge=0, description="λ: strength of the pull towards the nearest centroid")
+    public_batch: int = Field(128, ge=1, description="b': public samples a step")
+    own_init: bool = Field(True, description="every client draws its own initial model")
+
+    @property
+    def individual_start(self) -> bool:
+        return self.own_init
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        if ctx.task != "classification":
+            raise ConfigError(
+                f"{self.title} exchanges probabilities of two or more classes (a softmax), which a task of {ctx.task} "
+                "does not have"
+            )
+        assert ctx.public is not None  # as `needs_public` says
+        outputs = ctx.model(ctx.init, ctx.public.take(torch.zeros(1, dtype=torch.int64)))
+        return TensorDict({"centroids": torch.zeros(0, len(ctx.public), outputs.shape[-1])}, batch_size=[])
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        return ctx.init
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        return server
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        centroids, public = received["centroids"], None
+        if len(centroids):
+            targets = nearest(centroids, predictions(client, state))
+            public = Distill(self.lam, targets, self.public_batch)
+        state = client.fit(state, public=public)
+        return state, TensorDict({"predictions": predictions(client, state)}, batch_size=[])
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        s = replies.stack["predictions"]
+        seed = torch_seed(replies.context.seed, "k-means", replies.round)
+        centroids = cluster(s.flatten(1), replies.weights(), self.clusters, seed)[1]
+        return TensorDict({"centroids": centroids.reshape(-1, *s.shape[1:])}, batch_size=[])
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        return state
+
+
+def predictions(client: Client, state: TensorDict) -> Tensor:
+    """Returns the class probabilities s of a model on the public set, [P, C]."""
+    return client.predict_public(state).softmax(-1)
+
+
+def nearest(centroids: Tensor, s: Tensor) -> Tensor:
+    """Returns the one of `centroids` [c, P, C] that is nearest to `s` [P, C], the first of equals."""
+    best = (centroids - s).square().sum((1, 2)).argmin()
+    return centroids.index_select(0, best[None])[0]
+
+
+def cluster(vectors: Tensor, weights: Tensor, clusters: int, seed: int) -> tuple[NDArray[Any], Tensor]:
+    """Returns (the cluster of every client, int [clients]; centroids [c', numbers]) by k-means.
+
+    Fewer than `clusters` where there are fewer distinct vectors; no cluster is empty.
+
+    Args:
+        vectors: [clients, numbers].
+        weights: [clients] what each counts in the k-means objective and in its centroid, positive.
+        clusters: c.
+        seed: of the k-means++ starts.
+    """
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    points = vectors.double().numpy()
+    distinct = len(np.unique(points, axis=0))
+    kmeans = KMeans(min(clusters, distinct), n_init=RESTARTS, random_state=seed % 2**32)
+    with warnings.catch_warnings():
+        # Vectors that differ by less than rounding end in one cluster: fewer centroids, as for equal ones.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        found = kmeans.fit_predict(points, sample_weight=weights.numpy() * len(weights))
+    labels = np.unique(found, return_inverse=True)[1]
+    # Means of the members, not the centres k-means stopped at: those differ from them by its tolerance.
+    member = torch.nn.functional.one_hot(torch.from_numpy(labels)).double() * weights[:, None]
+    return labels, ((member / member.sum(0)).T @ vectors.double()).to(vectors.dtype)

@@ -1,0 +1,232 @@
+"""The advisor: what the papers' formulas need, estimated from a federation, and the settings that follow.
+
+    pilot -> R, V, rho, L, mu, v_k -> regime -> lam -> step sizes, local steps and rounds of each method
+
+How each number is found stands with the module that finds it: `pilot` (training), `spread` (R, V, v_k),
+`measures` (rho, L, mu), `shrinkage` (lam, errors), `recommend` (settings).
+
+The regime is the minimax theorem's with R in units of the noise: one model for all ("collaborate") up to `R^2 = V
+/ N`, training alone ("personalize") above `R^2 = V`, and "in between" where a pull pays most. V is the squared
+error of a client alone, measured; the theorem's own bound `rho^2 / (mu^2 n)` is larger unless all curvatures
+are equal. It counts as sure when 95 % of resamples of the clients agree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from tailorfl.core.cohort import TrainConfig
+from tailorfl.core.objective import LOSSES
+from tailorfl.data.federation import Federation
+from tailorfl.errors import ConfigError, DataError
+from tailorfl.models.functional import Model
+from tailorfl.theory.advice import WORDS, Advice, Facts, Transfer
+from tailorfl.theory.fedclup_statistics import LambdaRange, Problem, lambda_range
+from tailorfl.theory.measures import Curvature, curvature, gain_of_own, gradient_noise, prediction_ratio
+from tailorfl.theory.minimax import Regime
+from tailorfl.theory.objective import Objective
+from tailorfl.theory.perfed_ckt import best_transfer
+from tailorfl.theory.pilot import Pilot, Watch, run_pilot
+from tailorfl.theory.recommend import Situation, perfed_ckt, recommendations
+from tailorfl.theory.shrinkage import best_pull, expected_errors, scaled_rate
+from tailorfl.theory.spread import Floats, client_spread, heterogeneity, interval, resampled
+
+STRONGEST = {"optimum": 30.0, "training": 1.0}
+"""Largest lam, in units of L: the pull leaves at most a 30th of a deviation, or at most halves the step size."""
+PUBLIC_ROWS = 256
+
+
+def advise(
+    federation: Federation,
+    model: Model,
+    train: TrainConfig,
+    *,
+    clients: int = 30,
+    rounds: int = 10,
+    seed: int = 0,
+    watch: Watch = lambda _: None,
+) -> Advice:
+    """Advice for personalized training of `model` on a federation, from a cheap pilot.
+
+    Args:
+        federation: the clients; only training samples are read.
+        model: the network; every parameter trains.
+        train: local training as the experiment has it.
+        clients: at most so many take part in the pilot, drawn by `seed`.
+        rounds: of averaging before clients' models are compared, unless optima can be reached.
+        seed: of all that is drawn.
+        watch: told what is being done.
+
+    Raises:
+        ConfigError: clients < 2 or rounds < 0.
+        DataError: fewer than two clients with two samples, or samples that are not finite.
+        DivergenceError: the pilot's training diverged.
+    """
+    if clients < 2 or rounds < 0:
+        raise ConfigError(f"the pilot needs clients >= 2 and rounds >= 0, but has {clients} and {rounds}")
+    source = federation.source
+    objective = Objective(model, LOSSES[source.task], source, model.init(seed), train.weight_decay)
+    pilot = run_pilot(federation, objective, train, clients=clients, rounds=rounds, seed=seed, watch=watch)
+    watch("curvature and gradient noise")
+    return conclude(federation, pilot, curvature(pilot, seed=seed), gradient_noise(pilot), train, seed)
+
+
+def conclude(
+    federation: Federation, pilot: Pilot, curved: Curvature, rho2: Floats, train: TrainConfig, seed: int = 0
+) -> Advice:
+    """Advice from a finished pilot and what was measured on it: `rho2` `[N]` of every client."""
+    sizes, clients = pilot.sizes.astype(float), federation.num_clients
+    noise = pilot.gaps / 4 * _halves_excess(pilot)
+    excess = _excess(pilot, curved, rho2)
+    if not (noise.mean() > 0 and np.isfinite(noise.mean()) and curved.smoothness > 0):
+        raise DataError(
+            "two halves of every client give the same model, so there is no noise to weigh differences against; "
+            "either the training of the pilot moves nothing (see train.lr) or the data repeat themselves"
+        )
+    strongest = STRONGEST[pilot.mode] * curved.client_smoothness
+    samples = float(1 / (1 / sizes).mean())
+
+    def statistics(picked: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[float, ...]:
+        spread = heterogeneity(pilot.gram, picked)
+        lam = best_pull(max(float(excess[picked].mean()), 0.0), spread, clients, strongest)
+        return spread, float(noise[picked].mean()), float(rho2[picked].mean()), lam
+
+    drawn = resampled(len(sizes), statistics, seed=seed)
+    radius2, known = heterogeneity(pilot.gram), float(noise.mean())
+    gain = gain_of_own(pilot)
+    facts = Facts(
+        mode=pilot.mode,
+        clients=clients,
+        used=len(sizes),
+        samples=samples,
+        median_samples=float(np.median(sizes)),
+        total_samples=int(federation.sizes("train")[:clients].sum()),
+        dim=pilot.objective.size,
+        rank=pilot.rank,
+        radius=interval(radius2, drawn[:, 0]).root(),
+        radius2=radius2,
+        noise=interval(known, drawn[:, 1]),
+        excess=float(excess.mean()),
+        rho=interval(float(rho2.mean()), drawn[:, 2]).root(),
+        curvature=curved,
+        gain=interval(
+            float(gain.mean()), resampled(len(gain), lambda p: [float(gain[p].mean())], seed=seed)[:, 0]
+        ),
+        travelled=pilot.travelled,
+        seconds=pilot.seconds,
+    )
+    regimes = [scaled_rate(v, r2, samples, clients).regime for r2, v in drawn[:, :2]]
+    shares: dict[Regime, float] = {name: regimes.count(name) / len(regimes) for name in WORDS}
+    lam = interval(best_pull(max(facts.excess, 0.0), radius2, clients, strongest), drawn[:, 3])
+    errors = expected_errors(known, radius2, clients)
+    situation = Situation(
+        lam=max(lam.value, 1e-4 * curved.smoothness),
+        smoothness=curved.client_smoothness,
+        mu=curved.client_mu if pilot.mode == "optimum" else math.nan,
+        trace=curved.trace,
+        samples=samples,
+        batch=train.batch_size,
+        lr=train.lr,
+        errors=errors,
+        initial=pilot.travelled + max(radius2, 0.0),
+    )
+    regime = scaled_rate(known, radius2, samples, clients).regime
+    transfer = _transfer(federation, pilot, noise, facts.excess)
+    advice = Advice(
+        facts=facts,
+        regime=regime,
+        shares=shares,
+        errors=errors,
+        lam=lam,
+        corollary=_corollary(facts),
+        transfer=transfer,
+        recommendations=(*recommendations(situation), *perfed_ckt(transfer.lam)),
+    )
+    return dataclasses.replace(advice, notes=_notes(advice, federation, train))
+
+
+def _halves_excess(pilot: Pilot) -> Floats:
+    """`[N]` factors that make of the error seen between halves that of the whole.
+
+    Least squares with m samples in r determined directions errs as `1 / (m - r - 1)`, not as 1/m: halves err
+    more than twice as much.
+    """
+    if pilot.mode == "training":
+        return np.ones(len(pilot.sizes))
+    n, used = pilot.sizes.astype(float), pilot.rank + 1
+    return np.asarray(np.maximum(n - 2 * used, 1.0) / np.maximum(n - used, 1.0))
+
+
+def _excess(pilot: Pilot, curved: Curvature, rho2: Floats) -> Floats:
+    """E of every client, `[N]`: from gradient noise and mean curvature, or from the gap of two models.
+
+    The second needs no optimum: training too short for some directions hides noise and heterogeneity alike.
+    """
+    if pilot.mode == "optimum":
+        return np.asarray(rho2 * pilot.rank / (curved.trace * pilot.sizes))
+    return pilot.curved / 4
+
+
+def _corollary(facts: Facts) -> LambdaRange | None:
+    found = facts.curvature
+    if facts.mode == "training" or not (found.mu > 0 and facts.rho.value > 0):
+        return None
+    samples = max(1, round(facts.samples))
+    problem = Problem(found.mu, found.smoothness, facts.rho.value, facts.radius.value, samples, facts.clients)
+    return lambda_range(problem)
+
+
+def _transfer(federation: Federation, pilot: Pilot, noise: Floats, excess: float) -> Transfer:
+    dim = pilot.objective.size
+    seen = client_spread(pilot.gram, pilot.gaps / 2, dim)
+    least = 1e-3 * float(noise.mean()) / dim
+    v2 = np.maximum(seen, least)
+    found = best_transfer(1.0, float(noise.mean()) / dim, 1.0, [float(v) for v in v2])
+    pull = np.where(seen > least, excess / (dim * v2), math.inf)
+    public = federation.public
+    if public is not None:
+        x = public.take(torch.arange(min(PUBLIC_ROWS, len(public))))
+    else:
+        x = pilot.objective.source.take(torch.from_numpy(np.concatenate(pilot.rows)[:PUBLIC_ROWS]))
+    return Transfer(
+        clients=tuple(federation.names[client] for client in pilot.clients),
+        v2=tuple(map(float, seen)),
+        pull=tuple(map(float, pull)),
+        lam=tuple(map(float, pull * prediction_ratio(pilot, x) / 2)),
+        alpha=tuple(map(float, found.alpha)),
+        own_weight=tuple(map(float, np.where(seen > least, found.own_weight, 0.0))),
+    )
+
+
+def _notes(advice: Advice, federation: Federation, train: TrainConfig) -> tuple[str, ...]:
+    """Doubts in words."""
+    facts, out = advice.facts, []
+    small = sum(len(rows) < 2 for rows in federation.train[: federation.num_clients])
+    if small:
+        out.append(f"{small} clients with fewer than 2 training samples took no part")
+    if facts.used < 8:
+        out.append(f"intervals come from resampling only {facts.used} clients: take them as rough")
+    if facts.mode == "training":
+        out.append(
+            "the model or the data allow no optimum to be reached: mu has no meaning, no theory bounds the rounds, "
+            "and R, V are those of a few epochs; lam rests on their ratio and is a heuristic"
+        )
+        if advice.contradicted:
+            out.append("losses on samples not trained on do not confirm the regime")
+        out.append("a global model that trains longer than the pilot may overtake: compare with fedavg")
+    elif facts.curvature.client_mu <= 0:
+        out.append(
+            "some client's samples do not determine all weights: its loss has no strong convexity, no rounds"
+        )
+    if facts.curvature.flat:
+        out.append(f"{facts.curvature.flat} directions of the weights change no output and are left out")
+    if facts.radius.low == 0:
+        out.append("clients may be alike: R cannot be told from 0, and the best pull has no upper end")
+    if train.dp is not None:
+        out.append("the pilot trains without privacy: its numbers must not leave where the data are")
+    return tuple(out)

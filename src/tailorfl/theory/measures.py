@@ -1,0 +1,173 @@
+"""Gradient noise and curvature at the pilot's models.
+
+rho^2   E ||grad of one sample - grad of its client||^2 at the client's own optimum. Measured at models of
+        halves, inside a half it comes out too small (the model has fitted that noise) and on the other half
+        too large (the model has fitted the first one's); for least squares by factors `1 - d/m` and
+        `1/(1 - d/m)` (m samples of a half), so the geometric mean of both is free of either
+L, mu   largest and smallest curvature. Of the mean loss of all clients: nearest to that of the population.
+        Of every client's own loss: what step sizes have to stand, more spread by chance with few samples
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tailorfl.data.federation import Ints
+from tailorfl.theory.objective import Objective
+from tailorfl.theory.pilot import DENSE, Pilot
+from tailorfl.theory.spread import Floats
+
+FLAT = 1e-6
+"""Curvature below this share of the largest counts as none: directions that no sample determines."""
+SCALARS = 2e7
+"""Gradients of single samples held at once have together at most so many scalars."""
+ROWS = 256
+"""Samples of a client that curvature is measured on where the whole Hessian is too large to be made."""
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """Curvature of the losses at the pilot's reference; NaN where it has no meaning or cannot be found."""
+
+    smoothness: float
+    """L of the mean loss of all clients."""
+    mu: float
+    """Smallest curvature of the same, apart from flat directions."""
+    client_smoothness: float
+    """L of the client with the largest."""
+    client_mu: float
+    """Smallest curvature of any client's loss in the directions that all clients together determine."""
+    trace: float
+    """Sum of all curvatures of the mean loss; divided by `rank` their mean."""
+    flat: int
+    """Directions without curvature for any client: the loss and every method leave them as they are."""
+
+
+def gradient_noise(pilot: Pilot) -> Floats:
+    """rho^2 of every client, `[N]`.
+
+    A loss that compares samples (Cox) has no gradients of single ones; there it comes from the halves'
+    gradients at the mean of both models, `m ||g_a - g_b||^2 / 2` with m samples each.
+    """
+    out = []
+    for first, second, (one, other) in zip(*pilot.models, pilot.halves, strict=True):
+        if pilot.objective.separable:
+            inside = [_scatter(pilot.objective, first, one), _scatter(pilot.objective, second, other)]
+            across = [_scatter(pilot.objective, first, other), _scatter(pilot.objective, second, one)]
+            out.append(math.sqrt(sum(inside) / 2 * sum(across) / 2))
+        else:
+            middle = (first + second) / 2
+            gap = pilot.objective.gradient(middle, one) - pilot.objective.gradient(middle, other)
+            out.append(float(gap.square().sum()) / (1 / len(one) + 1 / len(other)))
+    return np.array(out)
+
+
+def curvature(pilot: Pilot, *, steps: int = 30, probes: int = 8, seed: int = 0) -> Curvature:
+    """Curvature of the losses at the reference.
+
+    Whole Hessians up to 256 weights; above, L by Lanczos' method with `steps` products, and the trace by
+    Hutchinson's from `probes` random ones. mu is then unknown, and without a convex loss has no meaning.
+    """
+    at, objective = pilot.reference, pilot.objective
+    if objective.size <= DENSE:
+        own = torch.stack([objective.hessian(at, rows).double() for rows in pilot.rows])
+        values, vectors = torch.linalg.eigh(own.mean(0))
+        determined = values > FLAT * float(values[-1])
+        inside = vectors[:, determined]
+        projected = torch.linalg.eigvalsh(inside.mT @ own @ inside)
+        convex = objective.affine
+        return Curvature(
+            smoothness=float(values[-1]),
+            mu=float(values[determined][0]) if convex else float("nan"),
+            client_smoothness=float(projected[:, -1].max()),
+            client_mu=max(float(projected[:, 0].min()), 0.0) if convex else float("nan"),
+            trace=float(values.sum()),
+            flat=int((~determined).sum()) if convex else 0,
+        )
+    rng = torch.Generator().manual_seed(seed)
+    some = [rows[torch.randperm(len(rows), generator=rng)[:ROWS].numpy()] for rows in pilot.rows]
+    pooled = np.concatenate([rows[: max(1, ROWS * 4 // len(some))] for rows in some])
+    trace = 0.0
+    for _ in range(probes):
+        signs = torch.randint(0, 2, at.shape, generator=rng).to(at) * 2 - 1
+        trace += float(signs @ objective.along(at, pooled, signs)) / probes
+    return Curvature(
+        smoothness=_largest(objective, at, pooled, steps, rng),
+        mu=float("nan"),
+        client_smoothness=max(_largest(objective, at, rows, max(steps // 2, 5), rng) for rows in some[:8]),
+        client_mu=float("nan"),
+        trace=trace,
+        flat=0,
+    )
+
+
+def _largest(objective: Objective, at: Tensor, rows: Ints, steps: int, rng: torch.Generator) -> float:
+    """Largest eigenvalue of the Hessian by Lanczos' method; never above the true one."""
+    direction = torch.randn(at.shape, generator=rng, dtype=at.dtype)
+    direction /= direction.norm()
+    basis: list[Tensor] = [direction]
+    diagonal: list[float] = []
+    beside: list[float] = []
+    for _ in range(min(steps, len(at))):
+        image = objective.along(at, rows, basis[-1])
+        diagonal.append(float(image @ basis[-1]))
+        for _ in range(2):  # twice is enough to stay orthogonal in spite of rounding
+            for vector in basis:
+                image = image - (image @ vector) * vector
+        length = float(image.norm())
+        if length < 1e-6 * max(abs(diagonal[0]), 1e-12):
+            break
+        beside.append(length)
+        basis.append(image / length)
+    size = len(diagonal)
+    small = np.diag(diagonal) + np.diag(beside[: size - 1], 1) + np.diag(beside[: size - 1], -1)
+    return float(np.linalg.eigvalsh(small)[-1])
+
+
+def _scatter(objective: Objective, theta: Tensor, rows: Ints) -> float:
+    """Mean squared distance of samples' gradients from their mean, of `len(rows) - 1` degrees of freedom."""
+    if len(rows) < 2:
+        return 0.0
+    gradients = objective.sample_gradients(theta, rows[: max(2, int(SCALARS // objective.size))])
+    return float((gradients - gradients.mean(0)).square().sum()) / (len(gradients) - 1)
+
+
+def prediction_ratio(pilot: Pilot, x: Tensor) -> float:
+    """Squared distance of the clients' weights over that of their predictions on samples `x`, from the mean's.
+
+    Turns a pull on weights, `(lam/2) ||v - w||^2`, into PerFed-CKT's on predictions, `lam mean_x ||s - s~||^2`:
+    its lam is half this ratio times as large. Predictions are class probabilities, or plain outputs of a
+    regression. NaN if all clients predict alike.
+    """
+    models, objective = pilot.models[0], pilot.objective
+    centre = models.mean(0)
+    softmax = objective.source.task == "classification"
+
+    def predict(theta: Tensor) -> Tensor:
+        outputs = objective.model(objective.tensors(theta), x.to(objective.dtype))
+        return outputs.softmax(-1) if softmax else outputs
+
+    with torch.no_grad():
+        middle = predict(centre)
+        weights = float((models - centre).square().sum())
+        predictions = sum(float((predict(m) - middle).square().sum(-1).mean()) for m in models)
+    return weights / predictions if predictions > 0 else float("nan")
+
+
+def gain_of_own(pilot: Pilot) -> Floats:
+    """`[N]` by how much a client's own model beats the clients' mean on the half it has not seen (loss)."""
+    objective = pilot.objective
+    means = [side.mean(0) for side in pilot.models]
+    out = []
+    with torch.no_grad():
+        for first, second, (one, other) in zip(*pilot.models, pilot.halves, strict=True):
+            a, b = objective.samples(one), objective.samples(other)
+            gain = objective.value(means[0], *b) - objective.value(first, *b)
+            gain += objective.value(means[1], *a) - objective.value(second, *a)
+            out.append(float(gain) / 2)
+    return np.array(out)

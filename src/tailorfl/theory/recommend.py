@@ -1,0 +1,198 @@
+"""Settings of every personalized method that follow from what is known of a federation.
+
+All five methods pull a personal model to a common one with `(lam/2) ||v - w||^2`, so the best lam is the same;
+their step sizes, local steps and rounds differ. Where the loss is strongly convex and optima can be reached
+(`theory=True`) steps are whole-data gradient steps and rounds are those of FedCLUP's Corollary 2 and Theorem 2;
+otherwise steps are the run's batches, no theory bounds the rounds, and none are named.
+
+    eta, whole data     1 / (lam + L)
+    eta, batches of B   1 / (lam + L (1 + 1/B) + tr(H) / B), since E[H_B^2] = (1 + 1/B) H^2 + tr(H) H / B for
+                        Gaussian features: the largest curvature of a batch, in the mean square
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tailorfl.theory.fedclup import round_rate, schedule
+from tailorfl.theory.shrinkage import Errors
+
+FEDAVG_STEPS = 5
+"""Local steps of the averaged model where every step sees all data: few, so that clients hardly drift."""
+REST = 0.1
+"""Rounds are enough when what is left to optimise is this share of the statistical error."""
+LARGEST_BETA = 2.0
+CLOSE = 1.05
+"""A plain baseline is good enough if its expected error is at most so many times that of the best pull."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the settings depend on."""
+
+    lam: float
+    smoothness: float
+    """L of the client with the largest."""
+    mu: float
+    """Smallest curvature of any client; NaN where it has no meaning."""
+    trace: float
+    samples: float
+    batch: int
+    """Batch size of the run; 0 is all samples."""
+    lr: float
+    """Learning rate of the run."""
+    errors: Errors
+    initial: float
+    """Squared distance from the initial model to the clients' optima."""
+
+    @property
+    def theory(self) -> bool:
+        """Whether rates and rounds mean anything."""
+        return math.isfinite(self.mu) and self.mu > 0
+
+    @property
+    def reduction(self) -> float:
+        """Share of the initial squared error that may be left."""
+        return min(0.5, REST * self.errors.coupled / max(self.initial, 1e-300))
+
+    def eta(self, whole: bool, pulled: bool = True) -> float:
+        """Step size, of the personal model or (not `pulled`) of the common one."""
+        steepest = self.smoothness
+        if not whole and self.batch > 0:
+            batch = min(self.batch, self.samples)
+            steepest += (self.smoothness + max(self.trace, 0.0)) / batch
+        return 1 / (steepest + (self.lam if pulled else 0.0))
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Settings of one method, as an experiment's file has them."""
+
+    method: str
+    options: Mapping[str, Any]
+    train: Mapping[str, Any] = field(default_factory=dict)
+    rounds: int | None = None
+    """Rounds after which optimisation no longer matters; None where no theory says so."""
+    why: str = ""
+
+    def to_config(self) -> dict[str, Any]:
+        """One entry of `methods:`."""
+        rounds = {} if self.rounds is None else {"rounds": self.rounds}
+        train = {"train": dict(self.train)} if self.train else {}
+        return {"name": self.method, **self.options, **rounds, **train}
+
+
+def recommendations(here: Situation) -> tuple[Recommendation, ...]:
+    """FedCLUP, Ditto, pFedMe and PerAda with the same lam; before them a plain baseline that does as well."""
+    return (*baselines(here), fedclup(here), ditto(here), pfedme(here), perada(here))
+
+
+def baselines(here: Situation) -> tuple[Recommendation, ...]:
+    """FedAvg or local training, where the best pull is hardly better; only where optima can be reached.
+
+    Errors of a few epochs say how far a model moved, not how good it would become.
+    """
+    if not here.theory:
+        return ()
+    out = []
+    for name, error in (("fedavg", here.errors.pooled), ("local", here.errors.alone)):
+        if error <= CLOSE * here.errors.coupled:
+            train = {"lr": _short(here.eta(whole=True, pulled=False)), "steps": FEDAVG_STEPS, "batch_size": 0}
+            why = f"expected error {error:.3g}, that of the best pull {here.errors.coupled:.3g}"
+            out.append(Recommendation(name, {}, train, _descent_rounds(here, 1 / here.smoothness), why))
+    return tuple(out)
+
+
+def fedclup(here: Situation) -> Recommendation:
+    """Corollary 2's steps and rounds, or the experiments' plain mean."""
+    if not here.theory:
+        options = {"lam": _short(here.lam), "gamma": "mean"}
+        return Recommendation(
+            "fedclup", options, _gentle(here), None, "server takes the mean (gamma = 1/lam)"
+        )
+    plan = schedule(here.mu, here.smoothness, here.lam)
+    options = {"lam": _short(here.lam), "gamma": "theory", "smoothness": _short(here.smoothness)}
+    train = {"lr": _short(plan.eta), "steps": plan.fewest_steps, "batch_size": 0}
+    why = f"Corollary 2: gamma = {plan.gamma:.3g}, K = {plan.fewest_steps}, rate {plan.rate:.3f} a round"
+    return Recommendation("fedclup", options, train, plan.rounds(here.reduction), why)
+
+
+def ditto(here: Situation) -> Recommendation:
+    """FedAvg with a pulled model beside it; both take the smaller of their step sizes."""
+    options = {"lam": _short(here.lam)}
+    if not here.theory:
+        return Recommendation("ditto", options, _gentle(here), None, "lam as for FedCLUP")
+    eta = here.eta(whole=True)
+    rounds = _descent_rounds(here, eta)
+    train = {"lr": _short(eta), "steps": FEDAVG_STEPS, "batch_size": 0}
+    why = f"gradient descent keeps at most {1 - eta * here.mu:.3f} of the distance a step"
+    return Recommendation("ditto", options, train, rounds, why)
+
+
+def pfedme(here: Situation) -> Recommendation:
+    """With one repetition and `eta lam = 1` it has FedCLUP's fixed point; with batches one pass of repetitions."""
+    lam = here.lam
+    if here.theory:
+        plan = schedule(here.mu, here.smoothness, lam)
+        beta = min(lam * plan.gamma, LARGEST_BETA)
+        rate = round_rate(here.mu, here.smoothness, lam, beta / lam)
+        options = {
+            "lam": _short(lam),
+            "inner_steps": plan.fewest_steps,
+            "local_rounds": 1,
+            "lr": _short(1 / lam),
+            "personal_lr": _short(plan.eta),
+            "beta": _short(beta),
+        }
+        rounds = math.ceil(math.log(here.reduction) / math.log(rate))
+        return Recommendation(
+            "pfedme", options, {"batch_size": 0}, rounds, "one exact repetition: no bias from R > 1"
+        )
+    batch = here.batch if here.batch > 0 else here.samples
+    repetitions = min(20, max(1, math.ceil(here.samples / batch)))
+    options = {
+        "lam": _short(lam),
+        "inner_steps": 5,
+        "local_rounds": repetitions,
+        "lr": _short(1 / (lam * repetitions)),
+        "personal_lr": _short(min(here.lr, here.eta(whole=False))),
+    }
+    why = "one pass a round; eta lam R = 1, so the local copy moves about as far as an exact step"
+    return Recommendation("pfedme", options, {}, None, why)
+
+
+def perada(here: Situation) -> Recommendation:
+    """Its personal objective is Ditto's on the adapters."""
+    like = ditto(here)
+    why = "as Ditto, on the adapters; a code that penalises lam ||v - w||^2 needs half this lam"
+    return Recommendation("perada", like.options, like.train, like.rounds, why)
+
+
+def perfed_ckt(lam: Sequence[float]) -> tuple[Recommendation, ...]:
+    """One lam for all, the median of the clients' own; none if no client's spread can be seen."""
+    finite = [value for value in lam if math.isfinite(value) and value > 0]
+    if not finite:
+        return ()
+    why = "median of lam_k; the method has one lam, and teachers are clusters, not weights alpha_k"
+    return (Recommendation("perfed_ckt", {"lam": _short(statistics.median(finite))}, why=why),)
+
+
+def _descent_rounds(here: Situation, eta: float) -> int:
+    """Rounds of gradient descent that leave no more than the wanted share of the squared error."""
+    step = -math.log1p(-min(eta * here.mu, 1 - 1e-12))
+    return max(1, math.ceil(math.log(1 / here.reduction) / (2 * FEDAVG_STEPS * step)))
+
+
+def _gentle(here: Situation) -> dict[str, Any]:
+    """The run's learning rate, lowered where the pulled problem would not stand it."""
+    eta = here.eta(whole=False)
+    return {"lr": _short(eta)} if eta < here.lr else {}
+
+
+def _short(value: float) -> float:
+    """Three digits: no estimate here is better than that."""
+    return float(f"{value:.3g}")

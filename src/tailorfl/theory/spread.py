@@ -1,0 +1,121 @@
+"""How far clients' optima lie apart, estimated from two models of every client without counting noise twice.
+
+Client i's optimum `w_i` is seen through models `a_i`, `b_i` trained on two DISJOINT halves of its samples:
+`a_i = w_i + noise`, `b_i = w_i + other noise`. The squared distance of a client's model from the mean is
+inflated by noise; the product of BOTH models' deviations is not, since their noises are independent:
+
+    R^2   = mean_i ||w_i - w||^2        estimated by  mean_i <a_i - a, b_i - b>
+    V     = mean_i E||w^_i - w_i||^2    estimated by  mean_i ||a_i - b_i||^2 / 4
+    v_k^2 = ||w_k - theta||^2 / d       estimated by  <a_k - a, b_k - b> / d, freed of theta's own error
+
+`a`, `b`, `w` are means over clients; `w^_i` is trained on all n samples, with half the variance of a half's
+model. R^2 is unbiased for whatever noise: no variance formula enters, and a bias that all clients share cancels.
+Estimates may come out below 0 where clients are alike; they are kept so until they are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailorfl.theory.checks import require_counts, require_share
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+ROUNDS = 5
+"""Of the spreads from the common optimum and the common optimum from the spreads."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number with the range that resampling the clients gives."""
+
+    value: float
+    low: float
+    high: float
+
+    def clipped(self, low: float = 0.0) -> Interval:
+        """The same, nothing below `low`."""
+        return Interval(max(self.value, low), max(self.low, low), max(self.high, low))
+
+    def root(self) -> Interval:
+        """The square root, of a square that may have been estimated below 0."""
+        at = self.clipped()
+        return Interval(at.value**0.5, at.low**0.5, at.high**0.5)
+
+
+def heterogeneity(gram: Floats, picked: Ints | None = None) -> float:
+    """R^2 of the clients, or of a resample of them.
+
+    Args:
+        gram: `[clients, clients]` products `<a_i, b_j>`.
+        picked: `[clients]` client numbers drawn with replacement. A resample repeats clients and so comes out
+            narrower by `1 - 1/N`, which is undone.
+    """
+    if picked is None:
+        return float(np.trace(gram) / len(gram) - gram.mean())
+    some = gram[np.ix_(picked, picked)]
+    narrow = len(picked) / max(len(picked) - 1, 1)
+    return float((np.trace(some) / len(some) - some.mean()) * narrow)
+
+
+def client_spread(gram: Floats, noise: Floats, dim: int) -> Floats:
+    """v_k^2 `[clients]`, variance of one weight of every client's optimum around the common one.
+
+    One client's estimate is noisy: it scatters by a share of about `sqrt(2/d)`, and more where noise is large.
+    It is pulled to the mean of all by as much as the scatter of the estimates is explained by that noise
+    (empirical Bayes), and floored at 0.
+
+    Args:
+        gram: `[clients, clients]` products `<a_i, b_j>`.
+        noise: `[clients]` squared distance `||a_i - b_i||^2 / 2`, the variance of one half's model.
+        dim: d, number of weights.
+    """
+    clients, per_weight = len(gram), noise / dim
+    if clients < 3:
+        return np.full(clients, max(heterogeneity(gram) * clients / max(clients - 1, 1) / dim, 0.0))
+    weights = np.ones(clients)
+    for _ in range(ROUNDS):
+        raw = _freed(gram, weights) / dim
+        common, known = max(float(raw.mean()), 0.0), np.maximum(raw, 0.0)
+        # <w + e, w + e'> / d scatters by w's own draw, by w's product with either noise, and by that of the noises
+        sampling = (2 * known**2 + 2 * known * per_weight + per_weight**2) / dim
+        between = max(float(raw.var(ddof=1) - sampling.mean()), 0.0)
+        trust = between / np.maximum(between + sampling, 1e-300)
+        found = np.maximum(common + trust * (raw - common), 0.0)
+        # clients that scatter little know the common optimum best (the teacher's weights of Theorem 4.2)
+        weights = 1 / np.maximum(found + per_weight / 2, 1e-300)
+    return np.asarray(found)
+
+
+def resampled(
+    clients: int, statistics: Callable[[Ints], Sequence[float]], *, draws: int = 400, seed: int = 0
+) -> Floats:
+    """`[draws, statistics]` values of statistics of clients drawn with replacement (bootstrap)."""
+    require_counts(clients=clients, draws=draws)
+    rng = np.random.default_rng(seed)
+    return np.array([statistics(rng.integers(clients, size=clients)) for _ in range(draws)])
+
+
+def interval(value: float, draws: Floats, level: float = 0.9) -> Interval:
+    """The value with the range that holds the middle `level` of the draws."""
+    require_share(level=level)
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(value, float(min(low, value)), float(max(high, value)))
+
+
+def _freed(gram: Floats, weights: Floats) -> Floats:
+    """`[clients]` squared distances d_k of optima from the common one, freed of the error of the others' mean.
+
+    Client k is compared with the mean of the others, of weights q_k. The product of its deviations has the
+    expectation `d_k + sum_j q_kj^2 d_j`, a linear system for d.
+    """
+    others = np.tile(weights, (len(gram), 1))
+    np.fill_diagonal(others, 0.0)
+    others /= others.sum(1, keepdims=True)
+    deviation = np.eye(len(gram)) - others
+    own = np.einsum("ki,ij,kj->k", deviation, gram, deviation)
+    return np.asarray(np.linalg.solve(np.eye(len(gram)) + others**2, own))

@@ -1,0 +1,129 @@
+"""`tailorfl advise`: tables, JSON, YAML that runs, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+import tailorfl.methods  # noqa: F401  (registers the methods)
+from tailorfl.cli.main import app
+from tailorfl.core.method import methods
+from tailorfl.experiments.check import check
+from tailorfl.experiments.config import load
+
+LINEAR = [
+    "data=synthetic_linear",
+    "model=linear",
+    "data.options.clients=9",
+    "data.options.samples=80",
+    "data.options.dim=3",
+    "data.options.heterogeneity=1.0",
+]
+DIGITS = ["data.clients=4", "data.samples=240", "model.hidden=[8]", "--rounds", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+def advise(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["advise", *arguments])
+
+
+def done(*arguments: str) -> Result:
+    result = advise(*arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def pasted(output: str) -> dict[str, Any]:
+    """The YAML behind the tables."""
+    return dict(yaml.safe_load(output.split("to be pasted into an experiment:\n")[1]))
+
+
+def test_a_convex_problem_gets_a_sure_answer_and_settings_that_exist() -> None:
+    output = done(*LINEAR, "--quiet").stdout
+    assert (
+        "regime: personalize (sure: 100% of resamples of the clients agree); confidence in all of this: high"
+        in output
+    )
+    assert all(
+        text in output for text in ("heterogeneity R", "Corollary 1", "PerFed-CKT", "alpha_k", "Corollary 2")
+    )
+    found = pasted(output)
+    assert [row["name"] for row in found["methods"]] == ["local", "fedclup", "ditto", "pfedme"]
+    check(load(found))
+
+
+def test_a_network_is_told_what_is_not_meaningful() -> None:
+    result = done(*DIGITS)
+    assert "not meaningful" in result.stdout
+    assert "confidence in all of this: low" in result.stdout
+    assert "note: the model or the data allow no optimum" in result.stdout
+    assert "round 1 of 1 to a common reference, 4 clients" in result.stderr
+    found = pasted(result.stdout)
+    assert [row["name"] for row in found["methods"]] == ["fedclup", "ditto", "pfedme"]
+    check(load(found))
+
+
+def test_json_has_everything_and_nothing_else() -> None:
+    result = done(*LINEAR, "--json", "--quiet")
+    found = json.loads(result.stdout)
+    assert found["regime_in_words"] == "personalize"
+    assert found["facts"]["radius"]["value"] == pytest.approx(1.0, rel=0.15)
+    assert len(found["transfer"]["alpha"]) == 9
+    assert found["config"] == pasted(done(*LINEAR, "--quiet").stdout)
+
+
+def test_methods_that_need_a_public_set_are_pasted_only_where_there_is_one() -> None:
+    there = {"perada", "perfed_ckt"} & set(methods())
+    for more, expected in ([], set()), (["data.public=digits", "data.public_samples=30"], there):
+        output = done(*DIGITS, *more, "--quiet").stdout
+        assert "perfed_ckt" in output
+        names = {row["name"] for row in pasted(output)["methods"]}
+        assert names == {"fedclup", "ditto", "pfedme"} | expected
+
+
+def test_advice_runs() -> None:
+    found = json.loads(done(*DIGITS, "--json", "--quiet").stdout)["config"]
+    settings = {"data": {"clients": 4, "samples": 240}, "rounds": 1, "seeds": 1, **found}
+    Path("advised.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    result = CliRunner().invoke(app, ["run", "advised.yaml", "--quiet", "--out", "out"])
+    assert result.exit_code == 0, result.output
+
+
+def test_a_recipe_is_advised_on() -> None:
+    output = done("demo", "data.samples=300", "data.clients=4", "--rounds", "0", "--quiet").stdout
+    assert "local training of halves, 4 of 4 clients" in output
+
+
+def test_many_clients_are_cut_in_the_table_only() -> None:
+    many = [text.replace("clients=9", "clients=14") for text in LINEAR]
+    output = done(*many, "--clients", "12", "--quiet").stdout
+    assert "12 of 14 clients" in output
+    assert "2 more clients in --json" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["data=digts"], 2, "Did you mean 'digits'"),
+        (["nothing.yaml"], 2, "neither a file nor a recipe"),
+        ([*DIGITS, "--clients", "1"], 2, "clients >= 2"),
+        (["data.clients=1", "data.samples=100"], 1, "at least 2 clients with at least 2 training samples"),
+        (["variants={a: {rounds: 1}}"], 2, "has variants (a)"),
+        ([*DIGITS, "train.lr=1e30"], 1, "try a smaller train.lr"),
+    ],
+)
+def test_errors_say_what_to_do(arguments: list[str], code: int, message: str) -> None:
+    result = advise(*arguments, "--quiet")
+    assert result.exit_code == code, result.output
+    assert message in result.output.replace("\n", " ")

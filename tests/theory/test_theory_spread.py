@@ -1,0 +1,111 @@
+"""R, V and v_k from two halves: free of bias where the plain distances are not, by simulation of the halves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tailorfl.theory.shrinkage import best_pull, expected_errors, scaled_rate
+from tailorfl.theory.spread import Floats, client_spread, heterogeneity, interval, resampled
+
+CLIENTS, DIM, NOISE = 8, 6, 0.5
+"""NOISE is the variance of one weight of a half's model."""
+
+
+def halves(rng: np.random.Generator, optima: Floats, noise: float = NOISE) -> tuple[Floats, Floats]:
+    shape = optima.shape
+    return tuple(optima + noise**0.5 * rng.standard_normal(shape) for _ in range(2))  # type: ignore[return-value]
+
+
+def around(rng: np.random.Generator, radius: float) -> Floats:
+    """Optima of mean 3 in every weight and root mean square distance `radius` from it."""
+    offsets = rng.standard_normal((CLIENTS, DIM))
+    offsets -= offsets.mean(0)
+    return 3 + offsets * radius / max(float(np.sqrt((offsets**2).sum(1).mean())), 1e-300)
+
+
+@pytest.mark.parametrize("radius", [0.0, 0.3, 2.0])
+def test_heterogeneity_is_unbiased_and_the_plain_distance_is_not(radius: float) -> None:
+    rng = np.random.default_rng(0)
+    optima, found, plain = around(rng, radius), [], []
+    for _ in range(4000):
+        a, b = halves(rng, optima)
+        found.append(heterogeneity(a @ b.T))
+        both = (a + b) / 2
+        plain.append(((both - both.mean(0)) ** 2).sum(1).mean())
+    error = np.std(found) / np.sqrt(len(found))
+    assert abs(np.mean(found) - radius**2) < 3.5 * error
+    inflated = (1 - 1 / CLIENTS) * DIM * NOISE / 2
+    assert np.mean(plain) - radius**2 == pytest.approx(inflated, rel=0.05)
+
+
+def test_a_resample_keeps_the_size_of_the_heterogeneity() -> None:
+    rng = np.random.default_rng(1)
+    optima = around(rng, 1.0)
+    gram = optima @ optima.T
+    draws = resampled(CLIENTS, lambda picked: [heterogeneity(gram, picked)], draws=4000)[:, 0]
+    error = draws.std() / np.sqrt(len(draws))
+    # of a population with these clients as its members the variance counts N - 1 degrees of freedom
+    assert abs(draws.mean() - CLIENTS / (CLIENTS - 1) * (1 - 1 / CLIENTS)) < 4 * error
+
+
+def test_an_interval_holds_its_value_and_the_middle_of_the_draws() -> None:
+    found = interval(-1.0, np.arange(101.0))
+    assert (found.value, found.low, found.high) == (-1.0, -1.0, 95.0)
+    assert (found.root().value, found.root().high) == (0.0, 95.0**0.5)
+
+
+def test_client_spread_recovers_every_clients_own() -> None:
+    """With many weights and little noise: standard deviations are sqrt(2/d) = 7 % and, near 0, 0.05/sqrt(d)."""
+    rng, dim = np.random.default_rng(2), 400
+    v2 = np.array([0.01, 0.1, 0.1, 0.5, 1.0, 1.0, 2.0, 4.0])
+    optima = np.sqrt(v2)[:, None] * rng.standard_normal((len(v2), dim)) + 5
+    a, b = halves(rng, optima, noise=0.05)
+    found = client_spread(a @ b.T, ((a - b) ** 2).sum(1) / 2, dim)
+    assert found == pytest.approx(((optima - 5) ** 2).mean(1), rel=0.1, abs=0.02)
+    assert found == pytest.approx(v2, rel=0.25, abs=0.02)
+
+
+def test_client_spread_is_pulled_together_where_clients_do_not_differ_in_it() -> None:
+    """One spread for all: the estimates' scatter is noise, and shrinking takes most of it away."""
+    rng, raw_error, error = np.random.default_rng(3), 0.0, 0.0
+    for _ in range(200):
+        optima = rng.standard_normal((CLIENTS, DIM))
+        a, b = halves(rng, optima)
+        gram = a @ b.T
+        found = client_spread(gram, ((a - b) ** 2).sum(1) / 2, DIM)
+        assert (found >= 0).all()
+        centred = (a - a.mean(0)) * (b - b.mean(0))
+        raw_error += float(((centred.mean(1) - 1) ** 2).sum())
+        error += float(((found - 1) ** 2).sum())
+    assert error < 0.6 * raw_error
+
+
+@pytest.mark.parametrize("clients", [2, 5, 50])
+def test_best_pull_is_the_minimum_of_the_error_in_every_direction(clients: int) -> None:
+    """The error of the module's docstring, over lam on a fine grid, for curvatures 1, 3 and 10 at once."""
+    curvature, sigma2, samples, r2 = np.array([1.0, 3.0, 10.0]), 2.0, 40, 0.03
+    noise = sigma2 / curvature / samples
+
+    def error(lam: float) -> Floats:
+        keep = curvature / (curvature + lam)
+        return np.asarray(noise / clients + (1 - 1 / clients) * keep**2 * noise + (1 - keep) ** 2 * r2)
+
+    lam = best_pull(excess=sigma2 * 3 / samples, radius2=3 * r2, clients=clients)
+    grid = lam * np.geomspace(0.1, 10, 2001)
+    table = np.array([error(x) for x in grid])
+    assert grid[table.argmin(0)] == pytest.approx(np.full(3, lam), rel=2e-3)
+    flat = expected_errors(float(noise[0]), r2, clients)
+    assert flat.coupled == pytest.approx(error(best_pull(sigma2 / samples, r2, clients))[0])
+    assert flat.alone == pytest.approx(error(0.0)[0])
+    assert flat.pooled == pytest.approx(error(1e12)[0])
+
+
+def test_no_heterogeneity_asks_for_the_strongest_pull_and_one_client_for_none() -> None:
+    assert best_pull(1.0, -0.1, 10, most=7.0) == 7.0
+    assert best_pull(1.0, 0.5, 1) == 0.0
+
+
+def test_regimes_are_those_of_the_noise() -> None:
+    for radius2, regime in ((-1.0, "pooled"), (0.009, "pooled"), (0.011, "between"), (0.11, "alone")):
+        assert scaled_rate(noise=0.1, radius2=radius2, samples=33.3, clients=10).regime == regime
