@@ -6,9 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tailorfl.data.locations import data_file
 from tailorfl.errors import DataError
+
+torch.set_num_threads(1)  # tests train tiny models: a second thread only waits, for minutes on a busy machine
 
 
 def find_or_skip(file: str) -> Path:
