@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -122,6 +123,7 @@ def test_one_client_one_round_one_seed(tmp_path: Path) -> None:
 
 IMPORTS = """
 import sys
+import warnings
 import tailorfl.evaluation.metrics, tailorfl.evaluation.seeds, tailorfl.evaluation.summary
 import tailorfl.runs.plots, tailorfl.runs.store, tailorfl.runs.tables
 heavy = {"torch", "pandas", "matplotlib", "sklearn", "scipy", "rich", "pyarrow"} & set(sys.modules)
@@ -138,3 +140,12 @@ def test_heavy_packages_load_when_needed_and_pyplot_never(tmp_path: Path) -> Non
         [sys.executable, "-c", IMPORTS, tmp_path / "plot.png"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_many_labels_leave_room_for_the_lines(tmp_path: Path) -> None:
+    """A legend higher than the figure would squeeze them away; matplotlib then only warns."""
+    many = rounds_frame(tuple(f"method {i}" for i in range(40)), seeds=1)
+    for plot in (plots.metric_per_round, plots.metric_by_bytes):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            plot(many, tmp_path / "many.png")

@@ -7,6 +7,7 @@ and no display.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", "--", ":", "-.")  # the second seven lines are dashed, and so on
 SHARES = frozenset({"accuracy", "balanced_accuracy", "macro_f1"})  # metrics shown in percent
 DPI = 150
+LEGEND_ROWS = 17  # labels in a column of the legend
+COLUMN_WIDTH = 2.0  # inches of figure that a further column takes
 MARKS = 12  # markers on a line, whatever its number of rounds
 
 
@@ -179,9 +182,13 @@ def _metric_axis(axes: Axes, metric: str, which: str, legend: str = "") -> None:
 
 
 def _save(figure: Figure, axes: Axes, path: str | Path) -> None:
-    if axes.get_legend_handles_labels()[0]:
-        # beside the lines, where it covers none of them
-        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
+    labels = axes.get_legend_handles_labels()[1]
+    if labels:
+        # Beside the lines, where it covers none of them, and no higher than they are.
+        columns = math.ceil(len(labels) / LEGEND_ROWS)
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width + COLUMN_WIDTH * (columns - 1), height)
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9, ncols=columns)
     with replacing(Path(path)) as part:
         figure.savefig(part, format="png", dpi=DPI)
 
