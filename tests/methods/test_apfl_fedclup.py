@@ -113,12 +113,12 @@ class TestAPFL:
 
 class TestFedCLUP:
     @pytest.mark.parametrize("gamma", ["mean", "theory", "edge"])
-    @pytest.mark.parametrize("theory_lr", [False, True])
-    def test_follows_the_algorithm_on_quadratics(self, gamma: str, theory_lr: bool) -> None:
+    @pytest.mark.parametrize("lr_rule", ["run", "deterministic"])
+    def test_follows_the_algorithm_on_quadratics(self, gamma: str, lr_rule: str) -> None:
         lam, steps, local = 1.5, 4, Reference()
         step = {"mean": 1.0, "theory": (lam + L) / (2 * L), "edge": (lam + L) / L}[gamma]
-        lr = 1 / (lam + L) if theory_lr else LR
-        method = make("fedclup", lam=lam, gamma=gamma, smoothness=L, theory_lr=theory_lr)
+        lr = LR if lr_rule == "run" else 1 / (lam + L)
+        method = make("fedclup", lam=lam, gamma=gamma, smoothness=L, lr_rule=lr_rule)
         sim = quadratic_simulation(method, steps, fraction=0.5)
         w, v = global_weight(sim), personal_weights(sim)
         for _ in range(12):
@@ -137,10 +137,10 @@ class TestFedCLUP:
         """γ = 1/λ, (λ+L)/(2λL) and 1/λ + 1/L."""
         rule = {"mean": 1 / lam, "theory": (lam + L) / (2 * lam * L), "edge": 1 / lam + 1 / L}
         method = make_method("fedclup", {"lam": lam, "gamma": gamma, "smoothness": L})
-        assert method.step == pytest.approx(rule[gamma] * lam)  # type: ignore[attr-defined]
+        assert method.server_step(lam) == pytest.approx(rule[gamma] * lam)  # type: ignore[attr-defined]
 
     def test_rules_that_need_the_smoothness_refuse_to_guess_it(self) -> None:
-        for options in ({"gamma": "theory"}, {"gamma": "edge"}, {"theory_lr": True}):
+        for options in ({"gamma": "theory"}, {"gamma": "edge"}, {"lr_rule": "deterministic"}):
             with pytest.raises(ConfigError, match="smoothness"):
                 make_method("fedclup", options)
 

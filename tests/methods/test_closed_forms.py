@@ -91,7 +91,7 @@ class TestFedCLUP:
     @pytest.mark.parametrize("gamma", ["mean", "theory", "edge"])
     @pytest.mark.parametrize("lam", [0.3, 2.0])
     def test_every_server_step_has_the_same_fixed_point(self, gamma: str, lam: float) -> None:
-        method = make("fedclup", lam=lam, gamma=gamma, smoothness=L, theory_lr=True)
+        method = make("fedclup", lam=lam, gamma=gamma, smoothness=L, lr_rule="deterministic")
         sim = run(quadratic_simulation(method, 25))
         H, c = curvature()
         w, v = closed_form(H, c, shares("uniform"), lam)
@@ -120,7 +120,9 @@ class TestFedCLUP:
         gap = {}
         for gamma in ("edge", "mean"):
             sim = run(
-                quadratic_simulation(make("fedclup", lam=lam, gamma=gamma, smoothness=L, theory_lr=True), 12)
+                quadratic_simulation(
+                    make("fedclup", lam=lam, gamma=gamma, smoothness=L, lr_rule="deterministic"), 12
+                )
             )
             gap[gamma] = float(np.abs(global_weight(sim) - pooled).max())
             if gamma == "edge":
@@ -136,7 +138,7 @@ class TestFedCLUP:
         kappa = L / MU
         steps = int(np.ceil(2 + (lam + L) / (lam + MU) * np.log(1056 * kappa**2)))
         sim = quadratic_simulation(
-            make("fedclup", lam=lam, gamma="theory", smoothness=L, theory_lr=True), steps
+            make("fedclup", lam=lam, gamma="theory", smoothness=L, lr_rule="deterministic"), steps
         )
         H, c = curvature()
         w_star, _ = closed_form(H, c, shares("uniform"), lam)

@@ -88,7 +88,12 @@ def test_the_loss_is_the_divergence_from_the_mean_of_the_teachers(
     assert public is not None
     teachers = [(MODELS["small"], 2), (MODELS["middle"], 3)]
     stacks = [
-        (m, TensorDict({n: torch.stack([m.init(s).get(n) for s in range(k)]) for n in tree.tensors(m.init(0))}, [k]))
+        (
+            m,
+            TensorDict(
+                {n: torch.stack([m.init(s).get(n) for s in range(k)]) for n in tree.tensors(m.init(0))}, [k]
+            ),
+        )
         for m, k in teachers
     ]
     distil = ServerDistillation(temperature=temperature, average=average, link=link)

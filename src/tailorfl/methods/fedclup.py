@@ -1,5 +1,5 @@
-"""FedCLUP with constant λ (Yu et al., "Understanding the Statistical Accuracy-Communication Trade-off in
-Personalized Federated Learning with Minimax Guarantees", ICML 2025).
+"""FedCLUP (Yu et al., "Understanding the Statistical Accuracy-Communication Trade-off in Personalized Federated
+Learning with Minimax Guarantees", ICML 2025), deterministic and stochastic.
 
     min over w, v_i:  Σ_i (1/N) ( F_i(v_i) + (λ/2)‖v_i − w‖² )
 
@@ -7,31 +7,43 @@ Personalized Federated Learning with Minimax Guarantees", ICML 2025).
     client i:  v_i = LocalSGD(v_i, prox (λ, w)), warm start, v_i persists;   sends v_i
     server:    w = (1 − γλ) w + γλ mean_S v_i                              ( = w − γ mean_S λ(w − v_i) )
 
-Small λ is high personalization, large λ low. Step size of the server:
+Small λ is high personalization, large λ low. `gamma`, `lr_rule` and `local_steps` choose γ, η and K by the rules of the
+theory (`tailorfl.methods.fedclup_steps`). By default γ = 1/λ, which needs no L and makes w the plain mean of the v_i.
 
-    gamma = "mean"     γ = 1/λ: w is the plain mean of v_i (the real-data experiments); default, needs no L
-    gamma = "theory"   γ = (λ + L)/(2λL), Corollary 2
-    gamma = "edge"     γ = 1/λ + 1/L (the synthetic experiments); fastest, at the boundary of the theory
+The printed stochastic algorithm draws one batch a round for all K steps (`batch_reuse`); its analysis has fresh noise
+in every step, which is the default here, and the paper's experiments on real data run epochs.
+
+`schedule` may let λ change between rounds (`tailorfl.methods.fedclup_lambda`). γ, and η by `lr_rule`, follow it; v_i
+and w stay. λ then goes down with w as one more scalar. While λ is 0, clients train alone and nothing is sent; when it
+leaves 0, one round sends v_i up and makes w their mean. For the rule that watches it, clients report their validation
+loss beside their reply, those without validation samples their training loss.
 
 | symbol | here |
 |---|---|
 | λ | `lam` |
-| L | `smoothness` |
-| η | the run's learning rate; with `smoothness` given and `theory_lr`, 1/(λ + L) |
-| K | the run's steps or epochs |
+| μ, L | `convexity`, `smoothness` |
+| η | the run's learning rate, or by `lr_rule` |
+| K | the run's steps or epochs, or `local_steps` |
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
+import torch
 from pydantic import Field, model_validator
 from tensordict import TensorDict
+from torch import Tensor
 
+from tailorfl.core import tree
 from tailorfl.core.client import Client
+from tailorfl.core.gradients import Gradient
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import register
+from tailorfl.core.method import Context, register
+from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import TwoModels
+from tailorfl.methods.fedclup_lambda import ERROR, Constant, Corollary, Dynamic, Heuristic, Schedule
+from tailorfl.methods.fedclup_steps import ClientRule, ServerRule, client_step, fewest_steps, server_step
 
 
 @register
@@ -42,28 +54,167 @@ class FedCLUP(TwoModels):
     title: ClassVar[str] = "FedCLUP"
     paper: ClassVar[str] = "Yu et al., ICML 2025"
     lam: float = Field(0.5, ge=0, description="λ: degree of collaboration; small is high personalization")
-    gamma: Literal["mean", "theory", "edge"] = Field("mean", description="rule for the server's step size γ")
+    gamma: ServerRule = Field("mean", description="rule for the server's step size γ")
     smoothness: float | None = Field(None, gt=0, description="L, if known; needed by gamma = theory and edge")
-    theory_lr: bool = Field(False, description="use η = 1/(λ + L) instead of the run's learning rate")
+    convexity: float | None = Field(None, gt=0, description="μ, if known; needed by rules of the theory")
+    lr_rule: ClientRule | Literal["run"] = Field(
+        "run", description="η: the run's learning rate, or that of a theorem"
+    )
+    local_steps: int | Literal["theory"] | None = Field(
+        None, description="K, steps of a client in a round; default: as the run's local training"
+    )
+    batch_reuse: bool = Field(False, description="draw one batch a round and take all K steps on it")
+    schedule: Schedule = Field(
+        Constant(),
+        description="rule for λ: constant; corollary: radius, rho, samples, clients; heuristic: switch, constant, "
+        "samples, most; dynamic: values (or start, factor, least, most), patience, tol",
+    )
 
     @model_validator(mode="after")
-    def _needs_smoothness(self) -> Self:
-        if self.smoothness is None and (self.gamma != "mean" or self.theory_lr):
-            raise ValueError("gamma = theory or edge and theory_lr need smoothness (L)")
+    def _needs_constants(self) -> Self:
+        needs_mu = {
+            "lr_rule = stochastic": self.lr_rule == "stochastic",
+            "local_steps = theory": self.local_steps == "theory",
+            "schedule = corollary": isinstance(self.schedule, Corollary),
+        }
+        needs_smoothness = {
+            f"gamma = {self.gamma}": self.gamma != "mean",
+            "lr_rule = deterministic": self.lr_rule == "deterministic",
+            **needs_mu,
+        }
+        for what, needed in needs_smoothness.items():
+            if needed and self.smoothness is None:
+                raise ValueError(f"{what} needs smoothness (L)")
+        for what, needed in needs_mu.items():
+            if needed and self.convexity is None:
+                raise ValueError(f"{what} needs convexity (μ)")
+        if self.convexity is not None and self.smoothness is not None and self.convexity > self.smoothness:
+            raise ValueError("convexity (μ) must not be above smoothness (L)")
+        if isinstance(self.local_steps, int) and self.local_steps < 1:
+            raise ValueError("local_steps must be at least 1")
+        if self.local_steps == "theory" and isinstance(self.schedule, Heuristic):
+            raise ValueError("local_steps = theory needs to know every λ; give a number with this schedule")
         return self
 
-    @property
-    def step(self) -> float:
-        """γλ: how far the server moves from w to the mean of the personal models."""
-        if self.lam == 0 or self.gamma == "mean" or self.smoothness is None:
-            return 1.0 if self.lam > 0 else 0.0
-        edge = 1.0 + self.lam / self.smoothness
-        return edge if self.gamma == "edge" else edge / 2.0
+    # -- the server -----------------------------------------------------------------------------------------
 
-    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
-        lr = 1.0 / (self.lam + self.smoothness) if self.theory_lr and self.smoothness else None
-        v = client.fit(state, prox=(self.lam, received), lr=lr)
-        return v, v
+    def server_state(self, ctx: Context) -> TensorDict:
+        if self.batch_reuse and self.local_steps is None and ctx.train.steps is None:
+            raise ConfigError("batch_reuse repeats one batch K times: give K as local_steps or train.steps")
+        if not self.schedule.changes:
+            return ctx.init
+        if self.lr_rule != "run" and (ctx.train.clip is not None or ctx.train.weight_decay):
+            raise ConfigError(
+                f"lr_rule = {self.lr_rule} with a changing λ does not support train.clip and train.weight_decay"
+            )
+        return self._state(ctx.init, self.first_lam, False, self.schedule.memory())
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        if not self.schedule.changes:
+            return server
+        if int(server["collect"]):
+            return server.select("collect")
+        if float(server["lam"]) == 0:
+            return tree.empty()
+        return TensorDict({"w": server["w"], "lam": server["lam"].float()}, batch_size=[])
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
-        return replies.towards(server, self.step)
+        if not self.schedule.changes:
+            return replies.towards(server, self.server_step(self.first_lam))
+        w, lam = server["w"], float(server["lam"])
+        if int(server["collect"]):
+            return self._state(replies.mean(), lam, False, server["rule"])
+        if lam > 0:
+            w = replies.towards(w, self.server_step(lam))
+        new, memory = self.schedule.after(lam, server["rule"], replies, server["w"])
+        return self._state(w, new, lam == 0 < new, memory)
+
+    def shared(self, server: TensorDict) -> TensorDict:
+        w: TensorDict = server["w"] if self.schedule.changes else server
+        return w
+
+    @staticmethod
+    def _state(w: TensorDict, lam: float, collect: bool, rule: TensorDict) -> TensorDict:
+        """The server's state with a changing λ: `collect` says that λ has just left 0 and w is yet to be made."""
+        told = {"lam": torch.tensor(lam, dtype=torch.float64), "collect": torch.tensor(int(collect))}
+        return TensorDict({"w": w, **told, "rule": rule}, batch_size=[])
+
+    # -- a client -------------------------------------------------------------------------------------------
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        if not self.schedule.changes:
+            v = self._fit(client, state, self.first_lam, received)
+            return v, v
+        if "w" in received.keys():  # noqa: SIM118  (a TensorDict)
+            v = self._fit_told(client, state, received["lam"], received["w"])
+        else:
+            v = self._fit(client, state, 0.0, None)
+        if self.schedule.watches:
+            error = client.loss(v, "val")
+            # The mean over no samples is 0.
+            client.metrics[ERROR] = torch.where(error == 0, client.loss(v, "train"), error)
+        silent = not len(tuple(received.keys()))
+        return v, tree.empty() if silent else v
+
+    def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
+        if not self.schedule.changes:
+            return received
+        known: TensorDict = received["w"] if "w" in received.keys() else state  # noqa: SIM118
+        return known
+
+    def _fit(self, client: Client, start: TensorDict, lam: float, w: TensorDict | None) -> TensorDict:
+        """Local training with a λ that is known beforehand."""
+        lr = (
+            None if self.lr_rule == "run" else float(self.client_step(torch.tensor(lam, dtype=torch.float64)))
+        )
+        prox = None if w is None else (lam, w)
+        v: TensorDict = client.fit(start, prox=prox, lr=lr, **self._length(client))
+        return v
+
+    def _fit_told(self, client: Client, start: TensorDict, lam: Tensor, w: TensorDict) -> TensorDict:
+        """Local training with the λ that the server has sent."""
+        if self.lr_rule == "run":
+            v: TensorDict = client.fit(start, prox=(lam, w), **self._length(client))
+            return v
+
+        def direction(v: TensorDict, grad: Gradient, eta: Tensor, lam: Tensor, w: TensorDict) -> TensorDict:
+            return (grad(v) + (v - w) * lam) * eta
+
+        given = (self.client_step(lam), lam, client.parameters(w))
+        out: TensorDict = client.fit(start, direction=direction, given=given, lr=1.0, **self._length(client))
+        return out
+
+    def _length(self, client: Client) -> dict[str, Any]:
+        steps = self.steps_of_theory if self.local_steps == "theory" else self.local_steps
+        if not self.batch_reuse:
+            return {"steps": steps}
+        return {"steps": 1, "repeat": client.config.steps if steps is None else steps}
+
+    # -- what follows λ -------------------------------------------------------------------------------------
+
+    @property
+    def first_lam(self) -> float:
+        """λ of the first round, which is that of every round unless the schedule changes it."""
+        return self.schedule.first(self.lam, self.convexity, self.smoothness)
+
+    def lam_of(self, server: TensorDict) -> float:
+        """Returns λ of the next round."""
+        return float(server["lam"]) if self.schedule.changes else self.first_lam
+
+    def server_step(self, lam: float) -> float:
+        """Returns γλ: how far the server moves from w to the mean of the personal models."""
+        return server_step(self.gamma, lam, self.smoothness)
+
+    def client_step(self, lam: Tensor) -> Tensor:
+        """Returns η where it follows λ, of the shape and dtype of `lam`."""
+        assert self.lr_rule != "run"
+        assert self.smoothness is not None
+        return client_step(self.lr_rule, lam, self.convexity, self.smoothness)
+
+    @property
+    def steps_of_theory(self) -> int:
+        """The smallest K that Theorem 2's proof allows, for the λ that needs most."""
+        assert self.convexity is not None
+        assert self.smoothness is not None
+        values = self.schedule.ladder if isinstance(self.schedule, Dynamic) else (self.first_lam,)
+        return max(fewest_steps(lam, self.convexity, self.smoothness) for lam in values)

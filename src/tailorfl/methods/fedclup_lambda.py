@@ -1,0 +1,202 @@
+"""How FedCLUP chooses λ (Yu et al., ICML 2025): rules that say which λ the next round has.
+
+    constant     λ is the method's `lam`
+    corollary    Corollary 1, its bound itself:   R ≤ 1/√n:  max(64κ²L, max(2κ, 5)·μ·s) − μ
+                                                  else:      ρ²/(nμR²)
+                 with s = (2L²R² + ρ²/n) / (L²R² + ρ²/N), N = n · clients
+    heuristic    after round `switch`, from what clients sent:   R̂ = mean_i ‖v_i − w‖
+                 λ = c/(n R̂²) if R̂ ≥ 1/√n, else c/(√n R̂)     (c = 5 in the paper's experiments)
+    dynamic      after each round, from the validation error e_t:
+                 (e_{t−p} − e_t)/e_{t−p} < tol  ⇒  λ = min(max(λ·factor, least), most), or the next of `values`
+
+Corollary 1's constants are those of a proof: κ = 10 asks for a λ of 6e4. The paper describes the dynamic rule in
+prose only. λ only ever grows (a sentence under one figure has it the other way round), and each λ stays for at least
+p rounds: e_{t−p} is then the last error of the λ before. The first p + 1 rounds all have λ_0.
+
+| symbol | here |
+|---|---|
+| R, ρ | `radius`, `rho` |
+| n, N / n | `samples`, `clients` |
+| c | `constant` |
+| p | `patience` |
+| λ_0, λ_min, λ_max | `start`, `least`, `most` |
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core import tree
+from tailorfl.core.messages import Replies
+
+ERROR = "val"
+"""What clients call the validation error that a rule watches, among the numbers they report."""
+
+
+class Rule(BaseModel):
+    """Which λ a round has; a rule that changes it keeps what it must remember in the server's state."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    changes: ClassVar[bool] = False
+    """Whether λ may differ between rounds, so that clients must be told."""
+    watches: ClassVar[bool] = False
+    """Whether clients report their validation error."""
+
+    def first(self, lam: float, mu: float | None, smoothness: float | None) -> float:
+        """Returns λ of the first round; `lam` is the method's."""
+        return lam
+
+    def memory(self) -> TensorDict:
+        """Returns what the rule remembers before the first round."""
+        return tree.empty()
+
+    def after(
+        self, lam: float, memory: TensorDict, replies: Replies, w: TensorDict
+    ) -> tuple[float, TensorDict]:
+        """Returns λ of the next round and what is remembered; `w` is what clients had received."""
+        return lam, memory
+
+
+class Constant(Rule):
+    """λ as given."""
+
+    kind: Literal["constant"] = "constant"
+
+
+class Corollary(Rule):
+    """Corollary 1's bound for known constants."""
+
+    kind: Literal["corollary"] = "corollary"
+    radius: float = Field(ge=0, description="R, distance of the clients' true models from their centre")
+    rho: float = Field(gt=0, description="ρ, noise of the gradient of one sample at the true model")
+    samples: int = Field(ge=1, description="n, samples of a client")
+    clients: int = Field(ge=1, description="number of clients")
+
+    def first(self, lam: float, mu: float | None, smoothness: float | None) -> float:
+        """Returns the lower bound of λ where learning together pays, else the upper one."""
+        assert mu is not None
+        assert smoothness is not None
+        if self.radius > 1 / math.sqrt(self.samples):
+            return self.rho**2 / (self.samples * mu * self.radius**2)
+        kappa, drift = smoothness / mu, (smoothness * self.radius) ** 2
+        ratio = (2 * drift + self.rho**2 / self.samples) / (
+            drift + self.rho**2 / (self.samples * self.clients)
+        )
+        return max(64 * kappa**2 * smoothness, max(2 * kappa, 5) * mu * ratio) - mu
+
+
+class Heuristic(Rule):
+    """One change of λ, by the heterogeneity that the server sees."""
+
+    kind: Literal["heuristic"] = "heuristic"
+    changes: ClassVar[bool] = True
+    switch: int = Field(ge=1, description="round after which R is estimated (half of all in the paper)")
+    constant: float = Field(5.0, gt=0, description="c")
+    samples: float | None = Field(
+        None, ge=1, description="n, samples of a client; default: their mean in the federation"
+    )
+    most: float = Field(100.0, gt=0, description="largest λ, reached where clients hardly differ")
+
+    def after(
+        self, lam: float, memory: TensorDict, replies: Replies, w: TensorDict
+    ) -> tuple[float, TensorDict]:
+        """Returns the λ of the estimated heterogeneity at the one round of change."""
+        if replies.round + 1 != self.switch:
+            return lam, memory
+        n = replies.context.samples if self.samples is None else self.samples
+        scaled = math.sqrt(n) * float(distances(replies, w).mean())
+        divisor = scaled**2 if scaled >= 1 else scaled
+        return min(self.constant / divisor, self.most) if divisor else self.most, memory
+
+
+class Dynamic(Rule):
+    """λ grows whenever the validation error has stopped falling; λ = 0 trains locally and sends nothing."""
+
+    kind: Literal["dynamic"] = "dynamic"
+    changes: ClassVar[bool] = True
+    watches: ClassVar[bool] = True
+    values: tuple[float, ...] = Field(
+        (), description="every λ, rising; default: start, times factor, to most"
+    )
+    start: float = Field(0.0, ge=0, description="λ_0")
+    factor: float = Field(2.0, gt=1, description="from one λ to the next")
+    least: float = Field(0.01, gt=0, description="λ_min, the smallest after 0")
+    most: float = Field(10.0, gt=0, description="λ_max, the last")
+    patience: int = Field(3, ge=1, description="rounds over which the error must fall")
+    tol: float = Field(1e-3, description="by which share of itself; negative: it may rise so much")
+
+    @model_validator(mode="after")
+    def _rising(self) -> Self:
+        steps = zip(self.values, self.values[1:], strict=False)
+        if any(a >= b for a, b in steps) or any(value < 0 for value in self.values):
+            raise ValueError("values of λ must rise and not be negative")
+        if not self.values and max(self.start, self.least) > self.most:
+            raise ValueError("start and least must not be above most")
+        given = self.model_fields_set & {"start", "factor", "least", "most"}
+        if self.values and given:
+            raise ValueError(f"values already say every λ; leave out {', '.join(sorted(given))}")
+        return self
+
+    @property
+    def ladder(self) -> tuple[float, ...]:
+        """Every λ in the order in which they come."""
+        if self.values:
+            return self.values
+        out = [self.start]
+        while out[-1] < self.most:
+            out.append(min(max(out[-1] * self.factor, self.least), self.most))
+        return tuple(out)
+
+    def first(self, lam: float, mu: float | None, smoothness: float | None) -> float:
+        """Returns the smallest λ."""
+        return self.ladder[0]
+
+    def memory(self) -> TensorDict:
+        """Returns no errors yet, newest last, and for how many rounds λ has been what it is."""
+        return TensorDict(
+            {
+                "errors": torch.full((self.patience + 1,), torch.inf, dtype=torch.float64),
+                "held": torch.zeros((), dtype=torch.int64),
+            }
+        )
+
+    def after(
+        self, lam: float, memory: TensorDict, replies: Replies, w: TensorDict
+    ) -> tuple[float, TensorDict]:
+        """Returns the next λ where the error has stopped falling."""
+        errors = torch.cat([memory["errors"][1:], self.error(replies).reshape(1)])
+        held = int(memory["held"]) + 1
+        old, new = float(errors[0]), float(errors[-1])
+        if held >= self.patience and math.isfinite(old) and old - new < self.tol * old:
+            lam, held = next((value for value in self.ladder if value > lam), lam), 0
+        return lam, TensorDict({"errors": errors, "held": torch.tensor(held)})
+
+    def error(self, replies: Replies) -> Tensor:
+        """Returns e_t: the mean of what clients reported, weighted as their models are, 0-d float64."""
+        reported: Tensor = replies.metrics[ERROR]
+        return replies.weights() @ reported.double()
+
+
+def distances(replies: Replies, w: TensorDict) -> Tensor:
+    """Returns ‖v_i − w‖ over the parameters, [clients] float64."""
+    clients = len(replies.clients)
+    difference = replies.of_parameters(replies.stack) - replies.of_parameters(w)
+    squares = [t.double().reshape(clients, -1).square().sum(1) for _, t in tree.leaves(difference)]
+    return torch.stack(squares).sum(0).sqrt()
+
+
+def _named(given: Any) -> Any:
+    return {"kind": given} if isinstance(given, str) else given
+
+
+Schedule = Annotated[
+    Annotated[Constant | Corollary | Heuristic | Dynamic, Field(discriminator="kind")],
+    BeforeValidator(_named),
+]
+"""A rule for λ: `{kind: dynamic, tol: 0.01}`, or its kind alone."""

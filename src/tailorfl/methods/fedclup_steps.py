@@ -1,0 +1,49 @@
+"""FedCLUP's step sizes and number of local steps, as functions of λ (Yu et al., ICML 2025).
+
+    server step γλ    "mean" 1;   "theory" (λ + L)/(2L), Corollary 2;   "edge" (λ + L)/L, the synthetic experiments
+    client step η     "deterministic" 1/(λ + L), Corollary 2
+                      "stochastic" min(μ(λ + L)/(4L(λ + μ)²), 1/(λ + L)), the theorem on mini-batches
+    K                 the smallest with (2 + 64λ²/μ²) ((L − μ)/(λ + L))^K ≤ 1/16, in the proof of Theorem 2
+
+Theorem 2 asks for γ < 1/λ + 1/L. "mean" is always below that, but slow where λ is much larger than L; "edge" is the
+boundary itself, and the fastest in practice.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+ServerRule = Literal["mean", "theory", "edge"]
+ClientRule = Literal["deterministic", "stochastic"]
+
+
+def server_step(rule: ServerRule, lam: float, smoothness: float | None) -> float:
+    """Returns γλ: how far the server moves from w to the mean of the personal models (0 without a pull)."""
+    if lam == 0 or rule == "mean" or smoothness is None:
+        return 1.0 if lam > 0 else 0.0
+    edge = 1.0 + lam / smoothness
+    return edge if rule == "edge" else edge / 2.0
+
+
+def client_step(rule: ClientRule, lam: Tensor, mu: float | None, smoothness: float) -> Tensor:
+    """Returns η, of the shape and dtype of `lam`; `mu` is for the stochastic rule only."""
+    exact: Tensor = 1 / (lam + smoothness)
+    if rule == "deterministic" or mu is None:
+        return exact
+    return torch.minimum(mu * (lam + smoothness) / (4 * smoothness * (lam + mu) ** 2), exact)
+
+
+def fewest_steps(lam: float, mu: float, smoothness: float) -> int:
+    """Returns the smallest K ≥ 1 of the proof.
+
+    >>> fewest_steps(lam=1, mu=1, smoothness=10)
+    35
+    """
+    if mu == smoothness:
+        return 1  # one step with η = 1/(λ + L) is exact
+    wanted = math.log(16 * (2 + 64 * (lam / mu) ** 2))
+    return max(1, math.ceil(wanted / math.log((lam + smoothness) / (smoothness - mu))))
