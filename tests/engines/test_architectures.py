@@ -7,17 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from methods.settings import make
 from methods.small import NEWCOMER, SIZES, TRAIN, assert_close, assert_same, federation, model
 from tailorfl.core import tree
 from tailorfl.core.method import methods
+from tailorfl.engines.auto import Auto
+from tailorfl.engines.base import Engine
 from tailorfl.engines.groups import assign_by_size
+from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.simulation import Simulation, make_engine
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
+from tailorfl.experiments.check import check
 from tailorfl.experiments.config import parse
 from tailorfl.experiments.runner import run_experiment
+from tailorfl.models.functional import Model
 
 MODELS = {"small": model("mlp"), "large": model("batch_norm")}
 ASSIGNMENT = ("large", "small", "small", "large", "small", "large")
@@ -119,6 +125,60 @@ def test_larger_models_go_to_clients_with_more_data() -> None:
         Simulation(make("local"), federation(), MODELS, TRAIN, assignment=("small", "large"))
     with pytest.raises(ConfigError, match=r"architecture 'smal'.*small"):
         Simulation(make("local"), federation(), MODELS, TRAIN, assignment=("smal", *ASSIGNMENT[1:]))
+
+    with pytest.raises(ConfigError, match="must not contain '/'"):
+        Simulation(make("local"), federation(), {"a/b": model("mlp")}, TRAIN, assignment=("a/b",) * 6)
+    with pytest.raises(ConfigError, match="not one model"):
+        Simulation(make("local"), federation(), model("mlp"), TRAIN, assignment=ASSIGNMENT)
+
+
+def test_any_other_name_will_do() -> None:
+    models = {"model": model("mlp"), "": model("logistic")}
+    sim = Simulation(
+        make("feddf"), federation(), models, TRAIN, assignment=("model", "", "", "", "model", "")
+    )
+    sim.step()
+    for name, of in models.items():
+        found = sim.global_model(name)
+        assert found is not None
+        assert set(found.keys()) == set(of.parameters)
+
+
+class Untraced(nn.Module):
+    """Works for one client at a time only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(x.flatten(1))
+        return out * float(self.head.bias.sum().item() < 1e9)
+
+
+def test_an_architecture_that_cannot_be_mapped_makes_the_automatic_engine_sequential(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Even if the choice was made on another one."""
+    models = {"plain": model("mlp"), "untraced": Model(Untraced)}
+    assignment = ("plain", "untraced", "plain", "untraced", "plain", "plain")
+
+    def after(engine: Engine) -> dict[str, torch.Tensor]:
+        sim = Simulation(make("local"), federation(), models, TRAIN, assignment=assignment, engine=engine)
+        sim.step()
+        return all_of(sim)
+
+    found = after(Auto(choice="vectorized"))
+    assert "using the sequential one" in caplog.text
+    assert_close(found, after(Sequential()))
+
+
+def test_an_experiment_is_refused_before_its_first_job_where_one_method_cannot_run() -> None:
+    settings = {"model": {"name": "logistic", "larger": ["mlp"]}, "methods": ["local", "fedavg"]}
+    with pytest.raises(ConfigError, match="FedAvg exchanges or averages"):
+        check(parse(settings))
+    with pytest.raises(ConfigError, match="FedDF needs a public set"):
+        check(parse({"methods": ["fedavg", "feddf"]}))
 
 
 def test_an_experiment_with_two_architectures(tmp_path: Any) -> None:

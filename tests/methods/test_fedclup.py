@@ -484,3 +484,8 @@ def test_the_card_of_a_round_with_a_changing_lambda() -> None:
     assert sim.traffic.up == 2 * 5 * d
     assert sim.traffic.down_unicast == 2 * 5 * (d + 1)
     assert WEIGHT not in sim.server.keys()  # noqa: SIM118
+
+
+def test_the_heuristic_needs_something_to_be_sent() -> None:
+    with pytest.raises(ConfigError, match="heuristic needs lam > 0"):
+        make_method("fedclup", {"lam": 0.0, "schedule": {"kind": "heuristic", "switch": 2}})

@@ -30,6 +30,7 @@ from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ConfigError
 
 MODELS = {"small": model("logistic"), "middle": model("mlp"), "large": model("batch_norm")}
+"""Any names will do, as long as no folder is called so."""
 ASSIGNMENT = ("small", "large", "middle", "small", "large", "middle")
 
 
@@ -196,17 +197,33 @@ def test_only_the_first_rounds_are_distilled_on_request() -> None:
     some, none = simulation(make("feddf", distil=distil)), simulation(make("feddf", distil={"steps": 0}))
     some.step()
     none.step()
-    assert not torch.equal(some.server["model"].get("head.weight"), none.server["model"].get("head.weight"))
+    assert not torch.equal(some.server["w "].get("head.weight"), none.server["w "].get("head.weight"))
     none.server = some.server
     some.step()
     none.step()
     assert_same(everything(some), everything(none))
 
 
+def test_teachers_predict_in_slices_that_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many rows at once as an evaluation of so many models takes; the slices change nothing."""
+    sim = simulation("feddf")
+    public, models = sim.context.public, torch.stack([sim.init] * 3)
+    assert public is not None
+    whole = ServerDistillation().targets([(sim.model, models)], public)
+    monkeypatch.setattr("tailorfl.core.cohort.INPUT_BYTES", 4 * 3 * 64 * 2)  # two rows of three clients
+    seen = []
+    take = type(public).take
+    monkeypatch.setattr(
+        type(public), "take", lambda source, rows: (seen.append(len(rows)), take(source, rows))[1]
+    )
+    torch.testing.assert_close(ServerDistillation().targets([(sim.model, models)], public), whole)
+    assert seen == [2, 2, 2]
+
+
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="public set"):
         simulation("feddf", data=replace(federation(), public=None))
     with pytest.raises(ConfigError, match="validation samples on the server"):
-        simulation(make("feddf", distil={"select": "best"}), rounds=1)
+        simulation(make("feddf", distil={"select": "best"}))
     with pytest.raises(ConfigError, match="patience"):
         make("feddf", distil={"patience": 5})

@@ -85,6 +85,8 @@ def pilot(config: ExperimentConfig, clients: int, rounds: int, watch: Callable[[
             f"'{config.name}' has variants ({', '.join(config.variants)}), each a federation or training of its "
             "own; advise on one: give its settings as KEY=VALUE beside variants={}"
         )
+    if config.model.larger:
+        raise ConfigError("the pilot compares weights, so it needs one architecture; leave out model.larger")
     torch.set_num_threads(config.threads)
     seed = config.seeds[0]
     federation = make_federation(config, config.data.seed if config.data.seed is not None else seed)

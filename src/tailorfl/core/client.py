@@ -39,7 +39,7 @@ class Client:
         self.config = cohort.config
         self.split = cohort.split
         self.metrics: dict[str, Tensor] = {}
-        """Mean training loss of each stage, 0-d tensors."""
+        """Numbers the client reports by name, 0-d: the mean training loss of each stage, and what a method adds."""
         self._trainable = frozenset(cohort.split.trainable)
         self._fits = 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from types import ModuleType
@@ -183,6 +183,23 @@ def _load_entry_points() -> None:
             register(loaded)
         elif not isinstance(loaded, ModuleType):
             log.warning("'%s' is neither a method nor a module with methods and is left out", entry.value)
+
+
+def needs_public(method: Method) -> ConfigError:
+    """Returns the error that says that a method lacks its public set."""
+    return ConfigError(
+        f"{method.title} needs a public set, unlabelled samples that the server and all clients have; name one, "
+        "such as data.public=digits (with the same source as data.name, a tenth of its training samples)"
+    )
+
+
+def needs_one_architecture(method: Method, names: Sequence[str]) -> ConfigError:
+    """Returns the error that says that a method cannot mix architectures."""
+    able = ", ".join(sorted(n for n, m in methods().items() if m.heterogeneous))
+    return ConfigError(
+        f"{method.title} exchanges or averages the weights of models, so all clients need the same "
+        f"architecture, but there are {len(names)}: {', '.join(names)}; methods that allow several: {able}"
+    )
 
 
 def make_method(name: str, options: dict[str, Any] | None = None) -> Method:

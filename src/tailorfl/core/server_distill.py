@@ -22,15 +22,13 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from tailorfl.core import tree
+from tailorfl.core.cohort import rows_at_once
 from tailorfl.core.keys import generator
 from tailorfl.core.method import Context
 from tailorfl.core.objective import LOSSES
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
-
-ROWS_AT_ONCE = 512
-"""Public samples of one forward pass."""
 
 
 class ServerDistillation(BaseModel):
@@ -64,24 +62,36 @@ class ServerDistillation(BaseModel):
             raise ValueError("patience should be at least check_every")
         return self
 
+    def check(self, context: Context) -> None:
+        """Raises ConfigError if the run lacks what these settings need, or its outputs are no probabilities."""
+        if context.task in ("regression", "survival"):
+            raise ConfigError(
+                f"distillation is of class probabilities, which a task of {context.task} does not have"
+            )
+        if self.select == "best" and context.validation is None:
+            raise ConfigError(
+                "distillation with select = best needs validation samples on the server, which the partition "
+                "'dirichlet_perada' reserves; take that, or select = last"
+            )
+
     def targets(self, ensembles: Sequence[tuple[Model, TensorDict]], public: Source) -> Tensor:
         """Returns the teacher's probabilities on the public set, [P, C]; every model of every ensemble counts once.
 
         `ensembles`: (architecture, its models [clients, ...]).
         """
-        total = torch.zeros(len(public), 1)
-        for model, models in ensembles:
-            states = tree.tensors(models)
-            with torch.no_grad():
-                for rows in torch.split(torch.arange(len(public)), ROWS_AT_ONCE):
-                    outputs = vmap(model, in_dims=(0, None))(states, public.take(rows)) / self.temperature
-                    if self.average == "probabilities":
-                        outputs = self._link(outputs)
-                    if total.shape[1] != outputs.shape[2]:
-                        total = torch.zeros(len(public), outputs.shape[2])
-                    total[rows] += outputs.sum(0)
-        mean = total / sum(models.batch_size[0] for _, models in ensembles)
+        sums = [self._sum(model, tree.tensors(models), public) for model, models in ensembles]
+        mean = torch.stack(sums).sum(0) / sum(models.batch_size[0] for _, models in ensembles)
         return mean if self.average == "probabilities" else self._link(mean)
+
+    def _sum(self, model: Model, states: dict[str, Tensor], public: Source) -> Tensor:
+        """Returns the sum over models [clients, ...] of what is averaged, [P, C]."""
+        clients = len(next(iter(states.values())))
+        found = []
+        with torch.no_grad():
+            for rows in torch.split(torch.arange(len(public)), rows_at_once(public, clients)):
+                logits = vmap(model, in_dims=(0, None))(states, public.take(rows)) / self.temperature
+                found.append((self._link(logits) if self.average == "probabilities" else logits).sum(0))
+        return torch.cat(found)
 
     def distil(
         self,
@@ -94,15 +104,7 @@ class ServerDistillation(BaseModel):
         """Returns the student after R steps towards `targets` [P, C]; `student` itself is not changed.
 
         `train` names the parameters that learn (default: all that the split does not freeze).
-
-        Raises:
-            ConfigError: `select` = best without validation samples on the server.
         """
-        if self.select == "best" and context.validation is None:
-            raise ConfigError(
-                "distillation with select = best needs validation samples on the server, which the partition "
-                "'dirichlet_perada' reserves; take that, or select = last"
-            )
         if self.steps == 0 or (self.rounds is not None and round >= self.rounds):
             return student
         wanted = set(context.split.trainable if train is None else train)
@@ -165,7 +167,7 @@ class _Best:
         source, held = self._context.validation, self._context
         assert source is not None
         with torch.no_grad():
-            parts = torch.split(torch.arange(len(source)), ROWS_AT_ONCE)
+            parts = torch.split(torch.arange(len(source)), rows_at_once(source))
             outputs = torch.cat([held.model(state, source.take(rows)) for rows in parts])
             value = float(LOSSES[source.task](outputs, source.y, None))
         if value < self._lowest:

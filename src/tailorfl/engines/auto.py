@@ -54,7 +54,14 @@ class Auto:
         """Returns `function` of every client, stacked."""
         if self._chosen is None:
             self._measure(function, cohort, states, received, index)
-        return (self._chosen or self._sequential).map(function, cohort, states, received, index)
+        try:
+            return (self._chosen or self._sequential).map(function, cohort, states, received, index)
+        except Exception as error:
+            # Chosen on another architecture: the first one could run vectorized.
+            if self._chosen is not self._vectorized or not unsupported(error):
+                raise
+            self._give_up(error)
+            return self._sequential.map(function, cohort, states, received, index)
 
     def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
         """Returns the outputs of client i's model on its rows."""
@@ -86,11 +93,7 @@ class Auto:
         except Exception as error:
             if not unsupported(error):
                 raise
-            log.warning(
-                "the vectorized engine cannot run this model (%s); using the sequential one",
-                _first_line(error),
-            )
-            self._chosen = self._sequential
+            self._give_up(error)
             return
         if batched + looped < PROBE_SECONDS:
             rounds = min(PROBE_REPEATS, 1 + int(PROBE_SECONDS / (batched + looped)))
@@ -107,6 +110,12 @@ class Auto:
             max(batched, looped),
             clients,
         )
+
+    def _give_up(self, error: Exception) -> None:
+        log.warning(
+            "the vectorized engine cannot run this model (%s); using the sequential one", _first_line(error)
+        )
+        self._chosen = self._sequential
 
 
 def unsupported(error: BaseException) -> bool:

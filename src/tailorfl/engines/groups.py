@@ -6,6 +6,7 @@ its own, and what they exchange (predictions, say) is put together in the order 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from tailorfl.core import tree
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.keys import torch_seed
 from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Replies
-from tailorfl.core.method import Context, Method, methods
+from tailorfl.core.method import Context, Method, needs_one_architecture, needs_public
 from tailorfl.core.state import StateStore
 from tailorfl.data.federation import Federation
 from tailorfl.data.public import subset
@@ -88,7 +89,7 @@ def make_groups(
     for context in contexts:
         full = replace(context, siblings=contexts) if len(contexts) > 1 else context
         start = method.client_state(full)
-        own = _own_start(method, full) if method.individual_start else None
+        own = functools.partial(own_start, method, full) if method.individual_start else None
         prefix = f"{full.architecture}-" if full.architecture else ""
         store = StateStore(start, state_folder, own, prefix)
         clients = frozenset(i for i, owner in enumerate(owners) if owner == full.architecture)
@@ -96,20 +97,10 @@ def make_groups(
     return tuple(groups)
 
 
-class _OwnStart:
-    """Draws a client's own initial model: a pure function of seed and client."""
-
-    def __init__(self, method: Method, context: Context) -> None:
-        self._method, self._context = method, context
-
-    def __call__(self, client: int) -> TensorDict:
-        c = self._context
-        drawn = c.model.init(torch_seed(c.seed, "initial model of a client", client))
-        return self._method.client_state(replace(c, init=drawn))
-
-
-def _own_start(method: Method, context: Context) -> _OwnStart:
-    return _OwnStart(method, context)
+def own_start(method: Method, context: Context, client: int) -> TensorDict:
+    """Returns the private state a client starts with where each draws an initial model of its own."""
+    drawn = context.model.init(torch_seed(context.seed, "initial model of a client", client))
+    return method.client_state(replace(context, init=drawn))
 
 
 def _check(
@@ -119,18 +110,18 @@ def _check(
     assignment: Sequence[str],
 ) -> None:
     if method.needs_public and federation.public is None:
-        raise ConfigError(
-            f"{method.title} needs a public set, unlabelled samples that the server and all clients have; name one, "
-            "such as data.public=digits (with the same source as data.name, a tenth of its training samples)"
-        )
+        raise needs_public(method)
     if isinstance(models, Model):
+        if len(assignment):
+            raise ConfigError(
+                "`assignment` names architectures, so `model` must give several by name, not one model"
+            )
         return
     if not method.heterogeneous and len(models) > 1:
-        able = ", ".join(sorted(n for n, m in methods().items() if m.heterogeneous))
-        raise ConfigError(
-            f"{method.title} exchanges or averages the weights of models, so all clients need the same "
-            f"architecture, but there are {len(models)}: {', '.join(models)}; methods that allow several: {able}"
-        )
+        raise needs_one_architecture(method, list(models))
+    for name in models:
+        if "/" in name:
+            raise ConfigError(f"the name of an architecture must not contain '/', but one is '{name}'")
     if len(assignment) != len(federation.train):
         raise ConfigError(
             f"{len(assignment)} architectures are assigned, but the federation has {len(federation.train)} clients"

@@ -70,9 +70,11 @@ class RoundResult:
     rejected: tuple[int, ...]
     """Clients whose update was not finite; their state is as before the round."""
     losses: dict[str, float]
-    """Mean training loss over the accepted clients, by stage."""
+    """Means over the accepted clients of what they report: training losses by stage, and what a method adds."""
     seconds: float
     traffic: Traffic
+    server_seconds: float = 0.0
+    """Part of `seconds` that the server's aggregation took."""
 
     @property
     def clients_per_second(self) -> float:
@@ -168,15 +170,21 @@ class Simulation:
 
     # -- one round ------------------------------------------------------------------------------------------
 
-    def step(self) -> RoundResult:
+    def step(
+        self, sampled: tuple[int, ...] | None = None, training: tuple[int, ...] | None = None
+    ) -> RoundResult:
         """Runs the next round and returns what it did.
 
+        `sampled` are the clients whose replies count, in rising order, by default drawn; `training` those that
+        train, by default as the method's participation says.
+
         Raises:
-            DivergenceError: no sampled client returned a finite update.
+            DivergenceError: no client that trained returned a finite update.
         """
         begin = time.perf_counter()
-        sampled = self.sample(self.round)
-        training = tuple(range(len(self._members))) if self.method.participation == "all" else sampled
+        sampled = self.sample(self.round) if sampled is None else sampled
+        if training is None:
+            training = tuple(range(len(self._members))) if self.method.participation == "all" else sampled
         message = self.method.broadcast(self.server, training)
         done = [
             self._train(group, tuple(training[k] for k in where), message_for(message, group, where))
@@ -206,11 +214,13 @@ class Simulation:
             if wanted & set(part.ids)
         }
         traffic = self._count(message, done, wanted)
-        if arrived:
+        middle = time.perf_counter()
+        if arrived:  # else the server keeps what it has: idle clients trained, those that were asked diverged
             self.server = tree.contiguous(self.method.aggregate(self.server, gather(arrived)))
+        end = time.perf_counter()
         losses = _means([part.metrics for part in accepted])
         self.traffic.add(traffic)
-        result = RoundResult(self.round, sampled, rejected, losses, time.perf_counter() - begin, traffic)
+        result = RoundResult(self.round, sampled, rejected, losses, end - begin, traffic, end - middle)
         self.round += 1
         return result
 
@@ -331,9 +341,9 @@ class Simulation:
     def newcomer_models(
         self, ids: Sequence[int], steps: int, at_once: int = 32
     ) -> Iterator[tuple[tuple[int, ...], TensorDict]]:
-        """Yields the models of clients that never trained, after at most `steps` steps of each training.
+        """Yields the models of clients that never trained, after at most `steps` batches of each training.
 
-        0 steps: what such a client can deploy at once. Nothing is stored and nothing is sent.
+        0: what such a client can deploy at once. Nothing is stored and nothing is sent.
         """
         for group, part in self._parts(ids, at_once):
             fresh = tree.nest(group.states.starts(part).items(), [len(part)])

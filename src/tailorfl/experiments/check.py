@@ -24,7 +24,7 @@ def check(config: ExperimentConfig) -> None:
             check(experiment)
         return
     for method in config.methods:
-        _check_method(method)
+        _check_method(method, config)
     _check_folders(config.methods)
     for model in config.model.architectures.values():
         _check_model(model)
@@ -33,11 +33,15 @@ def check(config: ExperimentConfig) -> None:
     _check_published(config)
 
 
-def _check_method(method: MethodConfig) -> None:
+def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
     import tailorfl.methods  # noqa: F401  registers the library's methods
-    from tailorfl.core.method import make_method
+    from tailorfl.core.method import make_method, needs_one_architecture, needs_public
 
-    make_method(method.name, method.options)
+    made = make_method(method.name, method.options)
+    if made.needs_public and config.data.public is None:
+        raise needs_public(made)
+    if len(config.model.architectures) > 1 and not made.heterogeneous:
+        raise needs_one_architecture(made, list(config.model.architectures))
 
 
 def _check_folders(methods: Iterable[MethodConfig]) -> None:

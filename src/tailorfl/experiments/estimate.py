@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from tailorfl.core.messages import PerClient, count_down, count_up
+from tailorfl.core.messages import Traffic, count_up
 from tailorfl.data.federation import Federation
-from tailorfl.engines.groups import by_group, message_for
+from tailorfl.engines.groups import by_group
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.simulation import Simulation, round_half_up
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.runner import make_federation, make_simulation
 from tailorfl.experiments.schema import ExperimentConfig
 
-PROBE_CLIENTS = 2
+PROBE_CLIENTS, PROBE_ROUNDS = 2, 4
 
 
 @dataclass(frozen=True)
@@ -86,12 +85,16 @@ def _sizes(federation: Federation) -> dict[str, dict[str, float]]:
 
 
 def _probe(sim: Simulation) -> tuple[dict[str, float], float]:
-    """(costs of a round, bytes of one client's private state) from one round of two small clients.
+    """(costs of a round, bytes of one client's private state) from a few rounds of two small clients.
 
-    Where clients have different architectures, all are taken to cost as much as those of the first one sampled.
+    Where clients have different architectures, all are taken to cost as much as those of the first one sampled. The
+    first round sends less than others in some methods, and is not counted.
     """
     sim.engine = Sequential()
-    everyone = sim.sample(0)
+    everyone = (
+        tuple(range(sim.federation.num_clients)) if sim.method.participation == "all" else sim.sample(0)
+    )
+    everyone = (0,) if sim.method.pooled else everyone
     group, where = next(by_group(sim.groups, everyone))
     sampled = tuple(everyone[k] for k in where)
     sizes = sim.cohort(sampled).sizes
@@ -100,28 +103,28 @@ def _probe(sim: Simulation) -> tuple[dict[str, float], float]:
     some = tuple(
         sorted(sampled[i] for i in fitting[np.argsort(sizes[fitting], kind="stable")][:PROBE_CLIENTS])
     )
-    message = sim.method.broadcast(sim.server, some)
-    seconds = math.inf
-    for _ in range(2):
-        begin = time.perf_counter()
-        states, replies, _ = sim.run(some, group.states.get(some), message, sim._local)
-        seconds = min(seconds, time.perf_counter() - begin)
+    clients = server = math.inf
+    traffic = Traffic()
+    for r in range(PROBE_ROUNDS):
+        done = sim.step(some, training=some)
+        clients = min(clients, done.seconds - done.server_seconds)
+        server = min(server, done.server_seconds)
+        if r:
+            traffic.add(done.traffic)
+    states = count_up(group.states.get(some), ()).bytes_up
     mine = sim.cohort(some).sizes
+    share = len(everyone) / len(some)
     larger = (
-        len(everyone) / len(some)
+        share
         if sim.train.steps is not None
         else float(sizes.sum() / mine.sum()) * len(everyone) / len(sampled)
     )
-    down = count_down(message_for(message, group, range(len(some))), len(everyone), group.model.buffers)
-    share = len(everyone) / len(some)
-    if isinstance(message, PerClient):
-        down.down_unicast = int(down.down_unicast * share)
-    up = count_up(replies, group.model.buffers)
+    of_a_round = share / (PROBE_ROUNDS - 1)
     shown: dict[str, Any] = {
         "trained_scalars": sim.trained_scalars,
-        "scalars_up_per_round": int(up.up * share),
-        "scalars_down_per_round": down.down_unicast,
-        "bytes_per_round": int(up.bytes_up * share) + down.bytes_down,
-        "seconds_per_round": seconds * larger,
+        "scalars_up_per_round": round(traffic.up * of_a_round),
+        "scalars_down_per_round": round(traffic.down_unicast * of_a_round),
+        "bytes_per_round": round((traffic.bytes_up + traffic.bytes_down) * of_a_round),
+        "seconds_per_round": clients * larger + server,
     }
-    return shown, count_up(states, ()).bytes_up / len(some)
+    return shown, states / len(some)

@@ -92,6 +92,8 @@ class FedCLUP(TwoModels):
             raise ValueError("convexity (μ) must not be above smoothness (L)")
         if isinstance(self.local_steps, int) and self.local_steps < 1:
             raise ValueError("local_steps must be at least 1")
+        if self.lam == 0 and isinstance(self.schedule, Heuristic):
+            raise ValueError("schedule = heuristic needs lam > 0: it estimates R from what clients send")
         if self.local_steps == "theory" and isinstance(self.schedule, Heuristic):
             raise ValueError("local_steps = theory needs to know every λ; give a number with this schedule")
         return self

@@ -9,6 +9,9 @@
 The teachers are ALL received models of the round, of every architecture: that is how knowledge passes between
 architectures whose weights cannot be averaged. With one architecture it is FedAvg followed by distillation.
 
+The authors take up to 10 000 steps a round and stop after 1 000 without a better validation loss: `distil: {steps:
+10000, select: best}`. The default here is 100 steps, and the last model.
+
 | symbol | here |
 |---|---|
 | w_g | server state, entry g |
@@ -28,7 +31,8 @@ from tailorfl.core.client import Client
 from tailorfl.core.messages import PerArchitecture, Replies, Weights
 from tailorfl.core.method import Context, Method, register
 from tailorfl.core.server_distill import ServerDistillation
-from tailorfl.errors import ConfigError
+
+PREFIX = "w "
 
 
 @register
@@ -48,8 +52,7 @@ class FedDF(Method):
     )
 
     def server_state(self, ctx: Context) -> TensorDict:
-        if ctx.task in ("regression", "survival"):
-            raise ConfigError(f"FedDF distils class probabilities, which a task of {ctx.task} does not have")
+        self.distil.check(ctx)
         return TensorDict({_key(name): c.init for name, c in ctx.architectures.items()}, batch_size=[])
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> PerArchitecture:
@@ -73,10 +76,10 @@ class FedDF(Method):
         return TensorDict(fused, batch_size=[])
 
     def shared(self, server: TensorDict) -> PerArchitecture:
-        named = {"" if key == _key("") else str(key): key for key in server.keys()}  # noqa: SIM118
-        return PerArchitecture({name: server[key] for name, key in named.items()})
+        found = (str(key) for key in server.keys())  # noqa: SIM118
+        return PerArchitecture({key.removeprefix(PREFIX): server[key] for key in found})
 
 
 def _key(architecture: str) -> str:
-    """Where the server's state holds an architecture; the only one has no name."""
-    return architecture or "model"
+    """Where the server's state holds an architecture: the only one has no name, but an entry needs one."""
+    return PREFIX + architecture

@@ -120,7 +120,7 @@ def conclude(
         travelled=pilot.travelled,
         seconds=pilot.seconds,
     )
-    regimes = [scaled_rate(v, r2, samples, clients).regime for r2, v in drawn[:, :2]]
+    regimes = [_regime(v, r2, samples, clients) for r2, v in drawn[:, :2]]
     shares: dict[Regime, float] = {name: regimes.count(name) / len(regimes) for name in WORDS}
     lam = interval(best_pull(max(facts.excess, 0.0), radius2, clients, strongest), drawn[:, 3])
     errors = expected_errors(known, radius2, clients)
@@ -135,8 +135,10 @@ def conclude(
         errors=errors,
         initial=pilot.travelled + max(radius2, 0.0),
     )
-    regime = scaled_rate(known, radius2, samples, clients).regime
+    regime = _regime(known, radius2, samples, clients)
     transfer = _transfer(federation, pilot, noise, facts.excess)
+    # It exchanges class probabilities.
+    exchanging = perfed_ckt(transfer.lam) if federation.source.task == "classification" else ()
     advice = Advice(
         facts=facts,
         regime=regime,
@@ -145,9 +147,16 @@ def conclude(
         lam=lam,
         corollary=_corollary(facts),
         transfer=transfer,
-        recommendations=(*recommendations(situation), *perfed_ckt(transfer.lam)),
+        recommendations=(*recommendations(situation), *exchanging),
     )
     return dataclasses.replace(advice, notes=_notes(advice, federation, train))
+
+
+def _regime(noise: float, radius2: float, samples: float, clients: int) -> Regime:
+    """The regime; some resamples have no noise at all, where every client that was drawn repeats its samples."""
+    if noise <= 0:
+        return "alone" if radius2 > 0 else "pooled"
+    return scaled_rate(noise, radius2, samples, clients).regime
 
 
 def _halves_excess(pilot: Pilot) -> Floats:
