@@ -53,8 +53,8 @@ def _published(result: ExperimentResult, config: ExperimentConfig) -> str:
 
 def _markdown(config: ExperimentConfig, table: str, published: str, plots: list[Path]) -> str:
     parts = [f"# {config.name}", config.description, table]
-    if published:
-        parts += ["## Published and ours", published, *notes(config.published)]
+    if config.published:  # notes alone, where a paper's setting is too different to stand beside ours
+        parts += ["## Published and ours", *filter(None, [published]), *notes(config.published)]
     parts += [f"![{plot.stem}]({plot.name})" for plot in plots]
     parts += ["## Settings", f"```yaml\n{config.to_yaml()}```"]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -63,8 +63,8 @@ def _markdown(config: ExperimentConfig, table: str, published: str, plots: list[
 def _html(config: ExperimentConfig, table: str, published: str, plots: list[Path]) -> str:
     name = html.escape(config.name)
     parts = [f"<h1>{name}</h1>", f"<p>{html.escape(config.description)}</p>", _html_table(table)]
-    if published:
-        parts += ["<h2>Published and ours</h2>", _html_table(published)]
+    if config.published:
+        parts += ["<h2>Published and ours</h2>", _html_table(published) if published else ""]
         parts += [f"<p>{html.escape(note)}</p>" for note in notes(config.published)]
     parts += [f'<p><img src="{plot.name}" alt="{plot.stem}"></p>' for plot in plots]
     parts += ["<h2>Settings</h2>", f"<pre>{html.escape(config.to_yaml())}</pre>"]
