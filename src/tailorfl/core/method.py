@@ -84,6 +84,8 @@ class Method(BaseModel):
     """Whether the method sees all training data in one place (a reference, not federated learning)."""
     heterogeneous: ClassVar[bool] = False
     """Whether clients may have different architectures: no message mixes the weights of two."""
+    personal_receives: ClassVar[bool] = True
+    """Whether `personal` looks at what the client receives; if not, evaluation sends it nothing."""
     needs_public: ClassVar[bool] = False
     """Whether the method looks at the public set."""
 

@@ -364,8 +364,10 @@ class Simulation:
                     state, _ = self.method.local(client, state, received)
             return (self.method.personal(client, state, received),)
 
-        send = self.method.broadcast if steps is None else self.method.welcome
-        message = message_for(send(self.server, ids), group, range(len(ids)))
+        message: TensorDict | PerClient = tree.empty()
+        if steps is not None or self.method.personal_receives:
+            send = self.method.broadcast if steps is None else self.method.welcome
+            message = message_for(send(self.server, ids), group, range(len(ids)))
         return self.run(ids, states, message, deploy, limit=steps, own=True)[0]
 
     def global_model(self, architecture: str | None = None) -> TensorDict | None:

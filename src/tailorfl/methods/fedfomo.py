@@ -50,6 +50,7 @@ class FedFomo(Method):
     title: ClassVar[str] = "FedFomo"
     paper: ClassVar[str] = "Zhang et al., ICLR 2021"
     has_global: ClassVar[bool] = False
+    personal_receives: ClassVar[bool] = False
     downloads: int = Field(5, ge=0, description="M: models that a client receives in a round")
     explore: float = Field(
         0.3, ge=0, le=1, description="ε_0: probability of random models in the first round"

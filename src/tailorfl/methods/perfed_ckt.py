@@ -57,6 +57,7 @@ class PerFedCKT(Method):
     title: ClassVar[str] = "PerFed-CKT"
     paper: ClassVar[str] = "Cho et al., 2021"
     has_global: ClassVar[bool] = False
+    personal_receives: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
     clusters: int = Field(2, ge=1, description="c: centroids a round, at most as many as clients are sampled")

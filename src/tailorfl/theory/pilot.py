@@ -22,6 +22,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.cohort import Cohort, TrainConfig
 from tailorfl.core.keys import derive
@@ -85,7 +86,7 @@ def run_pilot(
     train: TrainConfig,
     *,
     clients: int = 30,
-    rounds: int = 3,
+    rounds: int = 10,
     seed: int = 0,
     watch: Watch = lambda _: None,
 ) -> Pilot:
@@ -208,13 +209,11 @@ def _training(
     for number in range(rounds):
         watch(f"round {number + 1} of {rounds} to a common reference, {len(rows)} clients")
         trained = _train(federation, objective, config, state, rows, chosen, seed, number)
-        state = TensorDict(
-            {
-                name: _mean(torch.stack([model.get(name) for model in trained]), weights)
-                for name in state.keys()  # noqa: SIM118
-            },
-            batch_size=[],
-        )
+        stacked = {
+            name: torch.stack([model[name] for model in map(tree.tensors, trained)])
+            for name in tree.tensors(state)
+        }
+        state = tree.weighted_mean(TensorDict(stacked), weights / weights.sum())
     centre = objective.flat(state)
     halves = halve(rows, federation.source.strata.numpy(), seed)
     sides = []
@@ -269,13 +268,6 @@ def _train(
             )
         out.append(model)
     return out
-
-
-def _mean(values: Tensor, weights: Tensor) -> Tensor:
-    """Weighted mean over clients; a count is taken from the first."""
-    if not values.is_floating_point():
-        return values[0]
-    return torch.einsum("k,k...->...", weights / weights.sum(), values)
 
 
 def _products(a: Tensor, b: Tensor) -> Floats:
