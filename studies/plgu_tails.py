@@ -1,0 +1,117 @@
+"""Lowest and top 5 % of the clients of a finished experiment, with differences on the same seeds.
+
+    tailorfl reproduce plgu_mnist --out runs/plgu_mnist
+    python studies/plgu_tails.py runs/plgu_mnist
+
+writes tails.md and tails.csv into the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tailorfl.evaluation.seeds import interval, paired
+from tailorfl.experiments.result import ExperimentResult
+
+TITLES = {"global": "Global model", "personal": "Personal models"}
+COLUMNS = {"mean": "mean", "lowest5": "lowest 5 %", "top5": "top 5 %", "gap": "gap", "std": "std"}
+PAIRS = (
+    ("global", "PLGU-LF", "FedSAM"),
+    ("global", "PLGU-LF", "FedAvg"),
+    ("global", "FedSAM", "FedAvg"),
+    ("global", "PLGU-LF", "pFedMe"),
+    ("personal", "PLGU-LF", "Ditto"),
+    ("personal", "PLGU-LF", "pFedMe"),
+    ("global", "PLGU-LF, lr 0.05", "FedSAM, lr 0.05"),
+    ("global", "PLGU-LF, lr 0.05", "FedSAM, lr 0.05, rho 0.05"),
+    ("global", "PLGU-LF, lr 0.05", "FedAvg, lr 0.05"),
+    ("global", "FedSAM, lr 0.05, rho 0.05", "FedAvg, lr 0.05"),
+    ("personal", "PLGU-LF, lr 0.05", "Ditto, lr 0.05"),
+    ("personal", "PLGU-GRep", "FedRep"),
+    ("personal", "PLGU-GHN", "pFedHN"),
+)
+"""What the paper claims something about."""
+Values = dict[tuple[str, str], dict[int, dict[str, float]]]
+"""(model, label) -> seed -> column -> share."""
+
+
+def collected(result: ExperimentResult) -> Values:
+    """Returns the statistics over clients of every job, on their own test parts."""
+    values: Values = {}
+    for summary, _ in result.jobs:
+        for model in TITLES:
+            if model not in summary["metrics"]:
+                continue
+            found = summary["metrics"][model]["local"][result.metric]
+            low, top = found["worst5"], found["best5"]
+            row = {"mean": found["mean"], "lowest5": low, "top5": top, "gap": top - low, "std": found["std"]}
+            values.setdefault((model, summary["label"]), {})[summary["seed"]] = row
+    return values
+
+
+def frame_of(values: Values) -> pd.DataFrame:
+    """Returns a row a model and method: means over seeds, and half widths of their 95 % intervals."""
+    rows = []
+    for (model, label), seeds in values.items():
+        row: dict[str, object] = {"model": model, "label": label, "seeds": len(seeds)}
+        for key in COLUMNS:
+            row[key], row[f"{key}_ci"] = interval([found[key] for found in seeds.values()])
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def page(frame: pd.DataFrame, values: Values) -> str:
+    """Returns the tables as Markdown."""
+    lines = [
+        "# Lowest and top 5 % of the clients",
+        "",
+        "Accuracy on each client's own test part (%), mean over seeds ± half width of the 95 % interval. Lowest and "
+        "top 5 % are the means of the ⌈0.05 N⌉ worst and best clients; gap = top − lowest; std is over clients.",
+    ]
+    for model, title in TITLES.items():
+        head = " | ".join(COLUMNS.values())
+        lines += ["", f"## {title}", "", f"| Method | {head} |", "| --- |" + " ---: |" * len(COLUMNS)]
+        for row in frame[frame["model"] == model].to_dict("records"):
+            lines.append(f"| {row['label']} | {' | '.join(_percent(row, key) for key in COLUMNS)} |")
+    lines += ["", "## Differences on the same seeds", "", "In points, first minus second, ± 95 %.", ""]
+    lines += [
+        "| Model | First | Second | mean | lowest 5 % | gap |",
+        "| --- | --- | --- | ---: | ---: | ---: |",
+    ]
+    for model, first, second in PAIRS:
+        if (model, first) in values and (model, second) in values:
+            cells = _difference(values[model, first], values[model, second])
+            lines.append(f"| {model} | {first} | {second} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def _percent(row: Mapping[Any, Any], key: str) -> str:
+    return f"{100 * row[key]:.2f} ± {100 * row[f'{key}_ci']:.2f}"
+
+
+def _difference(one: Mapping[int, Mapping[str, float]], two: Mapping[int, Mapping[str, float]]) -> str:
+    both = sorted(set(one) & set(two))
+    found = [
+        paired([one[s][key] for s in both], [two[s][key] for s in both]) for key in ("mean", "lowest5", "gap")
+    ]
+    return " | ".join(f"{100 * d.mean:+.2f} ± {100 * d.half_width:.2f}" for d in found)
+
+
+def main() -> None:
+    """Writes both files."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="of the finished experiment")
+    folder = parser.parse_args().folder
+    values = collected(ExperimentResult.load(folder))
+    frame = frame_of(values)
+    frame.to_csv(folder / "tails.csv", index=False, lineterminator="\n")
+    (folder / "tails.md").write_text(page(frame, values), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
