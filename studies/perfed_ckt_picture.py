@@ -98,9 +98,7 @@ def _panel(axes: Axes, frame: pd.DataFrame, key: str, count: str) -> None:
         mean = group.groupby("round")[[key, count]].mean()
         colour = COLOURS[number % len(COLOURS)]
         if mean[count].max() == 0:
-            axes.axhline(
-                mean[key].iloc[-1], color="0.35", linestyle=":", label=f"{label} (sends nothing), last round"
-            )
+            axes.axhline(mean[key].iloc[-1], color="0.35", linestyle=":", label=f"{label}, at the end")
             continue
         style = "-" if number < len(COLOURS) else "--"
         axes.plot(mean[count], mean[key], style, marker="osD^vPX"[number % 7], color=colour, label=str(label))
