@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tailorfl.core.client import Client
     from tailorfl.core.cohort import TrainConfig
+    from tailorfl.core.context import Context
     from tailorfl.core.messages import Replies
-    from tailorfl.core.method import Context, Method, register
+    from tailorfl.core.method import Method, register
     from tailorfl.data.build import build as build_federation
     from tailorfl.data.federation import Federation
     from tailorfl.data.source import Source
@@ -56,7 +57,7 @@ __all__ = [
 
 _HOMES = {
     "Client": "tailorfl.core.client:Client",
-    "Context": "tailorfl.core.method:Context",
+    "Context": "tailorfl.core.context:Context",
     "ExperimentConfig": "tailorfl.experiments.schema:ExperimentConfig",
     "ExperimentResult": "tailorfl.experiments.result:ExperimentResult",
     "Federation": "tailorfl.data.federation:Federation",

@@ -9,8 +9,8 @@ from tensordict import TensorDict
 from torch import nn
 
 from tailorfl.core.cohort import TrainConfig
+from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies, Traffic, Weights, count_down, count_up, payload_size
-from tailorfl.core.method import Context
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 

@@ -22,8 +22,9 @@ from methods.small import (
 )
 from tailorfl.core import tree
 from tailorfl.core.client import Client
+from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
-from tailorfl.core.method import Context, Method, make_method
+from tailorfl.core.method import Method, make_method
 from tailorfl.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,9 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import tree
-
-if TYPE_CHECKING:
-    from tailorfl.core.method import Context
+from tailorfl.core.context import Context
 
 Weights = Literal["samples", "uniform"]
 

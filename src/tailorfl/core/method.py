@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, ClassVar, Literal
@@ -19,48 +18,13 @@ from tensordict import TensorDict
 
 from tailorfl.core import tree
 from tailorfl.core.client import Client
-from tailorfl.core.cohort import TrainConfig
-from tailorfl.core.keys import torch_seed
+from tailorfl.core.context import Context
 from tailorfl.core.messages import Broadcast, PerArchitecture, Replies, Weights
-from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a method's server may know, from the building of the first states on."""
-
-    model: Model
-    split: Split
-    num_clients: int
-    train: TrainConfig
-    init: TensorDict
-    """The shared initial model."""
-    seed: int
-    task: str = "classification"
-    public: Source | None = None
-    """Unlabelled samples that the server and every client have."""
-    validation: Source | None = None
-    """Labelled samples that the server holds, no client's."""
-    samples: float = 0.0
-    """Mean number of training samples of a client."""
-    architecture: str = ""
-    """Name of this architecture; "" where all clients have the same."""
-    siblings: tuple[Context, ...] = ()
-    """The contexts of all architectures, where clients have different ones."""
-
-    @property
-    def architectures(self) -> Mapping[str, Context]:
-        """The context of every architecture by name: a single one where all clients have the same."""
-        return {c.architecture: c for c in self.siblings or (self,)}
-
-    def fresh(self, number: int) -> TensorDict:
-        """Returns another initial model, a different one for every `number`."""
-        return self.model.init(torch_seed(self.seed, "another initial model", number))
 
 
 class Method(BaseModel):

@@ -23,8 +23,8 @@ from torch.nn import functional as F
 
 from tailorfl.core import tree
 from tailorfl.core.cohort import rows_at_once
+from tailorfl.core.context import Context
 from tailorfl.core.keys import generator
-from tailorfl.core.method import Context
 from tailorfl.core.objective import LOSSES
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError

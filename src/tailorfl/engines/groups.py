@@ -18,9 +18,10 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.cohort import TrainConfig
+from tailorfl.core.context import Context
 from tailorfl.core.keys import torch_seed
 from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Replies
-from tailorfl.core.method import Context, Method, needs_one_architecture, needs_public
+from tailorfl.core.method import Method, needs_one_architecture, needs_public
 from tailorfl.core.state import StateStore
 from tailorfl.data.federation import Federation
 from tailorfl.data.public import subset

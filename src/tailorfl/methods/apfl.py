@@ -26,8 +26,9 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.client import Client
+from tailorfl.core.context import Context
 from tailorfl.core.gradients import Direction, Gradient
-from tailorfl.core.method import Context, register
+from tailorfl.core.method import register
 from tailorfl.methods.bases import ServerModel
 
 

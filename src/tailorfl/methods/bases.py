@@ -5,8 +5,9 @@ from __future__ import annotations
 from tensordict import TensorDict
 
 from tailorfl.core.client import Client
+from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Context, Method
+from tailorfl.core.method import Method
 
 
 class ServerModel(Method):

@@ -35,9 +35,10 @@ from tensordict import TensorDict
 
 from tailorfl.core import tree
 from tailorfl.core.client import Client
+from tailorfl.core.context import Context
 from tailorfl.core.gradients import Gradient
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Context, Method, register
+from tailorfl.core.method import Method, register
 
 
 class Corrected(Method):

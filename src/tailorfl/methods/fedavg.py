@@ -31,8 +31,9 @@ from tensordict import TensorDict
 from tailorfl.core import tree
 from tailorfl.core.ascent import SAM
 from tailorfl.core.client import Client
+from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies, Weights
-from tailorfl.core.method import Context, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.core.server_optim import ServerOptimizer
 
 

@@ -37,9 +37,10 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.client import Client
+from tailorfl.core.context import Context
 from tailorfl.core.gradients import Gradient
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Context, register
+from tailorfl.core.method import register
 from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.fedclup_lambda import ERROR, Constant, Corollary, Dynamic, Heuristic, Schedule

@@ -28,8 +28,9 @@ from pydantic import Field
 from tensordict import TensorDict
 
 from tailorfl.core.client import Client
+from tailorfl.core.context import Context
 from tailorfl.core.messages import PerArchitecture, Replies, Weights
-from tailorfl.core.method import Context, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.core.server_distill import ServerDistillation
 
 PREFIX = "w "

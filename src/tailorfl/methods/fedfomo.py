@@ -35,9 +35,10 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.client import Client
+from tailorfl.core.context import Context
 from tailorfl.core.keys import generator
 from tailorfl.core.messages import PerClient, Replies
-from tailorfl.core.method import Context, Method, register
+from tailorfl.core.method import Method, register
 
 _TINY = 1e-5
 

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.client import Client
+from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies, Weights
-from tailorfl.core.method import Context, Method, register
+from tailorfl.core.method import Method, register
 
 
 @register

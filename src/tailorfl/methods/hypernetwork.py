@@ -38,9 +38,10 @@ from torch.nn import functional as F
 
 from tailorfl.core import tree
 from tailorfl.core.client import Client
+from tailorfl.core.context import Context
 from tailorfl.core.keys import torch_seed
 from tailorfl.core.messages import PerClient, Replies
-from tailorfl.core.method import Context, Method, register
+from tailorfl.core.method import Method, register
 
 _TINY = 1e-12
 

@@ -33,8 +33,9 @@ from tensordict import TensorDict
 
 from tailorfl.core import tree
 from tailorfl.core.client import Client
+from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies, Weights
-from tailorfl.core.method import Context, register
+from tailorfl.core.method import register
 from tailorfl.methods.bases import ServerModel
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split

@@ -40,10 +40,11 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.client import Client
+from tailorfl.core.context import Context
 from tailorfl.core.distill import Distill
 from tailorfl.core.keys import torch_seed
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Context, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.errors import ConfigError
 
 RESTARTS = 10

@@ -1,0 +1,47 @@
+"""What a method's server may know: the models, the public set, the number of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tensordict import TensorDict
+
+from tailorfl.core.cohort import TrainConfig
+from tailorfl.core.keys import torch_seed
+from tailorfl.data.source import Source
+from tailorfl.models.functional import Model
+from tailorfl.models.split import Split
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a method's server may know, from the building of the first states on."""
+
+    model: Model
+    split: Split
+    num_clients: int
+    train: TrainConfig
+    init: TensorDict
+    """The shared initial model."""
+    seed: int
+    task: str = "classification"
+    public: Source | None = None
+    """Unlabelled samples that the server and every client have."""
+    validation: Source | None = None
+    """Labelled samples that the server holds, no client's."""
+    samples: float = 0.0
+    """Mean number of training samples of a client."""
+    architecture: str = ""
+    """Name of this architecture; "" where all clients have the same."""
+    siblings: tuple[Context, ...] = ()
+    """The contexts of all architectures, where clients have different ones."""
+
+    @property
+    def architectures(self) -> Mapping[str, Context]:
+        """The context of every architecture by name: a single one where all clients have the same."""
+        return {c.architecture: c for c in self.siblings or (self,)}
+
+    def fresh(self, number: int) -> TensorDict:
+        """Returns another initial model, a different one for every `number`."""
+        return self.model.init(torch_seed(self.seed, "another initial model", number))
