@@ -336,3 +336,14 @@ def test_a_mapped_client_may_stand_at_any_place_in_its_cohort():
             starts[i], prox=(lam, start), direction=lambda at, grad, lam=lam: grad(at) * lam
         )
         assert_states(TensorDict({n: t[k] for n, t in found.items()}, batch_size=[]), dict(expected.items()))
+
+
+@engines
+def test_a_learning_rate_may_be_a_tensor_of_each_clients_own(engine):
+    """Momentum, clipping and batches that end at different steps included."""
+    cohort, start = setting(momentum=0.5, weight_decay=0.1, clip=0.4)
+    rates = torch.tensor([0.1, 0.02, 0.3, 0.05])
+    states = TensorDict({"rate": rates}, batch_size=[len(SIZES)])
+    found = run(engine, cohort, lambda client, state, w: client.fit(w, lr=state["rate"]), states, start)
+    for i, rate in enumerate(rates.tolist()):
+        assert_states(found[i], dict(alone(cohort, i).fit(start, lr=rate).items()))

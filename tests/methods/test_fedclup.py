@@ -27,6 +27,7 @@ from methods.quadratics import (
 )
 from methods.small import (
     NEWCOMER,
+    TRAIN,
     assert_close,
     assert_same,
     everything,
@@ -466,11 +467,6 @@ class TestMistakes:
         with pytest.raises(ConfigError, match=match):
             make_method("fedclup", options)
 
-    def test_rates_that_follow_lambda_refuse_what_they_would_scale_wrongly(self) -> None:
-        method = clup(schedule="dynamic", lr_rule="deterministic", smoothness=2.0)
-        with pytest.raises(ConfigError, match="weight_decay"):
-            simulation(method)
-
     def test_rules_are_made_by_name(self) -> None:
         assert clup(schedule="dynamic").schedule == Dynamic()
         rule = {"kind": "corollary", "radius": 1, "rho": 1, "samples": 5, "clients": 2}
@@ -489,3 +485,16 @@ def test_the_card_of_a_round_with_a_changing_lambda() -> None:
 def test_the_heuristic_needs_something_to_be_sent() -> None:
     with pytest.raises(ConfigError, match="heuristic needs lam > 0"):
         make_method("fedclup", {"lam": 0.0, "schedule": {"kind": "heuristic", "switch": 2}})
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_a_rate_that_is_sent_is_the_rate_that_is_known(engine: str) -> None:
+    """With momentum, decay and clipping: η multiplies all of them, as torch's SGD does."""
+    rule = {"lr_rule": "deterministic", "smoothness": 6.0}
+    train = replace(TRAIN, momentum=0.5, weight_decay=0.1, clip=0.3)
+    told = clup(schedule=dynamic(values=[0.5]), **rule)
+    a, b = (
+        simulation(method, engine=engine, train=train, rounds=3, fraction=0.6)
+        for method in (told, clup(lam=0.5, **rule))
+    )
+    assert_close(personal(a), personal(b), atol=1e-6)

@@ -76,7 +76,7 @@ class Client:
         epochs: int | None = None,
         steps: int | None = None,
         batch_size: int | None = None,
-        lr: float | None = None,
+        lr: float | Tensor | None = None,
         momentum: float | None = None,
         weight_decay: float | None = None,
         ascent: Ascent | None = None,
@@ -99,7 +99,7 @@ class Client:
             epochs, steps: length; steps wins, None takes the run's setting. So many epochs of steps with several
                 batches each end with a whole step: its last batches may come from a further pass.
             batch_size, lr, momentum, weight_decay: None takes the run's setting; batch 0 is the whole data
-                set.
+                set; a 0-d tensor as lr may differ by client and round.
             ascent: sharpness-aware ascent (SAM, layer-wise SAM) before each gradient.
             direction: `direction(state, grad, *given)` returns what to descend along; `grad(parameters,
                 of="", batch=0)` is the batch gradient anywhere. It must take per-client tensors through
@@ -140,7 +140,7 @@ class Client:
         options = FitOptions(
             trained=tuple(names for _ in components),
             components=tuple(components),
-            lr=config.lr if lr is None else lr,
+            lr=config.lr if lr is None or isinstance(lr, Tensor) else lr,
             momentum=config.momentum if momentum is None else momentum,
             weight_decay=config.weight_decay if weight_decay is None else weight_decay,
             clip=config.clip,
@@ -177,6 +177,9 @@ class Client:
             if isinstance(strength, Tensor):
                 flat.append(strength)
                 call.strong = True
+        if isinstance(lr, Tensor):
+            flat.append(lr)
+            call.rated = True
         for item in given:
             parts = list(tree.leaves(item)) if isinstance(item, TensorDict) else [("", item)]
             call.given_paths.append(None if isinstance(item, Tensor) else tuple(p for p, _ in parts))

@@ -75,6 +75,7 @@ class LocalSGD:
         plan: BatchPlan,
         centre: Sequence[Tensor] | None,
         strength: Tensor | None,
+        rate: Tensor | None,
         given: Sequence[Tensor],
         rebuild: Rebuild,
         keys: Tensor,
@@ -83,8 +84,8 @@ class LocalSGD:
         """Trains in place and returns the mean training loss of each client, [clients] (0-d for one client).
 
         `plan` is ordered by falling steps; `centre` is the proximal centre, in the order of the trained
-        tensors, and `strength` λ where it is a tensor ([clients]); `given` are extra inputs of the direction,
-        which `rebuild` makes its arguments; `keys` [clients] int64; `public` adds a term of the loss on
+        tensors, `strength` λ and `rate` η where they are tensors ([clients]); `given` are extra inputs of the
+        direction, which `rebuild` makes its arguments; `keys` [clients] int64; `public` adds a term of the loss on
         public data.
         """
         options = self.options
@@ -102,7 +103,7 @@ class LocalSGD:
             part = carries if cut.whole else [cut.carry(carry) for carry in carries]
             p, v, extra = cut.take(params), cut.take(velocity), cut.take(given)
             pull = None if centre is None else cut.take(centre)
-            force = strength if strength is None or not self.stacked else strength[cut.index]
+            force, pace = (t if t is None or not self.stacked else t[cut.index] for t in (strength, rate))
             loaded = [(self.source.take(r), self.source.targets(r), weight) for r, weight in step.batches]
             own = keys if cut.whole else keys[cut.index]
             first = step.number * options.batches
@@ -114,7 +115,7 @@ class LocalSGD:
                 value, gradient = self._gradient(part, p, batches, extra, rebuild)
                 if public is not None:
                     torch._foreach_add_(gradient, public.gradient(part[0], p, step.number, cut.index))
-                self._update(p, v, gradient, pull, force)
+                self._update(p, v, gradient, pull, force, pace)
                 if cut.whole:
                     total += value
                 else:
@@ -174,6 +175,7 @@ class LocalSGD:
         gradient: list[Tensor],
         centre: list[Tensor] | None,
         strength: Tensor | None,
+        rate: Tensor | None,
     ) -> None:
         options = self.options
         if centre is not None:
@@ -191,7 +193,10 @@ class LocalSGD:
             torch._foreach_mul_(velocity, options.momentum)
             torch._foreach_add_(velocity, gradient)
             gradient = velocity
-        torch._foreach_add_(params, gradient, alpha=-options.lr)
+        if rate is None:
+            torch._foreach_add_(params, gradient, alpha=-options.lr)
+        else:
+            torch._foreach_sub_(params, [_along(rate, g) * g for g in gradient])
 
     def _clip(self, gradient: list[Tensor], limit: float) -> None:
         """Scales each client's whole gradient to norm `limit` at most, as torch's clip_grad_norm_ does."""

@@ -101,6 +101,7 @@ class Fit:
         self.fixed_names: tuple[str, ...] = ()
         self.centred = False
         self.strong = False
+        self.rated = False
         self.given_paths: list[tuple[str, ...] | None] = []
         self.public: Distill | None = None
 
@@ -131,12 +132,13 @@ class Fit:
             carries.append(Carry(trained, moving, fixed, frozenset(shared)))
         centre = [arranged.spread() for names in options.trained for _ in names] if self.centred else None
         strength = arranged.spread() if self.strong else None
+        rate = arranged.spread() if self.rated else None
         given = [arranged.spread() for paths in self.given_paths for _ in (("",) if paths is None else paths)]
         public = self._public(arranged, positions, plan.rows.shape[1] // options.batches, order)
         noise = cohort.keys(positions, self.purpose + "/noise").astype(np.int64)
         keys = torch.from_numpy(noise if order is None else noise[order]) + self.first * options.repeat
         loop = LocalSGD(Objective(cohort.model, cohort.loss), cohort.source, options, stacked)
-        loss = loop.run(carries, plan, centre, strength, given, self._given, keys, public)
+        loss = loop.run(carries, plan, centre, strength, rate, given, self._given, keys, public)
         out = [loss, *(t for c in carries for t in (*c.trained.values(), *c.moving.values()))]
         if back is not None and stacked:
             out = [t.index_select(0, back) for t in out]

@@ -38,7 +38,6 @@ from torch import Tensor
 from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.gradients import Gradient
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
 from tailorfl.errors import ConfigError
@@ -106,10 +105,6 @@ class FedCLUP(TwoModels):
             raise ConfigError("batch_reuse repeats one batch K times: give K as local_steps or train.steps")
         if not self.schedule.changes:
             return ctx.init
-        if self.lr_rule != "run" and (ctx.train.clip is not None or ctx.train.weight_decay):
-            raise ConfigError(
-                f"lr_rule = {self.lr_rule} with a changing λ does not support train.clip and train.weight_decay"
-            )
         return self._state(ctx.init, self.first_lam, False, self.schedule.memory())
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
@@ -176,16 +171,9 @@ class FedCLUP(TwoModels):
 
     def _fit_told(self, client: Client, start: TensorDict, lam: Tensor, w: TensorDict) -> TensorDict:
         """Local training with the λ that the server has sent."""
-        if self.lr_rule == "run":
-            v: TensorDict = client.fit(start, prox=(lam, w), **self._length(client))
-            return v
-
-        def direction(v: TensorDict, grad: Gradient, eta: Tensor, lam: Tensor, w: TensorDict) -> TensorDict:
-            return (grad(v) + (v - w) * lam) * eta
-
-        given = (self.client_step(lam), lam, client.parameters(w))
-        out: TensorDict = client.fit(start, direction=direction, given=given, lr=1.0, **self._length(client))
-        return out
+        eta = None if self.lr_rule == "run" else self.client_step(lam)
+        v: TensorDict = client.fit(start, prox=(lam, w), lr=eta, **self._length(client))
+        return v
 
     def _length(self, client: Client) -> dict[str, Any]:
         steps = self.steps_of_theory if self.local_steps == "theory" else self.local_steps
