@@ -299,3 +299,11 @@ def test_settings_do_not_import_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_recipe_of_all_methods_has_all_methods() -> None:
+    import tailorfl.methods  # noqa: F401  registers the library's methods
+    from tailorfl.core.method import methods
+
+    own = {name for name, method in methods().items() if method.__module__.startswith("tailorfl.")}
+    assert {method.name for method in load("all_methods").methods} == own
