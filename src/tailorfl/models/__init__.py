@@ -1,5 +1,6 @@
 """Models, pre-trained weights, keyed dropout, and the split into shared, personal and frozen tensors."""
 
+from tailorfl.models.adapters import ResidualAdapter
 from tailorfl.models.dropout import Dropout, dropout_key, fold_key, replace_dropout
 from tailorfl.models.layers import layer_groups
 from tailorfl.models.registry import available, build, options_of
@@ -11,6 +12,7 @@ from tailorfl.models.weights import WeightReport, load_weights, save_weights
 __all__ = [
     "Dropout",
     "Predicate",
+    "ResidualAdapter",
     "ResidualBlock",
     "Selector",
     "Split",

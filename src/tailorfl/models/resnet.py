@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
+from tailorfl.errors import ConfigError
+from tailorfl.models.adapters import ResidualAdapter
 from tailorfl.models.norm import make_norm
 from tailorfl.models.shapes import check_choice, image_shape
 
@@ -20,14 +22,18 @@ class ResidualBlock(nn.Module):
 class BasicBlock(ResidualBlock):
     """Two 3x3 convolutions with normalisation, plus the input (projected where the shape changes).
 
+    With adapters, one stands between each of the two convolutions and its norm.
+
     [batch, channels, height, width] -> [batch, width, height/stride, width/stride].
     """
 
-    def __init__(self, channels: int, width: int, stride: int, norm: str) -> None:
+    def __init__(self, channels: int, width: int, stride: int, norm: str, dropout: float | None) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, width, 3, stride, padding=1, bias=False)
+        self.adapter1 = _adapter(width, norm, dropout)
         self.bn1 = make_norm(norm, width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.adapter2 = _adapter(width, norm, dropout)
         self.bn2 = make_norm(norm, width)
         self.downsample: nn.Sequential | None = None
         if stride != 1 or channels != width:
@@ -38,66 +44,109 @@ class BasicBlock(ResidualBlock):
     def forward(self, x: Tensor) -> Tensor:
         """The block's output; `x` is not written to."""
         skip = x if self.downsample is None else self.downsample(x)
-        out = relu(self.bn1(self.conv1(x)))
-        out = self.bn2(self.conv2(out))
+        out = relu(self.bn1(self.adapter1(self.conv1(x))))
+        out = self.bn2(self.adapter2(self.conv2(out)))
         return relu(out + skip)
 
 
 class ResNet(nn.Module):
     """Stem, four stages of basic blocks, mean over the pixels, linear head `fc`.
 
+    `adapters` puts residual adapters into every block; `dropout` is in them, or before the head without them.
+
     `stem` "imagenet" is a 7x7 convolution of stride 2 and a max-pool, which PerAda keeps even for 32x32
     images (the last map is then 1x1); "cifar" is a 3x3 convolution of stride 1. The norm layers are called
     bn* also where they are group norms, so that weight files fit by name.
     """
 
-    def __init__(self, blocks: Sequence[int], channels: int, outputs: int, norm: str, stem: str) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[int],
+        channels: int,
+        outputs: int,
+        norm: str,
+        stem: str,
+        adapters: bool,
+        dropout: float,
+    ) -> None:
         super().__init__()
-        small = stem == "cifar"
+        small, inner = stem == "cifar", dropout if adapters else None
         self.conv1 = nn.Conv2d(
             channels, 64, 3 if small else 7, stride=1 if small else 2, padding=1 if small else 3, bias=False
         )
         self.bn1 = make_norm(norm, 64)
         self.maxpool: nn.Module = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
-        self.layer1 = _stage(64, 64, blocks[0], 1, norm)
-        self.layer2 = _stage(64, 128, blocks[1], 2, norm)
-        self.layer3 = _stage(128, 256, blocks[2], 2, norm)
-        self.layer4 = _stage(256, 512, blocks[3], 2, norm)
+        self.layer1 = _stage(64, 64, blocks[0], 1, norm, inner)
+        self.layer2 = _stage(64, 128, blocks[1], 2, norm, inner)
+        self.layer3 = _stage(128, 256, blocks[2], 2, norm, inner)
+        self.layer4 = _stage(256, 512, blocks[3], 2, norm, inner)
+        self.dropout: nn.Module = nn.Dropout(dropout) if dropout and not adapters else nn.Identity()
         self.fc = nn.Linear(512, outputs)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        for module in self.modules():
+            if isinstance(module, ResidualAdapter):
+                module.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, channels, height, width] -> [batch, outputs]."""
         out = self.maxpool(relu(self.bn1(self.conv1(x))))
         out = self.layer4(self.layer3(self.layer2(self.layer1(out))))
-        scores: Tensor = self.fc(out.mean((2, 3)))
+        scores: Tensor = self.fc(self.dropout(out.mean((2, 3))))
         return scores
 
 
-def _stage(channels: int, width: int, blocks: int, stride: int, norm: str) -> nn.Sequential:
-    first = BasicBlock(channels, width, stride, norm)
-    return nn.Sequential(first, *(BasicBlock(width, width, 1, norm) for _ in range(blocks - 1)))
+def _adapter(width: int, norm: str, dropout: float | None) -> nn.Module:
+    return nn.Identity() if dropout is None else ResidualAdapter(width, norm, dropout)
 
 
-def _resnet(model: str, input_shape: Sequence[int], outputs: int, norm: str, stem: str) -> ResNet:
+def _stage(
+    channels: int, width: int, blocks: int, stride: int, norm: str, dropout: float | None
+) -> nn.Sequential:
+    first = BasicBlock(channels, width, stride, norm, dropout)
+    return nn.Sequential(first, *(BasicBlock(width, width, 1, norm, dropout) for _ in range(blocks - 1)))
+
+
+def _resnet(
+    model: str,
+    input_shape: Sequence[int],
+    outputs: int,
+    norm: str,
+    stem: str,
+    adapters: bool,
+    dropout: float,
+) -> ResNet:
     check_choice("norm", norm, ("batch", "group"))
     check_choice("stem", stem, ("imagenet", "cifar"))
     # With fewer pixels the map is a single one before the last stage halves it.
     channels, _, _ = image_shape(model, input_shape, least=17 if stem == "imagenet" else 5)
-    return ResNet(BLOCKS[model], channels, outputs, norm, stem)
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"model '{model}': dropout must lie in [0, 1), but is {dropout}")
+    return ResNet(BLOCKS[model], channels, outputs, norm, stem, adapters, dropout)
 
 
 def resnet18(
-    input_shape: Sequence[int], outputs: int, *, norm: str = "batch", stem: str = "imagenet"
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    norm: str = "batch",
+    stem: str = "imagenet",
+    adapters: bool = False,
+    dropout: float = 0.0,
 ) -> ResNet:
     """ResNet-18 with torchvision's names; 11 181 642 scalars at 3 channels and 10 classes (PerAda, PLGU)."""
-    return _resnet("resnet18", input_shape, outputs, norm, stem)
+    return _resnet("resnet18", input_shape, outputs, norm, stem, adapters, dropout)
 
 
 def resnet34(
-    input_shape: Sequence[int], outputs: int, *, norm: str = "batch", stem: str = "imagenet"
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    norm: str = "batch",
+    stem: str = "imagenet",
+    adapters: bool = False,
+    dropout: float = 0.0,
 ) -> ResNet:
     """ResNet-34 with torchvision's names; 21 318 017 scalars at 3 channels and 65 classes (PerAda)."""
-    return _resnet("resnet34", input_shape, outputs, norm, stem)
+    return _resnet("resnet34", input_shape, outputs, norm, stem, adapters, dropout)

@@ -9,6 +9,8 @@ extractor[:k]  everything but the last k linear layers (k = 1 unless given; LG-F
 norm           the normalisation layers, parameters and running statistics (FedBN)
 input          the first convolution, linear layer or embedding, with its norm (partial personalization)
 input_perada   the stem convolution and the first convolution of every residual block (PerAda)
+adapter        residual adapters, the norms of their blocks and of the stem, not of the shortcuts (PerAda; its
+               whole set is "adapter+head")
 
 Words add with "+": "head+norm". Layers are recognised by type and position; only patterns, which the user
 writes for one model, look at names.
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from tailorfl.errors import ModelError, unknown
+from tailorfl.models.adapters import ResidualAdapter
 from tailorfl.models.layers import inventory, layers, state_entries
 from tailorfl.models.norm import is_norm
 from tailorfl.models.resnet import ResidualBlock
@@ -31,7 +34,7 @@ Predicate = Callable[[str, Tensor, nn.Module], bool]
 Selector = str | Sequence[str] | Predicate
 """A word or a sum of words, a list of name patterns (["fc.*"]), or a predicate (name, tensor, module)."""
 
-WORDS = ("all", "none", "head", "body", "extractor", "norm", "input", "input_perada")
+WORDS = ("all", "none", "head", "body", "extractor", "norm", "input", "input_perada", "adapter")
 
 
 def select(module: nn.Module, selector: Selector, *, allow_empty: bool = False) -> frozenset[str]:
@@ -79,6 +82,8 @@ def _word(module: nn.Module, word: str) -> set[str]:
             return _state_of(module, (part for part in module.modules() if is_norm(part)))
         case "input":
             return _input(module)
+        case "adapter":
+            return _adapter(module)
         case _:
             return _input_perada(module)
 
@@ -125,3 +130,16 @@ def _input_perada(module: nn.Module) -> set[str]:
         )
     firsts = [next(filter(_is_conv, owner.modules()), None) for owner in (module, *blocks)]
     return _state_of(module, (conv for conv in firsts if conv is not None))
+
+
+def _adapter(module: nn.Module) -> set[str]:
+    adapters = [part for part in module.modules() if isinstance(part, ResidualAdapter)]
+    if not adapters:
+        raise ModelError(
+            f"'adapter' needs layers of type tailorfl.models.ResidualAdapter, as adapters=True puts into a resnet18 or "
+            f"resnet34; {inventory(module)}."
+        )
+    # A block's own norms are its direct children; that of a shortcut lies one level deeper.
+    owners = [part for part in module.modules() if isinstance(part, ResidualBlock)]
+    norms = [part for owner in (module, *owners) for part in owner.children() if is_norm(part)]
+    return _state_of(module, (*adapters, *norms))
