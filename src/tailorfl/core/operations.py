@@ -174,8 +174,7 @@ class Fit:
         return out[""] if single else out
 
     def where(self, positions: Sequence[int]) -> str:
-        ids = [self.cohort.ids[p] for p in positions]
-        return f"{_who(ids)}, round {self.cohort.round + 1}, stage '{self.purpose}'"
+        return _where(self.cohort, positions, self.purpose)
 
 
 class Loss:
@@ -207,8 +206,7 @@ class Loss:
         return (torch.func.vmap(one, in_dims=(where, 0, 0, 0))(state, *batch),)
 
     def where(self, positions: Sequence[int]) -> str:
-        ids = [self.cohort.ids[p] for p in positions]
-        return f"{_who(ids)}, round {self.cohort.round + 1}, stage '{self.purpose}'"
+        return _where(self.cohort, positions, self.purpose)
 
 
 class PublicOutputs:
@@ -231,8 +229,7 @@ class PublicOutputs:
         return (torch.cat([mapped(state, source.take(rows)) for rows in parts], dim=1),)
 
     def where(self, positions: Sequence[int]) -> str:
-        ids = [self.cohort.ids[p] for p in positions]
-        return f"{_who(ids)}, round {self.cohort.round + 1}, stage 'predictions on the public set'"
+        return _where(self.cohort, positions, "predictions on the public set")
 
 
 class _Arranged:
@@ -278,6 +275,11 @@ def _by_falling_steps(plan: BatchPlan) -> tuple[Any, Tensor | None]:
         return None, None
     order = np.argsort(-steps, kind="stable")
     return order, torch.from_numpy(np.argsort(order, kind="stable"))
+
+
+def _where(cohort: Cohort, positions: Sequence[int], stage: str) -> str:
+    """Names clients, round and stage for error messages."""
+    return f"{_who([cohort.ids[p] for p in positions])}, round {cohort.round + 1}, stage '{stage}'"
 
 
 def _who(ids: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ public data of another kind would overwrite. The optimizer starts anew every rou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Literal, Self
 
 import torch
@@ -93,21 +93,14 @@ class ServerDistillation(BaseModel):
                 found.append((self._link(logits) if self.average == "probabilities" else logits).sum(0))
         return torch.cat(found)
 
-    def distil(
-        self,
-        student: TensorDict,
-        targets: Tensor,
-        context: Context,
-        round: int,
-        train: Collection[str] | None = None,
-    ) -> TensorDict:
+    def distil(self, student: TensorDict, targets: Tensor, context: Context, round: int) -> TensorDict:
         """Returns the student after R steps towards `targets` [P, C]; `student` itself is not changed.
 
-        `train` names the parameters that learn (default: all that the split does not freeze).
+        What the split does not freeze learns.
         """
         if self.steps == 0 or (self.rounds is not None and round >= self.rounds):
             return student
-        wanted = set(context.split.trainable if train is None else train)
+        wanted = set(context.split.trainable)
         learned = {
             n: student.get(n).detach().clone().requires_grad_()
             for n in context.model.parameters

@@ -88,7 +88,6 @@ class _Trained:
 
     group: Group
     ids: tuple[int, ...]
-    message: TensorDict | PerClient
     new: TensorDict
     replies: TensorDict
     metrics: TensorDict
@@ -226,7 +225,7 @@ class Simulation:
 
     def _train(self, group: Group, ids: tuple[int, ...], message: TensorDict | PerClient) -> _Trained:
         new, replies, metrics = self.run(ids, group.states.get(ids), message, self._local)
-        return _Trained(group, ids, message, new, replies, metrics, finite_clients(new, replies))
+        return _Trained(group, ids, new, replies, metrics, finite_clients(new, replies))
 
     def _replies(self, part: _Trained) -> Replies:
         return Replies(
