@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tailorfl.engines.simulation import Simulation
     from tailorfl.experiments.config import load as load_config
     from tailorfl.experiments.jobs import Observer
+    from tailorfl.experiments.pretrain import Pretrained, Watcher
     from tailorfl.experiments.result import ExperimentResult
     from tailorfl.experiments.schema import ExperimentConfig
     from tailorfl.models.functional import Model
@@ -50,6 +51,7 @@ __all__ = [
     "__version__",
     "build_federation",
     "load_config",
+    "pretrain",
     "register",
     "reproduce",
     "run",
@@ -122,6 +124,38 @@ def reproduce(
     from tailorfl.experiments.api import reproduce as reproduce_here
 
     return reproduce_here(recipe, settings, out=out, resume=resume, overwrite=overwrite, observer=observer)
+
+
+def pretrain(
+    config: str | Path | Mapping[str, Any] | ExperimentConfig | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    watch: Watcher | None = None,
+    source: Source | None = None,
+    **settings: Any,
+) -> Pretrained:
+    """Trains a model in one place and writes its weights; the same as `tailorfl pretrain`.
+
+    Args:
+        config: as for `run`; rounds are epochs, and clients and methods are not used.
+        out: the .safetensors file to write, beside which a .json file will tell how it came about; by default
+            runs/DATA-MODEL.safetensors.
+        resume: continue the pretraining of `out` from its last finished epoch.
+        overwrite: replace `out`.
+        watch: told of the progress.
+        source: your own data in place of `data.name`.
+        settings: in place of the config's, as for `run`.
+
+    Raises:
+        TailorflError: the settings, data or model cannot be used; the message says why and what to do.
+    """
+    from tailorfl.experiments.api import pretrain as pretrain_here
+
+    return pretrain_here(
+        config, settings, out=out, resume=resume, overwrite=overwrite, watch=watch, source=source
+    )
 
 
 def __getattr__(name: str) -> Any:

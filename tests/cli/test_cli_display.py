@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import ProgressSample
 
 from tailorfl.cli.estimates import show_estimate
-from tailorfl.cli.progress import Facts, Lines, Live, _bars, headline, observer
+from tailorfl.cli.progress import Facts, Lines, Live, bars, headline, observer
 from tailorfl.cli.results import show_comparison
 from tailorfl.core.messages import Traffic
 from tailorfl.engines.simulation import RoundResult
@@ -59,7 +59,7 @@ def test_headline_is_the_personal_model_on_local_data(
 
 def test_bars_show_round_speed_metric_and_rejected_clients() -> None:
     console = terminal()
-    progress = _bars(console)
+    progress = bars(console)
     watch = Live(progress, 2)
     watch.job_started(JOB, 2, 2, 4, 1)
     everything, job = progress.tasks
@@ -158,7 +158,7 @@ def test_estimate_shows_units_and_tables() -> None:
 
 
 def test_time_left_stands_with_the_experiment() -> None:
-    progress = _bars(terminal())
+    progress = bars(terminal())
     Live(progress, 2)
     everything, job = progress.tasks
     column = progress.columns[-1]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from tailorfl.core.objective import LOSSES, cox
+from tailorfl.data.source import NO_TARGET
 
 BATCH = 9
 
@@ -18,6 +19,10 @@ BATCH = 9
 def problem(task: str, seed: int = 0, batch: int = BATCH) -> tuple[Tensor, Tensor]:
     """Random double outputs and targets of a task."""
     rng = torch.Generator().manual_seed(seed)
+    if task == "generation":
+        y = torch.randint(0, 4, (batch, 5), generator=rng)
+        y[torch.arange(5) < torch.randint(1, 5, (batch, 1), generator=rng)] = NO_TARGET
+        return torch.randn(batch, 5, 4, generator=rng, dtype=torch.float64), y
     outputs = torch.randn(
         batch, {"binary": 1, "survival": 1}.get(task, 4), generator=rng, dtype=torch.float64
     )
@@ -44,6 +49,9 @@ def by_hand(task: str, outputs: np.ndarray, y: np.ndarray) -> float:
             total += np.mean([math.log1p(math.exp(-a if b == 1 else a)) for a, b in zip(o, t, strict=True)])
         elif task == "regression":
             total += 0.5 * ((o - t) ** 2).sum()
+        elif task == "generation":
+            parts = [math.log(np.exp(a).sum()) - a[b] for a, b in zip(o[:-1], t[1:], strict=True) if b >= 0]
+            total += np.mean(parts)
         elif t[0] == 1:
             alive = [float(outputs[j, 0]) for j in range(len(y)) if y[j, 1] >= y[i, 1]]
             total += math.log(np.exp(alive).sum()) - o[0]

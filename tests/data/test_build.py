@@ -206,8 +206,12 @@ class TestHeldoutDomain:
         assert all_rows(federation) & rows == set(federation.train[3].tolist())
         assert rows & TESTED == set(federation.test[3].tolist())
         shifted = federation.shifted["photo"]
-        assert set(shifted.x[:, 0].int().tolist()) == rows
+        assert set(shifted.x[:, 0].int().tolist()) == rows & TESTED
         assert shifted.test is None
+
+    def test_without_an_official_split_all_of_it_is_shifted(self) -> None:
+        shifted = build(source=source(), partition="domain", heldout_domain="photo").shifted["photo"]
+        assert set(shifted.x[:, 0].int().tolist()) == {row for row in range(1024) if row // 32 % 4 == 1}
 
     def test_several_and_with_another_partition(self) -> None:
         federation = build(

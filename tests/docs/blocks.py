@@ -64,6 +64,8 @@ def try_command(words: list[str]) -> None:
             invoke([*arguments, "--dry-run"])
             if "--out" in arguments:
                 invoke([*arguments, *SMALL, "--quiet"])
+        elif arguments[0] == "pretrain" and "--resume" not in arguments:
+            invoke([*arguments, "rounds=1", "data.samples=200", "--quiet"])
         else:
             invoke(arguments)
     elif program == "make":

@@ -212,6 +212,7 @@ SHAPES = {
     "multilabel": ((0, 3), (0, 3)),
     "regression": ((0, 2), (0, 2)),
     "survival": ((0, 1), (0, 2)),
+    "generation": ((0, 5), (0, 7)),
 }
 
 
@@ -239,5 +240,6 @@ def test_primary_metrics() -> None:
     assert metrics.primary("multilabel") == ("auc", True)
     assert metrics.primary("regression") == ("mse", False)
     assert metrics.primary("survival") == ("c_index", True)
+    assert metrics.primary("generation") == ("rouge1", True)
     with pytest.raises(ConfigError, match="Did you mean 'regression'"):
         metrics.primary("regresion")

@@ -123,7 +123,7 @@ def test_means_do_not_mix_models_sets_and_clients() -> None:
             ]
         )
     ]
-    means = summaries(records, "classification")
+    means = summaries(records)
     assert means["personal"]["local"]["accuracy"]["mean"] == 0.5
     assert means["personal"]["val"]["accuracy"]["mean"] == 2
     assert means["global"]["local"]["accuracy"]["mean"] == 3
@@ -226,7 +226,7 @@ def test_a_client_without_test_samples_gets_no_number_and_spoils_none() -> None:
     records = found(simulation("ditto", data=replace(base, test=test), rounds=1))
     assert records["personal", "local", 0]["samples"] == 0
     assert np.isnan(records["personal", "local", 0]["accuracy"])
-    mean = summaries(records.values(), "classification")["personal"]["local"]["accuracy"]["mean"]
+    mean = summaries(records.values())["personal"]["local"]["accuracy"]["mean"]
     others = [records["personal", "local", i]["accuracy"] for i in CLIENTS[1:]]
     assert mean == pytest.approx(np.mean(others))
 

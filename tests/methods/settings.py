@@ -87,7 +87,7 @@ class Row:
     chooses: bool = False
     """Whether clients start with different models: their own, or picked among several by their data."""
     still: Mapping[str, Any] = field(default_factory=dict)
-    """Options under which the server trains nothing itself, and no step has a rate of its own."""
+    """Options under which the server trains nothing itself, no step has a rate of its own, and all start alike."""
     by_round: Callable[[int, Parts], tuple[int, int]] | None = None
     """Parameter scalars (down, up) of a client in a round, counted from 0, where rounds differ; m = 2 are sampled."""
     alike: Mapping[str, Any] = field(default_factory=dict)
@@ -115,6 +115,27 @@ ROWS: dict[str, Row] = {
         Card(whole, whole, whole, "samples", False, True),
         {"distil": {"steps": 3, "batch_size": 4, "lr": 1e-3}},
         still={"distil": {"steps": 0}},
+    ),
+    "perada": Row(
+        Card(whole, whole, twice, "uniform", True, True),
+        # Of a linear model the mean of the teachers' logits is what the student already gives: a gradient of nothing
+        # but rounding, which Adam scales up to whole steps.
+        {"lam": 0.5, "distil": {"steps": 3, "batch_size": 4, "lr": 1e-3, "average": "probabilities"}},
+        Limit("ditto", 1, {"lam": LAM, "distil": {"steps": 0}}),
+        still={"distil": {"steps": 0}},
+    ),
+    "fedit": Row(Card(whole, whole, whole, "uniform", False, True)),
+    "fedlora": Row(Card(whole, whole, whole, "uniform", True, True), {"ft_epochs": 1}),
+    # Some tests look at a single round, the first, in which personal models otherwise do not train yet.
+    "fedoa": Row(
+        Card(whole, whole, twice, "uniform", True, True),
+        {"lam": 0.5, "personal_start": 0},
+        still={"own_init": False},
+    ),
+    "fedsdr": Row(
+        Card(whole, whole, twice, "uniform", True, True),
+        {"lam": 0.5, "personal_start": 0},
+        still={"own_init": False},
     ),
     "scaffold": Row(Card(twice, twice, whole, "uniform", False, True, whole), limit=Limit("pooled")),
     "feddyn": Row(

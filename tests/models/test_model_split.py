@@ -15,6 +15,8 @@ from tailorfl.errors import ConfigError, ModelError
 from tailorfl.models import Split, available, build, layer_groups, select
 
 CIFAR = (3, 32, 32)
+TRANSFORMERS = {"bert", "llama", "vit", "minilm", "huggingface"}
+"""They need an optional package, and have tests of their own."""
 SELECTORS = ["all", "none", "head", "body", "extractor", "norm", "input", "head+norm", "input+head"]
 
 
@@ -45,7 +47,7 @@ class Lists(nn.Module):
 
 def models() -> dict[str, nn.Module]:
     built = {}
-    for name in available():
+    for name in set(available()) - TRANSFORMERS:
         shape = (39,) if name == "cox" else CIFAR
         built[name] = build(name, shape, 1 if name == "cox" else 10)
     return built | {"odd": OddNames(), "lists": Lists()}

@@ -90,8 +90,10 @@ def pilot(config: ExperimentConfig, clients: int, rounds: int, watch: Callable[[
     torch.set_num_threads(config.threads)
     seed = config.seeds[0]
     federation = make_federation(config, config.data.seed if config.data.seed is not None else seed)
-    # FedAvg trains the whole model with the experiment's own settings; it is built, not run
-    sim = make_simulation(Job(config, MethodConfig(name="fedavg", label="fedavg"), seed), federation)
+    # FedAvg trains the whole model with the experiment's own settings (equal weights go with any privacy); it is
+    # built, not run.
+    fedavg = MethodConfig(name="fedavg", label="fedavg", options={"weights": "uniform"})
+    sim = make_simulation(Job(config, fedavg, seed), federation)
     return advise(federation, sim.model, sim.train, clients=clients, rounds=rounds, seed=seed, watch=watch)
 
 

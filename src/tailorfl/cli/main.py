@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,8 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import tailorfl
-from tailorfl.cli import advise, theory
+from tailorfl.cli import advise, pretrain, theory
+from tailorfl.cli.state import State, quoted
 from tailorfl.errors import ConfigError, TailorflError, nearest
 
 if TYPE_CHECKING:
@@ -22,15 +22,6 @@ if TYPE_CHECKING:
 WIDE = 200
 INTERRUPTED = 130
 """Exit code of a process stopped by Ctrl-C, as shells have it."""
-
-
-@dataclass
-class State:
-    """What commands leave behind for the one place that reports errors."""
-
-    debug: bool = False
-    out: Path | None = None
-    """Result folder of the experiment under way."""
 
 
 class Commands(TyperGroup):
@@ -60,8 +51,8 @@ class Commands(TyperGroup):
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as stop:
             message = "interrupted"
-            if state.out is not None and (state.out / "config.yaml").is_file():
-                message += f"; continue with: tailorfl run --resume {_quoted(state.out)}"
+            if state.begun is not None and state.begun.is_file():
+                message += f"; continue with: {state.again}"
             _stderr().print(f"\n{_plain(message)}", highlight=False, soft_wrap=True)
             raise typer.Exit(INTERRUPTED) from stop
 
@@ -77,6 +68,7 @@ app = typer.Typer(
 )
 app.add_typer(theory.app, name="theory", cls=Commands)
 app.command("advise")(advise.command)
+app.command("pretrain")(pretrain.command)
 
 Arguments = Annotated[
     list[str] | None,
@@ -230,12 +222,13 @@ def _experiment(
     from tailorfl.experiments.folders import new_folder
 
     state = ctx.ensure_object(State)
-    state.out = resume or out or new_folder(config, overwrite)
+    folder = resume or out or new_folder(config, overwrite)
+    state.under_way(folder / "config.yaml", f"tailorfl run --resume {quoted(folder)}")
     with observer(_stderr(), config, quiet=quiet) as watch:
         done = list(
-            run_variants(config, state.out, resume=resume is not None, overwrite=overwrite, observer=watch)
+            run_variants(config, folder, resume=resume is not None, overwrite=overwrite, observer=watch)
         )
-    state.out = None
+    state.done()
     for result in done:
         _show(result)
 
@@ -291,12 +284,6 @@ def _plain(text: str) -> str:
     from rich.markup import escape
 
     return escape(text)
-
-
-def _quoted(path: Path) -> str:
-    import shlex
-
-    return shlex.quote(str(path))
 
 
 if __name__ == "__main__":

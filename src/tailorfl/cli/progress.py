@@ -15,7 +15,7 @@ from tailorfl.experiments.jobs import Observer
 from tailorfl.runs.tables import human_seconds
 
 if TYPE_CHECKING:
-    from tailorfl.engines.simulation import RoundResult
+    from tailorfl.engines.rounds import RoundResult
     from tailorfl.experiments.jobs import Job
     from tailorfl.experiments.schema import ExperimentConfig
 
@@ -27,7 +27,7 @@ def observer(console: Console, config: ExperimentConfig, *, quiet: bool = False)
         if quiet:
             yield Observer()
         elif console.is_terminal:
-            with _bars(console) as progress:
+            with bars(console) as progress:
                 yield Live(progress, len(config.seeds) * len(config.methods))
         else:
             yield Lines(console)
@@ -160,7 +160,8 @@ class Facts(ProgressColumn):
         return Text(text, no_wrap=True)
 
 
-def _bars(console: Console) -> Progress:
+def bars(console: Console) -> Progress:
+    """Bars of a console that vanish at the end; every task needs a field `facts`."""
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),

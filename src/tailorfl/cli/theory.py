@@ -188,6 +188,37 @@ def cost(
     Console().print(table)
 
 
+@app.command()
+def dp(
+    samples: Samples = 500,
+    batch: Annotated[int, typer.Option("--batch", help="Samples of a batch; 0 is all of them.")] = 10,
+    epochs: Annotated[int, typer.Option("--epochs", help="Passes over the samples in a training.")] = 1,
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds that the client takes part in.")] = 10,
+    noise: Annotated[float, typer.Option("--noise", help="sigma, in units of the clip.")] = 1.0,
+    delta: Annotated[float, typer.Option("--delta", help="Of (epsilon, delta)-privacy.")] = 1e-5,
+    trainings: Annotated[int, typer.Option("--trainings", help="Models trained in a round; Ditto: 2.")] = 1,
+    gradients: Annotated[int, typer.Option("--gradients", help="Taken of each batch; SAM: 2.")] = 1,
+    target: Annotated[
+        float | None, typer.Option("--target-epsilon", help="Also show the noise that reaches this epsilon.")
+    ] = None,
+) -> None:
+    """What DP-SGD costs a client, by two accountants; needs the extra 'privacy'."""
+    from typing import get_args
+
+    from tailorfl.core.accounting import Accountant, epsilon, noise_for
+    from tailorfl.theory.privacy import releases
+
+    of = (samples, batch, epochs, rounds, trainings, gradients)
+    rate, _, steps = releases(*of)
+    rows: list[tuple[str, float | str]] = [("rate q", rate), ("steps", steps)]
+    for by in get_args(Accountant):
+        rows.append((f"epsilon by {by}", epsilon([releases(*of, noise)], delta, by)))
+    for by in get_args(Accountant) if target is not None else ():
+        assert target is not None
+        rows.append((f"noise for epsilon {target:g} by {by}", noise_for(target, delta, [releases(*of)], by)))
+    _show(f"DP-SGD at delta {delta:g}, batches accounted as Poisson samples", *rows)
+
+
 def _numbers(name: str, text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]

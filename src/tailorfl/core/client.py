@@ -22,13 +22,14 @@ from tailorfl.core import operations, tree
 from tailorfl.core.ascent import Ascent, Groups
 from tailorfl.core.cohort import Cohort
 from tailorfl.core.distill import Distill
+from tailorfl.core.feature_pull import FeaturePull
 from tailorfl.core.gradients import Direction, Gradient
 from tailorfl.core.local_sgd import FitOptions
 from tailorfl.core.plan import steps_of
 from tailorfl.core.privacy import check_separable
+from tailorfl.core.update import PLAIN, Optimizer, Schedule
 from tailorfl.errors import TailorflError
 from tailorfl.models.layers import layer_groups
-from tailorfl.models.split import Split
 
 
 class Client:
@@ -79,16 +80,21 @@ class Client:
         lr: float | Tensor | None = None,
         momentum: float | None = None,
         weight_decay: float | None = None,
+        optimizer: Optimizer | None = None,
+        schedule: Schedule | None = None,
         ascent: Ascent | None = None,
         direction: Direction | None = None,
         given: Sequence[Tensor | TensorDict] = (),
         batches: int = 1,
         public: Distill | None = None,
+        pull: FeaturePull | None = None,
         repeat: int = 1,
         first: int = 0,
         purpose: str = "train",
     ) -> Any:
-        """Returns `start` after mini-batch SGD on this client's training data; `start` itself is not changed.
+        """Returns `start` after mini-batch training on this client's data; `start` itself is not changed.
+
+        Every fit starts a fresh optimizer and a fresh schedule, also one of several pieces of a training.
 
         Args:
             start: a full model state, or several named ones that train together on the same batches (with
@@ -100,6 +106,8 @@ class Client:
                 batches each end with a whole step: its last batches may come from a further pass.
             batch_size, lr, momentum, weight_decay: None takes the run's setting; batch 0 is the whole data
                 set; a 0-d tensor as lr may differ by client and round.
+            optimizer, schedule: None takes the run's setting; sgd or adamw, constant or linear (to 0 over the
+                client's own steps of this fit), see `tailorfl.core.update`.
             ascent: sharpness-aware ascent (SAM, layer-wise SAM) before each gradient.
             direction: `direction(state, grad, *given)` returns what to descend along; `grad(parameters,
                 of="", batch=0)` is the batch gradient anywhere. It must take per-client tensors through
@@ -109,13 +117,17 @@ class Client:
             public: adds λ · the mean of ‖softmax(f(x)) − target(x)‖² over a batch of the public set to the
                 loss of every step, with the model in evaluation mode. Public data need no privacy, so the
                 gradient of this term is neither clipped by sample nor made noisy.
+            pull: adds λ · the distance of the model's features on a step's batch from those of a fixed model. The term
+                looks at private samples: it is clipped and made noisy with the loss.
             repeat: steps on each batch (all of them, where a step has several) before the next is drawn.
             first: how many batches of this purpose's sequence to skip.
-            purpose: which random sequence of batches; fits of equal purpose see the same batches in a round.
+            purpose: which random sequence of batches; fits of equal purpose see the same batches in a round,
+                except with privacy noise, where each draws its own.
 
         Raises:
             ClientError: training failed; names client, round and stage.
-            TailorflError: arguments that do not fit together.
+            ConfigError: momentum with adamw.
+            TailorflError: other arguments that do not fit together.
         """
         components = {"": start} if isinstance(start, TensorDict) else dict(start)
         if batches != 1 and (batches < 1 or direction is None):
@@ -128,6 +140,10 @@ class Client:
             if len(components) > 1:
                 raise TailorflError("fit(public=...) trains one model at a time, but got several")
             public = public if public.strength > 0 else None
+        if pull is not None:
+            if len(components) > 1:
+                raise TailorflError("fit(pull=...) trains one model at a time, but got several")
+            pull = pull if pull.strength > 0 else None
         if ascent is not None:
             if direction is not None:
                 raise TailorflError("fit() takes either `ascent` or `direction`, not both")
@@ -137,12 +153,17 @@ class Client:
         config = self.config
         epochs, steps = self._length(epochs, steps)
         strength = prox[0] if prox is not None else None
+        own: dict[str, Any] = {
+            "lr": None if isinstance(lr, Tensor) else lr,
+            "optimizer": optimizer,
+            "schedule": schedule,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+        }
         options = FitOptions(
             trained=tuple(names for _ in components),
             components=tuple(components),
-            lr=config.lr if lr is None or isinstance(lr, Tensor) else lr,
-            momentum=config.momentum if momentum is None else momentum,
-            weight_decay=config.weight_decay if weight_decay is None else weight_decay,
+            rule=replace(config.rule, **{key: value for key, value in own.items() if value is not None}),
             clip=config.clip,
             repeat=repeat,
             batches=batches,
@@ -157,7 +178,7 @@ class Client:
         call = operations.Fit(self._cohort, options, purpose, self._batch(batch_size), epochs, steps, first)
         moving = self._cohort.model.trained_buffers(names)
         if config.dp is not None:
-            check_separable(self._cohort.loss, moving)
+            check_separable(self._cohort.loss, moving, pull)
         flat: list[Tensor] = []
         changing = {*names, *moving}
         for state in components.values():
@@ -184,6 +205,10 @@ class Client:
             parts = list(tree.leaves(item)) if isinstance(item, TensorDict) else [("", item)]
             call.given_paths.append(None if isinstance(item, Tensor) else tuple(p for p, _ in parts))
             flat += [t for _, t in parts]
+        if pull is not None:
+            call.pull = replace(pull, centre=tree.empty())  # its tensors travel with the others
+            call.anchor_names = tuple(str(n) for n in pull.centre.keys())  # noqa: SIM118
+            flat += [pull.centre.get(n) for n in call.anchor_names]
         if public is not None:
             call.public = replace(public, targets=torch.empty(0))  # the tensor travels with the others
             flat.append(public.targets)
@@ -195,7 +220,15 @@ class Client:
         """Returns the mean loss of a model state on this client's `part` ("train" or "val"), 0-d tensor.
 
         The model is in evaluation mode; the mean over an empty part is 0.
+
+        Raises:
+            TailorflError: under sample-level privacy, which does not cover a look without noise.
         """
+        if self.config.dp is not None:
+            raise TailorflError(
+                f"client.loss(..., '{part}') looks at a client's {part} samples without noise, which sample-level "
+                "privacy does not cover; train without train.dp, or with train.dp.level=client"
+            )
         names = tuple(str(n) for n in state.keys())  # noqa: SIM118
         call = operations.Loss(self._cohort, part, names)
         return operations.apply(call, self._position, *[state.get(n) for n in names])[0]
@@ -230,9 +263,7 @@ class Client:
 
         zero = TensorDict({n: torch.zeros_like(t) for n, t in tree.tensors(state).items()}, batch_size=[])
         metrics = dict(self.metrics)
-        out = self.fit(
-            {"at": state, "found": zero}, direction=store, steps=1, lr=1.0, momentum=0.0, weight_decay=0.0
-        )
+        out = self.fit({"at": state, "found": zero}, direction=store, steps=1, lr=1.0, **PLAIN)
         self.metrics = metrics  # the loss of this one batch is not the loss of a training
         return self.parameters(out["found"])
 
@@ -254,7 +285,7 @@ class Client:
 
     def select(self, part: str) -> tuple[str, ...]:
         """Returns the names of a part of the model: head, body, norm, ..."""
-        return Split.of(self._cohort.model.module, personal=part).personal
+        return self._cohort.model.split(part).personal
 
     def _batch(self, batch_size: int | None) -> int:
         return self.config.batch_size if batch_size is None else batch_size

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from tailorfl.core.keys import derive
+from tailorfl.core.ledger import Record
 from tailorfl.core.objective import Loss
 from tailorfl.core.plan import BatchPlan, Rows, make_plan
 from tailorfl.core.privacy import SampleDP
+from tailorfl.core.update import Optimizer, Rule, Schedule
 from tailorfl.data.source import Source
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
@@ -22,13 +24,20 @@ from tailorfl.models.split import Split
 INPUT_BYTES = 8 * 2**20
 """Bytes of inputs that one forward pass of an evaluation may hold (activations need several times that)."""
 
+TOKEN_WIDTH = 384
+"""Floats that a token counts as: models turn it into a vector (of 384 numbers in a small sentence encoder)."""
+
 PLAN_BLOCK = 64
 """Clients whose batches are planned together when they run one by one."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Defaults of local training; a method may override any of them for one fit."""
+    """Defaults of local training; a method may override any of them for one fit.
+
+    Raises:
+        ConfigError: settings of the optimizer that do not fit together.
+    """
 
     epochs: int | None = 1
     steps: int | None = None
@@ -38,6 +47,16 @@ class TrainConfig:
     weight_decay: float = 0.0
     clip: float | None = None
     dp: SampleDP | None = None
+    optimizer: Optimizer = "sgd"
+    schedule: Schedule = "constant"
+
+    def __post_init__(self) -> None:
+        _ = self.rule
+
+    @property
+    def rule(self) -> Rule:
+        """How a gradient moves the parameters."""
+        return Rule(self.lr, self.optimizer, self.schedule, self.momentum, self.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -59,6 +78,10 @@ class Cohort:
     """Unlabelled samples that every client has."""
     limit: int | None = None
     """At most this many batches a training, however many fits it is cut into; 0 turns training off."""
+    record: Record | None = field(default=None, compare=False, repr=False)
+    """Where private training notes what it used; None where nobody asks."""
+    counting: bool = False
+    """Nothing is trained and no sample is looked at: a fit notes what it would use and returns its start."""
     plans: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def part(self, positions: Sequence[int]) -> Cohort:
@@ -86,6 +109,10 @@ class Cohort:
         """Returns one key a client for this round and purpose, uint64 [positions]."""
         ids = np.array([self.ids[p] for p in positions], dtype=np.uint64)
         return derive(self.seed, "client", self.round, purpose, ids)
+
+    def left(self, first: int) -> int | None:
+        """Returns how many batches a training may still take after its `first` ones; None without a limit."""
+        return None if self.limit is None else max(self.limit - first, 0)
 
     def plan(
         self,
@@ -120,7 +147,7 @@ class Cohort:
                 steps=steps,
                 first=first,
                 min_batch=self.min_batch,
-                limit=None if self.limit is None else max(self.limit - first, 0),
+                limit=self.left(first),
                 batches=batches,
             )
         plan: BatchPlan = self.plans[request]
@@ -129,7 +156,11 @@ class Cohort:
 
 def rows_at_once(source: Source, clients: int = 1) -> int:
     """Returns how many samples of each of `clients` clients one forward pass of an evaluation takes."""
-    return max(1, INPUT_BYTES // (4 * clients * math.prod(source.input_shape)))
+    floats = math.prod(source.input_shape)
+    if source.holds_tokens:
+        # A model that generates returns the whole vocabulary for every token.
+        floats *= max(TOKEN_WIDTH, source.outputs) if source.task == "generation" else TOKEN_WIDTH
+    return max(1, INPUT_BYTES // (4 * clients * floats))
 
 
 def padded(rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from tailorfl.core import tree
+from tailorfl.core.feature_pull import FeaturePull
 from tailorfl.core.objective import Loss
 from tailorfl.core.privacy import SampleDP, private_gradient
 from tailorfl.errors import TailorflError
@@ -44,6 +45,8 @@ class Carry:
     """Neither trained nor owned; without a client axis where all clients share them."""
     shared: frozenset[str]
     """Names in `fixed` without a client axis."""
+    anchor: dict[str, Tensor] = field(default_factory=dict)
+    """The state whose features the objective pulls to, [clients, ...]; empty without such a term."""
     names: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,6 +96,8 @@ class Objective:
 
     model: Model
     loss: Loss
+    pull: FeaturePull | None = None
+    """A further term of the loss, of the features."""
 
     def value(
         self,
@@ -101,13 +106,23 @@ class Objective:
         moving: dict[str, Tensor],
         trained: frozenset[str],
         batch: Pass,
+        anchor: dict[str, Tensor],
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns (loss, new buffers) of one client; `batch` is (x, y, weight, key)."""
+        """Returns (loss, new buffers) of one client.
+
+        `batch` is (x, y, weight, key); `anchor` the state that `pull` pulls to.
+        """
         x, y, weight, key = batch
         buffers = {n: b.clone() for n, b in moving.items()}
+        state = {**constant, **values, **buffers}
+        if self.pull is None:
+            with dropout_key(key):
+                outputs = self.model.forward_train(state, x, trained)
+            return self.loss(outputs, y, weight), buffers
         with dropout_key(key):
-            outputs = self.model.forward_train({**constant, **values, **buffers}, x, trained)
-        return self.loss(outputs, y, weight), buffers
+            outputs, features = self.model.features_train(state, x, trained)
+        fixed = self.model.outputs_and_features(anchor, x)[1]
+        return self.loss(outputs, y, weight) + self.pull.term(features, fixed, weight), buffers
 
 
 def sum_gradient(
@@ -120,23 +135,22 @@ def sum_gradient(
         values: Sequence[Tensor],
         own: dict[str, Tensor],
         moving: dict[str, Tensor],
+        anchor: dict[str, Tensor],
         x: Tensor,
         y: Tensor,
         weight: Tensor | None,
         key: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         at = dict(zip(names, values, strict=True))
-        return objective.value(at, {**carry.common, **own}, moving, carry.names, (x, y, weight, key))
+        return objective.value(at, {**carry.common, **own}, moving, carry.names, (x, y, weight, key), anchor)
 
     with torch.enable_grad():
         if stacked:
-            mapped = vmap(forward, in_dims=(0, 0, 0, *batch.dims))
-            values, buffers = mapped(
-                tuple(leaves), carry.own, carry.moving, batch.x, batch.y, batch.weight, batch.keys
-            )
+            mapped = vmap(forward, in_dims=(0, 0, 0, 0, *batch.dims))
+            values, buffers = mapped(tuple(leaves), carry.own, carry.moving, carry.anchor, *batch.tensors)
             found = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
         else:
-            values, buffers = forward(leaves, carry.own, carry.moving, *batch.only())
+            values, buffers = forward(leaves, carry.own, carry.moving, carry.anchor, *batch.only())
             found = torch.autograd.grad(values, leaves, allow_unused=True)
     carry.keep(buffers)
     unused = (torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True))
@@ -168,21 +182,24 @@ class Directed:
         given: list[Tensor],
         rebuild: Rebuild,
         stacked: bool,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Returns each client's loss and the direction to descend along, in the order of `params`.
+    ) -> tuple[Tensor, list[Tensor], list[int]]:
+        """Returns each client's loss, the direction to descend along, in the order of `params`, and how many
+        gradients of each batch were taken for it.
 
         `batches` are those of one step.
         """
+        taken: list[int] = []
 
         def one(
             params: list[Tensor],
             owned: list[dict[str, Tensor]],
             moving: list[dict[str, Tensor]],
+            anchors: list[dict[str, Tensor]],
             given: list[Tensor],
             batches: tuple[Pass, ...],
         ) -> tuple[Tensor, list[Tensor], list[dict[str, Tensor]]]:
             constant = [{**c.common, **own} for c, own in zip(carries, owned, strict=True)]
-            passes = _Passes(self, carries, constant, [dict(m) for m in moving], batches)
+            passes = _Passes(self, carries, constant, [dict(m) for m in moving], anchors, batches)
             rest = iter(params)
             parts = [TensorDict({n: next(rest) for n in c.trained}, batch_size=[]) for c in carries]
             alone = self.components == ("",)
@@ -190,22 +207,40 @@ class Directed:
             found = (self.direction or plain)(state, passes.gradient, *rebuild(given))
             back = [found] if alone else [found.get(n) for n in self.components]
             flat = [part.get(n) for part, c in zip(back, carries, strict=True) for n in c.trained]
+            taken[:] = passes.passes  # of every client alike: `vmap` runs this once for all
             return passes.loss(), flat, passes.moving
 
-        owned, moving = [c.own for c in carries], [c.moving for c in carries]
+        held = ([c.own for c in carries], [c.moving for c in carries], [c.anchor for c in carries])
         if stacked:
-            mapped = vmap(one, in_dims=(0, 0, 0, 0, tuple(b.dims for b in batches)))
-            value, gradient, buffers = mapped(params, owned, moving, given, tuple(b.tensors for b in batches))
+            mapped = vmap(one, in_dims=(0, 0, 0, 0, 0, tuple(b.dims for b in batches)))
+            value, gradient, buffers = mapped(params, *held, given, tuple(b.tensors for b in batches))
         else:
-            value, gradient, buffers = one(params, owned, moving, given, tuple(b.only() for b in batches))
+            value, gradient, buffers = one(params, *held, given, tuple(b.only() for b in batches))
         for carry, new in zip(carries, buffers, strict=True):
             carry.keep(new)
-        return value, [g.clone() for g in gradient]
+        return value, [g.clone() for g in gradient], taken
 
 
 def plain(state: TensorDict, grad: Gradient) -> TensorDict:
     """The direction of ordinary SGD: the gradient where the client is."""
     return grad(state)
+
+
+def gradients_asked(
+    direction: Direction | None, state: TensorDict, given: Sequence[Any], batches: int
+) -> list[int]:
+    """Returns how many gradients a direction asks for on each of the batches of a step; no sample is looked at.
+
+    `state` and `given` are those of one client. A direction has no conditions on values, so any will do.
+    """
+    asked = [0] * batches
+
+    def grad(parameters: TensorDict, of: str = "", batch: int = 0) -> TensorDict:
+        asked[batch] += 1
+        return parameters * 0.0
+
+    (direction or plain)(state, grad, *given)
+    return asked
 
 
 class _Passes:
@@ -220,12 +255,13 @@ class _Passes:
         carries: Sequence[Carry],
         constant: list[dict[str, Tensor]],
         moving: list[dict[str, Tensor]],
+        anchors: list[dict[str, Tensor]],
         batches: tuple[Pass, ...],
     ) -> None:
         self.how, self.carries, self.constant, self.moving = how, carries, constant, moving
-        self.batches = batches
+        self.anchors, self.batches = anchors, batches
         self.seen: set[str] = set()
-        self.passes = 0
+        self.passes = [0] * len(batches)
         self.first: Tensor | None = None
 
     def gradient(self, parameters: TensorDict, of: str = "", batch: int = 0) -> TensorDict:
@@ -241,16 +277,17 @@ class _Passes:
         def loss_of(
             values: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None, key: Tensor
         ) -> tuple[Tensor, dict[str, Tensor]]:
-            return self.how.objective.value(values, constant, buffers, names, (x, y, weight, key))
+            batch = (x, y, weight, key)
+            return self.how.objective.value(values, constant, buffers, names, batch, self.anchors[which])
 
         values, (x, y, weight, key) = tree.tensors(parameters), self.batches[batch]
         if self.how.dp is None:
             gradient, (value, moved) = grad_and_value(loss_of, has_aux=True)(values, x, y, weight, key)
         else:
-            noise = fold_key(fold_key(key, self.how.number), self.passes)
+            noise = fold_key(fold_key(key, self.how.number), sum(self.passes))
             gradient, value = private_gradient(loss_of, values, x, y, weight, self.how.dp, noise, key)
             moved = buffers
-        self.passes += 1
+        self.passes[batch] += 1
         if of not in self.seen:
             self.seen.add(of)
             self.moving[which] = moved

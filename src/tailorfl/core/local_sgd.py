@@ -3,7 +3,7 @@
     for every batch:   g = ∇F(p; batch)                       or the method's own direction (SAM, APFL, ...)
                        g = g + ∇D(p; public batch)             pull of the predictions on public data
                        g = g + λ(p − centre)                   proximal pull, penalty (λ/2)‖p − centre‖²
-                       p = p − η · SGD(g)                      momentum and weight decay as in torch.optim.SGD
+                       p moves along g by the rule of an optimizer   SGD or AdamW, see `tailorfl.core.update`
 
 Tensors are physical here (no vmap wrapper): a cohort carries a leading client axis and is ordered by falling
 number of steps, so the clients still active at a step are a prefix and an idle client is never touched.
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from tailorfl.core.distill import PublicTerm
 from tailorfl.core.gradients import Batch, Carry, Directed, Direction, Objective, Rebuild, sum_gradient
 from tailorfl.core.plan import BatchPlan
 from tailorfl.core.privacy import SampleDP
+from tailorfl.core.update import Rule, Update, along
 from tailorfl.data.source import Source
 
 
@@ -44,10 +46,8 @@ class FitOptions:
 
     trained: tuple[tuple[str, ...], ...]
     """Names of the trained parameters of each component (one unless several models train together)."""
+    rule: Rule
     components: tuple[str, ...] = ("",)
-    lr: float = 0.01
-    momentum: float = 0.0
-    weight_decay: float = 0.0
     clip: float | None = None
     repeat: int = 1
     batches: int = 1
@@ -59,10 +59,18 @@ class FitOptions:
 
 
 class LocalSGD:
-    """The loop over a batch plan; `stacked` tells whether tensors have the leading client axis."""
+    """The loop over a batch plan.
 
-    def __init__(self, objective: Objective, source: Source, options: FitOptions, stacked: bool) -> None:
+    `stacked` tells whether tensors have the leading client axis; `first` how many batches of the sequence come before
+    the plan's. After `run`, `gradients` [clients, batches] int64 says how many were taken of each batch of the plan.
+    """
+
+    def __init__(
+        self, objective: Objective, source: Source, options: FitOptions, stacked: bool, first: int = 0
+    ) -> None:
         self.objective, self.source, self.options, self.stacked = objective, source, options, stacked
+        self.first = first
+        self.gradients = np.zeros((0, 0), dtype=np.int64)
         self.directed: Directed | None = None
         if options.direction is not None or options.dp is not None:
             self.directed = Directed(
@@ -90,43 +98,50 @@ class LocalSGD:
         """
         options = self.options
         params = [t for carry in carries for t in carry.trained.values()]
-        velocity = [torch.zeros_like(p) for p in params] if options.momentum else []
+        taken = torch.from_numpy(plan.steps // options.batches)
+        update = Update(options.rule, params, taken * options.repeat, self.stacked)
         if self.directed is None:
             # Leaves once, not once a step: they are updated in place where gradients are not recorded.
             for leaf in params:
                 leaf.requires_grad_()
         clients = len(plan.count)
         total = torch.zeros(clients)
+        self.gradients = np.zeros(plan.count.shape, dtype=np.int64)
         for step in self._steps(plan):
             index = slice(0, step.active) if step.chosen is None else step.chosen
             cut = _Cut(index, clients, self.stacked)
             part = carries if cut.whole else [cut.carry(carry) for carry in carries]
-            p, v, extra = cut.take(params), cut.take(velocity), cut.take(given)
+            p, memory, extra = cut.take(params), cut.take(update.memory), cut.take(given)
             pull = None if centre is None else cut.take(centre)
             force, pace = (t if t is None or not self.stacked else t[cut.index] for t in (strength, rate))
-            loaded = [(self.source.take(r), self.source.targets(r), weight) for r, weight in step.batches]
             own = keys if cut.whole else keys[cut.index]
-            first = step.number * options.batches
+            loaded = self._loaded(step, own)
             for again in range(options.repeat):
                 batches = [
-                    Batch(x, y, weight, own + ((first + j) * options.repeat + again))
-                    for j, (x, y, weight) in enumerate(loaded)
+                    Batch(x, y, weight, own + (number * options.repeat + again))
+                    for number, x, y, weight in loaded
                 ]
-                value, gradient = self._gradient(part, p, batches, extra, rebuild)
+                value, gradient, asked = self._gradient(part, p, batches, extra, rebuild)
+                at = step.number * options.batches
+                self.gradients[index, at : at + options.batches] += asked
                 if public is not None:
                     torch._foreach_add_(gradient, public.gradient(part[0], p, step.number, cut.index))
-                self._update(p, v, gradient, pull, force, pace)
+                if pull is not None:
+                    self._pull(p, gradient, pull, force)
+                if options.clip is not None:
+                    self._clip(gradient, options.clip)
+                update.apply(step.number * options.repeat + again, cut.index, p, memory, gradient, pace)
                 if cut.whole:
                     total += value
                 else:
                     total[cut.index] += value
             cut.put(params, p)
-            cut.put(velocity, v)
+            cut.put(update.memory, memory)
             for carry, piece in zip(carries, part, strict=True):
                 cut.put(list(carry.moving.values()), list(piece.moving.values()))
         for leaf in params:
             leaf.requires_grad_(False)
-        mean = total / torch.from_numpy(plan.steps // options.batches).clamp(min=1) / options.repeat
+        mean = total / taken.clamp(min=1) / options.repeat
         return mean if self.stacked else mean[0]
 
     def _steps(self, plan: BatchPlan) -> list[Step]:
@@ -154,6 +169,17 @@ class LocalSGD:
                 out.append(Step(number, active, chosen, whole))
         return out
 
+    def _loaded(self, step: Step, keys: Tensor) -> list[tuple[int, Tensor, Tensor, Tensor | None]]:
+        """(number within the sequence, x, y, weight) of each batch of a step; `keys` are those of its clients.
+
+        Images are augmented by that number, so that fits of one purpose see equal images, however often they repeat.
+        """
+        first = self.first + step.number * self.options.batches
+        return [
+            (number, self.source.take_augmented(rows, keys + number), self.source.targets(rows), weight)
+            for number, (rows, weight) in enumerate(step.batches, start=first)
+        ]
+
     def _gradient(
         self,
         carries: Sequence[Carry],
@@ -161,42 +187,23 @@ class LocalSGD:
         batches: Sequence[Batch],
         given: list[Tensor],
         rebuild: Rebuild,
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> tuple[Tensor, list[Tensor], list[int]]:
         if self.directed is not None:
             return self.directed.gradient(carries, params, batches, given, rebuild, self.stacked)
         # A slice of a leaf calls itself a leaf too, but autograd does not see it used.
         leaves = [p if p.requires_grad and p._base is None else p.detach().requires_grad_() for p in params]
-        return sum_gradient(self.objective, carries[0], leaves, batches[0], self.stacked)
+        return *sum_gradient(self.objective, carries[0], leaves, batches[0], self.stacked), [1]
 
-    def _update(
-        self,
-        params: list[Tensor],
-        velocity: list[Tensor],
-        gradient: list[Tensor],
-        centre: list[Tensor] | None,
-        strength: Tensor | None,
-        rate: Tensor | None,
+    def _pull(
+        self, params: list[Tensor], gradient: list[Tensor], centre: list[Tensor], strength: Tensor | None
     ) -> None:
-        options = self.options
-        if centre is not None:
-            pull = torch._foreach_sub(params, centre)
-            if strength is None:
-                assert options.prox is not None
-                torch._foreach_add_(gradient, pull, alpha=options.prox)
-            else:
-                torch._foreach_add_(gradient, [_along(strength, d) * d for d in pull])
-        if options.clip is not None:
-            self._clip(gradient, options.clip)
-        if options.weight_decay:
-            torch._foreach_add_(gradient, params, alpha=options.weight_decay)
-        if velocity:
-            torch._foreach_mul_(velocity, options.momentum)
-            torch._foreach_add_(velocity, gradient)
-            gradient = velocity
-        if rate is None:
-            torch._foreach_add_(params, gradient, alpha=-options.lr)
+        """Adds the gradient of the proximal penalty."""
+        pull = torch._foreach_sub(params, centre)
+        if strength is None:
+            assert self.options.prox is not None
+            torch._foreach_add_(gradient, pull, alpha=self.options.prox)
         else:
-            torch._foreach_sub_(params, [_along(rate, g) * g for g in gradient])
+            torch._foreach_add_(gradient, [along(strength, d) * d for d in pull])
 
     def _clip(self, gradient: list[Tensor], limit: float) -> None:
         """Scales each client's whole gradient to norm `limit` at most, as torch's clip_grad_norm_ does."""
@@ -205,7 +212,7 @@ class LocalSGD:
         assert isinstance(squares, Tensor)
         scale = (limit / (squares.sqrt() + 1e-6)).clamp(max=1.0)
         for g in gradient:
-            g.mul_(_along(scale, g))
+            g.mul_(along(scale, g))
 
 
 class _Cut:
@@ -225,7 +232,10 @@ class _Cut:
     def carry(self, carry: Carry) -> Carry:
         """The active part of a carry; its trained tensors only lend their names."""
         fixed = {n: t if n in carry.shared else t[self.index] for n, t in carry.fixed.items()}
-        return Carry(carry.trained, {n: t[self.index] for n, t in carry.moving.items()}, fixed, carry.shared)
+        moving, anchor = (
+            {n: t[self.index] for n, t in held.items()} for held in (carry.moving, carry.anchor)
+        )
+        return Carry(carry.trained, moving, fixed, carry.shared, anchor)
 
     def put(self, tensors: Sequence[Tensor], new: Sequence[Tensor]) -> None:
         """Writes chosen clients back; views have been written already."""
@@ -240,8 +250,3 @@ def _weights(plan: BatchPlan, active: int, at: int, uneven: bool) -> Tensor | No
         return None
     counts = plan.count[:active, at]
     return (torch.arange(int(counts.max()))[None, :] < torch.from_numpy(counts)[:, None]).float()
-
-
-def _along(scale: Tensor, like: Tensor) -> Tensor:
-    """`scale` [clients] (or 0-d) shaped to multiply `like` [clients, ...]."""
-    return scale.reshape(scale.shape + (1,) * (like.ndim - scale.ndim))

@@ -20,6 +20,7 @@ from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Broadcast, PerArchitecture, Replies, Weights
+from tailorfl.core.privacy import Level
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
@@ -50,8 +51,6 @@ class Method(BaseModel):
     """Whether clients may have different architectures: no message mixes the weights of two."""
     personal_receives: ClassVar[bool] = True
     """Whether `personal` looks at what the client receives; if not, evaluation sends it nothing."""
-    needs_public: ClassVar[bool] = False
-    """Whether the method looks at the public set."""
 
     weights: Weights = "uniform"
     participation: Literal["sampled", "all"] = "sampled"
@@ -63,13 +62,26 @@ class Method(BaseModel):
         return False
 
     @property
+    def needs_public(self) -> bool:
+        """Whether the method looks at the public set."""
+        return False
+
+    @property
+    def averages_replies(self) -> bool:
+        """Whether `aggregate` needs of the replies their uniform mean and their number, and nothing else.
+
+        Client-level privacy then has to hide the mean alone; else it puts more noise into every single reply.
+        """
+        return False
+
+    @property
     def individual_start(self) -> bool:
         """Whether every client draws an initial model of its own; `client_state` then sees it as `ctx.init`."""
         return False
 
     def make_split(self, model: Model) -> Split:
         """Returns what is shared and what stays personal; by default everything is shared."""
-        return Split.of(model.module, personal="none")
+        return model.split()
 
     def server_state(self, ctx: Context) -> TensorDict:
         """Returns the server's state before the first round."""
@@ -99,6 +111,18 @@ class Method(BaseModel):
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         """Returns the server's state after the round."""
         return server
+
+    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
+        """Returns what replies are measured from: a client's update is its reply minus these entries, by path.
+
+        Client-level privacy bounds the updates. By default that is what the client received; a reply that is a change
+        already has none. Where clients received different things, entries have a leading client axis.
+        """
+        return received
+
+    def unprotected(self, level: Level) -> str:
+        """Returns what is made of private data that privacy of this level does not cover; "" if it covers all."""
+        return ""
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         """Returns the deployable model of one client: all its metrics and exports are of this one."""

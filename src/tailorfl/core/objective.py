@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tailorfl.data.source import NO_TARGET
+
 Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-def _mean(per_sample: Tensor, weight: Tensor | None) -> Tensor:
+def mean_of(per_sample: Tensor, weight: Tensor | None) -> Tensor:
+    """Returns the mean over real samples of [batch] numbers, 0-d; over none it is 0."""
     if weight is None:
         return per_sample.mean()
     return (per_sample * weight).sum() / weight.sum().clamp(min=1.0)
@@ -25,19 +28,19 @@ def cross_entropy(outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
     """Mean cross entropy of logits [batch, classes] and labels [batch] int64."""
     if weight is None:
         return F.cross_entropy(outputs, y)
-    return _mean(F.cross_entropy(outputs, y, reduction="none"), weight)
+    return mean_of(F.cross_entropy(outputs, y, reduction="none"), weight)
 
 
 def binary(outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
     """Mean binary cross entropy of one logit [batch, 1] and labels [batch] in {0, 1}."""
-    return _mean(
+    return mean_of(
         F.binary_cross_entropy_with_logits(outputs[:, 0], y.to(outputs.dtype), reduction="none"), weight
     )
 
 
 def multilabel(outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
     """Binary cross entropy of [batch, labels], mean over labels and samples."""
-    return _mean(F.binary_cross_entropy_with_logits(outputs, y, reduction="none").mean(1), weight)
+    return mean_of(F.binary_cross_entropy_with_logits(outputs, y, reduction="none").mean(1), weight)
 
 
 def half_squared_error(outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
@@ -45,7 +48,7 @@ def half_squared_error(outputs: Tensor, y: Tensor, weight: Tensor | None) -> Ten
 
     Its Hessian in a linear model is X'X/n.
     """
-    return _mean(0.5 * (outputs - y.reshape(outputs.shape)).square().sum(1), weight)
+    return mean_of(0.5 * (outputs - y.reshape(outputs.shape)).square().sum(1), weight)
 
 
 def cox(outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
@@ -60,7 +63,30 @@ def cox(outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
         at_risk = at_risk & (weight[None, :] > 0)
     lowest = torch.finfo(risk.dtype).min
     log_total = torch.logsumexp(torch.where(at_risk, risk[None, :], lowest), dim=1)
-    return _mean((log_total - risk) * event, weight)
+    return mean_of((log_total - risk) * event, weight)
+
+
+def response_losses(outputs: Tensor, y: Tensor) -> Tensor:
+    """Mean cross entropy of the response of every sample, [batch].
+
+    `outputs` [batch, length, vocabulary] logits of the NEXT token; `y` [batch, length] int64 tokens, NO_TARGET
+    outside the response. 0 for a sample without response.
+    """
+    target = next_tokens(y)
+    losses = F.cross_entropy(
+        outputs.flatten(0, 1), target.flatten(), ignore_index=NO_TARGET, reduction="none"
+    )
+    return losses.reshape(target.shape).sum(1) / (target != NO_TARGET).sum(1).clamp(min=1)
+
+
+def next_tokens(y: Tensor) -> Tensor:
+    """What the output at each position is to say, [batch, length] int64: `y` moved one place to the left."""
+    return F.pad(y[:, 1:], (0, 1), value=NO_TARGET)
+
+
+def generation(outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+    """Mean over samples of the mean cross entropy over the tokens of a response, see `response_losses`."""
+    return mean_of(response_losses(outputs, y), weight)
 
 
 LOSSES: dict[str, Loss] = {
@@ -69,4 +95,5 @@ LOSSES: dict[str, Loss] = {
     "multilabel": multilabel,
     "regression": half_squared_error,
     "survival": cox,
+    "generation": generation,
 }

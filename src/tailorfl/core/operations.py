@@ -16,16 +16,17 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import tree
+from tailorfl.core.arranged import Arranged, Dims
 from tailorfl.core.cohort import Cohort, padded, rows_at_once
+from tailorfl.core.counting import counted, note
 from tailorfl.core.distill import Distill, PublicTerm, public_rows
+from tailorfl.core.feature_pull import FeaturePull
 from tailorfl.core.gradients import Carry, Objective
 from tailorfl.core.local_sgd import FitOptions, LocalSGD
+from tailorfl.core.objective import cox
 from tailorfl.core.plan import BatchPlan
 from tailorfl.data.source import Source
 from tailorfl.errors import ClientError, TailorflError
-
-Dims = Sequence[int | None] | None
-"""The client axis of each tensor (None: shared by all clients); None for one client without client axes."""
 
 
 class Operation(Protocol):
@@ -104,6 +105,8 @@ class Fit:
         self.rated = False
         self.given_paths: list[tuple[str, ...] | None] = []
         self.public: Distill | None = None
+        self.pull: FeaturePull | None = None
+        self.anchor_names: tuple[str, ...] = ()
 
     def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
         """Trains the clients at `positions`.
@@ -112,13 +115,15 @@ class Fit:
         """
         stacked = dims is not None
         cohort, options = self.cohort, self.options
+        if cohort.counting:
+            return counted(self, Arranged(tensors, dims, len(positions), None), positions)
         length = (self.batch, self.epochs, self.steps, self.first, options.batches)
-        plan = cohort.plan(positions, self.purpose, *length)
+        plan = cohort.plan(positions, self.sequence, *length)
         order, back = _by_falling_steps(plan)
         if order is not None:
             plan = BatchPlan(plan.rows[order], plan.count[order])
         clients = len(positions)
-        arranged = _Arranged(tensors, dims, clients, None if order is None else torch.from_numpy(order))
+        arranged = Arranged(tensors, dims, clients, None if order is None else torch.from_numpy(order))
         carries = []
         for names in options.trained:
             trained = {n: arranged.own() for n in names}
@@ -134,18 +139,32 @@ class Fit:
         strength = arranged.spread() if self.strong else None
         rate = arranged.spread() if self.rated else None
         given = [arranged.spread() for paths in self.given_paths for _ in (("",) if paths is None else paths)]
+        for n in self.anchor_names:
+            carries[0].anchor[n] = arranged.spread()
         public = self._public(arranged, positions, plan.rows.shape[1] // options.batches, order)
         noise = cohort.keys(positions, self.purpose + "/noise").astype(np.int64)
-        keys = torch.from_numpy(noise if order is None else noise[order]) + self.first * options.repeat
-        loop = LocalSGD(Objective(cohort.model, cohort.loss), cohort.source, options, stacked)
-        loss = loop.run(carries, plan, centre, strength, rate, given, self._given, keys, public)
+        keys = torch.from_numpy(noise if order is None else noise[order])
+        objective = Objective(cohort.model, cohort.loss, self.pull)
+        loop = LocalSGD(objective, cohort.source, options, stacked, self.first)
+        loss = loop.run(carries, plan, centre, strength, rate, given, self.given, keys, public)
+        note(self, positions if order is None else [positions[k] for k in order], loop.gradients)
         out = [loss, *(t for c in carries for t in (*c.trained.values(), *c.moving.values()))]
         if back is not None and stacked:
             out = [t.index_select(0, back) for t in out]
         return tuple(out)
 
+    @property
+    def sequence(self) -> str:
+        """Which random sequence of batches this is.
+
+        With privacy noise every fit of a round draws batches of its own: two gradients of one batch cost more privacy
+        than those of two batches. Without noise the fits of a purpose share theirs.
+        """
+        dp, number = self.options.dp, self.options.number
+        return self.purpose if dp is None or dp.noise == 0 or number == 0 else f"{self.purpose}/fit {number}"
+
     def _public(
-        self, arranged: _Arranged, positions: tuple[int, ...], steps: int, order: Any
+        self, arranged: Arranged, positions: tuple[int, ...], steps: int, order: Any
     ) -> PublicTerm | None:
         source = self.cohort.public
         if self.public is None or source is None:
@@ -158,7 +177,7 @@ class Fit:
         model, strength, targets = self.cohort.model, self.public.strength, arranged.spread()
         return PublicTerm(model, source, strength, targets, rows, arranged.stacked)
 
-    def _given(self, flat: Sequence[Tensor]) -> tuple[Any, ...]:
+    def given(self, flat: Sequence[Tensor]) -> tuple[Any, ...]:
         rest = iter(flat)
         return tuple(
             next(rest) if paths is None else tree.nest([(p, next(rest)) for p in paths])
@@ -191,19 +210,29 @@ class Loss:
         def one(state: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
             return cohort.loss(cohort.model(state, x), y, weight)
 
+        state = dict(zip(self.names, tensors, strict=True))
+        if cohort.counting:
+            return (torch.zeros(()) if dims is None else torch.zeros(len(positions)),)
         if dims is None:
             rows = torch.from_numpy(self.rows[positions[0]])
             weight = (
                 None if len(rows) else torch.zeros(0)
             )  # a mean over nothing is 0, as for a client that is all padding
-            return (
-                one(dict(zip(self.names, tensors, strict=True)), source.take(rows), source.y[rows], weight),
-            )
+            pieces = self._pieces(rows, 1)
+            values = [one(state, source.take(r), source.y[r], weight) for r in pieces]
+            return (_mean_of(values, [torch.tensor(float(len(r))) for r in pieces]),)
         rows, weight = padded([self.rows[p] for p in positions])
-        state = dict(zip(self.names, tensors, strict=True))
-        where = dict(zip(self.names, dims, strict=True))
-        batch = (source.take(rows), source.y[rows], weight)
-        return (torch.func.vmap(one, in_dims=(where, 0, 0, 0))(state, *batch),)
+        mapped = torch.func.vmap(one, in_dims=(dict(zip(self.names, dims, strict=True)), 0, 0, 0))
+        pieces = self._pieces(rows, len(positions))
+        weights = torch.split(weight, pieces[0].shape[1], dim=1)
+        values = [mapped(state, source.take(r), source.y[r], w) for r, w in zip(pieces, weights, strict=True)]
+        return (_mean_of(values, [w.sum(1) for w in weights]),)
+
+    def _pieces(self, rows: Tensor, clients: int) -> tuple[Tensor, ...]:
+        """`rows` [..., samples] in pieces that fit a forward pass; as a whole where the loss compares samples."""
+        if self.cohort.loss is cox:
+            return (rows,)
+        return torch.split(rows, rows_at_once(self.cohort.source, clients), dim=-1)
 
     def where(self, positions: Sequence[int]) -> str:
         return _where(self.cohort, positions, self.purpose)
@@ -221,6 +250,9 @@ class PublicOutputs:
         state = dict(zip(self.names, tensors, strict=True))
         own = dims is not None and any(d is not None for d in dims)
         where = dict(zip(self.names, dims or (), strict=own))
+        if self.cohort.counting and own:  # one client stands for all of them
+            state = {n: t if (d := where[n]) is None else t.select(d, 0) for n, t in state.items()}
+            own = False
         parts = torch.split(torch.arange(len(source)), rows_at_once(source, len(positions) if own else 1))
         if not own:
             found = torch.cat([model(state, source.take(rows)) for rows in parts])
@@ -232,41 +264,12 @@ class PublicOutputs:
         return _where(self.cohort, positions, "predictions on the public set")
 
 
-class _Arranged:
-    """Hands out the flat tensors of a call in turn, client axis first and clients in the plan's order."""
-
-    def __init__(self, tensors: Sequence[Tensor], dims: Dims, clients: int, order: Tensor | None) -> None:
-        self.rest = iter(zip(tensors, dims if dims is not None else [None] * len(tensors), strict=True))
-        self.stacked, self.clients, self.order = dims is not None, clients, order
-
-    def own(self) -> Tensor:
-        """The next tensor as a copy that may be written to."""
-        tensor, dim = next(self.rest)
-        if not self.stacked:
-            return tensor.detach().clone()
-        if dim is None:
-            return (
-                tensor.detach()
-                .expand(self.clients, *tensor.shape)
-                .clone(memory_format=torch.contiguous_format)
-            )
-        moved = tensor.detach().movedim(dim, 0)
-        if self.order is not None:
-            return moved.index_select(0, self.order)
-        return moved.clone(memory_format=torch.contiguous_format)
-
-    def view(self) -> tuple[Tensor, bool]:
-        """The next tensor for reading, and whether all clients share it."""
-        tensor, dim = next(self.rest)
-        if dim is None:
-            return tensor.detach(), True
-        moved = tensor.detach().movedim(dim, 0)
-        return (moved if self.order is None else moved.index_select(0, self.order)), False
-
-    def spread(self) -> Tensor:
-        """The next tensor for reading, with a client axis even where all clients share it (no copy then)."""
-        tensor, alone = self.view()
-        return tensor.expand(self.clients, *tensor.shape) if alone and self.stacked else tensor
+def _mean_of(values: Sequence[Tensor], samples: Sequence[Tensor]) -> Tensor:
+    """The mean over all samples from the means `values` over pieces of `samples` each, tensors of one shape."""
+    if len(values) == 1:
+        return values[0]
+    total = torch.stack(list(samples)).sum(0).clamp(min=1.0)
+    return torch.stack([v * n for v, n in zip(values, samples, strict=True)]).sum(0) / total
 
 
 def _by_falling_steps(plan: BatchPlan) -> tuple[Any, Tensor | None]:

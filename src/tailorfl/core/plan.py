@@ -65,6 +65,20 @@ def steps_of(
     return -(-per_pass * epochs // batches)
 
 
+def batches_of(
+    sizes: Rows,
+    batch: int,
+    epochs: int | None,
+    steps: int | None,
+    min_batch: int = 1,
+    limit: int | None = None,
+    batches: int = 1,
+) -> Rows:
+    """Returns the number of batches that each client's plan has, [clients]; arguments as in `make_plan`."""
+    wanted = steps_of(sizes, batch, epochs, steps, min_batch, batches) * batches
+    return wanted if limit is None else np.minimum(wanted, limit // batches * batches)
+
+
 def make_plan(
     members: Sequence[Rows],
     keys: Keys,
@@ -88,8 +102,7 @@ def make_plan(
     widest = int(sizes.max(initial=1))
     width = widest if batch <= 0 else min(batch, widest)
     per_pass = batches_per_pass(sizes, batch, min_batch)
-    wanted = steps_of(sizes, batch, epochs, steps, min_batch, batches) * batches
-    wanted = wanted if limit is None else np.minimum(wanted, limit // batches * batches)
+    wanted = batches_of(sizes, batch, epochs, steps, min_batch, limit, batches)
     longest = int(wanted.max(initial=0))
     if longest == 0:
         empty = np.zeros((len(sizes), 0), dtype=np.int64)

@@ -3,8 +3,7 @@
     g = (1/B) ( Σ_b clip(g_b, C) + N(0, σ²C²) ),   clip(g, C) = g · min(1, C/‖g‖₂)
 
 Noise is drawn from the client's key, so every engine adds the same noise; every gradient of a round has noise
-of its own, also where two trainings of a client share their batches. Accounting of what was spent lives
-elsewhere.
+of its own, and every training batches of its own. What was spent is in the ledger (`tailorfl.core.ledger`).
 """
 
 from __future__ import annotations
@@ -12,15 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
+from tailorfl.core.feature_pull import TOGETHER, FeaturePull
 from tailorfl.core.objective import Loss, cox
-from tailorfl.errors import ModelError
+from tailorfl.errors import ConfigError, ModelError
 from tailorfl.models.dropout import fold_key
 
+Level = Literal["sample", "client"]
+"""What a guarantee hides: one sample of a client, or all of them."""
 LossOf = Callable[
     [dict[str, Tensor], Tensor, Tensor, Tensor | None, Tensor], tuple[Tensor, dict[str, Tensor]]
 ]
@@ -29,10 +32,29 @@ LossOf = Callable[
 
 @dataclass(frozen=True)
 class SampleDP:
-    """Clips every sample to `clip` and adds Gaussian noise of deviation `noise`·`clip` to a batch's sum."""
+    """Clips every sample to `clip` and adds Gaussian noise of deviation `noise`·`clip` to a batch's sum.
+
+    Raises:
+        ConfigError: noise without a clip that scales it.
+    """
 
     clip: float
     noise: float
+
+    def __post_init__(self) -> None:
+        check_scale(self.clip, self.noise)
+
+
+def check_scale(clip: float, noise: float) -> None:
+    """Nothing if the noise has a size.
+
+    Raises:
+        ConfigError: the clip is infinite, and the noise is a multiple of it.
+    """
+    if math.isinf(clip) and noise > 0:
+        raise ConfigError(
+            f"privacy noise is a multiple of the clip, so clip = {clip} goes with noise = 0 only; got noise = {noise}"
+        )
 
 
 def normal(key: Tensor, number: int, shape: torch.Size) -> Tensor:
@@ -45,11 +67,12 @@ def normal(key: Tensor, number: int, shape: torch.Size) -> Tensor:
     return (radius * (2.0 * math.pi * uniform[count:]).cos()).to(torch.float32).reshape(shape)
 
 
-def check_separable(loss: Loss, batch_buffers: Collection[str]) -> None:
+def check_separable(loss: Loss, batch_buffers: Collection[str], pull: FeaturePull | None = None) -> None:
     """Nothing if a batch's loss is a mean of terms that see one sample each, as clipping per sample needs.
 
     Raises:
-        ModelError: the training updates batch statistics (`batch_buffers`), or the loss compares samples.
+        ModelError: the training updates batch statistics (`batch_buffers`), or the loss or the `pull` of features
+            compares samples.
     """
     if batch_buffers:
         raise ModelError(
@@ -59,6 +82,11 @@ def check_separable(loss: Loss, batch_buffers: Collection[str]) -> None:
     if loss is cox:
         raise ModelError(
             "sample-level privacy cannot use the Cox loss: its terms compare the samples of a batch"
+        )
+    if pull is not None and pull.distance in TOGETHER:
+        raise ModelError(
+            f"sample-level privacy cannot use the feature distance {pull.distance}: it sees the samples of a batch "
+            "together; use mean_l2 or cosine"
         )
 
 

@@ -6,12 +6,13 @@
 
 σ is the softmax, or with `link` = sigmoid the sigmoid of every label. Teachers are frozen and in evaluation mode.
 So is the student: dropout is off and the norms keep the statistics that clients measured on private data, which
-public data of another kind would overwrite. The optimizer starts anew every round.
+public data of another kind would overwrite. The optimizer starts anew every round. Where public images are augmented,
+teachers and student see the same changed images, other ones in every step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, Self
 
 import torch
@@ -24,11 +25,14 @@ from torch.nn import functional as F
 from tailorfl.core import tree
 from tailorfl.core.cohort import rows_at_once
 from tailorfl.core.context import Context
-from tailorfl.core.keys import generator
+from tailorfl.core.keys import generator, torch_seed
 from tailorfl.core.objective import LOSSES
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
+
+Teacher = Tensor | Callable[[Tensor], Tensor]
+"""Probabilities of every public sample, [P, C], or a function from samples [batch, ...] to theirs, [batch, C]."""
 
 
 class ServerDistillation(BaseModel):
@@ -64,7 +68,7 @@ class ServerDistillation(BaseModel):
 
     def check(self, context: Context) -> None:
         """Raises ConfigError if the run lacks what these settings need, or its outputs are no probabilities."""
-        if context.task in ("regression", "survival"):
+        if context.task in ("regression", "survival", "generation"):
             raise ConfigError(
                 f"distillation is of class probabilities, which a task of {context.task} does not have"
             )
@@ -74,31 +78,56 @@ class ServerDistillation(BaseModel):
                 "'dirichlet_perada' reserves; take that, or select = last"
             )
 
+    def active(self, round: int) -> bool:
+        """Whether a round, counted from 0, distils at all."""
+        return self.steps > 0 and (self.rounds is None or round < self.rounds)
+
+    def teacher(self, ensembles: Sequence[tuple[Model, TensorDict]], public: Source) -> Teacher:
+        """Returns what `distil` learns from: `targets`, or where images are augmented, the ensembles as a function."""
+        if public.augment == "none":
+            return self.targets(ensembles, public)
+        return lambda x: self._probabilities(ensembles, public, lambda size: torch.split(x, size))
+
     def targets(self, ensembles: Sequence[tuple[Model, TensorDict]], public: Source) -> Tensor:
         """Returns the teacher's probabilities on the public set, [P, C]; every model of every ensemble counts once.
 
         `ensembles`: (architecture, its models [clients, ...]).
         """
-        sums = [self._sum(model, tree.tensors(models), public) for model, models in ensembles]
-        mean = torch.stack(sums).sum(0) / sum(models.batch_size[0] for _, models in ensembles)
+        rows = torch.arange(len(public))
+        return self._probabilities(
+            ensembles, public, lambda size: (public.take(part) for part in torch.split(rows, size))
+        )
+
+    def _probabilities(
+        self,
+        ensembles: Sequence[tuple[Model, TensorDict]],
+        public: Source,
+        pieces: Callable[[int], Iterable[Tensor]],
+    ) -> Tensor:
+        """Returns the teacher's probabilities on samples, [samples, C]; `pieces` cuts them to a size."""
+        clients = [models.batch_size[0] for _, models in ensembles]
+        sums = [
+            self._sum(model, tree.tensors(models), pieces(rows_at_once(public, count)))
+            for (model, models), count in zip(ensembles, clients, strict=True)
+        ]
+        mean = torch.stack(sums).sum(0) / sum(clients)
         return mean if self.average == "probabilities" else self._link(mean)
 
-    def _sum(self, model: Model, states: dict[str, Tensor], public: Source) -> Tensor:
-        """Returns the sum over models [clients, ...] of what is averaged, [P, C]."""
-        clients = len(next(iter(states.values())))
+    def _sum(self, model: Model, states: dict[str, Tensor], samples: Iterable[Tensor]) -> Tensor:
+        """Returns the sum over models [clients, ...] of what is averaged, [samples, C]."""
         found = []
         with torch.no_grad():
-            for rows in torch.split(torch.arange(len(public)), rows_at_once(public, clients)):
-                logits = vmap(model, in_dims=(0, None))(states, public.take(rows)) / self.temperature
+            for x in samples:
+                logits = vmap(model, in_dims=(0, None))(states, x) / self.temperature
                 found.append((self._link(logits) if self.average == "probabilities" else logits).sum(0))
         return torch.cat(found)
 
-    def distil(self, student: TensorDict, targets: Tensor, context: Context, round: int) -> TensorDict:
-        """Returns the student after R steps towards `targets` [P, C]; `student` itself is not changed.
+    def distil(self, student: TensorDict, teacher: Teacher, context: Context, round: int) -> TensorDict:
+        """Returns the student after R steps towards `teacher`; `student` itself is not changed.
 
         What the split does not freeze learns.
         """
-        if self.steps == 0 or (self.rounds is not None and round >= self.rounds):
+        if not self.active(round):
             return student
         wanted = set(context.split.trainable)
         learned = {
@@ -110,12 +139,16 @@ class ServerDistillation(BaseModel):
         optimizer = torch.optim.Adam(list(learned.values()), lr=self.lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
         best = _Best(self.patience, context) if self.select == "best" else None
-        for step, rows in enumerate(self._batches(len(targets), context, round)):
+        public = context.public
+        assert public is not None
+        key = torch.tensor(torch_seed(context.seed, "distilled images", context.architecture, round))
+        for step, rows in enumerate(self._batches(len(public), context, round)):
             if best is not None and step % self.check_every == 0 and best.stops(step, state, learned):
                 break
+            x = public.take_augmented(rows, key + step)
+            targets = teacher[rows] if isinstance(teacher, Tensor) else teacher(x)
             with torch.enable_grad():
-                assert context.public is not None
-                loss = self.loss(context.model(state, context.public.take(rows)), targets[rows])
+                loss = self.loss(context.model(state, x), targets)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()

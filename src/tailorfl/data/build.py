@@ -11,10 +11,11 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from tailorfl.data.augment import Augmentation
 from tailorfl.data.corruptions import corrupted_sets
 from tailorfl.data.dealing import capped, deal_rows, fitting_partition, official_part
 from tailorfl.data.federation import Federation
-from tailorfl.data.heldout import Dealt, domain_rows
+from tailorfl.data.heldout import Dealt, domain_rows, to_be_tested
 from tailorfl.data.normalise import standardise_clients
 from tailorfl.data.public import own_public_rows, public_from_rows, public_source, subset
 from tailorfl.data.registry import load_source
@@ -45,6 +46,7 @@ def build(
     corruptions: Mapping[str, Any] | None = None,
     official_set: bool = False,
     normalise: str = "none",
+    augment: Augmentation = "none",
     path: str | None = None,
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -64,13 +66,16 @@ def build(
         samples: use only so many samples of the source, evenly over test part, natural clients and classes.
         split: see `tailorfl.data.splits.read_split`.
         heldout_clients: how many clients, beyond `clients`, never train, or their names.
-        heldout_domain: domain(s) left out of the partition; each becomes a held-out client and a shifted set.
+        heldout_domain: domain(s) left out of the partition; each becomes a held-out client and a shifted set,
+            of its official test part where the domain has one, else of all its samples.
         public: source of the unlabelled public set, or the name of the source itself for a part of its
             training samples, which no client then gets.
         public_samples: size of the public set; by default all of it, or a tenth of the source itself.
         corruptions: options of `tailorfl.data.corruptions.corrupted_sets`; None for no corrupted sets.
         official_set: add the whole official test part as the shifted set "official", whoever holds it.
         normalise: "client" standardises features with each client's own training statistics; else "none".
+        augment: how images are changed at random for training, see `tailorfl.data.augment`; "none" leaves what a
+            given `source` says. Public images are changed alike.
         path: where the source lies, for sources that need it.
         options: further options of the source.
         seed: not negative.
@@ -90,6 +95,8 @@ def build(
         )
     if source is None:
         source = _load(name, path, options, samples)
+    if augment != "none":
+        source = replace(source, augment=augment)
     rule = read_split(split, official=source.test is not None)
     rows = capped(source, samples, _stream(seed, "samples"))
     held_names = [heldout_domain] if isinstance(heldout_domain, str) else list(heldout_domain or ())
@@ -121,7 +128,10 @@ def build(
         federation = standardise_clients(federation)
     source = federation.source
 
-    shifted = {domain: subset(source, found, f"{source.name} {domain}") for domain, found in domains.items()}
+    shifted = {
+        domain: subset(source, to_be_tested(source, found), f"{source.name} {domain}")
+        for domain, found in domains.items()
+    }
     if corruptions is not None:
         shifted |= corrupted_sets(source, federation.global_test(), corruptions, seed)
     if official_set:
@@ -133,6 +143,7 @@ def build(
         public_set = public_from_rows(source, own_public)
     elif public is not None:
         public_set = public_source(public, public_samples, source, _stream(seed, "public"))
+        public_set = replace(public_set, augment=source.augment)
     federation = replace(federation, public=public_set, shifted=shifted)
     validate(federation)
     return federation

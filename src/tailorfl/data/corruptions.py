@@ -93,6 +93,7 @@ def corrupted_sets(
                 test=None,
                 groups={},
                 group_names={},
+                credit=None if source.credit is None else source.credit[taken],
             )
     return sets
 

@@ -109,3 +109,12 @@ def domain_rows(source: Source, names: Sequence[str]) -> dict[str, Ints]:
         ids = source.groups[kind].numpy()
         found[name] = np.flatnonzero(ids == source.group_names[kind].index(name))
     return found
+
+
+def to_be_tested(source: Source, rows: Ints) -> Ints:
+    """The official test samples among the int64 `rows` of a held-out domain; all of them if there are none.
+
+    Training samples of the domain are what a held-out client adapts on.
+    """
+    official = rows[:0] if source.test is None else rows[source.test.numpy()[rows]]
+    return official if len(official) else rows

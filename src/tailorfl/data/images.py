@@ -59,20 +59,23 @@ def tinyimagenet(samples: int | None = None) -> Source:
     return _jpeg_parts("tinyimagenet", "tinyimagenet32_jpeg.npz", samples, mean, std)
 
 
-def pacs(samples: int | None = None) -> Source:
+def pacs(samples: int | None = None, side: int = 64) -> Source:
     """PACS: 7,992 images `[3, 64, 64]`, 7 classes in 4 domains, no official split; research use only.
 
     Args:
         samples: decode only the first so many images; rows are in random order.
+        side: pixels a side, 64 or a whole fraction of it such as 32, by averaging squares of pixels.
 
     Returns:
         A source with group `domain`: art painting, cartoon, photo, sketch.
     """
+    if side < 1 or 64 % side:
+        raise ConfigError(f"pacs: side must divide 64, such as 64 or 32, but is {side}")
     arrays = _open("pacs64_jpeg.npz")
     count = _capped(samples, len(arrays["y"]))
     return Source(
         name="pacs",
-        x=_decode(arrays["jpeg"], arrays["offsets"], count),
+        x=_smaller(_decode(arrays["jpeg"], arrays["offsets"], count), 64 // side),
         y=_ids(arrays["y"][:count]),
         task="classification",
         outputs=len(arrays["classes"]),
@@ -213,6 +216,15 @@ def _decode(jpeg: Bytes, offsets: NDArray[np.int64], count: int) -> Tensor:
     for row in range(count):
         images[row] = read_image(io.BytesIO(blob[offsets[row] : offsets[row + 1]]), "RGB")
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+
+
+def _smaller(images: Tensor, factor: int) -> Tensor:
+    """uint8 images `[count, channels, height, width]` with squares of `factor` pixels averaged into one."""
+    if factor == 1:
+        return images
+    count, channels, height, width = images.shape
+    squares = images.reshape(count, channels, height // factor, factor, width // factor, factor)
+    return squares.float().mean((3, 5)).round().to(torch.uint8)
 
 
 def read_image(file: Path | io.BytesIO, mode: str) -> Bytes:

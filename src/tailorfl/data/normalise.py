@@ -26,10 +26,12 @@ def standardise_clients(federation: Federation) -> Federation:
     """
     source = federation.source
     if source.x.dtype != torch.float32:
-        raise DataError(
-            f"normalise='client' is for float features; source '{source.name}' holds images, which are "
-            "normalised by channel"
+        what = (
+            "tokens, which are no numbers"
+            if source.holds_tokens
+            else "images, which are normalised by channel"
         )
+        raise DataError(f"normalise='client' is for float features; source '{source.name}' holds {what}")
     clients = len(federation)
     owner = torch.full((len(source),), clients)
     fits = torch.zeros(len(source), dtype=torch.bool)

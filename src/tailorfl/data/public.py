@@ -23,14 +23,30 @@ def subset(source: Source, rows: Ints, name: str) -> Source:
     """Copies of the samples `rows` as a source of its own, without groups and official split."""
     taken = torch.from_numpy(rows)
     return replace(
-        source, name=name, x=source.x[taken], y=source.y[taken], test=None, groups={}, group_names={}
+        source,
+        name=name,
+        x=source.x[taken],
+        y=source.y[taken],
+        test=None,
+        groups={},
+        group_names={},
+        credit=None if source.credit is None else source.credit[taken],
     )
 
 
 def public_from_rows(source: Source, rows: Ints) -> Source:
-    """Samples `rows` of a source as a public set, their labels blanked to 0 so that nothing can use them."""
+    """Samples `rows` of a source as a public set, their labels blanked to 0 so that nothing can use them.
+
+    Raises:
+        DataError: for a generation task, whose inputs hold the responses.
+    """
+    if source.task == "generation":
+        raise DataError(
+            f"source '{source.name}' cannot be a public set without labels: the inputs of a generation task hold "
+            "the responses; use form=choice"
+        )
     found = subset(source, rows, f"{source.name} public")
-    return replace(found, y=torch.zeros_like(found.y))
+    return replace(found, y=torch.zeros_like(found.y), credit=None)
 
 
 def own_public_rows(source: Source, rows: Ints, samples: int | None, rng: Generator) -> Ints:
@@ -61,13 +77,21 @@ def public_source(public: str | Source, samples: int | None, model_of: Source, r
         rng: source of randomness.
 
     Raises:
-        DataError: if the shapes differ, or there are fewer samples than asked for.
+        DataError: if shapes or tokenizers differ, or there are fewer samples than asked for.
     """
     found = load_source(public) if isinstance(public, str) else public
     if found.input_shape != model_of.input_shape:
         raise DataError(
             f"public source '{found.name}' has samples of shape {list(found.input_shape)}, but the clients "
             f"of '{model_of.name}' have {list(model_of.input_shape)}; use a public source of the same shape"
+        )
+    if (
+        found.info.get("tokenizer") != model_of.info.get("tokenizer")
+        or found.holds_tokens != model_of.holds_tokens
+    ):
+        raise DataError(
+            f"public source '{found.name}' and the clients' source '{model_of.name}' are not tokenized alike; give "
+            "both the same tokenizer"
         )
     count = len(found) if samples is None else _at_least_one(samples)
     if count > len(found):

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tailorfl.data import hospitals, images, own, synthetic, synthetic_classes
+from tailorfl.data import instructions as answers
+from tailorfl.data import text as texts
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, unknown
 
@@ -26,6 +28,18 @@ _SOURCES: dict[str, tuple[Callable[..., Source], str]] = {
     "omniglot": (images.omniglot, "Omniglot, 4,840 characters by 160 writers (groups 'client', 'alphabet')"),
     "heart": (hospitals.heart, "FLamby heart disease, 4 hospitals, 13 features, binary label"),
     "tcga": (hospitals.tcga, "FLamby TCGA-BRCA, 6 regions, 39 features, survival"),
+    "text": (
+        texts.text,
+        "sst2, sentiment140, snli, anli, mrpc or boolq (option set), 2,000 + 400 texts each",
+    ),
+    "airline": (
+        texts.airline,
+        "tweets to airlines by their authors, 3 sentiments (groups 'client', 'domain')",
+    ),
+    "flan8": (
+        answers.flan8,
+        "FLAN instructions, 8 sets of 4 tasks, as choice or generation (groups 'client', 'domain')",
+    ),
     "synthetic_linear": (synthetic.synthetic_linear, "linear regression with noise, optimum known"),
     "synthetic_quadratic": (synthetic.synthetic_quadratic, "quadratics as data, closed forms known"),
     "synthetic_logistic": (
@@ -40,6 +54,10 @@ _SOURCES: dict[str, tuple[Callable[..., Source], str]] = {
     "table": (
         own.from_table,
         "own table: .csv, .tsv or .parquet (options path, label, client, features, ...)",
+    ),
+    "instructions": (
+        answers.instructions,
+        "own instructions and answers: JSON lines (options path, form, tokenizer, length, ...)",
     ),
 }
 

@@ -10,16 +10,21 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from tailorfl.errors import DataError
+from tailorfl.data.augment import Augmentation, augment
+from tailorfl.errors import DataError, unknown
 
-Task = Literal["classification", "binary", "multilabel", "regression", "survival"]
+Task = Literal["classification", "binary", "multilabel", "regression", "survival", "generation"]
 """What a target means, and with it the loss.
 
 `classification`: one of `outputs` classes, softmax cross-entropy. `binary`: class 0 or 1 from ONE output,
 cross-entropy on its logit, decided at probability 0.5. `multilabel`: `outputs` independent 0/1 labels.
 `regression`: `outputs` real targets, loss `0.5 * (prediction - y)**2` summed over outputs, mean over samples.
-`survival`: (event, time), Cox loss.
+`survival`: (event, time), Cox loss. `generation`: a text to be continued, cross-entropy of each token of the
+response given the tokens before it, mean over the response, then over samples; `outputs` is the vocabulary.
 """
+
+NO_TARGET = -100
+"""The target of a token that a generation task does not predict: of the prompt, and of padding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,16 +33,22 @@ class Source:
 
     Attributes:
         name: name of the set, for messages and tables.
-        x: `[samples, ...]` float32 features, or uint8 images `[samples, channels, height, width]`.
+        x: `[samples, ...]` float32 features, uint8 images `[samples, channels, height, width]`, or int64 token ids
+            `[samples, length]`, padded with `info["pad"]` (0 where it is not given).
         y: `[samples]` int64 for classification and binary; `[samples, outputs]` float32 for multilabel (0/1)
-            and regression; `[samples, 2]` float32 (event 0/1, time) for survival.
+            and regression; `[samples, 2]` float32 (event 0/1, time) for survival; `[samples, length]` int64 for
+            generation, the token of `x` where it belongs to the response and else `NO_TARGET`.
         task: what `y` means.
-        outputs: number of model outputs: classes, labels or targets; 1 for binary and survival.
+        outputs: number of model outputs: classes, labels, targets or tokens; 1 for binary and survival.
         test: `[samples]` bool, True for the official test part; None where the set has no official split.
         groups: natural ids by kind, each `[samples]` int64, e.g. `{"client": ..., "domain": ...}`.
         group_names: for each kind of group the name of every id.
         mean, std: one number per channel, applied to uint8 images after division by 255.
-        info: what else is known, such as the optimum of a synthetic problem or the names of the classes.
+        info: what else is known: the optimum of a synthetic problem, the names of the classes, the tokenizer.
+        credit: `[samples, outputs]` float32 in [0, 1], of a classification task what each answer would earn;
+            None where only the right class earns anything.
+        augment: how uint8 images are changed at random for training, see `tailorfl.data.augment`; nothing else than
+            training and distillation on the server sees changed ones.
 
     Raises:
         DataError: if shapes or types do not fit together.
@@ -54,10 +65,13 @@ class Source:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
+    credit: Tensor | None = None
+    augment: Augmentation = "none"
 
     def __post_init__(self) -> None:
         self._check_inputs()
         self._check_targets()
+        self._check_credit()
         for kind, ids in self.groups.items():
             self._expect(f"groups['{kind}']", ids, (len(self),), torch.int64)
             names = self.group_names.get(kind)
@@ -71,6 +85,11 @@ class Source:
     def __len__(self) -> int:
         """The number of samples."""
         return int(self.x.shape[0])
+
+    @property
+    def holds_tokens(self) -> bool:
+        """Whether samples are token ids and not numbers to calculate with."""
+        return self.x.dtype == torch.int64
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -88,14 +107,30 @@ class Source:
             return combination
         if self.task == "survival":
             return self.y[:, 0].to(torch.int64)
-        if self.task == "regression":
+        if self.task in ("regression", "generation"):
             return torch.zeros(len(self), dtype=torch.int64)
         return self.y
 
     def take(self, rows: Tensor) -> Tensor:
-        """The samples `rows`, `[...]` int64 -> `[..., *input_shape]` float32; images are normalised."""
+        """The samples `rows`, `[...]` int64 -> `[..., *input_shape]` float32; images are normalised.
+
+        Token ids stay int64.
+        """
+        return self._normalised(self._picked(rows))
+
+    def take_augmented(self, rows: Tensor, keys: Tensor) -> Tensor:
+        """The samples `rows`, `[clients, batch]` int64 -> `[clients, batch, *input_shape]`, as training sees them.
+
+        `keys` `[clients]` int64 decide how images are changed, as `augment` says; `rows` of one client `[batch]` have a
+        key without axes.
+        """
+        return self._normalised(augment(self._picked(rows), keys, self.augment))
+
+    def _picked(self, rows: Tensor) -> Tensor:
         # index_select copies whole samples and is several times faster than advanced indexing.
-        x = self.x.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *self.x.shape[1:])
+        return self.x.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *self.x.shape[1:])
+
+    def _normalised(self, x: Tensor) -> Tensor:
         if x.dtype != torch.uint8:
             return x
         x = x.to(torch.float32).div_(255.0)
@@ -117,15 +152,27 @@ class Source:
             )
 
     def _check_inputs(self) -> None:
-        if self.x.dim() < 2 or self.x.dtype not in (torch.float32, torch.uint8):
+        if self.x.dim() < 2 or self.x.dtype not in (torch.float32, torch.uint8, torch.int64):
             raise DataError(
-                f"source '{self.name}': x must be float32 [samples, ...] or uint8 images "
-                f"[samples, channels, height, width], but is {self.x.dtype} of shape {list(self.x.shape)}"
+                f"source '{self.name}': x must be float32 [samples, ...], uint8 images [samples, channels, height, "
+                f"width] or int64 tokens [samples, length], but is {self.x.dtype} of shape {list(self.x.shape)}"
+            )
+        if self.holds_tokens and (self.x.dim() != 2 or bool((self.x < 0).any())):
+            raise DataError(
+                f"source '{self.name}': int64 x are token ids [samples, length] counted from 0, but x has shape "
+                f"{list(self.x.shape)} and {int((self.x < 0).sum())} negative numbers; other features must be float32"
             )
         if self.x.dtype == torch.uint8 and self.x.dim() != 4:
             raise DataError(
                 f"source '{self.name}': uint8 images must be [samples, channels, height, width], "
                 f"but x has shape {list(self.x.shape)}"
+            )
+        if self.augment not in get_args(Augmentation):
+            raise unknown("augmentation", self.augment, get_args(Augmentation))
+        if self.augment != "none" and self.x.dtype != torch.uint8:
+            raise DataError(
+                f"source '{self.name}' cannot be augmented (augment={self.augment}): that is for uint8 images, but x "
+                f"is {self.x.dtype} of shape {list(self.x.shape)}; leave augment at none"
             )
         if (self.mean is None) != (self.std is None):
             raise DataError(f"source '{self.name}': give both mean and std, or neither")
@@ -147,7 +194,9 @@ class Source:
             )
         if self.outputs < 1 or (self.task in ("binary", "survival") and self.outputs != 1):
             raise DataError(f"source '{self.name}': a {self.task} task cannot have outputs={self.outputs}")
-        if self.task in ("classification", "binary"):
+        if self.task == "generation":
+            self._check_responses()
+        elif self.task in ("classification", "binary"):
             self._expect("y", self.y, (len(self),), torch.int64)
             classes = 2 if self.task == "binary" else self.outputs
             wrong = ((self.y < 0) | (self.y >= classes)).nonzero()[:, 0]
@@ -159,6 +208,34 @@ class Source:
         else:
             width = 2 if self.task == "survival" else self.outputs
             self._expect("y", self.y, (len(self), width), torch.float32)
+
+    def _check_responses(self) -> None:
+        if not self.holds_tokens:
+            raise DataError(f"source '{self.name}': a generation task needs int64 token ids as x")
+        self._expect("y", self.y, tuple(self.x.shape), torch.int64)
+        wanted = self.y != NO_TARGET
+        bad = (
+            (wanted & (self.y != self.x)).any(1)
+            | wanted[:, 0]
+            | ~wanted.any(1)
+            | (self.x >= self.outputs).any(1)
+        )
+        if bad.any():
+            raise DataError(
+                f"source '{self.name}': y of a generation task repeats the tokens of the response, of which there is "
+                f"at least one and none at the start, and is {NO_TARGET} elsewhere; tokens lie in "
+                f"0..{self.outputs - 1}. {int(bad.sum())} of {len(self)} samples differ, first sample "
+                f"{int(bad.nonzero()[0])}"
+            )
+
+    def _check_credit(self) -> None:
+        if self.credit is None:
+            return
+        if self.task != "classification":
+            raise DataError(f"source '{self.name}': credit is for a classification task, not for {self.task}")
+        self._expect("credit", self.credit, (len(self), self.outputs), torch.float32)
+        if not bool(((self.credit >= 0) & (self.credit <= 1)).all()):
+            raise DataError(f"source '{self.name}': credit must lie in 0..1")
 
 
 def check_finite(source: Source) -> None:

@@ -61,6 +61,8 @@ class Auto:
             if self._chosen is not self._vectorized or not unsupported(error):
                 raise
             self._give_up(error)
+            if cohort.record is not None:
+                cohort.record.forget()
             return self._sequential.map(function, cohort, states, received, index)
 
     def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
@@ -80,7 +82,8 @@ class Auto:
         index: Tensor | None,
     ) -> None:
         clients = min(len(cohort.ids), self._vectorized.chunk_of(cohort))
-        probe = replace(cohort.part(range(clients)), limit=PROBE_STEPS)
+        # What is measured is thrown away, so the ledger must not see it.
+        probe = replace(cohort.part(range(clients)), limit=PROBE_STEPS, record=None)
         part = (function, probe, states[:clients], received, None if index is None else index[:clients])
         looped = _seconds(self._sequential, part)  # the first run of each also warms it up
         if not probe.plans:

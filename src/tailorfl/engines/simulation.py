@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,24 +16,31 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.client import Client
+from tailorfl.core.client_privacy import ClientDP
 from tailorfl.core.cohort import Cohort, TrainConfig
-from tailorfl.core.keys import generator
-from tailorfl.core.messages import (
-    Broadcast,
-    PerArchitecture,
-    PerClient,
-    Replies,
-    Traffic,
-    count_down,
-    count_up,
-)
+from tailorfl.core.ledger import Ledger, Purpose, Record
+from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Replies, Traffic
 from tailorfl.core.method import Method
 from tailorfl.core.objective import LOSSES
+from tailorfl.core.privacy import Level
 from tailorfl.data.federation import Federation
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine, Parts, finite_clients
+from tailorfl.engines.continuing import dump, load
+from tailorfl.engines.deployment import deployment, deployment_message, in_parts
 from tailorfl.engines.groups import Group, by_group, gather, make_groups, message_for
 from tailorfl.engines.memory import keep_freed_memory
+from tailorfl.engines.private_updates import check_private, hidden, updates_used
+from tailorfl.engines.rounds import (
+    RoundResult,
+    Sampling,
+    Trained,
+    count_traffic,
+    listed,
+    means_of,
+    round_half_up,
+    sample_clients,
+)
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.errors import ConfigError, DivergenceError, unknown
@@ -41,7 +48,6 @@ from tailorfl.models.functional import Model
 
 log = logging.getLogger(__name__)
 
-Sampling = Literal["uniform", "proportional", "bernoulli"]
 ENGINES = ("auto", "sequential", "vectorized")
 
 
@@ -60,54 +66,6 @@ def make_engine(name: str = "auto", chunk: int | None = None) -> Engine:
     raise unknown("engine", name, ENGINES)
 
 
-@dataclass(frozen=True)
-class RoundResult:
-    """What one round did."""
-
-    round: int
-    clients: tuple[int, ...]
-    """Sampled clients."""
-    rejected: tuple[int, ...]
-    """Clients whose update was not finite; their state is as before the round."""
-    losses: dict[str, float]
-    """Means over the accepted clients of what they report: training losses by stage, and what a method adds."""
-    seconds: float
-    traffic: Traffic
-    server_seconds: float = 0.0
-    """Part of `seconds` that the server's aggregation took."""
-
-    @property
-    def clients_per_second(self) -> float:
-        """Sampled clients over seconds."""
-        return len(self.clients) / max(self.seconds, 1e-9)
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """What the clients of one architecture did in a round."""
-
-    group: Group
-    ids: tuple[int, ...]
-    new: TensorDict
-    replies: TensorDict
-    metrics: TensorDict
-    finite: Tensor
-
-    def of(self, positions: Sequence[int]) -> _Trained:
-        """The part of the clients at `positions`."""
-        if len(positions) == len(self.ids):
-            return self
-        index = torch.tensor(positions, dtype=torch.int64)
-        return replace(
-            self,
-            ids=tuple(self.ids[k] for k in positions),
-            new=self.new[index],
-            replies=self.replies[index],
-            metrics=self.metrics[index],
-            finite=self.finite[index],
-        )
-
-
 class Simulation:
     """One method on one federation, round by round.
 
@@ -118,11 +76,13 @@ class Simulation:
         sampling: uniform without replacement; proportional to training samples; bernoulli (each client by
             itself, redrawn if none).
         state_folder: where private states are memory-mapped; None keeps them in memory.
+        client_dp: client-level privacy of what clients send (that of their samples is in `train`).
 
     Attributes `model`, `split`, `init`, `start` and `states` are those of the first architecture; `groups` has all.
 
     Raises:
-        ConfigError: `fraction` outside (0, 1]; the method needs a public set or one architecture.
+        ConfigError: `fraction` outside (0, 1]; the method needs a public set or one architecture, or does what the
+            wanted privacy does not cover.
     """
 
     def __init__(
@@ -138,6 +98,7 @@ class Simulation:
         fraction: float = 1.0,
         sampling: Sampling = "uniform",
         state_folder: Path | None = None,
+        client_dp: ClientDP | None = None,
     ) -> None:
         keep_freed_memory()
         if not 0 < fraction <= 1:
@@ -145,6 +106,9 @@ class Simulation:
         self.method, self.federation, self.train = method, federation, train
         self.engine: Engine = engine if engine is not None else Auto()
         self.seed, self.fraction, self.sampling = seed, fraction, sampling
+        self.client_dp = client_dp
+        if self.level is not None:
+            check_private(method, self.level)
         self.groups = make_groups(method, federation, model, assignment, train, seed, state_folder)
         first = self.groups[0]
         self.context = first.context
@@ -152,8 +116,19 @@ class Simulation:
         self.start, self.states = first.start, first.states
         self.server = method.server_state(self.context)
         self.traffic = Traffic()
+        self.ledger = Ledger()
         self.round = 0
         self._members, self._val = self._rows()
+
+    @property
+    def level(self) -> Level | None:
+        """What privacy hides: a sample, a client, or None without."""
+        return "sample" if self.train.dp is not None else "client" if self.client_dp is not None else None
+
+    @property
+    def participants(self) -> int:
+        """How many clients may be sampled: those of the federation, or one that holds all data where it is pooled."""
+        return len(self._members)
 
     @property
     def trained_scalars(self) -> int:
@@ -196,7 +171,7 @@ class Simulation:
             log.warning(
                 "round %d: update of client %s is not finite and was rejected (learning rate too high?)",
                 self.round + 1,
-                _listed(rejected),
+                listed(rejected),
             )
         if len(rejected) == len(training):
             raise DivergenceError(
@@ -207,27 +182,34 @@ class Simulation:
         for part in accepted:
             part.group.states.put(part.ids, part.new)
         wanted = set(sampled)
-        arrived = {
-            part.group.name: self._replies(part.of([k for k, i in enumerate(part.ids) if i in wanted]))
-            for part in accepted
-            if wanted & set(part.ids)
-        }
+        # Under client-level privacy an update that is not finite counts as none: that there was one must not show.
+        asked = [t.among(wanted) for t in (accepted if self.client_dp is None else done)]
+        arrived = {part.group.name: self._replies(part) for part in asked if part.ids}
         traffic = self._count(message, done, wanted)
         middle = time.perf_counter()
         if arrived:  # else the server keeps what it has: idle clients trained, those that were asked diverged
             self.server = tree.contiguous(self.method.aggregate(self.server, gather(arrived)))
         end = time.perf_counter()
-        losses = _means([part.metrics for part in accepted])
+        losses = means_of([part.metrics for part in accepted])
         self.traffic.add(traffic)
         result = RoundResult(self.round, sampled, rejected, losses, end - begin, traffic, end - middle)
         self.round += 1
         return result
 
-    def _train(self, group: Group, ids: tuple[int, ...], message: TensorDict | PerClient) -> _Trained:
-        new, replies, metrics = self.run(ids, group.states.get(ids), message, self._local)
-        return _Trained(group, ids, new, replies, metrics, finite_clients(new, replies))
+    def _train(self, group: Group, ids: tuple[int, ...], message: TensorDict | PerClient) -> Trained:
+        record = self._record()
+        new, replies, metrics = self.run(ids, group.states.get(ids), message, self.local, record=record)
+        if record is not None:
+            self.ledger.book("training", record.uses)
+        return Trained(group, ids, new, replies, metrics, finite_clients(new, replies), message)
 
-    def _replies(self, part: _Trained) -> Replies:
+    def _record(self) -> Record | None:
+        return Record() if self.train.dp is not None else None
+
+    def _replies(self, part: Trained) -> Replies:
+        if self.client_dp is not None:
+            self.ledger.book("updates", updates_used(self, part.ids, part.replies))
+            part = hidden(part, self.client_dp, self.method, self.server, (self.seed, self.round))
         return Replies(
             stack=part.replies,
             clients=part.ids,
@@ -243,19 +225,8 @@ class Simulation:
 
         They depend on (seed, round) only, so all methods see the same cohorts.
         """
-        total = len(self._members)
-        rng = generator(self.seed, "sample", round)
-        if self.sampling == "bernoulli":
-            while True:
-                chosen = np.flatnonzero(rng.random(total) < self.fraction)
-                if len(chosen):
-                    return tuple(int(c) for c in chosen)
-        size = max(1, round_half_up(self.fraction * total))
-        share = None
-        if self.sampling == "proportional":
-            sizes = np.array([len(m) for m in self._members], dtype=np.float64)
-            share = sizes / sizes.sum()
-        return tuple(sorted(int(c) for c in rng.choice(total, size=min(size, total), replace=False, p=share)))
+        sizes = np.array([len(m) for m in self._members], dtype=np.int64)
+        return sample_clients(self.seed, round, sizes, self.fraction, self.sampling)
 
     # -- running client code --------------------------------------------------------------------------------
 
@@ -290,37 +261,29 @@ class Simulation:
         function: Any,
         limit: int | None = None,
         own: bool = False,
+        record: Record | None = None,
     ) -> Parts:
-        """Returns a client function of `ids`, clients of one architecture, stacked."""
+        """Returns a client function of `ids`, clients of one architecture, stacked; `record` takes what it uses."""
         if isinstance(message, PerArchitecture):
             ((group, _),) = by_group(self.groups, ids)
             message = message[group.name]
         index = message.rows if isinstance(message, PerClient) else None
         received = message.payloads if isinstance(message, PerClient) else message
+        cohort = replace(self.cohort(ids, limit, own), record=record)
         with torch.no_grad():
-            return self.engine.map(function, self.cohort(ids, limit, own), states, received, index)
+            return self.engine.map(function, cohort, states, received, index)
 
-    def _local(self, client: Client, state: TensorDict, received: TensorDict) -> Parts:
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> Parts:
+        """Returns (new state, reply, what it reports) of one client."""
         new, reply = self.method.local(client, state, received)
         return new, reply, TensorDict(dict(client.metrics), batch_size=[])
 
-    def _count(self, message: Broadcast, done: Sequence[_Trained], sampled: set[int]) -> Traffic:
+    def _count(self, message: Broadcast, done: Sequence[Trained], sampled: set[int]) -> Traffic:
         """Returns the traffic of a round: whoever trains has received (or everyone), only the sampled send."""
-        traffic = Traffic()
         if self.method.pooled:
-            return traffic
-        buffers = {b for g in self.groups for b in g.model.buffers}
+            return Traffic()
         everyone = range(len(self._members)) if self.method.reaches_all else [i for t in done for i in t.ids]
-        if isinstance(message, PerArchitecture):
-            for group, where in by_group(self.groups, everyone):
-                traffic.add(count_down(message[group.name], len(where), buffers))
-        else:
-            traffic.add(count_down(message, len(everyone), buffers))
-        for part in done:
-            senders = sum(i in sampled for i in part.ids)
-            # Replies of one architecture are of equal size: those of the sampled cost as many others would.
-            traffic.add(count_up(part.replies[:senders], buffers))
-        return traffic
+        return count_traffic(message, self.groups, done, sampled, everyone)
 
     def _rows(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         federation, n = self.federation, self.federation.num_clients
@@ -334,8 +297,8 @@ class Simulation:
         self, ids: Sequence[int], at_once: int = 32
     ) -> Iterator[tuple[tuple[int, ...], TensorDict]]:
         """Yields (clients, their deployable models [clients, ...]); every personal metric is of these."""
-        for group, part in self._parts(ids, at_once):
-            yield part, self._personal(group, part, group.states.get(part), None)
+        for group, part in in_parts(self.groups, ids, at_once):
+            yield part, self._deployed(group, part, group.states.get(part), None)
 
     def newcomer_models(
         self, ids: Sequence[int], steps: int, at_once: int = 32
@@ -344,30 +307,21 @@ class Simulation:
 
         0: what such a client can deploy at once. Nothing is stored and nothing is sent.
         """
-        for group, part in self._parts(ids, at_once):
+        for group, part in in_parts(self.groups, ids, at_once):
             fresh = tree.nest(group.states.starts(part).items(), [len(part)])
-            yield part, self._personal(group, part, fresh, steps)
+            yield part, self._deployed(group, part, fresh, steps)
 
-    def _parts(self, ids: Sequence[int], at_once: int) -> Iterator[tuple[Group, tuple[int, ...]]]:
-        for group, where in by_group(self.groups, ids):
-            for start in range(0, len(where), at_once):
-                yield group, tuple(ids[k] for k in where[start : start + at_once])
-
-    def _personal(
+    def _deployed(
         self, group: Group, ids: tuple[int, ...], states: TensorDict, steps: int | None
     ) -> TensorDict:
-        def deploy(client: Client, state: TensorDict, received: TensorDict) -> Parts:
-            if steps is not None:
-                state = self.method.newcomer(state, received)
-                if steps > 0:
-                    state, _ = self.method.local(client, state, received)
-            return (self.method.personal(client, state, received),)
-
-        message: TensorDict | PerClient = tree.empty()
-        if steps is not None or self.method.personal_receives:
-            send = self.method.broadcast if steps is None else self.method.welcome
-            message = message_for(send(self.server, ids), group, range(len(ids)))
-        return self.run(ids, states, message, deploy, limit=steps, own=True)[0]
+        message = deployment_message(self.method, self.server, group, ids, steps)
+        record = self._record()
+        found = self.run(ids, states, message, deployment(self.method, steps), steps, True, record)[0]
+        if record is not None:
+            # Of all models that evaluations look at one is deployed: the last, or the one that adapted longest.
+            purpose: Purpose = "deployment" if steps is None else "newcomer"
+            self.ledger.settle(purpose, record.uses, keep_larger=steps is not None)
+        return found
 
     def global_model(self, architecture: str | None = None) -> TensorDict | None:
         """Returns the global model, or None for a method that has none.
@@ -387,41 +341,8 @@ class Simulation:
 
         The tensors are those of the run, not copies: write or load them before the next round.
         """
-        tensors = {f"server/{p}": t for p, t in tree.leaves(self.server)}
-        for group in self.groups:
-            tensors |= {f"{_place(group)}{p}": t for p, t in group.states.dump().items()}
-        return tensors, {"round": self.round, "engine": self.engine.name, "traffic": self.traffic.as_dict()}
+        return dump(self)
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Restores what `dump` returned."""
-        # Copies: a tensor inside a file's buffer may lie where matrix products use other instructions and round
-        # otherwise than on memory of their own.
-        saved = {p.removeprefix("server/"): t.clone() for p, t in tensors.items() if p.startswith("server/")}
-        self.server = tree.fill(self.server, saved)
-        for group in self.groups:
-            place = _place(group)
-            group.states.load({p.removeprefix(place): t for p, t in tensors.items() if p.startswith(place)})
-        self.round, self.traffic = int(facts["round"]), Traffic(**facts["traffic"])
-        if isinstance(self.engine, Auto) and facts["engine"] != "auto":
-            self.engine.choose(str(facts["engine"]))
-
-
-def round_half_up(value: float) -> int:
-    """Returns the nearest integer, halves upwards, so that 0.25 · 10 clients is 3 on every machine."""
-    return int(np.floor(value + 0.5))
-
-
-def _place(group: Group) -> str:
-    """Where a checkpoint holds the private states of a group's clients."""
-    return f"clients/{group.name}/" if group.name else "clients/"
-
-
-def _means(metrics: Sequence[TensorDict]) -> dict[str, float]:
-    """Returns the mean over clients of every metric, whatever architecture a client has."""
-    leaves = [dict(tree.leaves(part)) for part in metrics]
-    return {name: float(torch.cat([part[name] for part in leaves]).double().mean()) for name in leaves[0]}
-
-
-def _listed(clients: Sequence[int], most: int = 20) -> str:
-    more = len(clients) - most
-    return ", ".join(map(str, clients[:most])) + (f" and {more} more" if more > 0 else "")
+        load(self, tensors, facts)

@@ -36,7 +36,9 @@ class Vectorized:
         """Returns how many clients train together."""
         if self.chunk is not None:
             return self.chunk
-        return int(np.clip(CHUNK_BYTES // (4 * cohort.model.scalars), 4, 128))
+        # A frozen backbone is not copied for each client, but what it computes in between is.
+        scalars = cohort.model.scalars + cohort.model.held_scalars
+        return int(np.clip(CHUNK_BYTES // (4 * scalars), 4, 128))
 
     def map(
         self,

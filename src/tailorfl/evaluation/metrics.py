@@ -7,6 +7,11 @@
 | multilabel | [samples, labels] logits | [samples, labels] 0/1 | auc, accuracy |
 | regression | [samples, targets] | [samples, targets] | mse, r2 |
 | survival | [samples] or [samples, 1] risk | [samples, 2] event 0/1, time | c_index |
+| generation | [samples, 5], see below | not looked at | rouge1, rouge1_precision, rouge1_recall, token_accuracy |
+
+For generation a sample is judged where its model runs: by how many of the tokens of its response are right, each given
+the right ones before it, their number, and ROUGE-1 precision, recall and F1 in [0, 1] of the text that the model
+generates (NaN: none was). ROUGE-1 is reported in percent, token_accuracy as the share of all tokens.
 
 A metric that is not defined is NaN, never a made-up number: every metric of an empty test set, AUC where only
 one class is present. A model that has diverged must not look good by accident: a sample whose output is NaN
@@ -34,6 +39,7 @@ METRICS: dict[str, tuple[str, ...]] = {
     "multilabel": ("auc", "accuracy"),
     "regression": ("mse", "r2"),
     "survival": ("c_index",),
+    "generation": ("rouge1", "rouge1_precision", "rouge1_recall", "token_accuracy"),
 }
 LOWER_IS_BETTER = frozenset({"mse", "loss"})
 PAIR_BLOCK = 1 << 22  # most pairs that `concordance_index` compares at once: keeps it within tens of MB
@@ -64,6 +70,8 @@ def compute(task: str, outputs: Tensor | NDArray[Any], y: Tensor | NDArray[Any])
         _same_shape(scores, targets)
         correct = ((scores > 0) == (targets > 0.5)) & ~np.isnan(scores)
         return {"auc": auc(scores, targets), "accuracy": float(correct.mean())}
+    if task == "generation":
+        return _of_responses(scores)
     if task == "binary":
         flat, labels = scores.reshape(-1), targets.reshape(-1)
         _same_shape(flat, labels)
@@ -191,6 +199,31 @@ def r2(outputs: Tensor | NDArray[Any], y: Tensor | NDArray[Any]) -> float:
     with np.errstate(over="ignore"):
         residual = np.square(predicted - targets).sum(axis=0)
         return float(np.mean(1 - residual[varies] / total[varies]))
+
+
+def credited(outputs: Tensor | NDArray[Any], credit: Tensor | NDArray[Any]) -> float:
+    """100 times the mean credit of the likeliest classes; NaN without samples, a NaN output earns nothing.
+
+    `outputs` and `credit` (in [0, 1]) are [samples, classes].
+    """
+    scores, values = _array(outputs), _array(credit)
+    _same_shape(scores, values)
+    if not len(scores):
+        return float("nan")
+    earned = np.take_along_axis(values, scores.argmax(axis=1)[:, None], axis=1)[:, 0]
+    return float(100 * np.where(np.isnan(scores).any(axis=1), 0.0, earned).mean())
+
+
+def _of_responses(scores: Floats) -> dict[str, float]:
+    """The metrics of a generation task from [samples, 5] (right tokens, tokens, precision, recall, F1)."""
+    generated = scores[~np.isnan(scores[:, 4]), 2:]
+    precision, recall, f1 = 100 * generated.mean(axis=0) if len(generated) else (float("nan"),) * 3
+    return {
+        "rouge1": float(f1),
+        "rouge1_precision": float(precision),
+        "rouge1_recall": float(recall),
+        "token_accuracy": float(scores[:, 0].sum() / max(scores[:, 1].sum(), 1.0)),
+    }
 
 
 def _from_confusion(counts: Ints) -> dict[str, float]:

@@ -16,7 +16,8 @@ A record of the global model on data of no single client has client −1.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,13 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.keys import generator
-from tailorfl.core.objective import LOSSES
 from tailorfl.data.source import Source
 from tailorfl.engines.groups import by_group
 from tailorfl.engines.simulation import Simulation
-from tailorfl.evaluation.metrics import LOWER_IS_BETTER, METRICS, compute, primary
+from tailorfl.evaluation.features import feature_distances
+from tailorfl.evaluation.generation import Generation
+from tailorfl.evaluation.judges import make_judge
+from tailorfl.evaluation.metrics import LOWER_IS_BETTER, primary
 from tailorfl.evaluation.summary import summarize
 
 SETS = ("val", "local", "global", "heldout", "shifted")
@@ -38,6 +41,8 @@ SERVER = -1
 
 Record = dict[str, Any]
 """{round, client, set, model, samples, loss, metric values}."""
+OF_RECORD = ("round", "client", "set", "model", "samples")
+"""What a record says about itself; all else in it is measured."""
 Summaries = dict[str, dict[str, dict[str, dict[str, float]]]]
 """{model: {set: {metric: statistics over clients}}}."""
 
@@ -51,11 +56,16 @@ class Protocol:
         adapt_steps: steps of adaptation of held-out clients, each evaluated; 0 is without.
         max_samples: at most so many samples of the global and of each shifted test set, a fixed random subset;
             None: all.
+        feature_distance: whether records of personal models have the metric of that name, see
+            `tailorfl.evaluation.features`.
+        generation: how the responses of a generation task are made.
     """
 
     sets: tuple[str, ...] = ("val", "local")
     adapt_steps: tuple[int, ...] = (0, 10)
     max_samples: int | None = None
+    feature_distance: bool = False
+    generation: Generation = field(default_factory=Generation)
 
 
 def evaluate(sim: Simulation, protocol: Protocol) -> list[Record]:
@@ -84,8 +94,8 @@ def evaluate(sim: Simulation, protocol: Protocol) -> list[Record]:
     return measure.records
 
 
-def summaries(records: Iterable[Record], task: str) -> Summaries:
-    """Returns {model: {set: {metric: statistics over clients}}} of the records of one evaluation."""
+def summaries(records: Iterable[Record]) -> Summaries:
+    """Returns {model: {set: {metric: statistics over clients}}} of the records of one evaluation, the loss last."""
     grouped: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         grouped.setdefault((record["model"], record["set"]), []).append(record)
@@ -96,7 +106,7 @@ def summaries(records: Iterable[Record], task: str) -> Summaries:
             metric: summarize(
                 [row[metric] for row in rows], samples, higher_is_better=metric not in LOWER_IS_BETTER
             )
-            for metric in (*METRICS[task], "loss")
+            for metric in (*(name for name in rows[0] if name not in (*OF_RECORD, "loss")), "loss")
         }
     return out
 
@@ -109,6 +119,7 @@ def headline(sim: Simulation) -> tuple[str, str]:
 class _Measure:
     def __init__(self, sim: Simulation, protocol: Protocol) -> None:
         self.sim, self.protocol = sim, protocol
+        self.judge = make_judge(sim.engine, sim.federation.source.task, protocol.generation)
         self.records: list[Record] = []
 
     def common_sets(self) -> dict[str, tuple[Source, Tensor]]:
@@ -143,12 +154,24 @@ class _Measure:
             for part in own:
                 held = federation.val if part == "val" else federation.test
                 rows = [torch.from_numpy(held[i]) for i in ids]
-                for i, outputs, r in zip(ids, sim.engine.predict(cohort, models, rows), rows, strict=True):
-                    self._add(model, name or part, i, outputs, federation.source.y[r])
+                outcomes = self.judge.own(cohort, models, rows)
+                for k, (i, found, r) in enumerate(zip(ids, outcomes, rows, strict=True)):
+                    apart = self._apart(ids, models[k], federation.source, r)
+                    self._add(model, name or part, i, found, federation.source, r, apart)
             for set_name, (source, r) in common.items():
-                outputs_all = sim.engine.predict_all(cohort, models, source, r)
-                for k, i in enumerate(ids):
-                    self._add(model, set_name, i, outputs_all[k], source.y[r])
+                for k, (i, found) in enumerate(
+                    zip(ids, self.judge.common(cohort, models, source, r), strict=True)
+                ):
+                    self._add(model, set_name, i, found, source, r, self._apart(ids, models[k], source, r))
+
+    def _apart(self, ids: Sequence[int], model: TensorDict, source: Source, rows: Tensor) -> dict[str, float]:
+        """How far the features of a model of the clients' architecture lie from the global one's, if asked for."""
+        ((group, _),) = by_group(self.sim.groups, ids)
+        centre = self.sim.global_model(group.name) if self.protocol.feature_distance else None
+        if centre is None:
+            return {}
+        found = feature_distances(group.model, model, centre, source, rows)
+        return {"feature_distance": float(found.mean())}  # NaN of an empty part, as all metrics
 
     def shared(
         self,
@@ -175,34 +198,36 @@ class _Measure:
         common: Mapping[str, tuple[Source, Tensor]],
         name: str | None,
     ) -> None:
-        federation = self.sim.federation
-        for part in own:
-            held = federation.val if part == "val" else federation.test
-            rows = torch.from_numpy(np.concatenate([held[i] for i in ids]))
-            outputs, y = self._outputs(model, ids, federation.source, rows), federation.source.y[rows]
-            sizes = [len(held[i]) for i in ids]
-            for i, found, wanted in zip(ids, torch.split(outputs, sizes), torch.split(y, sizes), strict=True):
-                self._add("global", name or part, i, found, wanted)
-        for set_name, (source, r) in common.items():
-            self._add("global", set_name, SERVER, self._outputs(model, ids, source, r), source.y[r])
-
-    def _outputs(self, model: TensorDict, ids: Sequence[int], source: Source, rows: Tensor) -> Tensor:
-        """Returns the outputs of one model of the clients' architecture."""
+        federation, cohort = self.sim.federation, self.sim.cohort(ids[:1], own=True)
         with torch.no_grad():
-            cohort = self.sim.cohort(ids[:1], own=True)
-            return self.sim.engine.predict_all(cohort, model.unsqueeze(0), source, rows)[0]
+            for part in own:
+                held = federation.val if part == "val" else federation.test
+                rows = [torch.from_numpy(held[i]) for i in ids]
+                outcomes = self.judge.shared(cohort, model, federation.source, rows)
+                for i, found, r in zip(ids, outcomes, rows, strict=True):
+                    self._add("global", name or part, i, found, federation.source, r)
+            for set_name, (source, r) in common.items():
+                (found,) = self.judge.shared(cohort, model, source, [r])
+                self._add("global", set_name, SERVER, found, source, r)
 
-    def _add(self, model: str, name: str, client: int, outputs: Tensor, y: Tensor) -> None:
-        task = self.sim.federation.source.task
-        loss = float(LOSSES[task](outputs, y, None)) if len(outputs) else float("nan")
+    def _add(
+        self,
+        model: str,
+        name: str,
+        client: int,
+        found: Tensor,
+        source: Source,
+        rows: Tensor,
+        further: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         self.records.append(
             {
                 "round": self.sim.round,
                 "client": client,
                 "set": name,
                 "model": model,
-                "samples": len(outputs),
-                "loss": loss,
-                **compute(task, outputs, y),
+                "samples": len(found),
+                **self.judge.numbers(found, source, rows),
+                **further,
             }
         )

@@ -1,4 +1,4 @@
-"""`tailorfl.run`: an experiment from Python values."""
+"""`tailorfl.run`, `reproduce` and `pretrain`: from Python values to results."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tailorfl.experiments.check import check
 from tailorfl.experiments.config import load
 from tailorfl.experiments.folders import experiment_in, new_folder
 from tailorfl.experiments.jobs import Observer
+from tailorfl.experiments.pretrain import Pretrained, Watcher, central, default_file, experiment_of
+from tailorfl.experiments.pretrain import pretrain as pretrain_here
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.runner import run_experiment
 from tailorfl.experiments.schema import ExperimentConfig
@@ -68,3 +70,28 @@ def reproduce(
     folder = Path(out) if out is not None else new_folder(chosen, overwrite)
     found = run_variants(chosen, folder, resume=resume, overwrite=overwrite, observer=observer)
     return dict(zip(expand(chosen), found, strict=True))
+
+
+def pretrain(
+    config: str | Path | Mapping[str, Any] | ExperimentConfig | None,
+    settings: Mapping[str, Any],
+    *,
+    out: str | Path | None,
+    resume: bool,
+    overwrite: bool,
+    watch: Watcher | None,
+    source: Source | None,
+) -> Pretrained:
+    """Loads, checks and runs a pretraining; see `tailorfl.pretrain`."""
+    if resume:
+        if out is None or config is not None or settings:
+            raise ConfigError(
+                "resume=True continues the pretraining of `out` with the settings it was started with; give out, and "
+                "neither config nor settings"
+            )
+        chosen = experiment_of(Path(out))
+    else:
+        chosen = central(load(config, settings))
+        check(chosen)
+    weights = default_file(chosen) if out is None else Path(out)
+    return pretrain_here(chosen, weights, resume=resume, overwrite=overwrite, watch=watch, source=source)

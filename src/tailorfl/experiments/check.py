@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Iterable, Mapping
 
 from tailorfl.errors import ConfigError, unknown
-from tailorfl.experiments.schema import DataConfig, ExperimentConfig, MethodConfig, OneModelConfig
+from tailorfl.experiments.data_settings import DataConfig
+from tailorfl.experiments.model_settings import OneModelConfig
+from tailorfl.experiments.schema import ExperimentConfig, MethodConfig
 
 
 def check(config: ExperimentConfig) -> None:
@@ -26,8 +28,9 @@ def check(config: ExperimentConfig) -> None:
     for method in config.methods:
         _check_method(method, config)
     _check_folders(config.methods)
-    for model in config.model.architectures.values():
-        _check_model(model)
+    for method in config.methods:
+        for model in config.model_of(method).architectures.values():
+            _check_model(model)
     make_engine(config.engine.name, config.engine.chunk)
     _check_data(config.data)
     _check_published(config)
@@ -36,12 +39,22 @@ def check(config: ExperimentConfig) -> None:
 def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
     import tailorfl.methods  # noqa: F401  registers the library's methods
     from tailorfl.core.method import make_method, needs_one_architecture, needs_public
+    from tailorfl.engines.private_updates import check_private
+    from tailorfl.experiments.jobs import Job
+    from tailorfl.experiments.privacy import privacy_of
+    from tailorfl.experiments.runner import train_config
 
     made = make_method(method.name, method.options)
     if made.needs_public and config.data.public is None:
         raise needs_public(made)
-    if len(config.model.architectures) > 1 and not made.heterogeneous:
-        raise needs_one_architecture(made, list(config.model.architectures))
+    architectures = config.model_of(method).architectures
+    if len(architectures) > 1 and not made.heterogeneous:
+        raise needs_one_architecture(made, list(architectures))
+    job = Job(config, method, config.seeds[0])
+    train_config(job)
+    privacy = privacy_of(job)
+    if privacy is not None:
+        check_private(made, privacy.level)
 
 
 def _check_folders(methods: Iterable[MethodConfig]) -> None:

@@ -16,17 +16,12 @@ import yaml
 from pydantic import ValidationError
 
 from tailorfl.errors import ConfigError, nearest, unknown
+from tailorfl.experiments.data_settings import DataConfig
+from tailorfl.experiments.evaluation_settings import EvalConfig
 from tailorfl.experiments.mistakes import dotted, explain
-from tailorfl.experiments.schema import (
-    COMPARED,
-    DataConfig,
-    EngineConfig,
-    EvalConfig,
-    ExperimentConfig,
-    MethodConfig,
-    ModelConfig,
-    TrainSettings,
-)
+from tailorfl.experiments.model_settings import ModelConfig
+from tailorfl.experiments.schema import COMPARED, EngineConfig, ExperimentConfig, MethodConfig
+from tailorfl.experiments.training_settings import TrainSettings
 
 __all__ = [
     "COMPARED",

@@ -13,9 +13,11 @@ import torch
 from tailorfl.core.messages import Traffic, count_up
 from tailorfl.data.federation import Federation
 from tailorfl.engines.groups import by_group
+from tailorfl.engines.rounds import sampled_clients
 from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.simulation import Simulation, round_half_up
+from tailorfl.engines.simulation import Simulation
 from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.privacy import planned, spent
 from tailorfl.experiments.runner import make_federation, make_simulation
 from tailorfl.experiments.schema import ExperimentConfig
 
@@ -32,8 +34,14 @@ class Estimate:
     samples: Mapping[str, Mapping[str, float]]
     """Part -> smallest, median and largest client, and the total."""
     model_scalars: int
+    """Of the part that may change."""
+    frozen_scalars: int
+    """Held once for all clients and never sent."""
     methods: Mapping[str, Mapping[str, float]]
-    """Label -> trained scalars, scalars and bytes a round, seconds a round and for all rounds and seeds."""
+    """Label -> trained scalars, scalars and bytes a round, seconds a round and for all rounds and seeds.
+
+    With differential privacy also the noise, and the ε that the client with the largest one will have spent.
+    """
     seconds: float
     """One process, everything together, without evaluation."""
     memory_bytes: float
@@ -49,26 +57,37 @@ def estimate(config: ExperimentConfig) -> Estimate:
     torch.set_num_threads(config.threads)
     seed = config.data.seed if config.data.seed is not None else config.seeds[0]
     federation = make_federation(config, seed)
-    rows, states, scalars = {}, 0.0, 0
+    rows, states, scalars, frozen = {}, 0.0, 0, 0
     for method in config.methods:
         job = Job(config, method, config.seeds[0])
         sim = make_simulation(job, federation)
-        scalars = sim.model.scalars
+        scalars, frozen = sim.model.scalars, sim.model.held_scalars
+        privacy = _privacy(job, sim)
         found, state_bytes = _probe(sim)
         total = found["seconds_per_round"] * job.rounds * len(config.seeds)
-        rows[method.label] = {**found, "seconds": total}
+        rows[method.label] = {**found, "seconds": total, **privacy}
         states = max(states, state_bytes * federation.num_clients)
     source = federation.source
     return Estimate(
         clients=federation.num_clients,
         heldout_clients=len(federation) - federation.num_clients,
-        clients_per_round=max(1, round_half_up(config.fraction * federation.num_clients)),
+        clients_per_round=sampled_clients(config.fraction, federation.num_clients),
         samples=_sizes(federation),
         model_scalars=scalars,
+        frozen_scalars=frozen,
         methods=rows,
         seconds=sum(row["seconds"] for row in rows.values()),
-        memory_bytes=source.x.numel() * source.x.element_size() + states,
+        memory_bytes=source.x.numel() * source.x.element_size() + states + 4 * frozen,
     )
+
+
+def _privacy(job: Job, sim: Simulation) -> dict[str, float]:
+    """The noise of a job and the largest ε at its end, where it is private; nothing is trained for that."""
+    if sim.level is None:
+        return {}
+    found = spent(job, sim, planned(job, sim))
+    assert found is not None
+    return {"noise": found.noise, "epsilon": found.largest}
 
 
 def _sizes(federation: Federation) -> dict[str, dict[str, float]]:

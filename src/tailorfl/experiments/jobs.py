@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tailorfl.engines.simulation import RoundResult
+from tailorfl.engines.rounds import RoundResult
 from tailorfl.experiments.result import slug
 from tailorfl.experiments.schema import ExperimentConfig, MethodConfig
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,6 +82,8 @@ class ExperimentResult:
             columns.append(Column(key, title, unit, better))
         if any({"personal", "global"} <= set(summary["metrics"]) for summary, _ in self.jobs):
             columns += [Column(key, title, unit, better) for key, title in self._extra("global", "shared")]
+        if any("privacy" in summary for summary, _ in self.jobs):
+            columns.append(Column("epsilon", "ε (largest)"))
         return (*columns, Column("bytes", "sent", "bytes"), Column("seconds", "time", "seconds"))
 
     def _extra(self, model: str | None = None, prefix: str = "deployed") -> list[tuple[str, str]]:
@@ -98,6 +101,8 @@ class ExperimentResult:
         for summary, store in self.jobs:
             found = SeedResult.from_summary(summary)
             values = dict(found.values)
+            # A row without privacy guarantees nothing.
+            values["epsilon"] = summary["privacy"]["epsilon"]["max"] if "privacy" in summary else math.inf
             local = reference.get(summary["seed"])
             if local is not None and summary["method"] not in REFERENCES:
                 own = self._own(summary, store)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import tailorfl.methods as _methods  # noqa: F401  registers the library's methods
+from tailorfl.core.client_privacy import ClientDP
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.core.privacy import SampleDP
@@ -24,18 +26,19 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.validate import validate
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.groups import assign_by_size
-from tailorfl.engines.simulation import RoundResult, Simulation, make_engine
+from tailorfl.engines.rounds import RoundResult
+from tailorfl.engines.simulation import Simulation, make_engine
 from tailorfl.errors import ConfigError, DataError, DivergenceError, TailorflError
+from tailorfl.evaluation.generation import Generation
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import Record, evaluate, headline, summaries
 from tailorfl.evaluation.summary import summarize
 from tailorfl.experiments.folders import check_folder, check_source, discard_jobs, locked
 from tailorfl.experiments.jobs import Job, Observer
+from tailorfl.experiments.models import make_model
+from tailorfl.experiments.privacy import spent, with_privacy
 from tailorfl.experiments.result import ExperimentResult
-from tailorfl.experiments.schema import ExperimentConfig, OneModelConfig
-from tailorfl.models.functional import Model
-from tailorfl.models.registry import build as build_module
-from tailorfl.models.weights import load_weights
+from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.runs.files import write_text
 from tailorfl.runs.store import RunStore
 
@@ -129,36 +132,37 @@ def make_federation(
 def make_simulation(job: Job, federation: Federation, folder: Path | None = None) -> Simulation:
     """Returns the simulation of a job, before its first round; `folder` is where states on disk would lie."""
     config = job.config
-    models = {name: make_model(c, federation) for name, c in config.model.architectures.items()}
+    wanted = config.model_of(job.method).architectures
+    models = {name: make_model(c, federation.source, job.seed) for name, c in wanted.items()}
     several = len(models) > 1
-    settings = {**config.train.model_dump(), **job.method.train}
-    dp = settings.pop("dp", None)
-    return Simulation(
-        make_method(job.method.name, job.method.options),
-        federation,
-        models if several else next(iter(models.values())),
-        TrainConfig(**settings, dp=None if dp is None else SampleDP(**dp)),
-        assignment=assign_by_size(federation.sizes().tolist(), list(models)) if several else (),
-        engine=make_engine(config.engine.name, config.engine.chunk),
-        seed=job.seed,
-        fraction=config.fraction,
-        sampling=config.sampling,
-        state_folder=folder if config.engine.states == "disk" else None,
-    )
+
+    def build(sample_dp: SampleDP | None, client_dp: ClientDP | None) -> Simulation:
+        return Simulation(
+            make_method(job.method.name, job.method.options),
+            federation,
+            models if several else next(iter(models.values())),
+            replace(train_config(job), dp=sample_dp),
+            assignment=assign_by_size(federation.sizes().tolist(), list(models)) if several else (),
+            engine=make_engine(config.engine.name, config.engine.chunk),
+            seed=job.seed,
+            fraction=config.fraction,
+            sampling=config.sampling,
+            state_folder=folder if config.engine.states == "disk" else None,
+            client_dp=client_dp,
+        )
+
+    return with_privacy(job, build)
 
 
-def make_model(config: OneModelConfig, federation: Federation) -> Model:
-    """Returns a model that fits the samples of a federation."""
-    source = federation.source
+def train_config(job: Job) -> TrainConfig:
+    """Returns the training settings of a job: the experiment's, and in their place those of its method; no privacy.
 
-    def factory() -> torch.nn.Module:
-        return build_module(config.name, source.input_shape, source.outputs, **config.options)
-
-    def prepare(module: torch.nn.Module) -> None:
-        if config.weights is not None:
-            load_weights(module, config.weights, skip_head=config.skip_head)
-
-    return Model(factory, prepare)
+    Raises:
+        ConfigError: the two do not fit together.
+    """
+    settings = {**job.config.train.model_dump(), **job.method.train}
+    del settings["dp"]
+    return TrainConfig(**settings)
 
 
 def _is_finished(folder: Path) -> bool:
@@ -222,7 +226,7 @@ def _rounds(
         record = _round_record(sim, done, time.perf_counter() - begin)
         if due or last:
             records = evaluate(sim, _protocol(config, final=last))
-            means = _means(records, sim.federation.source.task)
+            means = _means(records)
             record |= means
             store.append_clients(records)
             watch.evaluated(job, sim.round, means)
@@ -239,13 +243,23 @@ def _rounds(
             cost = saved_at - now
         watch.round_done(job, done)
     summary = _summary(sim, store, identity, time.perf_counter() - begin)
+    used = spent(job, sim)
+    if used is not None:
+        summary["privacy"] = used.summary()
+        write_text(store.path / "privacy.csv", used.csv())
     store.finish(summary)
     watch.job_done(job, summary)
 
 
 def _protocol(config: ExperimentConfig, final: bool) -> EvaluationProtocol:
     sets = dict.fromkeys((*config.eval.sets, *(config.eval.final if final else ())))
-    return EvaluationProtocol(tuple(sets), tuple(config.eval.adapt_steps), config.eval.max_samples)
+    return EvaluationProtocol(
+        tuple(sets),
+        tuple(config.eval.adapt_steps),
+        config.eval.max_samples,
+        config.eval.feature_distance,
+        Generation(**config.eval.generation.model_dump()),
+    )
 
 
 def _round_record(sim: Simulation, done: RoundResult, seconds: float) -> dict[str, Any]:
@@ -263,10 +277,10 @@ def _round_record(sim: Simulation, done: RoundResult, seconds: float) -> dict[st
     }
 
 
-def _means(records: Iterable[Record], task: str) -> dict[str, float]:
+def _means(records: Iterable[Record]) -> dict[str, float]:
     return {
         f"{model}/{name}/{metric}": statistics["mean"]
-        for model, sets in summaries(records, task).items()
+        for model, sets in summaries(records).items()
         for name, metrics in sets.items()
         for metric, statistics in metrics.items()
     }
@@ -289,7 +303,7 @@ def _summary(sim: Simulation, store: RunStore, identity: dict[str, Any], seconds
         "rounds": sim.round,
         "model": model,
         "metric": metric,
-        "metrics": {**summarize(own[metric], own["samples"]), **summaries(rows, sim.federation.source.task)},
+        "metrics": {**summarize(own[metric], own["samples"]), **summaries(rows)},
         "best_by_validation": _best_by_validation(frame, model, metric),
         "bytes_up": sim.traffic.bytes_up,
         "bytes_down": sim.traffic.bytes_down,

@@ -11,104 +11,21 @@ from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
-    BeforeValidator,
     Field,
-    ValidationInfo,
+    ValidationError,
     field_serializer,
     field_validator,
     model_validator,
 )
 
-from tailorfl.experiments.settings import Named, Names, Number, Settings, Whole, listed
+from tailorfl.experiments.data_settings import DataConfig
+from tailorfl.experiments.evaluation_settings import EvalConfig
+from tailorfl.experiments.model_settings import ModelConfig
+from tailorfl.experiments.settings import Named, Number, Settings, Whole
+from tailorfl.experiments.training_settings import TrainOverrides, TrainSettings
 
-EvaluationSet = Literal["val", "local", "global", "heldout", "shifted"]
 COMPARED = ("local", "fedavg", "fedavg_ft", "ditto", "fedrep", "pfedme")
 """What `tailorfl compare` compares if not told: the baselines of every table, and three unlike methods."""
-
-
-class OneModelConfig(Named):
-    """A model: a registered name or `package.module:function`, and the weights it starts from."""
-
-    name: str = "mlp"
-    weights: str | None = Field(default=None, description=".npz, .safetensors, torchvision:NAME, timm:NAME")
-    skip_head: Whole | bool = Field(
-        default=False, description="without the last linear layer(s) of `weights`"
-    )
-
-
-class ModelConfig(OneModelConfig):
-    """The clients' model, or their models."""
-
-    larger: tuple[OneModelConfig, ...] = Field(
-        default=(),
-        description="models of the clients with more data, from the second smallest to the largest; equal shares",
-    )
-
-    @property
-    def architectures(self) -> dict[str, OneModelConfig]:
-        """All models by name, the smallest first; a name that comes twice is numbered."""
-        found: dict[str, OneModelConfig] = {}
-        for model in (self, *self.larger):
-            again = sum(other.name == model.name for other in found.values())
-            found[f"{model.name}-{again + 1}" if again else model.name] = model
-        return found
-
-
-class SampleDPConfig(Settings):
-    """Sample-level differential privacy of local training."""
-
-    clip: Number = Field(gt=0, description="largest norm of one sample's gradient")
-    noise: Number = Field(ge=0, description="standard deviation of the noise, in units of clip")
-
-
-class TrainSettings(Settings):
-    """Local training on every client; a method may override any of it."""
-
-    epochs: Whole | None = Field(
-        default=1, ge=1, description="passes over the client's training data a round"
-    )
-    steps: Whole | None = Field(default=None, ge=1, description="SGD steps a round, in place of epochs")
-    batch_size: Whole = Field(default=10, ge=0, description="samples a step; 0 is the client's whole data")
-    lr: Number = Field(default=0.05, gt=0, description="learning rate")
-    momentum: Number = Field(default=0.0, ge=0, lt=1)
-    weight_decay: Number = Field(default=0.0, ge=0)
-    clip: Number | None = Field(
-        default=None, gt=0, description="largest norm of a gradient; null: no clipping"
-    )
-    dp: SampleDPConfig | None = Field(default=None, description="sample-level privacy: {clip, noise}")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _steps_replace_epochs(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("steps") is not None and "epochs" not in given:
-            return {**given, "epochs": None}
-        return given
-
-    @model_validator(mode="after")
-    def _one_length(self) -> Self:
-        if (self.epochs is None) == (self.steps is None):
-            raise ValueError("needs either epochs or steps; give one of them")
-        return self
-
-
-class TrainOverrides(TrainSettings):
-    """Training settings of one method; `**overrides` gives those that were set."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _epochs_replace_steps(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("epochs") is not None and "steps" not in given:
-            return {**given, "steps": None}
-        return given
-
-    def keys(self) -> list[str]:
-        """The settings that were given."""
-        return [key for key in type(self).model_fields if key in self.model_fields_set]
-
-    def __getitem__(self, key: str) -> Any:
-        if key not in self.model_fields_set:
-            raise KeyError(key)
-        return self.model_dump(mode="json", include={key})[key]
 
 
 class MethodConfig(Named):
@@ -117,67 +34,13 @@ class MethodConfig(Named):
     label: str = Field(default="", description="row of the table and folder; by default the method's name")
     rounds: Whole | None = Field(default=None, ge=1, description="in place of the experiment's rounds")
     train: TrainOverrides = Field(default=TrainOverrides(), description="in place of the experiment's")
+    model: dict[str, Any] = Field(
+        default={}, description="changes of the experiment's model, such as {trainable: adapter+head}"
+    )
 
     @field_serializer("train")
     def _only_given(self, train: TrainOverrides) -> dict[str, Any]:
         return dict(**train)
-
-
-class SplitShares(Settings):
-    """Shares of a client's samples; `test` may be "official" or "global" where the source has a test part."""
-
-    train: Number | None = Field(default=None, gt=0, le=1)
-    val: Number | None = Field(default=None, ge=0, lt=1)
-    test: Annotated[float, Field(ge=0, lt=1)] | Literal["official", "global"] | None = None
-
-
-class CorruptionConfig(Settings):
-    """Corrupted copies of test images as shifted test sets."""
-
-    kinds: Literal["all"] | Names = Field(default="all", union_mode="left_to_right")
-    severities: tuple[Annotated[Whole, Field(ge=1, le=5)], ...] = (1, 2, 3, 4, 5)
-    samples: Whole = Field(default=200, ge=1, description="at most so many images in each set")
-
-
-class DataConfig(Settings):
-    """Where data come from and how clients get them; `model_dump()` fits `data.build.build`."""
-
-    name: str = Field(default="digits", description="data source, see `tailorfl list data`")
-    path: str | None = Field(default=None, description="where the source lies, for sources of your own")
-    options: dict[str, Any] = Field(default={}, description="further options of the source")
-    samples: Whole | None = Field(default=None, ge=1, description="use only so many samples")
-    partition: str | None = Field(default=None, description="by default natural, else dirichlet")
-    partition_options: dict[str, Any] = Field(default={}, description="such as {alpha: 0.1}")
-    clients: Whole | None = Field(default=None, ge=1, description="that train; by default all natural, or 20")
-    split: SplitShares | Literal["perfed_ckt"] | None = None
-    heldout_clients: Whole | Names = Field(
-        default=0, description="how many clients never train, or their names"
-    )
-    heldout_domain: Names | None = Field(default=None, description="domain(s) that never train")
-    public: str | None = Field(default=None, description="source of the unlabelled public set")
-    public_samples: Whole | None = Field(default=None, ge=1)
-    corruptions: CorruptionConfig | None = None
-    official_set: bool = Field(
-        default=False, description="add the whole official test part as the shifted set 'official'"
-    )
-    normalise: Literal["none", "client"] = "none"
-    seed: Whole | None = Field(default=None, ge=0, description="of the partition; by default the run's seed")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_alone(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given
-
-    @field_validator("heldout_clients")
-    @classmethod
-    def _not_negative(cls, given: int | tuple[str, ...]) -> int | tuple[str, ...]:
-        if isinstance(given, int) and given < 0:
-            raise ValueError("should be a number of at least 0, or names of clients")
-        return given
-
-    @field_serializer("split")
-    def _only_given_shares(self, split: SplitShares | str | None) -> Any:
-        return split.model_dump(exclude_none=True) if isinstance(split, SplitShares) else split
 
 
 class EngineConfig(Settings):
@@ -193,36 +56,6 @@ class EngineConfig(Settings):
     @classmethod
     def _name_alone(cls, given: Any) -> Any:
         return {"name": given} if isinstance(given, str) else given
-
-
-class EvalConfig(Settings):
-    """When and on what to evaluate."""
-
-    every: Whole = Field(
-        default=5, ge=0, description="rounds between evaluations; 0 evaluates only at the end"
-    )
-    sets: Annotated[tuple[EvaluationSet, ...], BeforeValidator(listed)] = Field(
-        default=("val", "local"), description="during the run"
-    )
-    final: Annotated[tuple[EvaluationSet, ...], BeforeValidator(listed)] = Field(
-        default=("local", "global", "heldout", "shifted"),
-        description="at the end, as far as the data have them",
-    )
-    adapt_steps: tuple[Annotated[Whole, Field(ge=0)], ...] = Field(
-        default=(0, 10), description="steps of adaptation of held-out clients before they are evaluated"
-    )
-    max_samples: Whole | None = Field(
-        default=None, ge=1, description="at most so many samples of the global and of each shifted test set"
-    )
-
-    @field_validator("final")
-    @classmethod
-    def _what_is_compared(
-        cls, final: tuple[EvaluationSet, ...], info: ValidationInfo
-    ) -> tuple[EvaluationSet, ...]:
-        if "local" not in (*final, *info.data.get("sets", ("local",))):
-            raise ValueError("should contain 'local', which methods are compared by")
-        return final
 
 
 class ExperimentConfig(Settings):
@@ -303,6 +136,23 @@ class ExperimentConfig(Settings):
                 raise ValueError(f"has '{method.label}' twice; give one of them another label")
             seen.add(method.label)
         return named
+
+    @model_validator(mode="after")
+    def _models_of_methods(self) -> Self:
+        for method in self.methods:
+            try:
+                self.model_of(method)
+            except ValidationError as error:
+                problem = error.errors()[0]
+                where = ".".join(map(str, ("methods", method.label, "model", *problem["loc"])))
+                raise ValueError(f"has {where} = {problem['input']!r}: {problem['msg']}") from error
+        return self
+
+    def model_of(self, method: MethodConfig) -> ModelConfig:
+        """The model that a method trains: the experiment's with its changes, or another one where they name it."""
+        if "name" in method.model:
+            return ModelConfig.model_validate(method.model)
+        return ModelConfig.model_validate({**self.model.model_dump(), **method.model})
 
     def to_dict(self) -> dict[str, Any]:
         """Every setting as plain values, as JSON and YAML can hold them."""

@@ -22,7 +22,8 @@ def _whole(value: Any) -> Any:
     return value
 
 
-def _number(value: Any) -> Any:
+def number(value: Any) -> Any:
+    """Numbers only: YAML's `true` and quoted digits are mistakes."""
     if isinstance(value, bool | str):
         raise ValueError("should be a number")
     return value
@@ -34,7 +35,7 @@ def listed(value: Any) -> Any:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
-Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
+Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(number)]
 Names = Annotated[tuple[str, ...], BeforeValidator(listed)]
 
 

@@ -13,6 +13,10 @@ from tailorfl.core.method import Method
 class ServerModel(Method):
     """The server holds one model w, sends it to everyone, and averages what comes back."""
 
+    @property
+    def averages_replies(self) -> bool:
+        return True
+
     def server_state(self, ctx: Context) -> TensorDict:
         return ctx.init
 

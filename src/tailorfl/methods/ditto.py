@@ -33,6 +33,7 @@ from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
+from tailorfl.core.privacy import Level
 from tailorfl.methods.bases import TwoModels
 
 
@@ -63,6 +64,13 @@ class Ditto(TwoModels):
             for lam in self.dynamic_lam or (self.lam,)
         ]
         return best_of(client, candidates), theta - w
+
+    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
+        return tree.empty()
+
+    def unprotected(self, level: Level) -> str:
+        looks = level == "sample" and len(self.dynamic_lam) > 1
+        return "the validation losses by which a client chooses λ (dynamic_lam)" if looks else ""
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         return server + replies.mean()

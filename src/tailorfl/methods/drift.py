@@ -39,12 +39,17 @@ from tailorfl.core.context import Context
 from tailorfl.core.gradients import Gradient
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
+from tailorfl.core.update import PLAIN
 
 
 class Corrected(Method):
     """A server model beside a correction on the server and one on every client, all starting at zero."""
 
     has_personal: ClassVar[bool] = False
+
+    @property
+    def averages_replies(self) -> bool:
+        return True
 
     def server_state(self, ctx: Context) -> TensorDict:
         return TensorDict({"w": ctx.init, "correction": zeros(ctx)}, batch_size=[])
@@ -73,10 +78,13 @@ class Scaffold(Corrected):
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
         return server
 
+    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
+        return TensorDict({"y": server["w"]}, batch_size=[])
+
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         w, c, c_i = received["w"], received["correction"], state
-        # Momentum and weight decay would make (w − y)/(Kη) another thing than a mean gradient.
-        y = client.fit(w, direction=corrected, given=(c_i, c), momentum=0.0, weight_decay=0.0)
+        # Momentum, weight decay, AdamW or a decaying rate would make (w − y)/(Kη) another thing than a mean gradient.
+        y = client.fit(w, direction=corrected, given=(c_i, c), **PLAIN)
         moved = client.parameters(w) - client.parameters(y)
         c_new = c_i - c + moved / (client.steps().clamp(min=1.0) * client.config.lr)
         return c_new, TensorDict({"y": y, "change": c_new - c_i}, batch_size=[])

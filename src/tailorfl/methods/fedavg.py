@@ -50,6 +50,10 @@ class FedAvg(Method):
         ServerOptimizer(), description="server optimizer: kind, lr, momentum, beta2, eps, initial"
     )
 
+    @property
+    def averages_replies(self) -> bool:
+        return True
+
     def server_state(self, ctx: Context) -> TensorDict:
         parameters = ctx.init.select(*ctx.model.parameters)
         return TensorDict({"w": ctx.init, "optimizer": self.server.start(parameters)}, batch_size=[])

@@ -40,6 +40,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
+from tailorfl.core.privacy import Level
 from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.fedclup_lambda import ERROR, Constant, Corollary, Dynamic, Heuristic, Schedule
@@ -126,6 +127,17 @@ class FedCLUP(TwoModels):
             w = replies.towards(w, self.server_step(lam))
         new, memory = self.schedule.after(lam, server["rule"], replies, server["w"])
         return self._state(w, new, lam == 0 < new, memory)
+
+    @property
+    def averages_replies(self) -> bool:
+        return not isinstance(self.schedule, Heuristic)  # which measures how far each v_i is from w
+
+    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
+        return self.shared(server)
+
+    def unprotected(self, level: Level) -> str:
+        watched = "the losses that clients report for schedule = dynamic"
+        return watched if self.schedule.watches else ""
 
     def shared(self, server: TensorDict) -> TensorDict:
         w: TensorDict = server["w"] if self.schedule.changes else server

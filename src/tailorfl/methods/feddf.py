@@ -45,12 +45,15 @@ class FedDF(Method):
     paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
     has_personal: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = True
     weights: Weights = "samples"
     distil: ServerDistillation = Field(
         ServerDistillation(),
         description="the server's distillation: steps, lr, batch_size, temperature, average, select, ...",
     )
+
+    @property
+    def needs_public(self) -> bool:
+        return True
 
     def server_state(self, ctx: Context) -> TensorDict:
         self.distil.check(ctx)
@@ -69,11 +72,11 @@ class FedDF(Method):
         means = {_key(name): part.mean() for name, part in parts.items()}
         if self.distil.steps == 0:
             return TensorDict({**dict(server.items()), **means}, batch_size=[])
-        targets = self.distil.targets([(contexts[n].model, part.stack) for n, part in parts.items()], public)
+        teacher = self.distil.teacher([(contexts[n].model, part.stack) for n, part in parts.items()], public)
         fused = {}
         for name, context in contexts.items():
             start = means.get(_key(name), server[_key(name)])
-            fused[_key(name)] = self.distil.distil(start, targets, context, replies.round)
+            fused[_key(name)] = self.distil.distil(start, teacher, context, replies.round)
         return TensorDict(fused, batch_size=[])
 
     def shared(self, server: TensorDict) -> PerArchitecture:

@@ -39,6 +39,7 @@ from tailorfl.core.context import Context
 from tailorfl.core.keys import generator
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import Method, register
+from tailorfl.core.privacy import Level
 
 _TINY = 1e-5
 
@@ -83,6 +84,10 @@ class FedFomo(Method):
         pool = TensorDict(tree.tensors(server["pool"]), batch_size=[uploads])
         table = TensorDict({"model": pool, "owner": server["owner"]}, batch_size=[uploads])
         return PerClient(table, torch.tensor(np.stack([self.choose(server, i) for i in clients])))
+
+    def unprotected(self, level: Level) -> str:
+        looks = level == "sample"
+        return "the validation losses of received models, by which a client mixes them" if looks else ""
 
     def choose(self, server: TensorDict, client: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Returns the rows of the pool that a client gets, [M]; a function of seed, round and client."""

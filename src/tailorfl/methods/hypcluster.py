@@ -28,6 +28,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies, Weights
 from tailorfl.core.method import Method, register
+from tailorfl.core.privacy import Level
 
 
 @register
@@ -48,6 +49,11 @@ class HypCluster(Method):
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
         return server
+
+    def unprotected(self, level: Level) -> str:
+        if level == "client":
+            return "the number of the cluster that a client chose, which noise cannot cover"
+        return "the training losses of all cluster models, by which a client chooses one"
 
     def choose(self, client: Client, received: TensorDict) -> tuple[Tensor, TensorDict]:
         """Returns (j*, w_j*), the first 0-d int64."""

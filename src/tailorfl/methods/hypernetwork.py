@@ -100,6 +100,9 @@ class Hypernetwork(Method):
         trained = client.fit(received)
         return state, client.parameters(received) - client.parameters(trained)
 
+    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
+        return tree.empty()
+
     def pull_back(
         self, server: TensorDict, phi: dict[str, Tensor], replies: Replies
     ) -> tuple[dict[str, Tensor], Tensor]:

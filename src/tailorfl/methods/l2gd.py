@@ -55,6 +55,10 @@ class L2GD(Method):
     coin_seed: int = Field(0, ge=0, description="of the coin that server and clients share")
 
     @property
+    def averages_replies(self) -> bool:
+        return True
+
+    @property
     def probability(self) -> float:
         """p."""
         return self.p if self.smoothness is None else self.lam / (self.lam + self.smoothness)
@@ -101,6 +105,9 @@ class L2GD(Method):
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         mean = replies.mean() if self.exchanges(replies.round + 1) else server["mean"]
         return TensorDict({"mean": mean, "round": torch.tensor(replies.round + 1)}, batch_size=[])
+
+    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
+        return self.shared(server)
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         x: TensorDict = state["x"]

@@ -33,6 +33,10 @@ class LocalTrain(Method):
     has_global: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
 
+    @property
+    def averages_replies(self) -> bool:
+        return True
+
     def client_state(self, ctx: Context) -> TensorDict:
         return ctx.init
 
@@ -59,6 +63,9 @@ class LocalAverage(LocalTrain):
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         v = client.fit(state)
         return v, v
+
+    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
+        return server
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         return replies.mean()

@@ -43,6 +43,9 @@ class MRMTL(TwoModels):
         v = client.fit(state, prox=(self.lam, received))
         return v, v - state
 
+    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
+        return tree.empty()
+
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         change = replies.mean()
         share = len(replies.clients) / replies.total_clients

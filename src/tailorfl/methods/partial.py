@@ -52,7 +52,7 @@ class SplitMethod(ServerModel):
     )
 
     def make_split(self, model: Model) -> Split:
-        split = Split.of(model.module, personal=self.personal_part)
+        split = model.split(self.personal_part)
         if not split.shared:
             log.warning(
                 "%s shares nothing: '%s' is the whole of this model, so every client trains alone",
@@ -147,7 +147,7 @@ class FedBN(SplitMethod):
     personal_part: str = Field("norm", description="what stays on the client")
 
     def make_split(self, model: Model) -> Split:
-        return Split.of(model.module, personal=self.personal_part, allow_empty=True)
+        return model.split(self.personal_part, allow_empty=True)
 
 
 @register

@@ -34,6 +34,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.gradients import Gradient
 from tailorfl.core.method import register
+from tailorfl.core.update import PLAIN
 from tailorfl.methods.bases import ServerModel
 
 
@@ -68,8 +69,7 @@ class PerFedAvg(ServerModel):
             received,
             steps=self.adapt_steps,
             lr=self.alpha,
-            momentum=0.0,
-            weight_decay=0.0,
+            **PLAIN,
             purpose="finetune",
         )
         return adapted

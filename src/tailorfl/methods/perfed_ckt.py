@@ -60,11 +60,14 @@ class PerFedCKT(Method):
     has_global: ClassVar[bool] = False
     personal_receives: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = True
     clusters: int = Field(2, ge=1, description="c: centroids a round, at most as many as clients are sampled")
     lam: float = Field(2.0, ge=0, description="λ: strength of the pull towards the nearest centroid")
     public_batch: int = Field(128, ge=1, description="b': public samples a step")
     own_init: bool = Field(True, description="every client draws its own initial model")
+
+    @property
+    def needs_public(self) -> bool:
+        return True
 
     @property
     def individual_start(self) -> bool:

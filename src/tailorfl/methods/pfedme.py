@@ -10,6 +10,10 @@
 
 θ is warm-started across the R repetitions, as in the official code.
 
+With `personal_epochs` a client instead trains its θ of the round before for so many epochs with the same penalty and
+then takes one step of w, as the baseline of that name in FedOA (2025) does; its step φ − 2λη(φ − φ_e) is `lr` = 2η. The
+released code of that baseline has a pull without gradient, which is `lam` = 0.
+
 | symbol | here |
 |---|---|
 | λ | `lam` |
@@ -54,10 +58,22 @@ class PFedMe(TwoModels):
     inner_wd: float = Field(
         0.0, ge=0, description="extra shrinkage of θ in the inner step (the official code uses 1e-3)"
     )
+    personal_epochs: int | None = Field(
+        None, ge=1, description="train θ for so many epochs before one step of w, in place of K and R"
+    )
     beta: float = Field(1.0, ge=0, le=2, description="β: server step")
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         w = theta = received
+        if self.personal_epochs is not None:
+            theta = client.fit(
+                state,
+                prox=(self.lam, w),
+                epochs=self.personal_epochs,
+                lr=self.personal_lr,
+                weight_decay=self.inner_wd,
+            )
+            return theta, self._stepped(client, w, theta)
         for r in range(self.local_rounds):
             theta = client.fit(
                 theta,
@@ -68,9 +84,13 @@ class PFedMe(TwoModels):
                 lr=self.personal_lr,
                 weight_decay=self.inner_wd,
             )
-            pulled = w - (w - theta) * (self.lr * self.lam)
-            w = tree.merge(theta, client.parameters(pulled))
+            w = self._stepped(client, w, theta)
         return theta, w
+
+    def _stepped(self, client: Client, w: TensorDict, theta: TensorDict) -> TensorDict:
+        """Returns w after its step towards θ, with the running statistics of θ."""
+        pulled = w - (w - theta) * (self.lr * self.lam)
+        return tree.merge(theta, client.parameters(pulled))
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         return replies.towards(server, self.beta)

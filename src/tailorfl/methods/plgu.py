@@ -47,6 +47,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.gradients import Direction, Gradient
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
+from tailorfl.core.update import PLAIN
 from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.partial import FedRep
 
@@ -76,6 +77,9 @@ class PLGULF(TwoModels):
         step = both(groups, self.rho, self.lwsam_form, self.grad_at)
         trained = client.fit({"theta": theta, "omega": received}, direction=step, given=(scores,))
         return trained["theta"], trained["omega"] - received
+
+    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
+        return tree.empty()
 
     def start(self, client: Client, own: TensorDict, w: TensorDict, scores: Tensor) -> TensorDict:
         """Returns (θ_i on Per, w on Uni)."""
@@ -128,8 +132,7 @@ class PLGUGRep(FedRep):
             train=client.split.shared,
             steps=self.body_steps,
             direction=twice,
-            momentum=0.0,
-            weight_decay=0.0,
+            **PLAIN,
         )
         return trained
 

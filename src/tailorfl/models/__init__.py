@@ -1,6 +1,7 @@
 """Models, pre-trained weights, keyed dropout, and the split into shared, personal and frozen tensors."""
 
 from tailorfl.models.adapters import ResidualAdapter
+from tailorfl.models.bottleneck import BottleneckAdapter
 from tailorfl.models.dropout import Dropout, dropout_key, fold_key, replace_dropout
 from tailorfl.models.layers import layer_groups
 from tailorfl.models.registry import available, build, options_of
@@ -10,6 +11,7 @@ from tailorfl.models.split import Split
 from tailorfl.models.weights import WeightReport, load_weights, save_weights
 
 __all__ = [
+    "BottleneckAdapter",
     "Dropout",
     "Predicate",
     "ResidualAdapter",

@@ -1,27 +1,28 @@
 """A module as a pure function of its state: `model(state, x)`.
 
-The state is ONE flat TensorDict with dotted names holding parameters and buffers; the module itself only
-keeps the structure and never holds values of a client. That is what lets an engine stack states along a
-leading client axis.
+The state is ONE flat TensorDict with dotted names holding the parameters and buffers that may change. The module keeps
+the structure, and the tensors that never change: a frozen backbone lies in memory once, whatever the number of clients,
+and no state, message or checkpoint holds it. Values of a client are never in the module. That is what lets an engine
+stack states along a leading client axis.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from tailorfl.errors import ModelError
 from tailorfl.models.dropout import replace_dropout
-
-State = Mapping[str, Tensor]
+from tailorfl.models.selectors import Selector, select
+from tailorfl.models.skeleton import Skeleton, State
+from tailorfl.models.split import Split
 
 
 class Model:
@@ -31,24 +32,48 @@ class Model:
         factory: makes a fresh, randomly initialised module; called under a seeded generator for each initial
             state.
         prepare: applied to every fresh module (loads pretrained weights, say).
+        trainable: which tensors may change, see `tailorfl.models.selectors`; all others are frozen: held here once
+            and in no state, their norms in evaluation mode. Running statistics go with their norm's parameters. None
+            takes what the module names itself by an attribute `default_trainable`, or else "all".
+        seed: of the frozen tensors where `prepare` does not set them; `init` of the same seed draws the rest of the
+            same module.
+
+    Raises:
+        ModelError: no parameters, or none that may change.
     """
 
     def __init__(
-        self, factory: Callable[[], nn.Module], prepare: Callable[[nn.Module], object] | None = None
+        self,
+        factory: Callable[[], nn.Module],
+        prepare: Callable[[nn.Module], object] | None = None,
+        *,
+        trainable: Selector | None = None,
+        seed: int = 0,
     ) -> None:
-        self._factory = factory
-        self._prepare = prepare
-        module = replace_dropout(factory())
+        self._factory, self._prepare = factory, prepare
+        module = self._fresh(seed)
+        if trainable is None:
+            trainable = getattr(module, "default_trainable", "all")
         self.module: nn.Module = module
-        self.parameters: tuple[str, ...] = tuple(name for name, _ in module.named_parameters())
-        self.buffers: tuple[str, ...] = tuple(name for name, _ in module.named_buffers())
-        self.sizes: dict[str, int] = {name: t.numel() for name, t in _tensors(module).items()}
+        tensors = _tensors(module)
+        self.frozen: frozenset[str] = _frozen(module, trainable)
+        """Names of the tensors that never change."""
+        self.parameters: tuple[str, ...] = self._live(module.named_parameters())
+        self.buffers: tuple[str, ...] = self._live(module.named_buffers())
+        self.sizes: dict[str, int] = {n: tensors[n].numel() for n in self.parameters + self.buffers}
         if not self.parameters:
-            raise ModelError(f"{type(module).__name__} has no parameters, so there is nothing to learn")
-        self._norms = {name: m for name, m in module.named_modules() if _has_statistics(m)}
+            what = "all are frozen" if self.frozen else "it has none"
+            raise ModelError(f"{type(module).__name__} has no parameters to learn: {what}")
+        for name in self.frozen:
+            tensors[name].requires_grad_(False)
+        self.held_scalars: int = sum(tensors[n].numel() for n in self.frozen)
+        """Number of scalars that are held once for all clients."""
+        norms = {name: m for name, m in module.named_modules() if _has_statistics(m)}
+        self._still = tuple(name for name in norms if not set(_own(norms[name], name)) - self.frozen)
+        self._norms = {name: m for name, m in norms.items() if name not in self._still}
         self._places = _places(module)
-        self._eval = _Skeleton(copy.deepcopy(module).eval().to("meta"), self._places)
-        self._training: dict[frozenset[str], _Skeleton] = {}
+        self._eval = Skeleton(self._copy(module).eval(), self._live_places())
+        self._training: dict[frozenset[str], Skeleton] = {}
 
     @classmethod
     def of(cls, module: nn.Module) -> Model:
@@ -76,20 +101,25 @@ class Model:
 
     @property
     def scalars(self) -> int:
-        """Number of parameters `d`."""
+        """Number of parameters `d` that may change."""
         return sum(self.sizes[name] for name in self.parameters)
+
+    def split(self, personal: Selector = "none", *, allow_empty: bool = False) -> Split:
+        """Returns the split that keeps `personal` on the client and shares what else may change.
+
+        Raises as `Split.of` does.
+        """
+        frozen = self.frozen
+        still: Selector = (lambda name, *_: name in frozen) if frozen else "none"
+        return Split.of(self.module, personal, still, allow_empty=allow_empty)
 
     def init(self, seed: int) -> TensorDict:
         """Returns the initial state drawn with `seed`; equal seeds give equal states.
 
         Global random state is left as it was.
         """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            module = self._factory()
-            if self._prepare is not None:
-                self._prepare(module)
-        return TensorDict({k: t.detach().clone() for k, t in _tensors(module).items()}, batch_size=[])
+        tensors = _tensors(self._fresh(seed))
+        return TensorDict({n: tensors[n].detach().clone() for n in self.sizes}, batch_size=[])
 
     def __call__(self, state: State, x: Tensor) -> Tensor:
         """Returns the outputs of the model in evaluation mode, [batch, outputs].
@@ -98,12 +128,32 @@ class Model:
         """
         return self._eval(state, x)
 
+    def outputs_and_features(self, state: State, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the outputs in evaluation mode and the features they are made of, [batch, width].
+
+        Features are what goes into the head: the module that the attribute `feature_layer` of the network names, else
+        the last linear layer. Of an input [batch, length, width] the last position is taken, as in FedOA's code.
+        """
+        return self._eval.with_features(state, x)
+
+    @contextmanager
+    def bound(self, state: State) -> Iterator[nn.Module]:
+        """Yields the module in evaluation mode with a state in place, for what is not a plain forward pass."""
+        with self._eval.holding(state) as module:
+            yield module
+
     def forward_train(self, state: dict[str, Tensor], x: Tensor, trained: frozenset[str]) -> Tensor:
         """Returns the outputs in training mode; updates the batch-norm buffers in `state` IN PLACE.
 
         Norm modules of which no parameter is in `trained` stay in evaluation mode and keep their statistics.
         """
         return self._trainable(trained)(state, x)
+
+    def features_train(
+        self, state: dict[str, Tensor], x: Tensor, trained: frozenset[str]
+    ) -> tuple[Tensor, Tensor]:
+        """Returns outputs and features in training mode; otherwise as `forward_train`."""
+        return self._trainable(trained).with_features(state, x)
 
     def trained_buffers(self, trained: Collection[str]) -> tuple[str, ...]:
         """The buffers that a step training the parameters `trained` updates."""
@@ -118,65 +168,70 @@ class Model:
                 active.add(name)
         return active
 
-    def _trainable(self, trained: frozenset[str]) -> _Skeleton:
+    def _trainable(self, trained: frozenset[str]) -> Skeleton:
         if trained not in self._training:
-            module = copy.deepcopy(self._eval.module).train()
+            module = self._copy(self._eval.module).train()
             active = self._active_norms(trained)
-            for name in self._norms:
+            for name in (*self._norms, *self._still):
                 module.get_submodule(name).train(name in active)
-            self._training[trained] = _Skeleton(module, self._places)
+            self._training[trained] = Skeleton(module, self._live_places())
         return self._training[trained]
+
+    def _fresh(self, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = replace_dropout(self._factory())
+            if self._prepare is not None:
+                self._prepare(module)
+        return module
+
+    def _live(self, named: Iterator[tuple[str, Any]]) -> tuple[str, ...]:
+        return tuple(name for name, _ in named if name not in self.frozen)
+
+    def _live_places(self) -> dict[str, list[tuple[str, str]]]:
+        return {name: places for name, places in self._places.items() if name not in self.frozen}
+
+    def _copy(self, module: nn.Module) -> nn.Module:
+        """Returns a copy of the structure that shares the frozen tensors and has no values of the others."""
+        held = {id(t): t for name, t in _tensors(self.module).items() if name in self.frozen}
+        copied = copy.deepcopy(module, held)
+        for places in self._live_places().values():
+            for path, leaf in places:
+                owner = copied.get_submodule(path)
+                tensors: Any = owner._parameters if leaf in owner._parameters else owner._buffers
+                tensors[leaf] = _without_value(tensors[leaf])
+        return copied
+
+
+def _without_value(tensor: Tensor) -> Tensor:
+    empty = tensor.detach().to("meta")
+    return nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
+
+
+def _frozen(module: nn.Module, trainable: Selector) -> frozenset[str]:
+    """Names of the tensors that never change: those not picked, and constants that no weight file holds."""
+    tensors = _tensors(module)
+    constant = {
+        f"{path}.{leaf}" if path else leaf
+        for path, part in module.named_modules()
+        for leaf in part._non_persistent_buffers_set
+    }
+    live = set(tensors) if trainable == "all" else set(select(module, trainable))
+    for name, part in module.named_modules():
+        if _has_statistics(part) and any(n in live for n, _ in part.named_parameters(name, recurse=False)):
+            live |= {n for n, _ in part.named_buffers(name, recurse=False)}
+    return frozenset(n for n in tensors if n not in live or n in constant)
+
+
+def _own(module: nn.Module, name: str) -> list[str]:
+    """State names of the tensors that a module called `name` itself holds."""
+    named = (*module.named_parameters(name, recurse=False), *module.named_buffers(name, recurse=False))
+    return [n for n, _ in named]
 
 
 def _has_statistics(module: nn.Module) -> bool:
     """Whether a training step of the module depends on the batch as a whole, or updates running statistics."""
     return isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats)
-
-
-class _Skeleton:
-    """A module without values of its own, which borrows a state for the time of one call.
-
-    Does what `torch.func.functional_call` does; the places are looked up once instead of at every call, which
-    for a small model costs more than its arithmetic.
-    """
-
-    def __init__(self, module: nn.Module, places: dict[str, list[tuple[str, str]]]) -> None:
-        self.module = module
-        for part in module.modules():
-            if type(part) is nn.Linear:
-                part.__class__ = _Linear
-        self._slots: list[tuple[str, dict[str, Tensor | None], str, Tensor | None]] = []
-        for name, owners in places.items():
-            for path, leaf in owners:
-                part = module.get_submodule(path)
-                held: Any = part._parameters if leaf in part._parameters else part._buffers
-                self._slots.append((name, held, leaf, held[leaf]))
-
-    def __call__(self, state: State, x: Tensor) -> Tensor:
-        """Returns the module's outputs with the tensors of `state` as its parameters and buffers."""
-        try:
-            for name, held, leaf, _ in self._slots:
-                held[leaf] = state[name]
-            out: Tensor = self.module(x)
-        finally:
-            for _, held, leaf, empty in self._slots:
-                held[leaf] = empty
-        return out
-
-
-class _Linear(nn.Linear):
-    """A linear layer that multiplies in the order W xᵀ where every client has a weight of its own.
-
-    The gradient of W is then gᵀx, a batched product that lies in memory as W does; from x Wᵀ it would come
-    out transposed, which costs twice the time of the whole step.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        """[batch, in] (or [..., in]) -> [batch, out]."""
-        if input.dim() != 2 or not is_batchedtensor(self.weight):
-            return F.linear(input, self.weight, self.bias)
-        out = (self.weight @ input.T).T
-        return out if self.bias is None else out + self.bias
 
 
 def _places(module: nn.Module) -> dict[str, list[tuple[str, str]]]:

@@ -14,8 +14,11 @@ NORM_TYPES: tuple[type[nn.Module], ...] = (_NormBase, nn.GroupNorm, nn.LayerNorm
 
 
 def is_norm(module: nn.Module) -> bool:
-    """True for a normalisation layer, recognised by its type and never by its name."""
-    return isinstance(module, NORM_TYPES)
+    """True for a normalisation layer, recognised by its type and never by its name.
+
+    Every family of language models defines a class of its own for RMS norms, such as LlamaRMSNorm.
+    """
+    return isinstance(module, NORM_TYPES) or type(module).__name__.endswith("RMSNorm")
 
 
 def group_count(channels: int) -> int:

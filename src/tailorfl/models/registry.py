@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from tailorfl.errors import ModelError, unknown
-from tailorfl.models import resnet, resnet_cifar, small, vgg
+from tailorfl.models import foundation, resnet, resnet_cifar, small, vgg
 from tailorfl.models.dropout import replace_dropout
 
 Factory = Callable[..., nn.Module]
@@ -27,11 +27,17 @@ FACTORIES: dict[str, Factory] = {
     "ckt_cnn": small.ckt_cnn,
     "vgg11": vgg.vgg11,
     "vgg13": vgg.vgg13,
+    "resnet10": resnet.resnet10,
     "resnet18": resnet.resnet18,
     "resnet34": resnet.resnet34,
     "resnet20": resnet_cifar.resnet20,
     "resnet32": resnet_cifar.resnet32,
     "resnet56": resnet_cifar.resnet56,
+    "bert": foundation.bert,
+    "llama": foundation.llama,
+    "vit": foundation.vit,
+    "minilm": foundation.minilm,
+    "huggingface": foundation.huggingface,
 }
 
 

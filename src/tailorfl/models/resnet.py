@@ -1,4 +1,4 @@
-"""ResNet-18 and ResNet-34 (He et al., 2016) with torchvision's names: conv1, bn1, layerX.Y.conv1, ..., fc."""
+"""ResNets of basic blocks (He et al., 2016) with torchvision's names: conv1, bn1, layerX.Y.conv1, ..., fc."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from tailorfl.models.adapters import ResidualAdapter
 from tailorfl.models.norm import make_norm
 from tailorfl.models.shapes import check_choice, image_shape
 
-BLOCKS: dict[str, tuple[int, int, int, int]] = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
+BLOCKS: dict[str, tuple[int, int, int, int]] = {
+    "resnet10": (1, 1, 1, 1),
+    "resnet18": (2, 2, 2, 2),
+    "resnet34": (3, 4, 6, 3),
+}
+WIDTH = 64
+"""Channels of the first stage in the published networks; every further stage has twice as many."""
 
 
 class ResidualBlock(nn.Module):
@@ -50,7 +56,7 @@ class BasicBlock(ResidualBlock):
 
 
 class ResNet(nn.Module):
-    """Stem, four stages of basic blocks, mean over the pixels, linear head `fc`.
+    """Stem, four stages of basic blocks with w, 2w, 4w and 8w channels, mean over the pixels, linear head `fc`.
 
     `adapters` puts residual adapters into every block; `dropout` is in them, or before the head without them.
 
@@ -68,20 +74,21 @@ class ResNet(nn.Module):
         stem: str,
         adapters: bool,
         dropout: float,
+        width: int,
     ) -> None:
         super().__init__()
-        small, inner = stem == "cifar", dropout if adapters else None
+        small, inner, w = stem == "cifar", dropout if adapters else None, width
         self.conv1 = nn.Conv2d(
-            channels, 64, 3 if small else 7, stride=1 if small else 2, padding=1 if small else 3, bias=False
+            channels, w, 3 if small else 7, stride=1 if small else 2, padding=1 if small else 3, bias=False
         )
-        self.bn1 = make_norm(norm, 64)
+        self.bn1 = make_norm(norm, w)
         self.maxpool: nn.Module = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
-        self.layer1 = _stage(64, 64, blocks[0], 1, norm, inner)
-        self.layer2 = _stage(64, 128, blocks[1], 2, norm, inner)
-        self.layer3 = _stage(128, 256, blocks[2], 2, norm, inner)
-        self.layer4 = _stage(256, 512, blocks[3], 2, norm, inner)
+        self.layer1 = _stage(w, w, blocks[0], 1, norm, inner)
+        self.layer2 = _stage(w, 2 * w, blocks[1], 2, norm, inner)
+        self.layer3 = _stage(2 * w, 4 * w, blocks[2], 2, norm, inner)
+        self.layer4 = _stage(4 * w, 8 * w, blocks[3], 2, norm, inner)
         self.dropout: nn.Module = nn.Dropout(dropout) if dropout and not adapters else nn.Identity()
-        self.fc = nn.Linear(512, outputs)
+        self.fc = nn.Linear(8 * w, outputs)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -116,6 +123,7 @@ def _resnet(
     stem: str,
     adapters: bool,
     dropout: float,
+    width: int,
 ) -> ResNet:
     check_choice("norm", norm, ("batch", "group"))
     check_choice("stem", stem, ("imagenet", "cifar"))
@@ -123,7 +131,25 @@ def _resnet(
     channels, _, _ = image_shape(model, input_shape, least=17 if stem == "imagenet" else 5)
     if not 0 <= dropout < 1:
         raise ConfigError(f"model '{model}': dropout must lie in [0, 1), but is {dropout}")
-    return ResNet(BLOCKS[model], channels, outputs, norm, stem, adapters, dropout)
+    if isinstance(width, bool) or not isinstance(width, int) or width < 8 or width % 8:
+        raise ConfigError(
+            f"model '{model}': width must be a positive multiple of 8 (channels of the first stage), but is {width!r}"
+        )
+    return ResNet(BLOCKS[model], channels, outputs, norm, stem, adapters, dropout, width)
+
+
+def resnet10(
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    norm: str = "batch",
+    stem: str = "imagenet",
+    adapters: bool = False,
+    dropout: float = 0.0,
+    width: int = WIDTH,
+) -> ResNet:
+    """ResNet-18 with one block a stage: 4 910 922 scalars at 3 channels and 10 classes, for quick experiments."""
+    return _resnet("resnet10", input_shape, outputs, norm, stem, adapters, dropout, width)
 
 
 def resnet18(
@@ -134,9 +160,10 @@ def resnet18(
     stem: str = "imagenet",
     adapters: bool = False,
     dropout: float = 0.0,
+    width: int = WIDTH,
 ) -> ResNet:
     """ResNet-18 with torchvision's names; 11 181 642 scalars at 3 channels and 10 classes (PerAda, PLGU)."""
-    return _resnet("resnet18", input_shape, outputs, norm, stem, adapters, dropout)
+    return _resnet("resnet18", input_shape, outputs, norm, stem, adapters, dropout, width)
 
 
 def resnet34(
@@ -147,6 +174,7 @@ def resnet34(
     stem: str = "imagenet",
     adapters: bool = False,
     dropout: float = 0.0,
+    width: int = WIDTH,
 ) -> ResNet:
     """ResNet-34 with torchvision's names; 21 318 017 scalars at 3 channels and 65 classes (PerAda)."""
-    return _resnet("resnet34", input_shape, outputs, norm, stem, adapters, dropout)
+    return _resnet("resnet34", input_shape, outputs, norm, stem, adapters, dropout, width)

@@ -3,14 +3,15 @@
 word           picks
 -------------  --------------------------------------------------------------------------------------------
 all, none      everything, nothing
-head           the last linear layer
+head           the last linear layer, or the one that the module's attribute `feature_layer` names
 body           everything but the head
 extractor[:k]  everything but the last k linear layers (k = 1 unless given; LG-FedAvg)
 norm           the normalisation layers, parameters and running statistics (FedBN)
 input          the first convolution, linear layer or embedding, with its norm (partial personalization)
 input_perada   the stem convolution and the first convolution of every residual block (PerAda)
 adapter        residual adapters, the norms of their blocks and of the stem, not of the shortcuts (PerAda; its
-               whole set is "adapter+head")
+               whole set is "adapter+head"); in a transformer bottleneck adapters and the norms of their blocks
+lora           the factors A and B of every layer that LoRA wraps (FedIT)
 
 Words add with "+": "head+norm". Layers are recognised by type and position; only patterns, which the user
 writes for one model, look at names.
@@ -26,7 +27,9 @@ from torch.nn.modules.conv import _ConvNd
 
 from tailorfl.errors import ModelError, unknown
 from tailorfl.models.adapters import ResidualAdapter
+from tailorfl.models.bottleneck import BottleneckAdapter, adapted_blocks
 from tailorfl.models.layers import inventory, layers, state_entries
+from tailorfl.models.lora import lora_parts
 from tailorfl.models.norm import is_norm
 from tailorfl.models.resnet import ResidualBlock
 
@@ -34,7 +37,7 @@ Predicate = Callable[[str, Tensor, nn.Module], bool]
 Selector = str | Sequence[str] | Predicate
 """A word or a sum of words, a list of name patterns (["fc.*"]), or a predicate (name, tensor, module)."""
 
-WORDS = ("all", "none", "head", "body", "extractor", "norm", "input", "input_perada", "adapter")
+WORDS = ("all", "none", "head", "body", "extractor", "norm", "input", "input_perada", "adapter", "lora")
 
 
 def select(module: nn.Module, selector: Selector, *, allow_empty: bool = False) -> frozenset[str]:
@@ -73,17 +76,20 @@ def _word(module: nn.Module, word: str) -> set[str]:
         case "none":
             return set()
         case "head":
-            return _last_linears(module, 1)
+            return _head(module)
         case "body":
-            return everything - _last_linears(module, 1)
+            return everything - _head(module)
         case "extractor":
-            return everything - _last_linears(module, _positive(word, number or "1"))
+            count = _positive(word, number or "1")
+            return everything - (_head(module) if count == 1 else _last_linears(module, count))
         case "norm":
             return _state_of(module, (part for part in module.modules() if is_norm(part)))
         case "input":
             return _input(module)
         case "adapter":
             return _adapter(module)
+        case "lora":
+            return _lora(module)
         case _:
             return _input_perada(module)
 
@@ -99,6 +105,19 @@ def _state_of(module: nn.Module, parts: Iterable[nn.Module]) -> set[str]:
     tensors = {id(t) for part in parts for t in (*part.parameters(), *part.buffers())}
     # By tensor, not by holder: a tied weight belongs to the layer under either of its names.
     return {entry.name for entry in state_entries(module) if id(entry.tensor) in tensors}
+
+
+def _head(module: nn.Module) -> set[str]:
+    named = getattr(module, "feature_layer", None)
+    if named is None:
+        return _last_linears(module, 1)
+    layer = module.get_submodule(named)
+    if not any(True for _ in layer.parameters()):
+        raise ModelError(
+            f"a {type(module).__name__} has no head: its outputs are computed from the features at '{named}' without a "
+            "layer to learn. Choose another part of it."
+        )
+    return _state_of(module, (layer,))
 
 
 def _last_linears(module: nn.Module, count: int) -> set[str]:
@@ -132,12 +151,27 @@ def _input_perada(module: nn.Module) -> set[str]:
     return _state_of(module, (conv for conv in firsts if conv is not None))
 
 
+def _lora(module: nn.Module) -> set[str]:
+    parts = lora_parts(module)
+    if not parts:
+        raise ModelError(
+            "'lora' needs layers that LoRA wraps, as lora=8 puts into bert, llama, vit, minilm and huggingface; "
+            f"{inventory(module)}."
+        )
+    return _state_of(module, parts)
+
+
 def _adapter(module: nn.Module) -> set[str]:
+    bottlenecks = [part for part in module.modules() if isinstance(part, BottleneckAdapter)]
+    if bottlenecks:
+        inside = (part for block in adapted_blocks(module) for part in block.modules())
+        return _state_of(module, (*bottlenecks, *filter(is_norm, inside)))
     adapters = [part for part in module.modules() if isinstance(part, ResidualAdapter)]
     if not adapters:
         raise ModelError(
-            f"'adapter' needs layers of type tailorfl.models.ResidualAdapter, as adapters=True puts into a resnet18 or "
-            f"resnet34; {inventory(module)}."
+            "'adapter' needs layers of type tailorfl.models.ResidualAdapter, as adapters=True puts into a resnet18 or "
+            "resnet34, or tailorfl.models.BottleneckAdapter, as adapter_size=64 puts into a transformer; "
+            f"{inventory(module)}."
         )
     # A block's own norms are its direct children; that of a shortcut lies one level deeper.
     owners = [part for part in module.modules() if isinstance(part, ResidualBlock)]

@@ -40,13 +40,16 @@ def load_weights(module: nn.Module, source: str | Path, *, skip_head: int = 0) -
 
     `source` is a local .npz or .safetensors file whose keys are state names, or "torchvision:resnet18",
     "timm:resnet18" with the package installed. `skip_head` leaves out the last linear layer (True or 1) or
-    the last k, for another number of classes. Running statistics are loaded with the parameters.
+    the last k, for another number of classes. Running statistics are loaded with the parameters. A layer that LoRA or
+    an adapter wraps takes the tensors that the file has under the name of the layer without the wrapper.
 
     Raises ModelError if the source cannot be read, shares no name with the module, or has another shape for
     some tensor; the module is then unchanged.
     """
     given = _read(str(source))
     targets = {entry.name: entry.tensor for entry in state_entries(module)}
+    wrapped = {name.replace(".base_layer.", "."): name for name in targets}
+    given = {wrapped.get(name, name): tensor for name, tensor in given.items()}
     skip = frozenset(targets) - select(module, f"extractor:{int(skip_head)}") if skip_head else frozenset()
     common = [name for name in targets if name in given and name not in skip]
     if not common:

@@ -8,6 +8,7 @@
 | clients.jsonl | one record {round, client, set, model, metric values} a client and evaluation, appended |
 | checkpoint-NNNNNN.safetensors, .json | the state after round NNNNNN, last two kept |
 | summary.json, rounds.parquet, clients.parquet | written when the run finishes |
+| privacy.csv | what clients' data were used for and its ε, where a run is private; written by whoever runs it |
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 Status = Literal["running", "finished", "failed", "interrupted"]
 
-_RESULTS = ("summary.json", "rounds.parquet", "clients.parquet")
+_RESULTS = ("summary.json", "rounds.parquet", "clients.parquet", "privacy.csv")
 _RECORDS = ("rounds.jsonl", "clients.jsonl")
 
 

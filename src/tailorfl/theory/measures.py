@@ -149,7 +149,7 @@ def prediction_ratio(pilot: Pilot, x: Tensor) -> float:
     softmax = objective.source.task == "classification"
 
     def predict(theta: Tensor) -> Tensor:
-        outputs = objective.model(objective.tensors(theta), x.to(objective.dtype))
+        outputs = objective.model(objective.tensors(theta), objective.cast(x))
         return outputs.softmax(-1) if softmax else outputs
 
     with torch.no_grad():

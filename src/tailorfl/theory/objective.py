@@ -48,7 +48,8 @@ class Objective:
 
         A second difference of an affine function is zero for any two points.
         """
-        x = self.source.take(torch.arange(min(8, len(self.source)))).double()
+        x = self.source.take(torch.arange(min(8, len(self.source))))
+        x = x.double() if x.is_floating_point() else x
         generator = torch.Generator().manual_seed(0)
         first, second = torch.randn(2, self.size, dtype=torch.float64, generator=generator)
         with torch.no_grad():
@@ -82,7 +83,11 @@ class Objective:
                     f"source '{self.source.name}': sample {int(rows[bad])} holds NaN or infinity; "
                     "remove or fill it"
                 )
-        return x.to(self.dtype), y.to(self.dtype) if y.is_floating_point() else y
+        return self.cast(x), self.cast(y)
+
+    def cast(self, values: Tensor) -> Tensor:
+        """`values` in this objective's dtype; classes and token ids as they are."""
+        return values.to(self.dtype) if values.is_floating_point() else values
 
     def gradient(self, theta: Tensor, rows: Ints) -> Tensor:
         """`[d]` gradient of F."""

@@ -28,7 +28,6 @@ from tailorfl.core.cohort import Cohort, TrainConfig
 from tailorfl.core.keys import derive
 from tailorfl.data.federation import Federation, Ints
 from tailorfl.errors import DataError, DivergenceError
-from tailorfl.models.split import Split
 from tailorfl.theory.objective import Objective
 from tailorfl.theory.spread import Floats
 
@@ -252,7 +251,7 @@ def _train(
         val=tuple(np.empty(0, dtype=np.int64) for _ in rows),
         source=federation.source,
         model=objective.model,
-        split=Split.of(objective.model.module, "none"),
+        split=objective.model.split(),
         loss=objective.loss,
         config=config,
         seed=seed,

@@ -1,0 +1,66 @@
+"""The command `tailorfl pretrain`: a backbone trained in one place, as a file that experiments start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tailorfl.cli.state import State, quoted
+from tailorfl.errors import ConfigError
+
+
+def command(
+    ctx: typer.Context,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [KEY=VALUE]...",
+            help="An experiment as for `tailorfl run`, whose rounds are epochs; its clients and methods are not used.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The .safetensors file to write; by default runs/DATA-MODEL.safetensors."),
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the pretraining of this file.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
+) -> None:
+    """Train a backbone on a labelled data set in one place, for model.weights of experiments."""
+    from tailorfl.experiments.config import load
+
+    given = arguments or []
+    if resume is not None and (given or out is not None or overwrite):
+        raise ConfigError(
+            "--resume continues a pretraining with the settings it was started with; leave out CONFIG, KEY=VALUE, "
+            "--out and --overwrite, or start a new one without --resume"
+        )
+    named = bool(given) and "=" not in given[0]
+    config = None if resume else load(given[0] if named else None, given[1:] if named else given)
+
+    from tailorfl.cli.epochs import watcher  # from here on torch is needed, which takes a second to import
+    from tailorfl.experiments.check import check
+    from tailorfl.experiments.pretrain import central, default_file, experiment_of, pretrain, running
+
+    if config is not None:
+        config = central(config)
+        check(config)
+        file = out if out is not None else default_file(config)
+    else:
+        assert resume is not None
+        config, file = experiment_of(resume), resume
+    state = ctx.ensure_object(State)
+    state.under_way(running(file) / "config.yaml", f"tailorfl pretrain --resume {quoted(file)}")
+    with watcher(Console(stderr=True), quiet=quiet) as watch:
+        found = pretrain(config, file, resume=resume is not None, overwrite=overwrite, watch=watch)
+    state.done()
+    for line in (
+        f"weights: {found.weights} ({found.scalars:,} scalars)",
+        f"report: {found.report}",
+        f"start from them: model.weights={quoted(found.weights)}, with other classes also model.skip_head=true",
+    ):
+        Console().print(line, highlight=False, soft_wrap=True, markup=False)

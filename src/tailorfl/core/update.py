@@ -1,0 +1,155 @@
+"""The rule by which gradients move parameters, for one client or a whole cohort at once, in place.
+
+    sgd      v = μ v + g + δ p;   p = p − η v                                     as torch.optim.SGD
+    adamw    p = (1 − η δ) p;   m = β₁ m + (1 − β₁) g;   s = β₂ s + (1 − β₂) g²     as torch.optim.AdamW
+             p = p − η m̂ / (√ŝ + ε),   m̂ = m / (1 − β₁ᵗ),   ŝ = s / (1 − β₂ᵗ)       (Loshchilov and Hutter, ICLR 2019)
+
+    η = lr                        constant
+    η = lr · (1 − k / K)          linear, at step k (from 0) of the client's own K steps
+
+What the optimizer remembers (v, or m and s) starts at zero in every fit. A method that cuts its training into several
+fits therefore starts a fresh optimizer, and a fresh decay, with each: a fit of one step takes it at the full rate.
+
+| symbol | here |
+|---|---|
+| μ, δ | `momentum`, `weight_decay` |
+| β₁, β₂, ε | `BETA_1`, `BETA_2`, `EPS`, torch's defaults |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypedDict, get_args
+
+import torch
+from torch import Tensor
+
+from tailorfl.errors import ConfigError, unknown
+
+Optimizer = Literal["sgd", "adamw"]
+Schedule = Literal["constant", "linear"]
+
+
+class Plain(TypedDict):
+    """The settings of `PLAIN`."""
+
+    optimizer: Optimizer
+    schedule: Schedule
+    momentum: float
+    weight_decay: float
+
+
+PLAIN = Plain(optimizer="sgd", schedule="constant", momentum=0.0, weight_decay=0.0)
+"""Arguments of a fit whose steps must be p − η g and nothing else, whatever the run's settings are."""
+BETA_1, BETA_2, EPS = 0.9, 0.999, 1e-8
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The settings of an update.
+
+    Raises:
+        ConfigError: unknown optimizer or schedule; momentum beside AdamW, which has its own.
+    """
+
+    lr: float = 0.01
+    optimizer: Optimizer = "sgd"
+    schedule: Schedule = "constant"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        for kind, given, valid in (
+            ("optimizer", self.optimizer, get_args(Optimizer)),
+            ("schedule", self.schedule, get_args(Schedule)),
+        ):
+            if given not in valid:
+                raise unknown(kind, given, valid)
+        if self.optimizer == "adamw" and self.momentum:
+            raise ConfigError(
+                f"momentum = {self.momentum} belongs to optimizer = sgd; adamw averages gradients by itself, so "
+                "leave momentum out"
+            )
+
+
+class Update:
+    """Applies a rule to the parameters of one fit.
+
+    Args:
+        rule: the settings.
+        params: the trained tensors, [clients, ...] (or without the client axis where not `stacked`).
+        steps: K of every client, [clients] int64.
+        stacked: whether tensors have the client axis.
+
+    Attribute `memory` is what the optimizer remembers, laid out as `params` are: a caller that steps some of the
+    clients alone cuts it as it cuts them.
+    """
+
+    def __init__(self, rule: Rule, params: Sequence[Tensor], steps: Tensor, stacked: bool) -> None:
+        self.rule, self.steps, self.stacked = rule, steps, stacked
+        copies = 2 if rule.optimizer == "adamw" else 1 if rule.momentum else 0
+        self.memory = [torch.zeros_like(p) for _ in range(copies) for p in params]
+
+    def apply(
+        self,
+        number: int,
+        who: slice | Tensor,
+        params: list[Tensor],
+        memory: list[Tensor],
+        gradient: list[Tensor],
+        rate: Tensor | None,
+    ) -> None:
+        """Takes step `number` (from 0) of the clients `who`, whose tensors are given; writes them and `gradient`.
+
+        `rate` [clients of `who`] (0-d for one client) is the learning rate where it is a tensor.
+        """
+        pace = self._pace(number, who, rate)
+        if self.rule.optimizer == "adamw":
+            self._adamw(number + 1, params, memory, gradient, pace)
+            return
+        if self.rule.weight_decay:
+            torch._foreach_add_(gradient, params, alpha=self.rule.weight_decay)
+        if memory:
+            torch._foreach_mul_(memory, self.rule.momentum)
+            torch._foreach_add_(memory, gradient)
+            gradient = memory
+        if isinstance(pace, Tensor):
+            torch._foreach_sub_(params, [along(pace, g) * g for g in gradient])
+        else:
+            torch._foreach_add_(params, gradient, alpha=-pace)
+
+    def _pace(self, number: int, who: slice | Tensor, rate: Tensor | None) -> float | Tensor:
+        """Returns η: a number where all clients have the same, else [clients]."""
+        base = self.rule.lr if rate is None else rate
+        if self.rule.schedule == "constant":
+            return base
+        if not self.stacked:
+            return base * (1.0 - number / int(self.steps[0]))
+        return base * (1.0 - number / self.steps[who])
+
+    def _adamw(
+        self, t: int, params: list[Tensor], memory: list[Tensor], gradient: list[Tensor], pace: float | Tensor
+    ) -> None:
+        mean, square = memory[: len(params)], memory[len(params) :]
+        decay = self.rule.weight_decay
+        if decay and isinstance(pace, Tensor):
+            torch._foreach_sub_(params, [along(pace * decay, p) * p for p in params])
+        elif decay:
+            torch._foreach_mul_(params, 1.0 - pace * decay)
+        torch._foreach_lerp_(mean, gradient, 1.0 - BETA_1)
+        torch._foreach_mul_(square, BETA_2)
+        torch._foreach_addcmul_(square, gradient, gradient, 1.0 - BETA_2)
+        scale = torch._foreach_sqrt(square)
+        torch._foreach_div_(scale, (1.0 - BETA_2**t) ** 0.5)
+        torch._foreach_add_(scale, EPS)
+        share = pace / (1.0 - BETA_1**t)
+        if isinstance(share, Tensor):
+            torch._foreach_sub_(params, [along(share, m) * m / s for m, s in zip(mean, scale, strict=True)])
+        else:
+            torch._foreach_addcdiv_(params, mean, scale, -share)
+
+
+def along(scale: Tensor, like: Tensor) -> Tensor:
+    """Returns `scale` [clients] (or 0-d) shaped to multiply `like` [clients, ...]."""
+    return scale.reshape(scale.shape + (1,) * (like.ndim - scale.ndim))

@@ -1,0 +1,234 @@
+"""Instructions with answers, as multiple choice or as text to be generated: a user's own, and eight sets of FLAN's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tailorfl.data.instruction_files import (
+    Example,
+    files_of,
+    kept_options,
+    part_of,
+    read_examples,
+    split_options,
+)
+from tailorfl.data.locations import data_file
+from tailorfl.data.rouge import rouge1
+from tailorfl.data.source import NO_TARGET, Source
+from tailorfl.data.text import left_of, numbered, token_info
+from tailorfl.data.tokenizers import Tokenizer, load_tokenizer, room_for, shortened, single, stacked
+from tailorfl.errors import ConfigError, DataError, unknown
+
+FORMS = ("choice", "generation")
+
+ANSWER = "\nAnswer:"
+"""What stands between an instruction and its response in the form generation, so that a model knows where one ends."""
+
+FLAN8 = {
+    "snli": "entailment",
+    "anli": "entailment",
+    "sst2": "sentiment",
+    "sentiment140": "sentiment",
+    "glue_mrpc": "paraphrase",
+    "stsb": "paraphrase",
+    "openbook_qa": "reading_comprehension",
+    "record": "reading_comprehension",
+}
+"""The task of each of FedOA's data sets (their files name a category, but two for reading comprehension)."""
+
+
+def instructions(
+    path: str | Path,
+    form: str = "choice",
+    tokenizer: str = "byte",
+    length: int = 64,
+    options: int = 6,
+    option_length: int = 12,
+    padding: str = "right",
+    samples: int | None = None,
+) -> Source:
+    """A source from JSON lines: objects with `instruction`, `output`, and if given `client` and `category` or `task`.
+
+    Clients are the files unless lines name them; categories (or else tasks) are the domains. If a file's name ends in
+    _test, its lines are the official test part, and those of all others train.
+
+    choice: the instruction lists its options at its end, "OPTIONS:" and below it one line "- ..." for each. Samples
+    are a prompt of `length` tokens, without the list, and `options` slots of `option_length` tokens; the class is the
+    slot of the right option. Of more options wrong ones are left out, at even distances. `credit` is the ROUGE-1 of
+    every option.
+
+    generation: samples are the instruction as it stands, "Answer:", and the response with an end token.
+
+    Args:
+        path: a file, or a folder of .jsonl or .json files.
+        form: choice or generation.
+        tokenizer: byte, minilm, a folder, or a name on the Hugging Face hub.
+        length: tokens of a prompt, marks included, or of the whole sample for generation; of a prompt that is too
+            long, the first third and the last two are kept, and of a response as much as half of the sample holds.
+        options: slots.
+        option_length: tokens of a slot; of a longer option the start is kept.
+        padding: of form choice: right for encoders, left for causal models. Generation pads on the left.
+        samples: at most so many of each file, at even distances.
+
+    Raises:
+        ConfigError: for an unknown form, or numbers that are too small.
+        DataError: for files or lines that cannot be used (names file and line), or a missing tokenizer.
+        MissingExtraError: if a package of the extra `text` is needed and not installed.
+    """
+    files = files_of(path)
+    examples = read_examples(files, {"train": samples, "test": samples})
+    split = any(part_of(file)[1] == "test" for file in files)
+    if all(e.test for e in examples):
+        raise DataError(f"'{path}' has no training lines, only files that end in _test")
+    layout = _Layout(form, load_tokenizer(tokenizer), length, options, option_length, padding)
+    domains = _domains(examples)
+    return _source("instructions", examples, domains, layout, split, ())
+
+
+def flan8(
+    form: str = "choice",
+    tokenizer: str = "byte",
+    length: int = 64,
+    options: int = 6,
+    option_length: int = 12,
+    padding: str = "right",
+    samples: int | None = None,
+    test_samples: int | None = None,
+) -> Source:
+    """FedOA's eight sets of FLAN instructions, 1,000 + 200 lines each (Chung et al., JMLR 2024; each set's own terms).
+
+    Group `client` is the data set, `domain` its task: entailment, sentiment, paraphrase, reading_comprehension.
+
+    Args:
+        form, tokenizer, length, options, option_length, padding: as for `instructions`.
+        samples: at most so many training lines of each set, at even distances.
+        test_samples: at most so many test lines of each set.
+
+    Raises:
+        ConfigError, DataError, MissingExtraError: as for `instructions`.
+    """
+    files = [data_file(f"flan8/{name}_{part}.jsonl") for part in ("train", "test") for name in FLAN8]
+    examples = read_examples(files, {"train": samples, "test": test_samples})
+    layout = _Layout(form, load_tokenizer(tokenizer), length, options, option_length, padding)
+    return _source("flan8", examples, [FLAN8[e.client] for e in examples], layout, True, tuple(FLAN8))
+
+
+class _Layout:
+    """How an example becomes a row of token ids."""
+
+    def __init__(
+        self, form: str, words: Tokenizer, length: int, options: int, option_length: int, padding: str
+    ) -> None:
+        if form not in FORMS:
+            raise unknown("form", form, FORMS)
+        if options < 2:
+            raise ConfigError(f"a choice needs at least 2 options, but there are to be {options}")
+        self.form, self.words, self.length = form, words, length
+        self.options, self.option_length, self.left = options, option_length, left_of(padding)
+
+    def fields(self, examples: Sequence[Example]) -> dict[str, Any]:
+        """`x`, `y`, `task`, `outputs`, `credit` and `info` of a source."""
+        return self._choices(examples) if self.form == "choice" else self._responses(examples)
+
+    def _choices(self, examples: Sequence[Example]) -> dict[str, Any]:
+        words, slots, seen = self.words, self.options, dict[str, list[int]]()
+        prompts, listed, y = [], [], []
+        credit = torch.zeros(len(examples), slots)
+        for row, example in enumerate(examples):
+            prompt, options = split_options(example.instruction)
+            right = example.output.strip()
+            if right not in options:
+                raise DataError(_not_listed(example, options))
+            kept = kept_options(options, right, slots)
+            prompts.append(single(words, prompt, self.length))
+            for option in kept:
+                if option not in seen:
+                    seen[option] = self._option(option)
+            listed += [seen[option] for option in kept] + [[]] * (slots - len(kept))
+            y.append(kept.index(right))
+            credit[row, : len(kept)] = torch.tensor([rouge1(option, right).f1 for option in kept])
+        shown = stacked(prompts, self.length, words.pad, left=self.left)
+        offered = stacked(listed, self.option_length, words.pad, left=self.left)
+        return {
+            "x": torch.cat([shown, offered.reshape(len(examples), -1)], dim=1),
+            "y": torch.tensor(y),
+            "task": "classification",
+            "outputs": slots,
+            "credit": credit,
+            "info": {
+                **token_info(words),
+                "choice": {"length": self.length, "options": slots, "option_length": self.option_length},
+            },
+        }
+
+    def _option(self, option: str) -> list[int]:
+        """The ids of an option, its end cut off where it is too long: options often differ in their first words."""
+        marks = self.words.marks
+        room = room_for(self.option_length, len(marks.before) + len(marks.after))
+        return [*marks.before, *self.words.encode(option)[:room], *marks.after]
+
+    def _responses(self, examples: Sequence[Example]) -> dict[str, Any]:
+        words, texts, wanted = self.words, [], []
+        before = list(words.marks.before)
+        half = room_for(self.length, 2 * (len(before) + 1)) // 2 + 1
+        for example in examples:
+            response = [*words.encode(example.output.strip())[: half - 1], words.end]
+            room = self.length - len(before) - len(response)
+            prompt = [*before, *shortened(words.encode(example.instruction.strip() + ANSWER), room)]
+            texts.append([*prompt, *response])
+            wanted.append([*[NO_TARGET] * len(prompt), *response])
+        return {
+            "x": stacked(texts, self.length, words.pad, left=True),
+            "y": stacked(wanted, self.length, NO_TARGET, left=True),
+            "task": "generation",
+            "outputs": words.size,
+            "info": token_info(words),
+        }
+
+
+def _source(
+    name: str,
+    examples: Sequence[Example],
+    domains: Sequence[str] | None,
+    layout: _Layout,
+    split: bool,
+    order: Sequence[str],
+) -> Source:
+    groups, names = {}, {}
+    groups["client"], names["client"] = numbered([e.client for e in examples], order)
+    if domains is not None:
+        groups["domain"], names["domain"] = numbered(domains, tuple(FLAN8.values()) if order else ())
+    return Source(
+        name=name,
+        test=torch.tensor([e.test for e in examples]) if split else None,
+        groups=groups,
+        group_names=names,
+        **layout.fields(examples),
+    )
+
+
+def _domains(examples: Sequence[Example]) -> list[str] | None:
+    """The domain of every example; None where none has one."""
+    without = [e for e in examples if e.domain is None]
+    if len(without) == len(examples):
+        return None
+    if without:
+        raise DataError(
+            f"{without[0].place}: has neither 'category' nor 'task', but other lines do; give all lines one, or none"
+        )
+    return [str(e.domain) for e in examples]
+
+
+def _not_listed(example: Example, options: Sequence[str]) -> str:
+    if not options:
+        return (
+            f"{example.place}: lists no options; end the instruction with a line 'OPTIONS:' and one line '- ...' for "
+            "each option, or use form=generation"
+        )
+    return (
+        f"{example.place}: the output '{example.output.strip()}' is none of its options: {', '.join(options)}"
+    )

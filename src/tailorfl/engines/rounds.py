@@ -1,0 +1,138 @@
+"""One round: who takes part, what the clients did, what was sent, and what is said about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core import tree
+from tailorfl.core.keys import generator
+from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Traffic, count_down, count_up
+from tailorfl.engines.groups import Group, by_group, message_for
+
+Sampling = Literal["uniform", "proportional", "bernoulli"]
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What one round did."""
+
+    round: int
+    clients: tuple[int, ...]
+    """Sampled clients."""
+    rejected: tuple[int, ...]
+    """Clients whose update was not finite; their state is as before the round."""
+    losses: dict[str, float]
+    """Means over the accepted clients of what they report: training losses by stage, and what a method adds."""
+    seconds: float
+    traffic: Traffic
+    server_seconds: float = 0.0
+    """Part of `seconds` that the server's aggregation took."""
+
+    @property
+    def clients_per_second(self) -> float:
+        """Sampled clients over seconds."""
+        return len(self.clients) / max(self.seconds, 1e-9)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the clients of one architecture did in a round."""
+
+    group: Group
+    ids: tuple[int, ...]
+    new: TensorDict
+    replies: TensorDict
+    metrics: TensorDict
+    finite: Tensor
+    message: TensorDict | PerClient
+    """What they had received."""
+
+    def among(self, wanted: set[int]) -> Trained:
+        """The part of the clients that are `wanted`."""
+        return self.of([k for k, i in enumerate(self.ids) if i in wanted])
+
+    def of(self, positions: Sequence[int]) -> Trained:
+        """The part of the clients at `positions`."""
+        if len(positions) == len(self.ids):
+            return self
+        index = torch.tensor(positions, dtype=torch.int64)
+        return replace(
+            self,
+            ids=tuple(self.ids[k] for k in positions),
+            new=self.new[index],
+            replies=self.replies[index],
+            metrics=self.metrics[index],
+            finite=self.finite[index],
+            message=message_for(self.message, self.group, positions),
+        )
+
+
+def sample_clients(
+    seed: int, round: int, sizes: NDArray[np.int64], fraction: float, sampling: Sampling
+) -> tuple[int, ...]:
+    """Returns the clients of a round in rising order, a function of its arguments only.
+
+    `sizes` [clients] training samples; uniform and proportional sampling take the share `fraction`, at least one.
+    """
+    total = len(sizes)
+    rng = generator(seed, "sample", round)
+    if sampling == "bernoulli":
+        while True:
+            chosen = np.flatnonzero(rng.random(total) < fraction)
+            if len(chosen):
+                return tuple(int(c) for c in chosen)
+    share = sizes / sizes.sum() if sampling == "proportional" else None
+    size = min(sampled_clients(fraction, total), total)
+    return tuple(sorted(int(c) for c in rng.choice(total, size=size, replace=False, p=share)))
+
+
+def sampled_clients(fraction: float, total: int) -> int:
+    """Returns how many of `total` clients a share of them is, at least one."""
+    return max(1, round_half_up(fraction * total))
+
+
+def round_half_up(value: float) -> int:
+    """Returns the nearest integer, halves upwards, so that 0.25 · 10 clients is 3 on every machine."""
+    return int(np.floor(value + 0.5))
+
+
+def count_traffic(
+    message: Broadcast,
+    groups: Sequence[Group],
+    done: Sequence[Trained],
+    sampled: set[int],
+    reached: Sequence[int],
+) -> Traffic:
+    """Returns the traffic of a round: the clients `reached` receive, those of `done` that were `sampled` send."""
+    traffic = Traffic()
+    buffers = {b for g in groups for b in g.model.buffers}
+    if isinstance(message, PerArchitecture):
+        for group, where in by_group(groups, reached):
+            traffic.add(count_down(message[group.name], len(where), buffers))
+    else:
+        traffic.add(count_down(message, len(reached), buffers))
+    for part in done:
+        senders = sum(i in sampled for i in part.ids)
+        # Replies of one architecture are of equal size: those of the sampled cost as many others would.
+        traffic.add(count_up(part.replies[:senders], buffers))
+    return traffic
+
+
+def means_of(metrics: Sequence[TensorDict]) -> dict[str, float]:
+    """Returns the mean over clients of every metric, whatever architecture a client has."""
+    leaves = [dict(tree.leaves(part)) for part in metrics]
+    return {name: float(torch.cat([part[name] for part in leaves]).double().mean()) for name in leaves[0]}
+
+
+def listed(clients: Sequence[int], most: int = 20) -> str:
+    """Returns ids for a message, `most` of them at most."""
+    more = len(clients) - most
+    return ", ".join(map(str, clients[:most])) + (f" and {more} more" if more > 0 else "")

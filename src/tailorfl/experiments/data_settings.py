@@ -1,0 +1,75 @@
+"""The settings of the data and how clients get them, `data`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
+
+from tailorfl.experiments.settings import Names, Number, Settings, Whole
+
+
+class SplitShares(Settings):
+    """Shares of a client's samples; `test` may be "official" or "global" where the source has a test part."""
+
+    train: Number | None = Field(default=None, gt=0, le=1)
+    val: Number | None = Field(default=None, ge=0, lt=1)
+    test: Annotated[float, Field(ge=0, lt=1)] | Literal["official", "global"] | None = None
+
+
+class CorruptionConfig(Settings):
+    """Corrupted copies of test images as shifted test sets."""
+
+    kinds: Literal["all"] | Names = Field(default="all", union_mode="left_to_right")
+    severities: tuple[Annotated[Whole, Field(ge=1, le=5)], ...] = (1, 2, 3, 4, 5)
+    samples: Whole = Field(default=200, ge=1, description="at most so many images in each set")
+
+
+class DataConfig(Settings):
+    """Where data come from and how clients get them; `model_dump()` fits `data.build.build`."""
+
+    name: str = Field(default="digits", description="data source, see `tailorfl list data`")
+    path: str | None = Field(default=None, description="where the source lies, for sources of your own")
+    options: dict[str, Any] = Field(default={}, description="further options of the source")
+    samples: Whole | None = Field(default=None, ge=1, description="use only so many samples")
+    partition: str | None = Field(default=None, description="by default natural, else dirichlet")
+    partition_options: dict[str, Any] = Field(default={}, description="such as {alpha: 0.1}")
+    clients: Whole | None = Field(default=None, ge=1, description="that train; by default all natural, or 20")
+    split: SplitShares | Literal["perfed_ckt"] | None = None
+    heldout_clients: Whole | Names = Field(
+        default=0, description="how many clients never train, or their names"
+    )
+    heldout_domain: Names | None = Field(default=None, description="domain(s) that never train")
+    public: str | None = Field(default=None, description="source of the unlabelled public set")
+    public_samples: Whole | None = Field(default=None, ge=1)
+    corruptions: CorruptionConfig | None = None
+    official_set: bool = Field(
+        default=False, description="add the whole official test part as the shifted set 'official'"
+    )
+    normalise: Literal["none", "client"] = "none"
+    augment: Literal["none", "flip", "flip_crop"] = Field(
+        default="none",
+        description="random changes of training images: mirrored, also cut out of a black frame of 4",
+    )
+    seed: Whole | None = Field(default=None, ge=0, description="of the partition; by default the run's seed")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
+
+    @field_validator("heldout_clients")
+    @classmethod
+    def _not_negative(cls, given: int | tuple[str, ...]) -> int | tuple[str, ...]:
+        if isinstance(given, int) and given < 0:
+            raise ValueError("should be a number of at least 0, or names of clients")
+        return given
+
+    @field_serializer("split")
+    def _only_given_shares(self, split: SplitShares | str | None) -> Any:
+        return split.model_dump(exclude_none=True) if isinstance(split, SplitShares) else split

@@ -1,0 +1,61 @@
+"""The settings of evaluation, `eval`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
+
+from tailorfl.experiments.settings import Settings, Whole, listed
+
+EvaluationSet = Literal["val", "local", "global", "heldout", "shifted"]
+
+
+class GenerationConfig(Settings):
+    """How responses are generated, for sources of the task generation."""
+
+    max_new_tokens: Whole = Field(default=20, ge=1, description="most tokens of a response")
+    beams: Whole = Field(default=1, ge=1, description="of beam search; 1 is greedy")
+    samples: Whole | None = Field(
+        default=None, ge=1, description="at most so many responses of each client's part and common set"
+    )
+
+
+class EvalConfig(Settings):
+    """When and on what to evaluate."""
+
+    every: Whole = Field(
+        default=5, ge=0, description="rounds between evaluations; 0 evaluates only at the end"
+    )
+    sets: Annotated[tuple[EvaluationSet, ...], BeforeValidator(listed)] = Field(
+        default=("val", "local"), description="during the run"
+    )
+    final: Annotated[tuple[EvaluationSet, ...], BeforeValidator(listed)] = Field(
+        default=("local", "global", "heldout", "shifted"),
+        description="at the end, as far as the data have them",
+    )
+    adapt_steps: tuple[Annotated[Whole, Field(ge=0)], ...] = Field(
+        default=(0, 10), description="steps of adaptation of held-out clients before they are evaluated"
+    )
+    max_samples: Whole | None = Field(
+        default=None, ge=1, description="at most so many samples of the global and of each shifted test set"
+    )
+    feature_distance: bool = Field(
+        default=False,
+        description="also how far personal features lie from those of the global model, on every set",
+    )
+    generation: GenerationConfig = GenerationConfig()
+
+    @field_validator("final")
+    @classmethod
+    def _what_is_compared(
+        cls, final: tuple[EvaluationSet, ...], info: ValidationInfo
+    ) -> tuple[EvaluationSet, ...]:
+        if "local" not in (*final, *info.data.get("sets", ("local",))):
+            raise ValueError("should contain 'local', which methods are compared by")
+        return final

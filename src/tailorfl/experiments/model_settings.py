@@ -1,0 +1,42 @@
+"""The settings of models, `model`."""
+
+from __future__ import annotations
+
+from pydantic import (
+    Field,
+)
+
+from tailorfl.experiments.settings import Named, Whole
+
+
+class OneModelConfig(Named):
+    """A model: a registered name or `package.module:function`, and the weights it starts from."""
+
+    name: str = "mlp"
+    weights: str | None = Field(default=None, description=".npz, .safetensors, torchvision:NAME, timm:NAME")
+    skip_head: Whole | bool = Field(
+        default=False, description="without the last linear layer(s) of `weights`"
+    )
+    trainable: str | tuple[str, ...] | None = Field(
+        default=None,
+        description="part that may change, such as adapter+head or name patterns; the rest is frozen, held once and "
+        "never sent; by default the LoRA or adapters of a transformer that has them, else all",
+    )
+
+
+class ModelConfig(OneModelConfig):
+    """The clients' model, or their models."""
+
+    larger: tuple[OneModelConfig, ...] = Field(
+        default=(),
+        description="models of the clients with more data, from the second smallest to the largest; equal shares",
+    )
+
+    @property
+    def architectures(self) -> dict[str, OneModelConfig]:
+        """All models by name, the smallest first; a name that comes twice is numbered."""
+        found: dict[str, OneModelConfig] = {}
+        for model in (self, *self.larger):
+            again = sum(other.name == model.name for other in found.values())
+            found[f"{model.name}-{again + 1}" if again else model.name] = model
+        return found

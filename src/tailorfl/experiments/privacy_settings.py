@@ -1,0 +1,42 @@
+"""The settings of differential privacy, `train.dp`."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from tailorfl.experiments.settings import Number, Settings, number
+
+
+class PrivacyConfig(Settings):
+    """Differential privacy: what it hides, and either the noise or the ε that the noise has to reach."""
+
+    level: Literal["sample", "client"] = Field(
+        default="sample",
+        description="sample: noise in every gradient, on the clients; client: in what clients send, by the server",
+    )
+    clip: Annotated[float, BeforeValidator(number)] = Field(
+        gt=0, description="largest norm of one sample's gradient, or of one client's update; .inf: no bound"
+    )
+    noise: Number | None = Field(
+        default=None, ge=0, description="σ: standard deviation of the noise, in units of clip"
+    )
+    epsilon: Number | None = Field(
+        default=None, gt=0, description="in place of noise: no client's ε exceeds this at the end of the run"
+    )
+    delta: Number = Field(default=1e-5, gt=0, lt=1, description="δ, well below 1/samples or 1/clients")
+    accountant: Literal["prv", "rdp"] = Field(
+        default="prv", description="how ε is computed: prv is tight, rdp quicker and looser"
+    )
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.noise is None) == (self.epsilon is None):
+            raise ValueError("needs either noise or epsilon; give one of them")
+        if math.isinf(self.clip) and self.noise != 0:
+            raise ValueError(
+                "has no bound (clip: .inf), which noise is a multiple of; with it, noise must be 0"
+            )
+        return self

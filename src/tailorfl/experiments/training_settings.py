@@ -1,0 +1,76 @@
+"""The settings of local training, `train`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import (
+    Field,
+    model_validator,
+)
+
+from tailorfl.experiments.privacy_settings import PrivacyConfig
+from tailorfl.experiments.settings import Number, Settings, Whole
+
+
+class TrainSettings(Settings):
+    """Local training on every client; a method may override any of it."""
+
+    epochs: Whole | None = Field(
+        default=1, ge=1, description="passes over the client's training data a round"
+    )
+    steps: Whole | None = Field(default=None, ge=1, description="SGD steps a round, in place of epochs")
+    batch_size: Whole = Field(default=10, ge=0, description="samples a step; 0 is the client's whole data")
+    lr: Number = Field(default=0.05, gt=0, description="learning rate")
+    optimizer: Literal["sgd", "adamw"] = Field(default="sgd", description="starts anew in every round")
+    schedule: Literal["constant", "linear"] = Field(
+        default="constant",
+        description="of the learning rate inside a round; linear: to 0 over the client's steps",
+    )
+    momentum: Number = Field(default=0.0, ge=0, lt=1, description="of sgd")
+    weight_decay: Number = Field(default=0.0, ge=0, description="of adamw apart from the gradient")
+    clip: Number | None = Field(
+        default=None, gt=0, description="largest norm of a gradient; null: no clipping"
+    )
+    dp: PrivacyConfig | None = Field(
+        default=None, description="differential privacy: {level, clip, noise or epsilon, delta, accountant}"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_replace_epochs(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("steps") is not None and "epochs" not in given:
+            return {**given, "epochs": None}
+        return given
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("needs either epochs or steps; give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _momentum_is_of_sgd(self) -> Self:
+        if self.optimizer == "adamw" and self.momentum:
+            raise ValueError("has momentum beside optimizer adamw, which has its own; leave one of them out")
+        return self
+
+
+class TrainOverrides(TrainSettings):
+    """Training settings of one method; `**overrides` gives those that were set."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _epochs_replace_steps(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("epochs") is not None and "steps" not in given:
+            return {**given, "steps": None}
+        return given
+
+    def keys(self) -> list[str]:
+        """The settings that were given."""
+        return [key for key in type(self).model_fields if key in self.model_fields_set]
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self.model_fields_set:
+            raise KeyError(key)
+        return self.model_dump(mode="json", include={key})[key]

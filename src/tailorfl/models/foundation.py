@@ -1,0 +1,299 @@
+"""Transformers of the package transformers as models: from a config, from all-MiniLM-L6-v2, or from any checkpoint.
+
+Token models take int64 ids [batch, length]: encoders padded on the right, causal models on the left, `pad` being the
+padding id. Dropout inside the base is off: it is called as a function there, and no key could control its masks. LoRA's
+and the adapters' own dropout is keyed as everywhere. `attention` is "eager", which every engine can run, or "sdpa".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from tailorfl.errors import ModelError
+from tailorfl.models.checkpoints import (
+    kind_of,
+    load_pretrained,
+    minilm_folder,
+    read_config,
+    transformers,
+)
+from tailorfl.models.heads import Choice, Classifier, Language, Reading
+from tailorfl.models.shapes import check_choice, image_shape
+from tailorfl.models.tuning import Tuning
+
+VOCABULARY = 1024
+"""Tokens of a model from a config where nothing else says how many there are."""
+
+
+def bert(
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    heads: int = 2,
+    intermediate: int = 64,
+    vocabulary: int = VOCABULARY,
+    length: int = 128,
+    head: str = "classification",
+    pooling: str = "first",
+    option_length: int = 12,
+    pad: int = 0,
+    attention: str = "eager",
+    lora: int = 0,
+    lora_alpha: float = 16,
+    lora_dropout: float = 0.05,
+    lora_targets: Sequence[str] | None = None,
+    adapter_size: int = 0,
+    adapter_dropout: float = 0.0,
+) -> nn.Module:
+    """BERT, an encoder of token ids, tiny and randomly initialised unless told otherwise."""
+    reading = Reading("encoder", head, pooling, pad, option_length=option_length)
+    reading.check("bert", input_shape, outputs, length)
+    package = transformers()
+    config = package.BertConfig(
+        **_sizes("bert", hidden, layers, heads, intermediate),
+        **_tokens("bert", vocabulary, length, pad, attention),
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    tuning = Tuning(lora, lora_alpha, lora_dropout, lora_targets, adapter_size, adapter_dropout)
+    return _with_head(package.BertModel(config, add_pooling_layer=False), reading, outputs, tuning)
+
+
+def llama(
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    heads: int = 2,
+    intermediate: int = 64,
+    vocabulary: int | None = None,
+    length: int = 128,
+    head: str = "classification",
+    pooling: str = "last",
+    option_length: int = 12,
+    pad: int = 0,
+    end: int = 1,
+    attention: str = "eager",
+    lora: int = 0,
+    lora_alpha: float = 16,
+    lora_dropout: float = 0.05,
+    lora_targets: Sequence[str] | None = None,
+    adapter_size: int = 0,
+    adapter_dropout: float = 0.0,
+) -> nn.Module:
+    """LLaMA, a causal model of token ids, tiny and randomly initialised unless told otherwise.
+
+    `vocabulary` is by default that of the data with a language head, and 1024 otherwise.
+    """
+    reading = Reading("decoder", head, pooling, pad, end, option_length)
+    reading.check("llama", input_shape, outputs, length)
+    if vocabulary is None:
+        vocabulary = outputs if head == "language" else VOCABULARY
+    package = transformers()
+    config = package.LlamaConfig(
+        **_sizes("llama", hidden, layers, heads, intermediate),
+        **_tokens("llama", vocabulary, length, pad, attention),
+        bos_token_id=None,
+        eos_token_id=end,
+    )
+    tuning = Tuning(lora, lora_alpha, lora_dropout, lora_targets, adapter_size, adapter_dropout)
+    base = (package.LlamaForCausalLM if head == "language" else package.LlamaModel)(config)
+    return _with_head(base, reading, outputs, tuning)
+
+
+def vit(
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    heads: int = 2,
+    intermediate: int = 64,
+    patch: int = 4,
+    pooling: str = "first",
+    attention: str = "eager",
+    lora: int = 0,
+    lora_alpha: float = 16,
+    lora_dropout: float = 0.05,
+    lora_targets: Sequence[str] | None = None,
+    adapter_size: int = 0,
+    adapter_dropout: float = 0.0,
+) -> nn.Module:
+    """Vision transformer of images cut into patches, tiny and randomly initialised unless told otherwise."""
+    reading = Reading("vision", "classification", pooling)
+    reading.check("vit", input_shape, outputs, None)
+    channels, height, width = image_shape("vit", input_shape, patch)
+    if height % patch or width % patch:
+        raise ModelError(
+            f"images of {height}x{width} pixels cannot be cut into patches of {patch}x{patch}; set patch."
+        )
+    package = transformers()
+    config = package.ViTConfig(
+        **_sizes("vit", hidden, layers, heads, intermediate),
+        image_size=(height, width),
+        patch_size=patch,
+        num_channels=channels,
+        attn_implementation=_attention(attention),
+    )
+    tuning = Tuning(lora, lora_alpha, lora_dropout, lora_targets, adapter_size, adapter_dropout)
+    return _with_head(package.ViTModel(config, add_pooling_layer=False), reading, outputs, tuning)
+
+
+def minilm(
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    head: str = "classification",
+    pooling: str = "mean",
+    option_length: int = 12,
+    pad: int | None = None,
+    attention: str = "eager",
+    lora: int = 0,
+    lora_alpha: float = 16,
+    lora_dropout: float = 0.05,
+    lora_targets: Sequence[str] | None = None,
+    adapter_size: int = 0,
+    adapter_dropout: float = 0.0,
+) -> nn.Module:
+    """All-MiniLM-L6-v2, a pre-trained sentence encoder (6 layers, 384 wide, 22.6 M scalars), from its own package."""
+    return huggingface(
+        input_shape,
+        outputs,
+        checkpoint=str(minilm_folder()),
+        kind="encoder",
+        head=head,
+        pooling=pooling,
+        option_length=option_length,
+        pad=pad,
+        attention=attention,
+        lora=lora,
+        lora_alpha=lora_alpha,
+        lora_dropout=lora_dropout,
+        lora_targets=lora_targets,
+        adapter_size=adapter_size,
+        adapter_dropout=adapter_dropout,
+    )
+
+
+def huggingface(
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    checkpoint: str | None = None,
+    kind: str | None = None,
+    head: str = "classification",
+    pooling: str | None = None,
+    option_length: int = 12,
+    pad: int | None = None,
+    end: int | None = None,
+    attention: str = "eager",
+    lora: int = 0,
+    lora_alpha: float = 16,
+    lora_dropout: float = 0.05,
+    lora_targets: Sequence[str] | None = None,
+    adapter_size: int = 0,
+    adapter_dropout: float = 0.0,
+) -> nn.Module:
+    """Any pre-trained encoder, causal or vision model of transformers: a folder, or a name on the Hugging Face hub.
+
+    `kind` is encoder, decoder or vision where the config does not tell; `pad` and `end` are by default the config's,
+    or else 0 and 1.
+    """
+    config = read_config(checkpoint)
+    reading = Reading(
+        kind_of(config, kind),
+        head,
+        pooling,
+        _token(pad, config, "pad_token_id", 0),
+        _token(end, config, "eos_token_id", 1),
+        option_length,
+    )
+    reading.check(str(checkpoint), input_shape, outputs, getattr(config, "max_position_embeddings", None))
+    _check_pretrained(config, reading, input_shape)
+    base = load_pretrained(str(checkpoint), config, _attention(attention), causal=head == "language")
+    tuning = Tuning(lora, lora_alpha, lora_dropout, lora_targets, adapter_size, adapter_dropout)
+    return _with_head(base, reading, outputs, tuning)
+
+
+def _with_head(base: nn.Module, reading: Reading, outputs: int, tuning: Tuning) -> nn.Module:
+    """The module of a base, or of a causal model where the head is its own."""
+    whole: Any = base
+    language = reading.head == "language"
+    part = tuning.apply(whole.base_model if language else base, whole.config.hidden_size)
+    made: Classifier | Choice | Language
+    if reading.head == "classification":
+        made = Classifier(base, reading, outputs)
+    elif reading.head == "choice":
+        made = Choice(base, reading, outputs)
+    else:
+        if whole.config.vocab_size < outputs:
+            raise ModelError(
+                f"the model knows {whole.config.vocab_size} tokens, the data has {outputs}; use the tokenizer that "
+                "belongs to the checkpoint, or another vocabulary."
+            )
+        made = Language(base, reading)
+    if part != "all":
+        made.default_trainable = f"{part}+head" if reading.head == "classification" else part
+    return made
+
+
+def _sizes(model: str, hidden: int, layers: int, heads: int, intermediate: int) -> dict[str, int]:
+    if min(hidden, layers, heads, intermediate) < 1 or hidden % heads:
+        raise ModelError(
+            f"model '{model}' needs positive sizes and a width that its attention heads divide, got hidden {hidden}, "
+            f"layers {layers}, heads {heads}, intermediate {intermediate}."
+        )
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": intermediate,
+    }
+
+
+def _tokens(model: str, vocabulary: int, length: int, pad: int, attention: str) -> dict[str, Any]:
+    if not 0 <= pad < vocabulary:
+        raise ModelError(f"model '{model}': the padding id {pad} is not among {vocabulary} token ids.")
+    return {
+        "vocab_size": vocabulary,
+        "max_position_embeddings": length,
+        "pad_token_id": pad,
+        "attn_implementation": _attention(attention),
+    }
+
+
+def _attention(name: str) -> str:
+    check_choice("attention", name, ("eager", "sdpa"))
+    return name
+
+
+def _token(given: int | None, config: Any, name: str, default: int) -> int:
+    """A token id: the option, the config's (the first of several), or the default."""
+    found = given if given is not None else getattr(config, name, None)
+    found = found[0] if isinstance(found, list) else found
+    return default if found is None else int(found)
+
+
+def _check_pretrained(config: Any, reading: Reading, shape: Sequence[int]) -> None:
+    """Raises ModelError if samples have another size than those that the checkpoint was trained with."""
+    window = getattr(config, "sliding_window", None)
+    if window is not None and reading.kind != "vision" and shape[0] > window:
+        raise ModelError(
+            f"a {config.model_type} sees {window} tokens at once, the data has {shape[0]}: cut them."
+        )
+    if reading.kind == "vision":
+        side = config.image_size
+        wanted = (
+            getattr(config, "num_channels", 3),
+            *(side if isinstance(side, list | tuple) else (side, side)),
+        )
+        if tuple(shape) != wanted:
+            raise ModelError(
+                f"the checkpoint takes images of shape {wanted}, the data has {tuple(shape)}: resize them."
+            )

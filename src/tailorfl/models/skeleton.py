@@ -1,0 +1,100 @@
+"""A module without values of its own: what `Model` runs with the values of one client or of many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
+from torch.nn import functional as F
+
+from tailorfl.errors import ModelError
+
+State = Mapping[str, Tensor]
+
+
+class Skeleton:
+    """A module without values of its own, which borrows a state for the time of one call.
+
+    Does what `torch.func.functional_call` does; the places are looked up once instead of at every call, which
+    for a small model costs more than its arithmetic.
+    """
+
+    def __init__(self, module: nn.Module, places: dict[str, list[tuple[str, str]]]) -> None:
+        self.module = module
+        for part in module.modules():
+            if type(part) is nn.Linear:
+                part.__class__ = _Linear
+        self._head: nn.Module | None = None
+        self._slots: list[tuple[str, dict[str, Tensor | None], str, Tensor | None]] = []
+        for name, owners in places.items():
+            for path, leaf in owners:
+                part = module.get_submodule(path)
+                held: Any = part._parameters if leaf in part._parameters else part._buffers
+                self._slots.append((name, held, leaf, held[leaf]))
+
+    def __call__(self, state: State, x: Tensor) -> Tensor:
+        """Returns the module's outputs with the tensors of `state` as its parameters and buffers."""
+        with self.holding(state):
+            out: Tensor = self.module(x)
+        return out
+
+    def with_features(self, state: State, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns (outputs, features)."""
+        seen: list[Tensor] = []
+        if self._head is None:
+            self._head = _head(self.module)
+        hook = self._head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        try:
+            outputs = self(state, x)
+        finally:
+            hook.remove()
+        if len(seen) != 1:
+            raise ModelError(
+                f"the features of a {type(self.module).__name__} are the input of a layer that runs once in a forward "
+                f"pass, but it ran {len(seen)} times; name another one by the attribute `feature_layer`"
+            )
+        features = seen[0]
+        return outputs, features[:, -1] if features.dim() == 3 else features
+
+    @contextmanager
+    def holding(self, state: State) -> Iterator[nn.Module]:
+        """Yields the module while it has the tensors of `state`."""
+        try:
+            for name, held, leaf, _ in self._slots:
+                held[leaf] = state[name]
+            yield self.module
+        finally:
+            for _, held, leaf, empty in self._slots:
+                held[leaf] = empty
+
+
+def _head(module: nn.Module) -> nn.Module:
+    """The layer whose input is the feature."""
+    named = getattr(module, "feature_layer", None)
+    if named is not None:
+        return module.get_submodule(named)
+    found = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    if not found:
+        raise ModelError(
+            f"a {type(module).__name__} has no linear layer whose input could be its feature; name the layer by an "
+            "attribute `feature_layer`"
+        )
+    return found[-1]
+
+
+class _Linear(nn.Linear):
+    """A linear layer that multiplies in the order W xᵀ where every client has a weight of its own.
+
+    The gradient of W is then gᵀx, a batched product that lies in memory as W does; from x Wᵀ it would come
+    out transposed, which costs twice the time of the whole step.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[batch, in] (or [..., in]) -> [batch, out]."""
+        if input.dim() != 2 or not is_batchedtensor(self.weight):
+            return F.linear(input, self.weight, self.bias)
+        out = (self.weight @ input.T).T
+        return out if self.bias is None else out + self.bias

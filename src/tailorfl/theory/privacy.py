@@ -1,0 +1,52 @@
+"""What training with DP-SGD costs a client (Abadi et al., CCS 2016), before anything is built.
+
+    q = min(1, B/n);   steps = trainings · rounds · E · ⌈n/B⌉;   σ' = σ/√g for g gradients of each batch
+
+The same formulas serve client-level privacy: n clients of which B are drawn each round, and one step a round.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tailorfl.core.accounting import Entry
+from tailorfl.errors import ConfigError
+
+
+def releases(
+    samples: int,
+    batch: int,
+    epochs: int,
+    rounds: int,
+    trainings: int = 1,
+    gradients: int = 1,
+    noise: float = 1.0,
+) -> Entry:
+    """Returns (q, σ', steps) of a client with `samples` samples, for `tailorfl.core.accounting`.
+
+    Args:
+        samples: n.
+        batch: B; 0 takes all samples at once.
+        epochs: E, passes over the samples in one training.
+        rounds: in which the client takes part.
+        trainings: how many models it trains in a round, each on batches of its own (Ditto: 2).
+        gradients: how many are taken of each batch (SAM: 2).
+        noise: σ.
+
+    Raises:
+        ConfigError: a number is below 1 (the batch and the noise below 0).
+    """
+    counts = {
+        "samples": samples,
+        "epochs": epochs,
+        "rounds": rounds,
+        "trainings": trainings,
+        "gradients": gradients,
+    }
+    for name, value in counts.items():
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1, but is {value}")
+    if batch < 0 or noise < 0:
+        raise ConfigError(f"batch and noise must not be negative, but are {batch} and {noise}")
+    size = samples if batch == 0 else min(batch, samples)
+    return size / samples, noise / math.sqrt(gradients), trainings * rounds * epochs * -(-samples // size)

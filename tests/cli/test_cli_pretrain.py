@@ -1,0 +1,127 @@
+"""The command `tailorfl pretrain`: what it prints, and how it goes on."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import cast
+
+import pytest
+from click.testing import Result
+from rich.console import Console
+from typer.testing import CliRunner
+
+from tailorfl.cli.epochs import EpochLines, LiveEpochs, watcher
+from tailorfl.cli.main import INTERRUPTED, app
+from tailorfl.cli.progress import bars
+from tailorfl.experiments import pretrain
+from tailorfl.experiments.pretrain import Epoch, Watcher
+
+SMALL = ["data.samples=120", "rounds=2", "model.hidden=[8]", "train.batch_size=32"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+def invoke(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, ["pretrain", *arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_it_writes_says_where_and_is_used(tmp_path: Path) -> None:
+    result = invoke(*SMALL, "--out", "net.safetensors")
+    assert "weights: net.safetensors" in result.output
+    assert "model.weights=net.safetensors" in result.output
+    lines = result.stderr.splitlines()
+    assert lines[0] == "mlp on digits: 2 epochs"
+    assert [line.split(",")[0] for line in lines[1:]] == [f"mlp on digits: epoch {e}/2" for e in (1, 2)]
+    assert "val accuracy 0." in lines[1]
+    assert "test accuracy 0." in lines[1]
+    used = [
+        "run",
+        "method=local",
+        "data.clients=2",
+        "rounds=1",
+        "seeds=1",
+        "data.samples=120",
+        "model.hidden=[8]",
+    ]
+    start = ["model.weights=net.safetensors", "model.skip_head=true"]
+    assert CliRunner().invoke(app, [*used, *start]).exit_code == 0
+
+
+def test_it_has_a_place_of_its_own_and_can_be_silent(tmp_path: Path) -> None:
+    result = invoke(*SMALL, "--quiet")
+    assert "weights: runs/digits-mlp.safetensors" in result.output
+    assert result.stderr == ""
+    assert "exists already" in invoke(*SMALL, code=1).output
+    invoke(*SMALL, "--quiet", "--overwrite")
+
+
+def test_an_interrupted_one_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = pretrain._epoch
+
+    def interrupted(sim, *arguments):
+        if sim.round == 1:
+            raise KeyboardInterrupt
+        return real(sim, *arguments)
+
+    monkeypatch.setattr(pretrain, "_epoch", interrupted)
+    result = invoke(*SMALL, "--out", "a net.safetensors", code=INTERRUPTED)
+    assert "continue with: tailorfl pretrain --resume 'a net.safetensors'" in result.output
+    monkeypatch.setattr(pretrain, "_epoch", real)
+    result = invoke("--resume", "a net.safetensors")
+    assert "2 epochs, resumed after epoch 1" in result.stderr
+    assert "weights: a net.safetensors" in result.output
+
+
+def test_before_anything_is_kept_there_is_nothing_to_go_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pretrain, "make_federation", interrupted)
+    result = invoke(*SMALL, code=INTERRUPTED)
+    assert "interrupted" in result.output
+    assert "continue with" not in result.output
+
+
+def test_mistakes_are_told() -> None:
+    assert "leave out CONFIG" in invoke("--resume", "x.safetensors", "rounds=3", code=2).output
+    assert "was never begun" in invoke("--resume", "x.safetensors", code=1).output
+    assert "Did you mean 'train.lr'" in invoke("train.lrr=1", code=2).output
+    assert "epochs as rounds" in invoke("train.epochs=3", code=2).output
+
+
+def played(watch: Watcher) -> None:
+    watch.started("mlp on digits", 2, "accuracy", 1)
+    watch.epoch_done(Epoch(2, 0.1, 0.5, 0.75, float("nan"), 1.25))
+
+
+def test_lines_and_bars() -> None:
+    console = Console(file=io.StringIO())
+    played(EpochLines(console))
+    assert cast(io.StringIO, console.file).getvalue().splitlines() == [
+        "mlp on digits: 2 epochs, resumed after epoch 1",
+        "mlp on digits: epoch 2/2, loss 0.5000, val accuracy 0.7500, 1.2 s",
+    ]
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
+    progress = bars(terminal)
+    played(LiveEpochs(progress))
+    (task,) = progress.tasks
+    assert (task.completed, task.total, task.description) == (2, 2, "mlp on digits")
+    assert task.fields["facts"] == "epoch 2/2 · loss 0.5000 · val accuracy 0.7500"
+    assert "epoch 2/2" in cast(io.StringIO, terminal.file).getvalue()
+
+
+def test_the_watcher_suits_its_console() -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
+    with watcher(terminal) as watch:
+        assert isinstance(watch, LiveEpochs)
+    with watcher(Console(file=io.StringIO())) as watch:
+        assert isinstance(watch, EpochLines)
+    with watcher(terminal, quiet=True) as watch:
+        assert type(watch) is Watcher

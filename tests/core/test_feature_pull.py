@@ -1,0 +1,171 @@
+"""The pull of features: its distances in closed form, its gradient against autograd, both engines alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from core.cohorts import ENGINES, cohort_of, fit, model_of, run, source
+from tailorfl.core.feature_pull import FeaturePull
+from tailorfl.core.privacy import SampleDP
+from tailorfl.core.tree import empty
+from tailorfl.errors import ConfigError, ModelError, TailorflError
+
+DISTANCES = ("mean_l2", "batch_l2", "cosine", "pearson", "sdr")
+
+
+def pull(distance: str = "mean_l2", strength: float = 1.0, **options: object) -> FeaturePull:
+    return FeaturePull(strength, distance, empty(), **options)  # type: ignore[arg-type]
+
+
+def features(samples: int = 6, width: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(1)
+    return torch.randn(samples, width, generator=rng), torch.randn(samples, width, generator=rng)
+
+
+def test_distances_are_their_formulas() -> None:
+    z, fixed = features(10)
+    close = torch.testing.assert_close
+    norms = torch.linalg.vector_norm(z - fixed, dim=1)
+    close(pull("mean_l2").term(z, fixed, None), norms.mean())
+    runs = torch.stack([torch.linalg.norm((z - fixed)[:8]), torch.linalg.norm((z - fixed)[8:])])
+    close(pull("batch_l2").term(z, fixed, None), runs.mean())
+    close(pull("batch_l2", micro_batch=1).term(z, fixed, None), norms.mean())
+    close(pull("cosine").term(z, fixed, None), (1 - F.cosine_similarity(z, fixed)).mean())
+    each = torch.stack([1 - torch.corrcoef(torch.stack([a, b]))[0, 1] for a, b in zip(z, fixed, strict=True)])
+    close(pull("pearson").term(z, fixed, None), each.mean())
+    inner = torch.stack([z[b] @ (fixed[b] - fixed.mean(0)).abs() for b in range(10)])
+    close(pull("sdr").term(z, fixed, None), inner.abs().mean())
+    close(pull("mean_l2", 0.3).term(z, fixed, None), 0.3 * norms.mean())
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_padding_does_not_count(distance: str) -> None:
+    z, fixed = features(6)
+    weight = torch.ones(9)
+    weight[6:] = 0
+    wide = [torch.cat([t, torch.full((3, 5), 7.0)]) for t in (z, fixed)]
+    torch.testing.assert_close(pull(distance).term(*wide, weight), pull(distance).term(z, fixed, None))
+
+
+@pytest.mark.parametrize("distance", ["mean_l2", "batch_l2", "cosine", "pearson"])
+def test_equal_features_are_at_distance_0_with_gradient_0(distance: str) -> None:
+    z, _ = features()
+    z.requires_grad_()
+    value = pull(distance).term(z, z.detach().clone(), None)
+    (gradient,) = torch.autograd.grad(value, z)
+    assert float(value.detach().abs()) < 1e-6
+    assert float(gradient.abs().max()) < 1e-6
+
+
+def test_of_a_single_sample_the_fedsdr_penalty_is_0() -> None:
+    z, fixed = features(1)
+    assert float(pull("sdr").term(z, fixed, None)) == 0.0
+
+
+def test_no_gradient_flows_to_the_centre() -> None:
+    z, fixed = features()
+    z.requires_grad_()
+    fixed.requires_grad_()
+    grads = torch.autograd.grad(pull().term(z, fixed, None), (z, fixed), allow_unused=True)
+    assert grads[0] is not None
+    assert grads[1] is None
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("directed", [False, True])
+def test_training_equals_plain_torch(engine: str, distance: str, directed: bool) -> None:
+    """Two epochs of unequal clients, against a loop that knows nothing of this library."""
+    data = source(27)
+    model = model_of("mlp", data, hidden=(6,), activation="tanh")
+    cohort = cohort_of(model, data, lr=0.1)
+    start, centre = model.init(0), model.init(1)
+    way = {"direction": lambda state, grad: grad(state)} if directed else {}
+    found = fit(
+        ENGINES[engine],
+        cohort,
+        start,
+        epochs=2,
+        pull=FeaturePull(0.7, distance, centre, 3),
+        **way,  # type: ignore[arg-type]
+    )
+    pulls = FeaturePull(0.7, distance, centre, 3)  # type: ignore[arg-type]
+    for i in range(len(cohort.ids)):
+        plan = cohort.plan((i,), "train", 4, 2, None, 0)
+        p = {n: t.clone() for n, t in start.items()}
+        for step in range(plan.rows.shape[1]):
+            rows = torch.from_numpy(plan.rows[0, step, : plan.count[0, step]])
+            leaves = {n: t.detach().requires_grad_() for n, t in p.items()}
+            out, z = model.outputs_and_features(leaves, data.take(rows))
+            with torch.no_grad():
+                _, fixed = model.outputs_and_features(centre, data.take(rows))
+            loss = F.cross_entropy(out, data.targets(rows)) + pulls.term(z, fixed, None)
+            grads = torch.autograd.grad(loss, list(leaves.values()))
+            p = {n: t - 0.1 * g for (n, t), g in zip(p.items(), grads, strict=True)}
+        for name, tensor in p.items():
+            torch.testing.assert_close(found[name][i], tensor, atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_client_may_have_a_centre_of_its_own(engine: str) -> None:
+    data = source(27)
+    model = model_of("mlp", data, hidden=(6,))
+    cohort = cohort_of(model, data)
+    start = model.init(0)
+    centres = torch.stack([model.init(i) for i in range(4)])
+    mixed = run(
+        ENGINES[engine], cohort,
+        lambda client, state, received: client.fit(received, pull=FeaturePull(1.0, "mean_l2", state)),
+        centres, start,
+    )  # fmt: skip
+    for i in range(4):
+        alone = fit(ENGINES["sequential"], cohort, start, pull=FeaturePull(1.0, "mean_l2", centres[i]))
+        for name in start.keys():  # noqa: SIM118
+            torch.testing.assert_close(mixed[name][i], alone[name][i], atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_strength_of_0_is_training_without(engine: str) -> None:
+    data = source(27)
+    model = model_of("mlp", data, hidden=(6,))
+    cohort, start = cohort_of(model, data), model.init(0)
+    plain = fit(ENGINES[engine], cohort, start)
+    pulled = fit(ENGINES[engine], cohort, start, pull=FeaturePull(0.0, "mean_l2", model.init(1)))
+    for name in start.keys():  # noqa: SIM118
+        assert torch.equal(plain[name], pulled[name])
+
+
+def test_privacy_by_sample_needs_a_distance_by_sample() -> None:
+    data = source(27)
+    model = model_of("mlp", data, hidden=(6,))
+    cohort = cohort_of(model, data, dp=SampleDP(1.0, 0.0))
+    start, engine = model.init(0), ENGINES["sequential"]
+    for distance in ("batch_l2", "sdr"):
+        with pytest.raises(ModelError, match="together"):
+            fit(engine, cohort, start, pull=FeaturePull(1.0, distance, start))  # type: ignore[arg-type]
+    loose = cohort_of(model, data, dp=SampleDP(1e9, 0.0))
+    private = fit(engine, loose, start, pull=FeaturePull(1.0, "mean_l2", model.init(1)))
+    plain = fit(engine, cohort_of(model, data), start, pull=FeaturePull(1.0, "mean_l2", model.init(1)))
+    for name in start.keys():  # noqa: SIM118
+        torch.testing.assert_close(private[name], plain[name], atol=2e-6, rtol=2e-5)
+
+
+def test_bad_settings_are_errors() -> None:
+    with pytest.raises(ConfigError, match="mean_l2"):
+        pull("mean_l")
+    with pytest.raises(TailorflError, match="strength >= 0"):
+        pull(strength=-1.0)
+    data = source(27)
+    model = model_of("mlp", data, hidden=(6,))
+    start = model.init(0)
+    with pytest.raises(TailorflError, match="one model at a time"):
+        run(
+            ENGINES["sequential"], cohort_of(model, data),
+            lambda client, state, received: client.fit(
+                {"a": received, "b": received}, pull=FeaturePull(1.0, "mean_l2", received),
+                direction=lambda s, g: s,
+            )["a"],
+            received=start,
+        )  # fmt: skip

@@ -1,0 +1,373 @@
+"""Instructions as sources: every token stands where it belongs, and every mistake in a file is named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tailorfl.data.build import build
+from tailorfl.data.instruction_files import files_of, kept_options, part_of, read_examples, split_options
+from tailorfl.data.instructions import FLAN8
+from tailorfl.data.registry import load_source
+from tailorfl.data.rouge import rouge1
+from tailorfl.data.source import NO_TARGET, Source
+from tailorfl.data.thinning import thinned
+from tailorfl.data.tokenizers import load_tokenizer
+from tailorfl.errors import ConfigError, DataError, MissingExtraError
+
+WORDS = load_tokenizer("byte")
+TASKS = {
+    "colours": ("red", "blue"),
+    "numbers": ("one", "two"),
+    "fruit": ("fig", "kiwi"),
+    "pets": ("cat", "dog"),
+}
+LONG = "a question that is longer than a row can hold, and then says what it wants"
+
+
+@pytest.fixture
+def need_rouge() -> None:
+    pytest.importorskip("rouge_score", reason="the extra 'text' is not installed")
+
+
+def write(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.write_text("\n".join(json.dumps(row) for row in rows) + "\n", encoding="utf-8")
+
+
+def question(number: int, options: tuple[str, ...], right: int, **more: Any) -> dict[str, Any]:
+    listed = "\n".join(f"- {option}" for option in options)
+    return {"instruction": f"Item {number}?\n\nOPTIONS:\n{listed}", "output": options[right], **more}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Four tasks with two sets each: 6 training and 3 test lines a set."""
+    for task, options in TASKS.items():
+        for name in ("first", "second"):
+            for part, count in (("train", 6), ("test", 3)):
+                rows = [question(k, options, k % 2, category=task) for k in range(count)]
+                write(tmp_path / f"{task}_{name}_{part}.jsonl", rows)
+    return tmp_path
+
+
+def read(row: torch.Tensor) -> str:
+    return WORDS.decode(row.tolist())
+
+
+# what a line says
+
+
+def test_options_are_cut_out_wherever_the_list_stands() -> None:
+    assert split_options("Why?\n\nOPTIONS:\n- yes\n- no") == ("Why?", ["yes", "no"])
+    assert split_options("OPTIONS:\n- a - b\n- -5\n\nWhy?") == ("Why?", ["a - b", "-5"])
+    assert split_options("OPTIONS:\n- not these\nWhy?\nOPTIONS:\n- a\n  goes on\n-b\n- c \n") == (
+        "OPTIONS:\n- not these\nWhy?",
+        ["a\n  goes on\n-b", "c"],
+    )
+    assert split_options("Why?\nOPTIONS:\n- a\n- a\n- b")[1] == ["a", "b"]
+    assert split_options("Which of the OPTIONS: is it?") == ("Which of the OPTIONS: is it?", [])
+    assert split_options("No list - at all") == ("No list - at all", [])
+
+
+def test_the_right_option_stays_among_many_and_in_its_place() -> None:
+    options = [f"o{k}" for k in range(13)]
+    slots = Counter()
+    for right in options:
+        kept = kept_options(options, right, 5)
+        assert len(kept) == 5
+        assert kept == sorted(kept, key=options.index)
+        slots[kept.index(right)] += 1
+    assert max(slots.values()) <= 4  # no slot gives the answer away
+    assert kept_options(options, "o3", 13) == options
+
+
+def test_few_of_many_come_from_everywhere() -> None:
+    assert thinned(10, 5) == [1, 3, 5, 7, 9]
+    assert thinned(3, None) == thinned(3, 7) == [0, 1, 2]
+    assert [len(set(thinned(101, k))) for k in (1, 50, 100)] == [1, 50, 100]
+    with pytest.raises(ConfigError, match="at least 1"):
+        thinned(4, 0)
+
+
+def test_rouge_1_is_the_overlap_of_words(need_rouge: None) -> None:
+    """3 of 4 words meet 3 of 6: P = 3/4, R = 1/2, F1 = 2PR/(P+R) = 3/5; a word counts as often as both have it."""
+    assert rouge1("The CAT sat, sat", "the cat sat on the mat") == pytest.approx((3 / 4, 1 / 2, 3 / 5))
+    assert rouge1("mats", "mat").f1 == 0.0
+    assert rouge1("same thing", "same thing").f1 == 1.0
+    assert rouge1("", "mat") == (0.0, 0.0, 0.0)
+
+
+# instructions as choice
+
+
+def test_files_are_clients_and_their_parts_the_official_split(folder: Path, need_rouge: None) -> None:
+    source = load_source("instructions", path=folder)
+    assert source.group_names["client"] == tuple(
+        sorted(f"{t}_{n}" for t in TASKS for n in ("first", "second"))
+    )
+    assert source.group_names["domain"] == tuple(sorted(TASKS))
+    assert (len(source), source.task, source.outputs) == (72, "classification", 6)
+    assert source.test is not None
+    assert int(source.test.sum()) == 24
+    assert torch.bincount(source.groups["client"]).tolist() == [9] * 8
+    assert source.info["pad"] == 0
+    assert source.info["choice"] == {"length": 64, "options": 6, "option_length": 12}
+    few = load_source("instructions", path=folder, samples=2)
+    assert torch.bincount(few.groups["client"]).tolist() == [4] * 8
+
+
+def test_a_sample_is_a_prompt_and_its_slots(tmp_path: Path, need_rouge: None) -> None:
+    write(tmp_path / "a.jsonl", [question(7, ("red car", "a red bike now", "blue"), 0)])
+    source = load_source("instructions", path=tmp_path / "a.jsonl", length=20, options=4, option_length=8)
+    prompt, slots = source.x[0, :20], source.x[0, 20:].view(4, 8)
+    assert read(prompt) == "Item 7?"
+    assert [read(slot) for slot in slots] == ["red car", "a red b", "blue", ""]
+    assert slots[3].tolist() == [0] * 8
+    assert source.y.tolist() == [0]
+    # red car against it: "red" of 4 words, of 2: P = 1/4, R = 1/2, F1 = 1/3
+    assert source.credit is not None
+    assert source.credit[0].tolist() == pytest.approx([1.0, 1 / 3, 0.0, 0.0])
+    assert source.test is None
+    assert "domain" not in source.groups
+    left = load_source(
+        "instructions", path=tmp_path / "a.jsonl", length=20, options=4, option_length=8, padding="left"
+    )
+    assert left.x[0, :12].tolist() == [0] * 12
+    assert left.x[0, 12:20].tolist() == prompt[:8].tolist()
+    assert left.x[0, 20:28].tolist() == slots[0].tolist()
+    assert left.x[0, 36:44].tolist() == [0, 0, 0, *slots[2, :5].tolist()]
+
+
+def test_more_options_than_slots_and_a_long_prompt(tmp_path: Path, need_rouge: None) -> None:
+    options = tuple(f"option {k}" for k in range(9))
+    row = question(0, options, 8)
+    write(tmp_path / "a.jsonl", [{**row, "instruction": LONG + row["instruction"]}])
+    source = load_source("instructions", path=tmp_path, length=31, options=3, option_length=10)
+    assert read(source.x[0, :31]) == LONG[:10] + (LONG + "Item 0?")[-20:]
+    assert [read(slot) for slot in source.x[0, 31:].view(3, 10)] == ["option 2", "option 6", "option 8"]
+    assert source.y.tolist() == [2]
+
+
+def test_lines_may_name_their_client_and_task(tmp_path: Path, need_rouge: None) -> None:
+    rows = [question(k, ("a", "b"), 0, client=f"c{k % 3}", task=f"t{k % 2}") for k in range(6)]
+    write(tmp_path / "all.jsonl", rows)
+    source = load_source("instructions", path=tmp_path)
+    assert source.group_names == {"client": ("c0", "c1", "c2"), "domain": ("t0", "t1")}
+    assert source.groups["client"].tolist() == [0, 1, 2, 0, 1, 2]
+
+
+# instructions as generation
+
+
+def test_a_response_stands_at_the_end_after_its_prompt(tmp_path: Path) -> None:
+    write(
+        tmp_path / "a.jsonl",
+        [{"instruction": "Say it. ", "output": "hello "}, {"instruction": LONG, "output": "x"}],
+    )
+    source = load_source("instructions", path=tmp_path, form="generation", length=30)
+    assert (source.task, source.outputs, source.credit) == ("generation", WORDS.size, None)
+    x, y = source.x, source.y
+    assert x[0].tolist() == [0] * 9 + WORDS.encode("Say it.\nAnswer:hello") + [WORDS.end]
+    assert y[0].tolist() == [NO_TARGET] * 24 + WORDS.encode("hello") + [WORDS.end]
+    assert read(x[1]) == LONG[:9] + (LONG + "\nAnswer:")[-19:] + "x"
+    assert y[1].tolist() == [NO_TARGET] * 28 + WORDS.encode("x") + [WORDS.end]
+
+
+def test_a_long_response_takes_half_of_a_sample(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [{"instruction": LONG, "output": LONG}])
+    source = load_source("instructions", path=tmp_path, form="generation", length=20)
+    wanted = source.y[0] != NO_TARGET
+    assert int(wanted.sum()) == 10
+    assert read(source.y[0][wanted]) == LONG[:9]
+    assert read(source.x[0][~wanted]) == LONG[:3] + "Answer:"
+
+
+def test_instructions_without_options_can_only_be_generated(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [{"instruction": "Why?", "output": "so"}])
+    assert len(load_source("instructions", path=tmp_path, form="generation")) == 1
+    with pytest.raises(
+        DataError, match=r"a.jsonl', line 1: lists no options; end the instruction with a line"
+    ):
+        load_source("instructions", path=tmp_path)
+
+
+# mistakes
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: is not JSON"),
+        ("[1]", "line 2: expected an object with 'instruction' and 'output', got list"),
+        ('{"instruction": "a"}', "line 2: 'output' should be a text, but is missing; it has instruction"),
+        ('{"instruction": 3, "output": "a"}', "line 2: 'instruction' should be a text, but is 3"),
+        (
+            json.dumps(question(1, ("a", "b"), 0) | {"output": "c"}),
+            "line 2: the output 'c' is none of its options: a, b",
+        ),
+        (
+            json.dumps(question(1, ("a", "b"), 0, task="t")),
+            "line 1: has neither 'category' nor 'task', but other lines",
+        ),
+    ],
+)
+def test_a_bad_line_is_named(line: str, message: str, tmp_path: Path, need_rouge: None) -> None:
+    first = json.dumps(question(0, ("a", "b"), 0))
+    (tmp_path / "a.jsonl").write_text(f"{first}\n{line}\n", encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        load_source("instructions", path=tmp_path)
+
+
+def test_bad_folders_and_settings_are_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="neither a file of JSON lines nor a folder that holds any"):
+        load_source("instructions", path=tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=r"unknown form 'choise'.*'choice'"):
+        load_source("instructions", path=folder, form="choise")
+    with pytest.raises(ConfigError, match="unknown padding 'lefty'"):
+        load_source("instructions", path=folder, padding="lefty")
+    with pytest.raises(ConfigError, match="at least 2 options"):
+        load_source("instructions", path=folder, options=1)
+    with pytest.raises(ConfigError, match="length must be above 1"):
+        load_source("instructions", path=folder, option_length=1)
+    tests_alone = tmp_path / "tests"
+    tests_alone.mkdir()
+    write(tests_alone / "a_test.jsonl", [question(0, ("a", "b"), 0)])
+    with pytest.raises(DataError, match="no training lines"):
+        load_source("instructions", path=tests_alone)
+
+
+def test_credit_needs_its_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tailorfl.data import rouge
+
+    rouge._scorer.cache_clear()
+    rouge.rouge1.cache_clear()
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    with pytest.raises(MissingExtraError, match=r"rouge-score.*pip install 'tailorfl\[text\]'"):
+        load_source("instructions", path=folder)
+    assert load_source("instructions", path=folder, form="generation").task == "generation"
+
+
+# as federations
+
+
+def test_a_task_left_out_leaves_six_clients_and_its_test_lines(folder: Path, need_rouge: None) -> None:
+    federation = build("instructions", path=str(folder), heldout_domain="pets")
+    assert federation.num_clients == 6
+    assert federation.names[:6] == tuple(
+        sorted(f"{t}_{n}" for t in TASKS if t != "pets" for n in ("first", "second"))
+    )
+    assert federation.names[6:] == ("pets",)
+    source = federation.source
+    pets = np.flatnonzero(source.groups["domain"].numpy() == source.group_names["domain"].index("pets"))
+    assert source.test is not None
+    official = source.test.numpy()
+    shifted = federation.shifted["pets"]
+    assert torch.equal(shifted.x, source.x[torch.from_numpy(pets[official[pets]])])
+    assert len(shifted) == 6
+    assert shifted.credit is not None
+    assert torch.equal(shifted.credit, source.credit[torch.from_numpy(pets[official[pets]])])  # type: ignore[index]
+    for client in range(6):
+        assert not set(pets) & {*federation.train[client], *federation.val[client], *federation.test[client]}
+    assert not official[np.concatenate(federation.train)].any()
+    assert official[np.concatenate(federation.test)].all()
+
+
+def test_tokens_are_no_numbers(folder: Path, need_rouge: None) -> None:
+    with pytest.raises(DataError, match="holds tokens, which are no numbers"):
+        build("instructions", path=str(folder), normalise="client")
+    with pytest.raises(DataError, match="corruptions need images"):
+        build("instructions", path=str(folder), corruptions={})
+
+
+def test_a_public_set_tells_no_answers(folder: Path, need_rouge: None) -> None:
+    source = load_source("instructions", path=folder)
+    public = build("instructions", path=str(folder), public="instructions", public_samples=8).public
+    assert public is not None
+    assert public.credit is None
+    assert not public.y.any()
+    spoken = load_source("instructions", path=folder, form="generation")
+    with pytest.raises(
+        DataError, match="the inputs of a generation task hold the responses; use form=choice"
+    ):
+        build(source=spoken, public=spoken.name)
+    other = replace(source, name="other", info={**source.info, "tokenizer": "minilm"})
+    with pytest.raises(DataError, match="are not tokenized alike"):
+        build(source=source, public=other)
+
+
+def test_credit_is_checked() -> None:
+    x, y = torch.zeros(3, 4), torch.tensor([0, 1, 1])
+    with pytest.raises(DataError, match=r"credit must be torch.float32 of shape \[3, 2\]"):
+        Source("s", x, y, "classification", 2, credit=torch.zeros(3, 3))
+    with pytest.raises(DataError, match=r"credit must lie in 0..1"):
+        Source("s", x, y, "classification", 2, credit=torch.full((3, 2), 2.0))
+    with pytest.raises(DataError, match="credit is for a classification task, not for binary"):
+        Source("s", x, y, "binary", 1, credit=torch.zeros(3, 1))
+
+
+# the data folder
+
+
+def test_every_flan_line_has_its_answer_among_its_options(need_data: Callable[[str], Path]) -> None:
+    """All 9,600: one list at the end, the output in it exactly once."""
+    examples = read_examples(
+        files_of(need_data("flan8/snli_train.jsonl").parent), {"train": None, "test": None}
+    )
+    assert len(examples) == 9600
+    counts: dict[str, set[int]] = {}
+    for example in examples:
+        prompt, options = split_options(example.instruction)
+        assert options.count(example.output.strip()) == 1, example.place
+        assert "OPTIONS" not in prompt, example.place
+        assert prompt, example.place
+        counts.setdefault(example.client, set()).add(len(options))
+    assert {name: found for name, found in counts.items() if name != "record"} == {
+        "snli": {3},
+        "anli": {3},
+        "sst2": {2},
+        "sentiment140": {2},
+        "glue_mrpc": {2},
+        "stsb": {6},
+        "openbook_qa": {3, 4},  # one line lists an option twice
+    }
+    assert (min(counts["record"]), max(counts["record"])) == (4, 48)
+
+
+@pytest.mark.parametrize("form", ["choice", "generation"])
+def test_flan_is_four_tasks_of_two_sets(
+    form: str, need_data: Callable[[str], Path], need_rouge: None
+) -> None:
+    need_data("flan8/snli_train.jsonl")
+    federation = build(
+        "flan8", options={"form": form, "samples": 40, "test_samples": 20}, heldout_domain="sentiment"
+    )
+    assert federation.names == ("snli", "anli", "glue_mrpc", "stsb", "openbook_qa", "record", "sentiment")
+    assert federation.num_clients == 6
+    assert (federation.sizes("train") + federation.sizes("val")).tolist() == [40] * 6 + [80]
+    assert federation.sizes("test").tolist() == [20] * 6 + [40]
+    assert len(federation.shifted["sentiment"]) == 40
+    source = federation.source
+    assert source.group_names["client"] == tuple(FLAN8)
+    for client, domain in zip(source.groups["client"], source.groups["domain"], strict=True):
+        name = source.group_names["client"][int(client)]
+        assert source.group_names["domain"][int(domain)] == FLAN8[name]
+    if source.credit is not None:
+        right = source.credit.gather(1, source.y[:, None])
+        assert bool((right == 1).all())
+        # files are sorted by label: the few that are taken must not be of one class
+        assert all(len(source.y[source.groups["client"] == c].unique()) > 1 for c in range(8))
+
+
+def test_names_of_files() -> None:
+    assert part_of(Path("glue_mrpc_test.jsonl")) == ("glue_mrpc", "test")
+    assert part_of(Path("north.jsonl")) == ("north", "train")
+    assert part_of(Path("test.jsonl")) == ("test", "train")

@@ -1,0 +1,217 @@
+"""Augmented training images: the same in every engine and in every fit, and nowhere but in training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core import tree
+from tailorfl.core.cohort import TrainConfig
+from tailorfl.core.method import make_method
+from tailorfl.core.privacy import SampleDP
+from tailorfl.core.server_distill import ServerDistillation
+from tailorfl.data.augment import Augmentation, augment
+from tailorfl.data.federation import Federation
+from tailorfl.data.source import Source
+from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.evaluation.protocols import Protocol, evaluate
+from tailorfl.models.functional import Model
+from tailorfl.models.registry import build
+
+SIZES = (7, 1, 12, 5)
+FLOAT = {"rtol": 1e-4, "atol": 1e-5}
+WEIGHT = "clients/state/fc1.weight"
+
+
+def source(count: int, kind: Augmentation, seed: int = 0) -> Source:
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randint(0, 256, (count, 1, 8, 8), generator=rng, dtype=torch.uint8)
+    y = torch.randint(0, 3, (count,), generator=rng)
+    return Source("pictures", x, y, "classification", 3, mean=(0.5,), std=(0.3,), augment=kind)
+
+
+def federation(kind: Augmentation = "flip_crop") -> Federation:
+    total = sum(SIZES)
+    rows = np.arange(3 * total, dtype=np.int64)
+    cuts = np.cumsum(SIZES)[:-1]
+    train, val, test = (tuple(np.split(part, cuts)) for part in np.split(rows, 3))
+    return Federation(
+        source(3 * total, kind), train, val, test, tuple("abcd"), len(SIZES), public=source(16, kind, seed=9)
+    )
+
+
+def simulation(
+    method: str = "fedavg",
+    engine: str = "sequential",
+    data: Federation | None = None,
+    dropout: float = 0.2,
+    **train: object,
+) -> Simulation:
+    options = {"distil": {"steps": 5, "batch_size": 8}} if method in ("feddf", "perada") else {}
+    net = Model(lambda: build("mlp", (1, 8, 8), 3, hidden=(12,), dropout=dropout))
+    return Simulation(
+        make_method(method, options),
+        federation() if data is None else data,
+        net,
+        TrainConfig(**{"epochs": 2, "batch_size": 4, "lr": 0.1, **train}),  # type: ignore[arg-type]
+        engine=make_engine(engine, 3 if engine == "vectorized" else None),
+    )
+
+
+def states(sim: Simulation, rounds: int = 2) -> dict[str, Tensor]:
+    for _ in range(rounds):
+        sim.step()
+    tensors = sim.dump()[0]
+    return {name: tensor.clone() for name, tensor in tensors.items() if not name.endswith("clients")}
+
+
+def assert_close(a: dict[str, Tensor], b: dict[str, Tensor], **tolerance: float) -> None:
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        torch.testing.assert_close(value, b[name], **(tolerance or FLOAT), msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "pfedme", "fedrep", "scaffold", "feddf"])
+def test_every_engine_sees_the_same_images(method: str) -> None:
+    assert_close(states(simulation(method)), states(simulation(method, "vectorized")))
+
+
+def test_private_training_too() -> None:
+    private = {"dp": SampleDP(1.0, 0.1), "optimizer": "adamw", "lr": 1e-3, "schedule": "linear"}
+    found = [states(simulation("ditto", engine, **private)) for engine in ("sequential", "vectorized")]
+    assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
+def test_batch_norm_with_uneven_batches_too() -> None:
+    def run(engine: str) -> dict[str, Tensor]:
+        sim = simulation(engine=engine)
+        net = Model(lambda: build("cnn2", (1, 8, 8), 3, norm="batch"))
+        again = Simulation(
+            sim.method, sim.federation, net, replace(sim.train, lr=0.01), engine=make_engine(engine)
+        )
+        return states(again)
+
+    assert_close(run("sequential"), run("vectorized"), rtol=2e-3, atol=2e-4)
+
+
+def test_augmentation_changes_training_and_repeats_itself() -> None:
+    plain, changed = states(simulation("local", data=federation("none"))), states(simulation("local"))
+    assert not torch.allclose(plain[WEIGHT], changed[WEIGHT])
+    again = states(simulation("local"))
+    assert all(torch.equal(value, again[name]) for name, value in changed.items())
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_evaluation_sees_images_as_they_are(engine: str) -> None:
+    """Models trained alike score alike on augmented and plain federations, in metrics, losses and predictions."""
+    sim = simulation("ditto", engine)
+    sim.step()
+    plain = simulation("ditto", engine, data=federation("none"))
+    plain.load(*sim.dump())
+    sets = Protocol(("val", "local", "global"))
+    assert evaluate(sim, sets) == evaluate(plain, sets)
+
+    def look(client, state, received):
+        facts = {"train": client.loss(received), "val": client.loss(received, "val")}
+        return (TensorDict({**facts, "public": client.predict_public(received)}, batch_size=[]),)
+
+    found = [s.run(range(4), TensorDict({}, batch_size=[4]), s.init, look)[0] for s in (sim, plain)]
+    assert_close(dict(tree.leaves(found[0])), dict(tree.leaves(found[1])))
+
+
+def test_the_public_term_of_a_client_sees_images_as_they_are() -> None:
+    """Private images plain, public ones marked for augmentation: PerFed-CKT trains as if they were not."""
+    plain = federation("none")
+    marked = replace(plain, public=replace(plain.public, augment="flip_crop"))
+    assert_close(*(states(simulation("perfed_ckt", data=data)) for data in (plain, marked)))
+
+
+def test_fits_of_one_purpose_share_images_however_they_repeat_or_are_cut() -> None:
+    """The loss at a fixed point is that of the batches that were drawn."""
+    lr = {"lr": 0.0}
+
+    def look(client, state, received):
+        out = {}
+        for name, options in {
+            "whole": {"steps": 3},
+            "twice": {"steps": 3, "repeat": 2},
+            "elsewhere": {"steps": 3, "purpose": "other"},
+        }.items():
+            client.fit(received, **lr, **options)
+            out[name] = client.metrics[options.get("purpose", "train")]
+        pieces = []
+        for first in range(3):
+            client.fit(received, steps=1, first=first, **lr)
+            pieces.append(client.metrics["train"])
+        out["pieces"] = torch.stack(pieces).mean()
+        return (TensorDict(out, batch_size=[]),)
+
+    sim = simulation(engine="vectorized", dropout=0.0)  # masks differ by repetition
+    found = sim.run(range(4), TensorDict({}, batch_size=[4]), sim.init, look)[0]
+    torch.testing.assert_close(found["twice"], found["whole"])
+    torch.testing.assert_close(found["pieces"], found["whole"])
+    assert not torch.allclose(found["elsewhere"], found["whole"])
+
+
+def test_distillation_shows_teachers_and_student_the_same_changed_images() -> None:
+    """By hand on the images that the teacher was asked for; where none is changed, by the table of targets."""
+    sim = simulation("feddf")
+    context = sim.context
+    public, start = context.public, sim.init
+    assert public is not None
+    distil = ServerDistillation(steps=4, batch_size=8, lr=0.01)
+    other = sim.model.init(5).unsqueeze(0)
+    teacher = distil.teacher([(sim.model, other)], public)
+    assert callable(teacher)
+    seen: list[Tensor] = []
+
+    def watched(x: Tensor) -> Tensor:
+        seen.append(x)
+        found = teacher(x)
+        torch.testing.assert_close(found, sim.model(other[0], x).softmax(1))
+        return found
+
+    first = distil.distil(start, watched, context, 0)["fc1.weight"]
+    whole = public.take(torch.arange(len(public)))
+    assert [len(x) for x in seen] == [8] * 4
+    assert not any(torch.equal(image, known) for x in seen[:2] for image in x[:3] for known in whole)
+    leaves = {n: t.clone().requires_grad_() for n, t in tree.leaves(start)}
+    optimizer = torch.optim.Adam(leaves.values(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
+    for x in seen:
+        optimizer.zero_grad()
+        distil.loss(sim.model(leaves, x), sim.model(other[0], x).softmax(1)).backward()
+        optimizer.step()
+        schedule.step()
+    torch.testing.assert_close(first, leaves["fc1.weight"].detach(), **FLOAT)
+    assert torch.equal(distil.distil(start, teacher, context, 0)["fc1.weight"], first)
+    assert not torch.equal(distil.distil(start, teacher, context, 1)["fc1.weight"], first)
+
+    plain = replace(context, public=replace(public, augment="none"))
+    table = distil.teacher([(sim.model, other)], plain.public)  # type: ignore[arg-type]
+    assert isinstance(table, Tensor)
+    unchanged = distil.distil(start, table, plain, 0)
+    by_function = distil.distil(start, teacher, plain, 0)
+    torch.testing.assert_close(by_function["fc1.weight"], unchanged["fc1.weight"], **FLOAT)
+    assert not torch.allclose(first, unchanged["fc1.weight"])
+
+
+def test_a_step_of_training_sees_the_batch_that_its_key_makes() -> None:
+    """One step of SGD on one client, against autograd on images that are augmented by hand."""
+    sim = simulation("local", dropout=0.0, steps=1, epochs=None)
+    cohort = sim.cohort((2,))
+    rows = torch.from_numpy(cohort.plan((0,), "train", 4, None, 1, 0).rows[0, 0])
+    key = torch.from_numpy(cohort.keys((0,), "train/noise").astype(np.int64))
+    data = sim.federation.source
+    changed = augment(data.x[rows], key[0], "flip_crop").float().div(255).sub(0.5).div(0.3)
+    leaves = {n: t.clone().requires_grad_() for n, t in tree.leaves(sim.init)}
+    torch.nn.functional.cross_entropy(sim.model(leaves, changed), data.y[rows]).backward()
+    sim.step((2,))
+    (((_, models)),) = sim.personal_models((2,))
+    for name, leaf in leaves.items():
+        torch.testing.assert_close(models[name][0], (leaf - 0.1 * leaf.grad).detach())

@@ -1,0 +1,210 @@
+"""The ledger of whole runs: known beforehand, the same in every engine, complete, and part of a checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from methods.settings import NAMES, make
+from methods.small import FACTORIES, NEWCOMER, SIZES, TRAIN, federation, replaced, simulation
+from tailorfl.core.client import Client
+from tailorfl.core.ledger import Ledger, Use
+from tailorfl.core.method import Method
+from tailorfl.core.privacy import SampleDP
+from tailorfl.engines.auto import Auto
+from tailorfl.engines.base import Parts
+from tailorfl.engines.planning import planned_ledger
+from tailorfl.engines.simulation import Simulation
+from tailorfl.engines.vectorized import Vectorized
+from tailorfl.errors import ConfigError, TailorflError
+from tailorfl.evaluation.protocols import Protocol, evaluate
+from tailorfl.methods.fedavg import FedAvg
+from tailorfl.models.functional import Model
+from tailorfl.runs import checkpoints
+
+NOISE = 0.8
+PRIVATE = replace(TRAIN, momentum=0.0, weight_decay=0.0, dp=SampleDP(0.5, NOISE))
+TOGETHER = {"fedsdr"}
+"""Methods whose loss sees the samples of a batch together, which clipping by sample cannot bound."""
+COVERED = [name for name in NAMES if not make(name).unprotected("sample") and name not in TOGETHER]
+TRAINING = range(len(SIZES))
+
+
+def private(method: str | Method, engine: Any = "vectorized", rounds: int = 0, **settings: Any) -> Simulation:
+    return simulation(method, "mlp", engine, train=PRIVATE, rounds=rounds, **{"fraction": 0.6, **settings})
+
+
+def look(sim: Simulation, *adapt_steps: int) -> None:
+    """An evaluation of all models, held-out clients included."""
+    evaluate(sim, Protocol(("val", "local", "heldout"), adapt_steps))
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_a_run_uses_what_was_planned_in_every_engine(name: str) -> None:
+    for engine in ("sequential", "vectorized"):
+        sim = private(name, engine)
+        planned = planned_ledger(sim, 3, 4)
+        assert not sim.ledger
+        for _ in range(3):
+            sim.step()
+        look(sim, 0, 4, 1)
+        assert sim.ledger == planned
+        assert planned
+
+
+def test_steps_by_hand() -> None:
+    """Ditto: two trainings a round, each ⌈n/4⌉ batches, of the clients that took part."""
+    sim = private("ditto", rounds=4)
+    taken = Counter(client for round in range(4) for client in sim.sample(round))
+    for client, n in enumerate(SIZES):
+        steps = 2 * taken[client] * math.ceil(n / 4)
+        assert sim.ledger.entries(client) == (((min(1.0, 4 / n), NOISE, steps),) if steps else ())
+
+
+def test_the_deployed_model_counts_once_however_often_it_is_evaluated() -> None:
+    sim = private("fedavg_ft", rounds=2)
+    training = Ledger.restore(sim.ledger.dump())
+    look(sim, 0)
+    once = Ledger.restore(sim.ledger.dump())
+    look(sim, 0)
+    assert sim.ledger == once != training
+    deployed = [(c, u, n) for purpose, c, u, n in once.rows() if purpose == "deployment"]
+    assert deployed == [(c, Use(min(1.0, 4 / n), NOISE), math.ceil(n / 4)) for c, n in enumerate(SIZES)]
+    sim.step()  # a later model takes the place of the earlier one
+    look(sim, 0)
+    assert sorted(r for r in sim.ledger.rows() if r[0] == "deployment") == sorted(
+        r for r in once.rows() if r[0] == "deployment"
+    )
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1), (1, 2), (2, 0)])
+def test_a_held_out_client_counts_once_with_its_longest_adaptation(order: tuple[int, ...]) -> None:
+    sim = private("ditto", rounds=1)
+    look(sim, *order)
+    look(sim, *order)
+    # Two trainings of two batches of 4 of its 5 samples.
+    assert sim.ledger.entries(NEWCOMER) == ((0.8, NOISE, 4),)
+
+
+def test_a_model_that_needs_no_data_costs_nothing() -> None:
+    sim = private("fedavg", rounds=1)
+    before = sim.ledger.dump()
+    look(sim, 0, 4)
+    assert sim.ledger.dump() == before
+
+
+def test_measuring_an_engine_is_not_in_the_ledger() -> None:
+    """The first round is run several times with a limit, and that is thrown away."""
+    by_auto, by_loop = private("ditto", Auto(), rounds=1), private("ditto", "sequential", rounds=1)
+    assert by_auto.engine.name != "auto"
+    assert by_auto.ledger == by_loop.ledger
+
+
+class Stumbling(Vectorized):
+    """Fails after its first chunk, as where `vmap` has no rule for something of one architecture only."""
+
+    def map(self, function: Any, cohort: Any, *rest: Any) -> Parts:
+        super().map(function, cohort, *rest)
+        raise RuntimeError("Batching rule not implemented")
+
+
+def test_a_pass_that_is_made_again_counts_once() -> None:
+    engine = Auto(choice="vectorized")
+    engine._chosen = engine._vectorized = Stumbling()
+    again, plain = private("ditto", engine, rounds=1), private("ditto", "sequential", rounds=1)
+    assert engine.name == "sequential"
+    assert again.ledger == plain.ledger
+
+
+def test_clients_whose_update_was_rejected_looked_at_their_data_too() -> None:
+    """Clipping bounds what an input does, but not that of one that is no number."""
+    data = replaced(federation(), 3, lambda x: x * math.nan)
+    sim = private("fedavg", data=data, fraction=1.0)
+    assert sim.step().rejected == (3,)
+    assert sim.ledger.clients == tuple(TRAINING)
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedavg_ft"])
+def test_a_resumed_run_has_the_ledger_of_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
+    whole, first = private(name, rounds=3), private(name, rounds=2)
+    look(first, 0, 4)
+    tensors, facts = first.dump()
+    checkpoints.save(tmp_path, 2, tensors, facts)
+    loaded = checkpoints.load_latest(tmp_path)
+    assert loaded is not None
+    resumed = private(name)
+    resumed.load(loaded[1], loaded[2])
+    assert resumed.ledger == first.ledger
+    resumed.step()
+    for sim in (whole, resumed):
+        look(sim, 0, 4)
+    assert resumed.ledger == whole.ledger
+
+
+def test_a_checkpoint_without_privacy_says_nothing_of_it() -> None:
+    sim = simulation("ditto", rounds=1)
+    assert set(sim.dump()[1]) == {"round", "engine", "traffic"}
+    used = private("ditto", rounds=1)
+    used.load(*sim.dump())
+    assert not used.ledger
+
+
+def test_pooled_data_are_those_of_one_client() -> None:
+    sim = private("centralized", rounds=2)
+    n = sum(SIZES)
+    assert sim.ledger.entries(0) == ((4 / n, NOISE, 2 * math.ceil(n / 4)),)
+
+
+class Leaking(FedAvg):
+    """Looks at its data without noise, and does not say so."""
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        return state, client.fit(received, lr=client.loss(received))
+
+
+@pytest.mark.parametrize(
+    ("method", "what"),
+    [
+        (make("hypcluster"), "HypCluster uses the training losses of all cluster models"),
+        (make("fedfomo"), "FedFomo uses the validation losses of received models"),
+        (make("ditto", dynamic_lam=(0.1, 1.0)), r"Ditto uses the validation losses .*\(dynamic_lam\)"),
+        (make("fedclup", schedule={"kind": "dynamic"}), "FedCLUP uses the losses .* schedule = dynamic"),
+    ],
+)
+def test_methods_that_look_without_noise_are_refused_at_the_start(method: Method, what: str) -> None:
+    with pytest.raises(ConfigError, match=f"{what}.*sample-level privacy does not cover"):
+        private(method)
+
+
+def test_a_look_that_a_method_does_not_own_up_to_is_refused() -> None:
+    with pytest.raises(TailorflError, match="looks at a client's train samples without noise"):
+        private(Leaking()).step()
+
+
+@pytest.mark.parametrize("trainable", ["head", "all"])
+def test_batch_norm_of_a_frozen_backbone_is_no_obstacle(trainable: str) -> None:
+    of = Model(FACTORIES["batch_norm"], trainable=trainable)
+    sim = Simulation(make("fedper", personal_part="none"), federation(), of, PRIVATE)
+    if trainable == "all":
+        with pytest.raises(TailorflError, match="cannot train batch norm"):
+            sim.step()
+        return
+    sim.step()
+    assert sim.ledger == planned_ledger(sim, 1)
+
+
+def test_planning_does_not_train() -> None:
+    sim = private("ditto")
+    before: dict[str, Tensor] = {n: t.clone() for n, t in sim.server.items()}
+    planned_ledger(sim, 5, 3)
+    assert sim.round == 0
+    assert not sim.states.clients
+    assert all(torch.equal(t, sim.server[n]) for n, t in before.items())
