@@ -33,12 +33,9 @@ class Estimate:
     clients_per_round: int
     samples: Mapping[str, Mapping[str, float]]
     """Part -> smallest, median and largest client, and the total."""
-    model_scalars: int
-    """Of the part that may change."""
-    frozen_scalars: int
-    """Held once for all clients and never sent."""
     methods: Mapping[str, Mapping[str, float]]
-    """Label -> trained scalars, scalars and bytes a round, seconds a round and for all rounds and seeds.
+    """Label -> scalars of the model that may change and that are frozen, trained scalars, scalars and bytes a round,
+    seconds a round and for all rounds and seeds.
 
     With differential privacy also the noise, and the ε that the client with the largest one will have spent.
     """
@@ -57,15 +54,16 @@ def estimate(config: ExperimentConfig) -> Estimate:
     torch.set_num_threads(config.threads)
     seed = config.data.seed if config.data.seed is not None else config.seeds[0]
     federation = make_federation(config, seed)
-    rows, states, scalars, frozen = {}, 0.0, 0, 0
+    rows, states, frozen = {}, 0.0, 0
     for method in config.methods:
         job = Job(config, method, config.seeds[0])
         sim = make_simulation(job, federation)
-        scalars, frozen = sim.model.scalars, sim.model.held_scalars
+        frozen = max(frozen, sim.model.held_scalars)
+        of_model = {"model_scalars": sim.model.scalars, "frozen_scalars": sim.model.held_scalars}
         privacy = _privacy(job, sim)
         found, state_bytes = _probe(sim)
         total = found["seconds_per_round"] * job.rounds * len(config.seeds)
-        rows[method.label] = {**found, "seconds": total, **privacy}
+        rows[method.label] = {**of_model, **found, "seconds": total, **privacy}
         states = max(states, state_bytes * federation.num_clients)
     source = federation.source
     return Estimate(
@@ -73,8 +71,6 @@ def estimate(config: ExperimentConfig) -> Estimate:
         heldout_clients=len(federation) - federation.num_clients,
         clients_per_round=sampled_clients(config.fraction, federation.num_clients),
         samples=_sizes(federation),
-        model_scalars=scalars,
-        frozen_scalars=frozen,
         methods=rows,
         seconds=sum(row["seconds"] for row in rows.values()),
         memory_bytes=source.x.numel() * source.x.element_size() + states + 4 * frozen,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -202,5 +203,15 @@ class ExperimentResult:
 
 
 def slug(label: str) -> str:
-    """Returns a label as a folder name."""
-    return re.sub(r"[^A-Za-z0-9.=_+-]+", "-", label).strip("-") or "run"
+    """Returns a label as a folder name; Greek letters are written out.
+
+    >>> slug("ε = 0.1, δ = 1e-4")
+    'epsilon=0.1-delta=1e-4'
+    """
+    plain = re.sub(r"\s*=\s*", "=", re.sub(r"[α-ωΑ-Ω]", _written_out, label))
+    return re.sub(r"[^A-Za-z0-9.=_+-]+", "-", plain).strip("-") or "run"
+
+
+def _written_out(letter: re.Match[str]) -> str:
+    name = unicodedata.name(letter[0]).rpartition(" ")[2].lower()
+    return "lambda" if name == "lamda" else name  # as Unicode spells it

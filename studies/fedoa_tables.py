@@ -1,0 +1,140 @@
+"""FedOA's tables out of finished leave-one-out experiments: accuracy on what was held out, and features by round.
+
+    tailorfl reproduce fedoa_pacs --out runs/fedoa_pacs
+    python studies/fedoa_tables.py runs/fedoa_pacs
+
+writes fedoa.md into the folder, with features.png where the distance of personal from global features was recorded in
+several rounds. Methods are judged as in the paper: by personal models where they have them, each on everything that was
+held out, and by the global model where they have not.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from tailorfl.evaluation.seeds import interval
+from tailorfl.experiments.config import load
+from tailorfl.experiments.result import ExperimentResult, slug
+from tailorfl.experiments.variants import expand
+
+PUBLISHED: dict[str, dict[str, tuple[float, ...]]] = {
+    "fedoa_flan": {
+        "Centralized": (41.75, 76.87, 43.38, 64.05, 56.51),
+        "FedIT": (43.00, 80.63, 43.63, 66.17, 58.36),
+        "pFedMe": (37.32, 75.99, 44.53, 50.81, 52.16),
+        "FedLoRA": (41.03, 78.48, 43.83, 64.57, 56.98),
+        "PerAda": (36.86, 76.45, 44.24, 52.36, 52.48),
+        "FedSDR": (36.70, 66.90, 43.43, 41.85, 47.22),
+        "FedOA": (39.73, 82.63, 45.86, 67.96, 59.05),
+    },
+    "fedoa_pacs": {
+        "FedIT": (68.11, 56.66, 77.18, 77.94, 69.97),
+        "pFedMe": (54.72, 41.25, 59.22, 60.67, 53.96),
+        "FedLoRA": (60.49, 51.31, 72.93, 73.15, 64.47),
+        "PerAda": (54.73, 41.25, 59.24, 60.68, 53.98),
+        "FedOA": (67.49, 56.51, 75.96, 77.45, 69.35),
+    },
+}
+"""ROUGE-1 of LLaMA-7B by held-out task, accuracy of a ViT by held-out domain of Office-Home; the mean comes last."""
+
+
+def collected(folder: Path) -> pd.DataFrame:
+    """Returns a row a job: variant, label, seed, metric, set (shifted or local), value in percent."""
+    rows = []
+    for variant in expand(load(folder / "config.yaml", [])):
+        for summary, _ in ExperimentResult.load(folder / slug(variant)).jobs:
+            sets = summary["metrics"][summary["model"]]
+            (held,) = [name for name in sets if name not in ("local", "val", "global")]
+            for kind, name in (("shifted", held), ("local", "local")):
+                for metric in ("accuracy", "rouge1", "feature_distance"):
+                    if metric in sets[name]:
+                        value = sets[name][metric]["mean"] * (100 if metric == "accuracy" else 1)
+                        row = {"variant": variant, "label": summary["label"], "seed": summary["seed"]}
+                        rows.append({**row, "metric": metric, "set": kind, "value": value})
+    return pd.DataFrame(rows)
+
+
+def table(frame: pd.DataFrame, published: dict[str, tuple[float, ...]]) -> list[str]:
+    """Returns a table of one metric on one set: a row a method, a column a variant, and their mean."""
+    variants = list(dict.fromkeys(frame["variant"]))
+    lines = [f"| Method | {' | '.join(variants)} | mean |", "| --- |" + " ---: |" * (len(variants) + 1)]
+    for label in dict.fromkeys(frame["label"]):
+        mine = frame[frame["label"] == label]
+        cells = [_cell(list(mine[mine["variant"] == v]["value"])) for v in variants]
+        cells.append(_cell(list(mine.groupby("seed")["value"].mean())))
+        known = published.get(label)
+        if known is not None:
+            cells = [f"{cell} ({number})" for cell, number in zip(cells, known, strict=True)]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return lines
+
+
+def _cell(values: list[float]) -> str:
+    mean, half = interval(values)
+    return f"{mean:.2f} ± {half:.2f}" if len(values) > 1 else f"{mean:.2f}"
+
+
+def features_by_round(folder: Path) -> pd.DataFrame:
+    """Returns variant, label, seed, round and the mean distance of features on the clients' own test parts."""
+    found = []
+    for variant in expand(load(folder / "config.yaml", [])):
+        frame = ExperimentResult.load(folder / slug(variant)).clients
+        if "feature_distance" not in frame:
+            continue
+        mine = frame[(frame["set"] == "local") & (frame["model"] == "personal")]
+        means = mine.groupby(["label", "seed", "round"])["feature_distance"].mean().dropna().reset_index()
+        found.append(means.assign(variant=variant))
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+
+
+def plot(frame: pd.DataFrame, file: Path) -> None:
+    """Draws the mean distance by round, a line a method."""
+    figure, axes = plt.subplots(figsize=(5.5, 3.5))
+    for label, lines in frame.groupby("label", sort=False):
+        by_round = lines.groupby("round")["feature_distance"].mean()
+        axes.plot(by_round.index, by_round, marker="o", markersize=3, label=str(label))
+    axes.set_xlabel("round")
+    axes.set_ylabel("distance of personal from global features")
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(file, dpi=130)
+
+
+def page(folder: Path) -> str:
+    """Returns the tables as Markdown."""
+    name = load(folder / "config.yaml", []).name
+    frame = collected(folder)
+    lines = [f"# {name}", "", "Mean over clients and seeds ± half width of the 95 % interval over seeds."]
+    for metric, title in (("accuracy", "Accuracy (%)"), ("rouge1", "ROUGE-1 (%)")):
+        for kind, where in (("shifted", "what was held out"), ("local", "the clients' own test parts")):
+            part = frame[(frame["metric"] == metric) & (frame["set"] == kind)]
+            if part.empty:
+                continue
+            numbers = PUBLISHED.get(name, {}) if kind == "shifted" and _is_published(name, metric) else {}
+            note = "; published numbers in brackets, of another model and scale" if numbers else ""
+            lines += ["", f"## {title} on {where}{note}", "", *table(part, numbers)]
+    return "\n".join(lines) + "\n"
+
+
+def _is_published(name: str, metric: str) -> bool:
+    """The paper has ROUGE-1 of texts, and accuracy of images."""
+    return metric == ("rouge1" if name == "fedoa_flan" else "accuracy")
+
+
+def main() -> None:
+    """Writes the page and the picture."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="of the finished experiment fedoa_flan or fedoa_pacs")
+    folder = parser.parse_args().folder
+    (folder / "fedoa.md").write_text(page(folder), encoding="utf-8")
+    frame = features_by_round(folder)
+    if not frame.empty and frame["round"].nunique() > 1:
+        plot(frame, folder / "features.png")
+
+
+if __name__ == "__main__":
+    main()
