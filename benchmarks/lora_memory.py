@@ -4,13 +4,14 @@ Every client trains LoRA of rank 8 on query and value of all-MiniLM-L6-v2 (22.6 
 head trained; without its package a BERT of the same size, drawn at random), 8 sentences of 32 tokens in batches of 4,
 one epoch of SGD.
 
-    vectorized   all clients in training at once, one backbone
+    all at once  this library, all clients in training at once, one backbone
+    vectorized   this library, as many clients at once as it takes by itself
     sequential   this library's loop, one backbone
     plain loop   a hand-written PyTorch loop on one module: put a client's adapter in, train it, take it out
     copies       the same loop where every client has a whole module of its own
 
 Every line is a process of its own, so that its peak of resident memory is its own too. Rounds are timed as process time
-of one thread, the four ways in turn.
+of one thread, the ways in turn.
 
     python benchmarks/lora_memory.py --clients 100 --json benchmarks/results/lora_memory.json
 """
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 LENGTH, SAMPLES, BATCH, CLASSES, RATE = 32, 8, 4, 2, 0.01
-WAYS = ("vectorized", "sequential", "plain loop", "copies")
+WAYS = ("all at once", "vectorized", "sequential", "plain loop", "copies")
 
 
 def module(base: str) -> Any:
@@ -65,7 +66,7 @@ def source(clients: int) -> Any:
     )
 
 
-def library(engine: str, base: str, clients: int) -> Any:
+def library(engine: str, chunk: int | None, base: str, clients: int) -> Any:
     """Returns a function that runs one round of FedIT."""
     import tailorfl.methods  # noqa: F401  registers the library's methods
     from tailorfl.core.cohort import TrainConfig
@@ -80,7 +81,7 @@ def library(engine: str, base: str, clients: int) -> Any:
         data,
         Model(lambda: module(base)),
         TrainConfig(epochs=1, batch_size=BATCH, lr=RATE),
-        engine=make_engine(engine, clients if engine == "vectorized" else None),
+        engine=make_engine(engine, chunk),
     )
     return sim.step
 
@@ -123,8 +124,12 @@ def measure(way: str, base: str, clients: int, repeat: int) -> dict[str, float]:
     import torch
 
     torch.set_num_threads(1)
-    ours = way in ("vectorized", "sequential")
-    step = library(way, base, clients) if ours else plain(base, clients, copies=way == "copies")
+    if way in ("plain loop", "copies"):
+        step = plain(base, clients, copies=way == "copies")
+    elif way == "all at once":
+        step = library("vectorized", clients, base, clients)
+    else:
+        step = library(way, None, base, clients)
     step()
     seconds = []
     for _ in range(repeat):

@@ -18,7 +18,11 @@ MODELS = {"logistic": "logistic regression", "mlp": "MLP 784-200-10", "cnn2": "C
 
 def tables() -> dict[str, str]:
     """Returns the Markdown tables by the name of their file of results."""
-    return {"local_training": training(read("local_training")), "many_clients": clients(read("many_clients"))}
+    return {
+        "local_training": training(read("local_training")),
+        "many_clients": clients(read("many_clients")),
+        "lora_memory": adapters(read("lora_memory")),
+    }
 
 
 def read(name: str) -> dict[str, Any]:
@@ -51,6 +55,18 @@ def clients(results: dict[str, Any]) -> str:
             f"| {line['registered']:,} | {line['cohort']:,} | {line['round_seconds']:.3f} "
             f"| {line['start_up_seconds']:.1f} | {line['peak_bytes'] / 1e6:,.0f} MB |"
         )
+    return "\n".join(lines) + "\n"
+
+
+def adapters(results: dict[str, Any]) -> str:
+    """Returns memory and seconds of many clients' adapters on one transformer."""
+    rows = results["rows"]
+    loop = next(row["seconds"] for row in rows if row["way"] == "plain loop")
+    lines = ["| | Clients | Peak memory | Seconds a round | Of the plain loop |", "| --- |" + " ---: |" * 4]
+    for row in rows:
+        share = f"{row['seconds'] / loop:.2f} ×" if row["clients"] > 1 else ""
+        cells = f"{row['clients']:,} | {row['peak_mb']:,.0f} MB | {row['seconds']:.2f} | {share}"
+        lines.append(f"| {row['way']} | {cells} |")
     return "\n".join(lines) + "\n"
 
 

@@ -4,8 +4,8 @@
     python studies/privacy_tables.py runs/perada_dp
 
 writes privacy.csv into the folder, a row a job, and privacy.md: a row a variant, and for every method the accuracy of
-its deployable models on the clients' own test parts (mean over clients and seeds, 95 % interval over seeds), the noise σ,
-and ε over clients.
+its deployable models on the clients' own test parts (mean over clients and seeds, 95 % interval over seeds), the noise
+σ, and ε over clients.
 """
 
 from __future__ import annotations
