@@ -181,3 +181,18 @@ def test_minilm_ranks_pairs_of_sentences_as_people_do(need_data: Callable[[str],
 
     cosine = F.cosine_similarity(embed(table.text_a.tolist()), embed(table.text_b.tolist()))
     assert spearmanr(cosine.numpy(), np.asarray(table.label)).statistic > 0.80
+
+
+def test_the_first_layers_of_a_checkpoint_are_a_model_of_their_own(tmp_path: Path) -> None:
+    """Its hidden states are those between the layers of the whole, with layer norms where BERT has them."""
+    import transformers as hf
+
+    folder = checkpoint("bert", tmp_path)
+    cut = build("huggingface", (L,), 3, checkpoint=folder, pooling="first", layers=1).eval()
+    whole = hf.AutoModel.from_pretrained(folder).eval()
+    x = text(4, L)
+    states = whole(input_ids=x, attention_mask=(x != 0).long(), output_hidden_states=True).hidden_states
+    torch.testing.assert_close(cut.pooled(x), states[1][:, 0], atol=1e-5, rtol=1e-5)
+    for layers in (0, 3):
+        with pytest.raises(ModelError, match="from 1 to 2"):
+            build("huggingface", (L,), 3, checkpoint=folder, layers=layers)

@@ -79,6 +79,23 @@ def read_config(checkpoint: str | None) -> Any:
         raise _unreadable(checkpoint, error) from error
 
 
+def cut(config: Any, layers: int | None) -> Any:
+    """The config of a model of the first `layers` blocks alone; None leaves it as it is.
+
+    Raises:
+        ModelError: there are fewer.
+    """
+    if layers is None:
+        return config
+    has = getattr(config, "num_hidden_layers", 0)
+    if not 1 <= layers <= has:
+        raise ModelError(
+            f"the checkpoint has {has} layers, so layers must be from 1 to {has}, but is {layers}."
+        )
+    config.num_hidden_layers = layers
+    return config
+
+
 def kind_of(config: Any, given: str | None = None) -> str:
     """How a checkpoint reads samples: `given`, or what its config tells.
 

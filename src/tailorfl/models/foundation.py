@@ -14,6 +14,7 @@ from torch import nn
 
 from tailorfl.errors import ModelError
 from tailorfl.models.checkpoints import (
+    cut,
     kind_of,
     load_pretrained,
     minilm_folder,
@@ -153,6 +154,7 @@ def minilm(
     pooling: str = "mean",
     option_length: int = 12,
     pad: int | None = None,
+    layers: int | None = None,
     attention: str = "eager",
     lora: int = 0,
     lora_alpha: float = 16,
@@ -161,7 +163,10 @@ def minilm(
     adapter_size: int = 0,
     adapter_dropout: float = 0.0,
 ) -> nn.Module:
-    """All-MiniLM-L6-v2, a pre-trained sentence encoder (6 layers, 384 wide, 22.6 M scalars), from its own package."""
+    """All-MiniLM-L6-v2, a pre-trained sentence encoder (6 layers, 384 wide, 22.6 M scalars), from its own package.
+
+    `layers` takes the first so many of them alone.
+    """
     return huggingface(
         input_shape,
         outputs,
@@ -171,6 +176,7 @@ def minilm(
         pooling=pooling,
         option_length=option_length,
         pad=pad,
+        layers=layers,
         attention=attention,
         lora=lora,
         lora_alpha=lora_alpha,
@@ -192,6 +198,7 @@ def huggingface(
     option_length: int = 12,
     pad: int | None = None,
     end: int | None = None,
+    layers: int | None = None,
     attention: str = "eager",
     lora: int = 0,
     lora_alpha: float = 16,
@@ -203,9 +210,9 @@ def huggingface(
     """Any pre-trained encoder, causal or vision model of transformers: a folder, or a name on the Hugging Face hub.
 
     `kind` is encoder, decoder or vision where the config does not tell; `pad` and `end` are by default the config's,
-    or else 0 and 1.
+    or else 0 and 1. `layers` takes the first so many blocks of the checkpoint alone, which is as much quicker.
     """
-    config = read_config(checkpoint)
+    config = cut(read_config(checkpoint), layers)
     reading = Reading(
         kind_of(config, kind),
         head,
