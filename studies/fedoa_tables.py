@@ -42,11 +42,19 @@ PUBLISHED: dict[str, dict[str, tuple[float, ...]]] = {
 """ROUGE-1 of LLaMA-7B by held-out task, accuracy of a ViT by held-out domain of Office-Home; the mean comes last."""
 
 
+def results(folder: Path) -> dict[str, ExperimentResult]:
+    """Returns the result of every variant; of an experiment without variants its own, by what it holds out."""
+    config = load(folder / "config.yaml", [])
+    if not config.variants:
+        return {", ".join(config.data.heldout_domain or ()): ExperimentResult.load(folder)}
+    return {variant: ExperimentResult.load(folder / slug(variant)) for variant in expand(config)}
+
+
 def collected(folder: Path) -> pd.DataFrame:
     """Returns a row a job: variant, label, seed, metric, set (shifted or local), value in percent."""
     rows = []
-    for variant in expand(load(folder / "config.yaml", [])):
-        for summary, _ in ExperimentResult.load(folder / slug(variant)).jobs:
+    for variant, result in results(folder).items():
+        for summary, _ in result.jobs:
             sets = summary["metrics"][summary["model"]]
             (held,) = [name for name in sets if name not in ("local", "val", "global")]
             for kind, name in (("shifted", held), ("local", "local")):
@@ -81,8 +89,8 @@ def _cell(values: list[float]) -> str:
 def features_by_round(folder: Path) -> pd.DataFrame:
     """Returns variant, label, seed, round and the mean distance of features on the clients' own test parts."""
     found = []
-    for variant in expand(load(folder / "config.yaml", [])):
-        frame = ExperimentResult.load(folder / slug(variant)).clients
+    for variant, result in results(folder).items():
+        frame = result.clients
         if "feature_distance" not in frame:
             continue
         mine = frame[(frame["set"] == "local") & (frame["model"] == "personal")]
@@ -128,7 +136,9 @@ def _is_published(name: str, metric: str) -> bool:
 def main() -> None:
     """Writes the page and the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="of the finished experiment fedoa_flan or fedoa_pacs")
+    parser.add_argument(
+        "folder", type=Path, help="of the finished experiment: fedoa_flan, fedoa_ablation or fedoa_pacs"
+    )
     folder = parser.parse_args().folder
     (folder / "fedoa.md").write_text(page(folder), encoding="utf-8")
     frame = features_by_round(folder)
