@@ -18,8 +18,7 @@ import pandas as pd
 
 from tailorfl.evaluation.seeds import interval
 from tailorfl.experiments.config import load
-from tailorfl.experiments.result import ExperimentResult, slug
-from tailorfl.experiments.variants import expand
+from tailorfl.experiments.variants import results
 
 PUBLISHED: dict[str, dict[str, tuple[float, ...]]] = {
     "fedoa_flan": {
@@ -40,14 +39,6 @@ PUBLISHED: dict[str, dict[str, tuple[float, ...]]] = {
     },
 }
 """ROUGE-1 of LLaMA-7B by held-out task, accuracy of a ViT by held-out domain of Office-Home; the mean comes last."""
-
-
-def results(folder: Path) -> dict[str, ExperimentResult]:
-    """Returns the result of every variant; of an experiment without variants its own, by what it holds out."""
-    config = load(folder / "config.yaml", [])
-    if not config.variants:
-        return {", ".join(config.data.heldout_domain or ()): ExperimentResult.load(folder)}
-    return {variant: ExperimentResult.load(folder / slug(variant)) for variant in expand(config)}
 
 
 def collected(folder: Path) -> pd.DataFrame:

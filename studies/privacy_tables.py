@@ -18,16 +18,15 @@ import pandas as pd
 
 from tailorfl.evaluation.seeds import interval
 from tailorfl.experiments.config import load
-from tailorfl.experiments.result import ExperimentResult, slug
-from tailorfl.experiments.variants import expand
+from tailorfl.experiments.variants import results
 
 
 def collected(folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Returns variant -> label -> summaries of its seeds."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for variant in expand(load(folder / "config.yaml", [])):
+    for variant, result in results(folder).items():
         jobs = found.setdefault(variant, {})
-        for summary, _ in ExperimentResult.load(folder / slug(variant)).jobs:
+        for summary, _ in result.jobs:
             jobs.setdefault(summary["label"], []).append(summary)
     return found
 

@@ -178,7 +178,7 @@ def report(folder: Annotated[Path, typer.Argument(help="Result folder of an expe
     from tailorfl.experiments.report import write_report
     from tailorfl.experiments.variants import results
 
-    for result in results(folder):
+    for result in results(folder).values():
         written = ", ".join(str(file) for file in write_report(result))
         _show(result)
         _stdout().print(f"report: {written}", highlight=False, soft_wrap=True)

@@ -66,13 +66,15 @@ def run_variants(
         )
 
 
-def results(folder: Path) -> list[ExperimentResult]:
-    """Returns the results in a folder: of its variants, or its own. Raises RunError if there are none."""
+def results(folder: Path) -> dict[str, ExperimentResult]:
+    """Returns the results in a folder: of its variants by name, or its own as "". Raises RunError if there are none."""
     config = load(folder / "config.yaml") if (folder / "config.yaml").is_file() else None
     if config is None or not config.variants:
-        return [ExperimentResult.load(folder)]
-    found = [folder / slug(name) for name in config.variants]
-    done = [ExperimentResult.load(place) for place in found if (place / "config.yaml").is_file()]
+        return {"": ExperimentResult.load(folder)}
+    found = {name: folder / slug(name) for name in config.variants}
+    done = {
+        n: ExperimentResult.load(place) for n, place in found.items() if (place / "config.yaml").is_file()
+    }
     if not done:
         raise RunError(f"'{folder}' has no finished job yet; continue it with --resume {folder}")
     return done
