@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from tensordict import TensorDict
 
 from methods.settings import make
 from methods.small import simulation
-from tailorfl.evaluation.features import feature_distances
+from tailorfl.evaluation.features import feature_distances, features
 from tailorfl.evaluation.protocols import Protocol, evaluate, summaries
 
 
@@ -17,14 +18,16 @@ def test_it_is_the_mean_norm_of_the_difference() -> None:
     x = source.take(rows)
     w, v = sim.server, models[0]
 
-    def features(state: object) -> torch.Tensor:
-        hidden: torch.Tensor = sim.model.outputs_and_features(state, x)[1]  # type: ignore[arg-type]
-        return hidden
+    def hidden(state: object) -> torch.Tensor:
+        found: torch.Tensor = sim.model.outputs_and_features(state, x)[1]  # type: ignore[arg-type]
+        return found
 
-    found = feature_distances(sim.model, v, w, source, rows)
-    torch.testing.assert_close(found, (features(v) - features(w)).square().sum(1).sqrt())
-    assert float(feature_distances(sim.model, w, w, source, rows).max()) == 0.0
-    assert feature_distances(sim.model, v, w, source, rows[:0]).shape == (0,)
+    def distances(one: TensorDict, other: TensorDict, where: torch.Tensor) -> torch.Tensor:
+        return feature_distances(*(features(sim.model, state, source, where) for state in (one, other)))
+
+    torch.testing.assert_close(distances(v, w, rows), (hidden(v) - hidden(w)).square().sum(1).sqrt())
+    assert float(distances(w, w, rows).max()) == 0.0
+    assert distances(v, w, rows[:0]).shape == (0,)
 
 
 def test_records_of_personal_models_have_it_where_it_is_asked_for() -> None:
@@ -36,7 +39,8 @@ def test_records_of_personal_models_have_it_where_it_is_asked_for() -> None:
         assert ("feature_distance" in record) == (record["model"] == "personal")
     ((_, models),) = sim.personal_models((2,))
     rows = torch.from_numpy(sim.federation.test[2])
-    wanted = float(feature_distances(sim.model, models[0], sim.server, sim.federation.source, rows).mean())
+    mine_and_shared = (features(sim.model, s, sim.federation.source, rows) for s in (models[0], sim.server))
+    wanted = float(feature_distances(*mine_and_shared).mean())
     (mine,) = [r for r in records if (r["client"], r["set"], r["model"]) == (2, "local", "personal")]
     assert mine["feature_distance"] == wanted
     assert "feature_distance" in summaries(records)["personal"]["local"]

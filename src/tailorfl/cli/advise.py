@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tailorfl.cli.arguments import experiment
 from tailorfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,11 +48,8 @@ def command(
 ) -> None:
     """Train a cheap pilot and say how much to personalize: R, V, rho, L, mu, lam, step sizes, rounds."""
     from tailorfl.cli.progress import messages
-    from tailorfl.experiments.config import load
 
-    given = arguments or []
-    named = bool(given) and "=" not in given[0]
-    config = load(given[0] if named else None, given[1:] if named else given)
+    config = experiment(arguments)
     errors = Console(stderr=True)
     with messages(errors), _status(errors, quiet) as watch:
         advice = pilot(config, clients, rounds, watch)
@@ -89,7 +87,7 @@ def pilot(config: ExperimentConfig, clients: int, rounds: int, watch: Callable[[
         raise ConfigError("the pilot compares weights, so it needs one architecture; leave out model.larger")
     torch.set_num_threads(config.threads)
     seed = config.seeds[0]
-    federation = make_federation(config, config.data.seed if config.data.seed is not None else seed)
+    federation = make_federation(config, config.data.seed_of(seed))
     # FedAvg trains the whole model with the experiment's own settings (equal weights go with any privacy); it is
     # built, not run.
     fedavg = MethodConfig(name="fedavg", label="fedavg", options={"weights": "uniform"})

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 import tailorfl
 from tailorfl.cli import advise, pretrain, theory
+from tailorfl.cli.arguments import experiment
 from tailorfl.cli.state import State, quoted
 from tailorfl.errors import ConfigError, TailorflError, nearest
 
@@ -202,9 +203,8 @@ def _experiment(
     """Loads, checks and runs an experiment, or estimates it."""
     config = _config(arguments or [], methods, out, resume, overwrite)
 
-    from tailorfl.experiments.check import (
-        check,
-    )  # from here on torch is needed, which takes a second to import
+    # From here on torch is needed, which takes a second to import.
+    from tailorfl.experiments.check import check
 
     check(config)
     from tailorfl.experiments.variants import expand, run_variants
@@ -215,8 +215,8 @@ def _experiment(
         from tailorfl.experiments.estimate import estimate
 
         with messages(_stderr()):
-            for experiment in expand(config).values():
-                show_estimate(_stdout(), experiment, estimate(experiment))
+            for one in expand(config).values():
+                show_estimate(_stdout(), one, estimate(one))
         return
     from tailorfl.cli.progress import observer
     from tailorfl.experiments.folders import new_folder
@@ -240,7 +240,6 @@ def _config(
     resume: Path | None,
     overwrite: bool,
 ) -> ExperimentConfig:
-    from tailorfl.experiments.config import load
     from tailorfl.experiments.folders import experiment_in
 
     if resume is not None:
@@ -250,8 +249,7 @@ def _config(
                 "KEY=VALUE, --out and --overwrite, or start a new experiment without --resume"
             )
         return experiment_in(resume)
-    named = bool(arguments) and "=" not in arguments[0]
-    return load(arguments[0] if named else None, arguments[1:] if named else arguments, methods=methods)
+    return experiment(arguments, methods)
 
 
 def _show(result: ExperimentResult) -> None:

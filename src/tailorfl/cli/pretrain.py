@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tailorfl.cli.arguments import experiment
 from tailorfl.cli.state import State, quoted
 from tailorfl.errors import ConfigError
 
@@ -31,16 +32,12 @@ def command(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
 ) -> None:
     """Train a backbone on a labelled data set in one place, for model.weights of experiments."""
-    from tailorfl.experiments.config import load
-
-    given = arguments or []
-    if resume is not None and (given or out is not None or overwrite):
+    if resume is not None and (arguments or out is not None or overwrite):
         raise ConfigError(
             "--resume continues a pretraining with the settings it was started with; leave out CONFIG, KEY=VALUE, "
             "--out and --overwrite, or start a new one without --resume"
         )
-    named = bool(given) and "=" not in given[0]
-    config = None if resume else load(given[0] if named else None, given[1:] if named else given)
+    config = None if resume else experiment(arguments)
 
     from tailorfl.cli.epochs import watcher  # from here on torch is needed, which takes a second to import
     from tailorfl.experiments.check import check

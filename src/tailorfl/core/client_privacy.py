@@ -30,23 +30,13 @@ from torch import Tensor
 from tailorfl.core import tree
 from tailorfl.core.keys import derive
 from tailorfl.core.ledger import EVERYONE, Use, Uses
-from tailorfl.core.privacy import check_scale, normal
+from tailorfl.core.privacy import ClippedNoise, normal
 from tailorfl.errors import ConfigError, ModelError
 
 
 @dataclass(frozen=True)
-class ClientDP:
-    """Clips every client's update to `clip`, and adds noise of deviation `noise`·`clip`.
-
-    Raises:
-        ConfigError: noise without a clip that scales it.
-    """
-
-    clip: float
-    noise: float
-
-    def __post_init__(self) -> None:
-        check_scale(self.clip, self.noise)
+class ClientDP(ClippedNoise):
+    """Clips every client's update to `clip`, and adds noise of deviation `noise`·`clip`."""
 
 
 def private_replies(

@@ -36,6 +36,11 @@ class PerClient:
         return torch.arange(self.payloads.batch_size[0]) if self.index is None else self.index
 
 
+def table_of(message: TensorDict | PerClient) -> tuple[TensorDict, Tensor | None]:
+    """Returns what an engine takes: (one payload for all, None), or (a table, the rows that each client gets)."""
+    return (message.payloads, message.rows) if isinstance(message, PerClient) else (message, None)
+
+
 class PerArchitecture(dict[str, TensorDict]):
     """One payload for every architecture, by its name: models travel only among clients that have the same."""
 

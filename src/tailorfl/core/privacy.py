@@ -31,30 +31,27 @@ LossOf = Callable[
 
 
 @dataclass(frozen=True)
-class SampleDP:
-    """Clips every sample to `clip` and adds Gaussian noise of deviation `noise`·`clip` to a batch's sum.
+class ClippedNoise:
+    """A bound on a norm, and noise in units of it.
 
     Raises:
-        ConfigError: noise without a clip that scales it.
+        ConfigError: the clip is infinite, and the noise is a multiple of it.
     """
 
     clip: float
     noise: float
 
     def __post_init__(self) -> None:
-        check_scale(self.clip, self.noise)
+        if math.isinf(self.clip) and self.noise > 0:
+            raise ConfigError(
+                f"privacy noise is a multiple of the clip, so clip = {self.clip} goes with noise = 0 only; got noise = "
+                f"{self.noise}"
+            )
 
 
-def check_scale(clip: float, noise: float) -> None:
-    """Nothing if the noise has a size.
-
-    Raises:
-        ConfigError: the clip is infinite, and the noise is a multiple of it.
-    """
-    if math.isinf(clip) and noise > 0:
-        raise ConfigError(
-            f"privacy noise is a multiple of the clip, so clip = {clip} goes with noise = 0 only; got noise = {noise}"
-        )
+@dataclass(frozen=True)
+class SampleDP(ClippedNoise):
+    """Clips every sample to `clip` and adds Gaussian noise of deviation `noise`·`clip` to a batch's sum."""
 
 
 def normal(key: Tensor, number: int, shape: torch.Size) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 
 from tailorfl.core.ledger import Ledger, Record
-from tailorfl.core.messages import PerClient
+from tailorfl.core.messages import PerClient, table_of
 from tailorfl.engines.base import Parts
 from tailorfl.engines.deployment import deployment, deployment_message, in_parts
 from tailorfl.engines.groups import by_group, message_for
@@ -34,7 +34,7 @@ def planned_ledger(sim: Simulation, rounds: int, adapt_steps: int | None = None)
     ledger = Ledger()
     for number in range(rounds):
         sampled = sim.sample(number)
-        training = tuple(range(sim.participants)) if sim.method.participation == "all" else sampled
+        training = sim.trainees(sampled)
         message = sim.method.broadcast(sim.server, training)
         for group, where in by_group(sim.groups, training):
             ids = tuple(training[k] for k in where)
@@ -74,7 +74,6 @@ def _counted(
 ) -> tuple[Record, Parts]:
     record = Record()
     cohort = replace(sim.cohort(ids, limit, own), round=round, record=record, counting=True)
-    index = message.rows if isinstance(message, PerClient) else None
-    received = message.payloads if isinstance(message, PerClient) else message
+    received, index = table_of(message)
     with torch.no_grad():
         return record, Vectorized().map(function, cohort, states, received, index)

@@ -19,7 +19,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.client_privacy import ClientDP
 from tailorfl.core.cohort import Cohort, TrainConfig
 from tailorfl.core.ledger import Ledger, Purpose, Record
-from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Replies, Traffic
+from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Replies, Traffic, table_of
 from tailorfl.core.method import Method
 from tailorfl.core.objective import LOSSES
 from tailorfl.core.privacy import Level
@@ -157,8 +157,7 @@ class Simulation:
         """
         begin = time.perf_counter()
         sampled = self.sample(self.round) if sampled is None else sampled
-        if training is None:
-            training = tuple(range(len(self._members))) if self.method.participation == "all" else sampled
+        training = self.trainees(sampled) if training is None else training
         message = self.method.broadcast(self.server, training)
         done = [
             self._train(group, tuple(training[k] for k in where), message_for(message, group, where))
@@ -228,6 +227,10 @@ class Simulation:
         sizes = np.array([len(m) for m in self._members], dtype=np.int64)
         return sample_clients(self.seed, round, sizes, self.fraction, self.sampling)
 
+    def trainees(self, sampled: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the clients that train where `sampled` are those that are aggregated."""
+        return tuple(range(self.participants)) if self.method.participation == "all" else sampled
+
     # -- running client code --------------------------------------------------------------------------------
 
     def cohort(self, ids: Sequence[int], limit: int | None = None, own: bool = False) -> Cohort:
@@ -267,8 +270,7 @@ class Simulation:
         if isinstance(message, PerArchitecture):
             ((group, _),) = by_group(self.groups, ids)
             message = message[group.name]
-        index = message.rows if isinstance(message, PerClient) else None
-        received = message.payloads if isinstance(message, PerClient) else message
+        received, index = table_of(message)
         cohort = replace(self.cohort(ids, limit, own), record=record)
         with torch.no_grad():
             return self.engine.map(function, cohort, states, received, index)

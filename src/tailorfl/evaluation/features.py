@@ -17,13 +17,16 @@ from tailorfl.data.source import Source
 from tailorfl.models.functional import Model
 
 
-def feature_distances(
-    model: Model, personal: TensorDict, shared: TensorDict, source: Source, rows: Tensor
-) -> Tensor:
-    """Returns the distance of one personal model on every sample, float [rows]; both models are of one architecture."""
-    found = [torch.zeros(0)]
-    for part in torch.split(rows, rows_at_once(source)):
-        x = source.take(part)
-        mine, everyones = (model.outputs_and_features(tree.tensors(m), x)[1] for m in (personal, shared))
-        found.append(torch.linalg.vector_norm(mine - everyones, dim=1))
-    return torch.cat(found)
+def features(model: Model, state: TensorDict, source: Source, rows: Tensor) -> Tensor:
+    """Returns the features of one model on samples `rows`, float [rows, width]; [0, 0] without samples."""
+    if not len(rows):
+        return torch.zeros(0, 0)
+    tensors = tree.tensors(state)
+    parts = torch.split(rows, rows_at_once(source))
+    return torch.cat([model.outputs_and_features(tensors, source.take(part))[1] for part in parts])
+
+
+def feature_distances(personal: Tensor, shared: Tensor) -> Tensor:
+    """Returns the distance of features [samples, width] of two models on every sample, [samples]."""
+    found: Tensor = torch.linalg.vector_norm(personal - shared, dim=1)
+    return found

@@ -29,11 +29,12 @@ from tailorfl.core.keys import generator
 from tailorfl.data.source import Source
 from tailorfl.engines.groups import by_group
 from tailorfl.engines.simulation import Simulation
-from tailorfl.evaluation.features import feature_distances
+from tailorfl.evaluation.features import feature_distances, features
 from tailorfl.evaluation.generation import Generation
 from tailorfl.evaluation.judges import make_judge
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER, primary
 from tailorfl.evaluation.summary import summarize
+from tailorfl.models.functional import Model
 
 SETS = ("val", "local", "global", "heldout", "shifted")
 SERVER = -1
@@ -156,21 +157,32 @@ class _Measure:
                 rows = [torch.from_numpy(held[i]) for i in ids]
                 outcomes = self.judge.own(cohort, models, rows)
                 for k, (i, found, r) in enumerate(zip(ids, outcomes, rows, strict=True)):
-                    apart = self._apart(ids, models[k], federation.source, r)
+                    centre = self._centre(cohort.model, ids, federation.source, r)
+                    apart = self._apart(cohort.model, models[k], centre, federation.source, r)
                     self._add(model, name or part, i, found, federation.source, r, apart)
             for set_name, (source, r) in common.items():
+                centre = self._centre(cohort.model, ids, source, r)
                 for k, (i, found) in enumerate(
                     zip(ids, self.judge.common(cohort, models, source, r), strict=True)
                 ):
-                    self._add(model, set_name, i, found, source, r, self._apart(ids, models[k], source, r))
+                    apart = self._apart(cohort.model, models[k], centre, source, r)
+                    self._add(model, set_name, i, found, source, r, apart)
 
-    def _apart(self, ids: Sequence[int], model: TensorDict, source: Source, rows: Tensor) -> dict[str, float]:
-        """How far the features of a model of the clients' architecture lie from the global one's, if asked for."""
+    def _centre(self, model: Model, ids: Sequence[int], source: Source, rows: Tensor) -> Tensor | None:
+        """The features of the global model of some clients' architecture; None where nobody asks, or there is none."""
+        if not self.protocol.feature_distance:
+            return None
         ((group, _),) = by_group(self.sim.groups, ids)
-        centre = self.sim.global_model(group.name) if self.protocol.feature_distance else None
+        shared = self.sim.global_model(group.name)
+        return None if shared is None else features(model, shared, source, rows)
+
+    def _apart(
+        self, model: Model, state: TensorDict, centre: Tensor | None, source: Source, rows: Tensor
+    ) -> dict[str, float]:
+        """How far the features of one model lie from `centre`."""
         if centre is None:
             return {}
-        found = feature_distances(group.model, model, centre, source, rows)
+        found = feature_distances(features(model, state, source, rows), centre)
         return {"feature_distance": float(found.mean())}  # NaN of an empty part, as all metrics
 
     def shared(

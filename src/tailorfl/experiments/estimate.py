@@ -52,7 +52,7 @@ def estimate(config: ExperimentConfig) -> Estimate:
         TailorflError: the experiment cannot be built; the message says why.
     """
     torch.set_num_threads(config.threads)
-    seed = config.data.seed if config.data.seed is not None else config.seeds[0]
+    seed = config.data.seed_of(config.seeds[0])
     federation = make_federation(config, seed)
     rows, states, frozen = {}, 0.0, 0
     for method in config.methods:

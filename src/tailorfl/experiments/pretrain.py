@@ -158,7 +158,7 @@ def pretrain(
     watch = Watcher() if watch is None else watch
     torch.set_num_threads(config.threads)
     with locked(running(weights)):
-        federation = make_federation(config, _data_seed(config), source)
+        federation = make_federation(config, config.data.seed_of(config.seeds[0]), source)
         sim = make_simulation(Job(config, config.methods[0], config.seeds[0]), federation)
         state = _Running(running(weights), sim, source is not None)
         if resume:
@@ -235,10 +235,6 @@ def _report(config: ExperimentConfig, sim: Simulation, found: Pretrained) -> dic
         "epochs": [asdict(epoch) for epoch in found.epochs],
         "settings": config.to_dict(),
     }
-
-
-def _data_seed(config: ExperimentConfig) -> int:
-    return config.data.seed if config.data.seed is not None else config.seeds[0]
 
 
 class _Running:

@@ -81,7 +81,7 @@ def run_experiment(
                 continue
             if resume:
                 check_source(out, source)
-            seed = config.data.seed if config.data.seed is not None else job.seed
+            seed = config.data.seed_of(job.seed)
             if federation is None or seed != built:
                 federation, built = make_federation(config, seed, source, said), seed
             sim = make_simulation(job, federation, folder)

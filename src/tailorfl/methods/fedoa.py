@@ -37,7 +37,7 @@ from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.feature_pull import Distance, FeaturePull
+from tailorfl.core.feature_pull import FeaturePull
 from tailorfl.core.method import register
 from tailorfl.methods.bases import TwoModels
 
@@ -54,20 +54,13 @@ class FeatureRegularised(TwoModels):
         True, description="personal models are drawn anew and not copies of the global one"
     )
 
-    @property
-    def pull(self) -> tuple[Distance, int]:
-        """The distance D and the size of a micro-batch."""
-        raise NotImplementedError
-
     def client_state(self, ctx: Context) -> TensorDict:
         return ctx.fresh(0) if self.own_init else ctx.init
 
-    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
-        phi = client.fit(received)
-        if client.round < self.personal_start:
-            return state, phi
-        distance, micro_batch = self.pull
-        return client.fit(state, pull=FeaturePull(self.lam, distance, received, micro_batch)), phi
+    def train(self, client: Client, state: TensorDict, pull: FeaturePull) -> tuple[TensorDict, TensorDict]:
+        """Returns (φ_e, φ) of one client; the centre of the pull is the φ_g it received."""
+        phi = client.fit(pull.centre)
+        return (state if client.round < self.personal_start else client.fit(state, pull=pull)), phi
 
 
 @register
@@ -82,9 +75,8 @@ class FedOA(FeatureRegularised):
     )
     micro_batch: int = Field(8, ge=1, description="samples of one norm of batch_l2")
 
-    @property
-    def pull(self) -> tuple[Distance, int]:
-        return self.distance, self.micro_batch
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        return self.train(client, state, FeaturePull(self.lam, self.distance, received, self.micro_batch))
 
 
 @register
@@ -95,6 +87,5 @@ class FedSDR(FeatureRegularised):
     title: ClassVar[str] = "FedSDR"
     paper: ClassVar[str] = "Tang et al., ICLR 2024, as adapted in FedOA (2025)"
 
-    @property
-    def pull(self) -> tuple[Distance, int]:
-        return "sdr", 1
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        return self.train(client, state, FeaturePull(self.lam, "sdr", received))

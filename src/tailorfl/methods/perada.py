@@ -42,10 +42,6 @@ from tailorfl.core.method import register
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.methods.bases import TwoModels
 
-RELEASED_ROUNDS = {"multilabel": 5}
-"""Rounds with distillation in the released code by task; in others `RELEASED_ROUNDS_ELSE`."""
-RELEASED_ROUNDS_ELSE = 30
-
 
 @register
 class PerAda(TwoModels):
@@ -102,4 +98,4 @@ class PerAda(TwoModels):
     def _distillation(self, task: str) -> ServerDistillation:
         if self.variant == "paper" or self.distil.rounds is not None:
             return self.distil
-        return self.distil.model_copy(update={"rounds": RELEASED_ROUNDS.get(task, RELEASED_ROUNDS_ELSE)})
+        return self.distil.model_copy(update={"rounds": 5 if task == "multilabel" else 30})

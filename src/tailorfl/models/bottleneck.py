@@ -58,8 +58,7 @@ def insert_adapters(base: nn.Module, hidden: int, size: int, dropout: float) -> 
     Raises:
         ModelError: a transformer without such blocks.
     """
-    found = [block for part in base.modules() if isinstance(part, nn.ModuleList) for block in part]
-    blocks = [(block, inner) for block in found if (inner := _attention(block)) is not None]
+    blocks = [(block, inner) for block in _listed(base) if (inner := _attention(block)) is not None]
     if not blocks:
         raise ModelError(
             "adapters go into the blocks of a transformer, modules of a list that each hold an attention module; "
@@ -86,10 +85,13 @@ def _attention(block: nn.Module) -> str | None:
 
 def adapted_blocks(module: nn.Module) -> list[nn.Module]:
     """Returns the blocks that hold bottleneck adapters."""
-    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
     return [
         block
-        for part in lists
-        for block in part
+        for block in _listed(module)
         if any(isinstance(inner, BottleneckAdapter) for inner in block.modules())
     ]
+
+
+def _listed(module: nn.Module) -> list[nn.Module]:
+    """The members of all lists of modules, which is where transformers keep their blocks."""
+    return [block for part in module.modules() if isinstance(part, nn.ModuleList) for block in part]

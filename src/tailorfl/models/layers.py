@@ -135,6 +135,22 @@ def layer_groups(module: nn.Module, *, buffers: bool = False) -> tuple[tuple[str
     return tuple(groups)
 
 
+def linears(module: nn.Module) -> list[nn.Linear]:
+    """The linear layers in the order in which they were registered."""
+    return [part for part in module.modules() if isinstance(part, nn.Linear)]
+
+
+def head_layer(module: nn.Module) -> nn.Module | None:
+    """The layer that makes outputs of features: the one that the module's attribute `feature_layer` names, else the
+    last linear one; None where there is neither.
+    """
+    named = getattr(module, "feature_layer", None)
+    if named is not None:
+        return module.get_submodule(named)
+    found = linears(module)
+    return found[-1] if found else None
+
+
 def inventory(module: nn.Module) -> str:
     """One line for error messages: the stateful module types with their counts, and the first state names."""
     entries = state_entries(module)

@@ -28,7 +28,7 @@ from torch.nn.modules.conv import _ConvNd
 from tailorfl.errors import ModelError, unknown
 from tailorfl.models.adapters import ResidualAdapter
 from tailorfl.models.bottleneck import BottleneckAdapter, adapted_blocks
-from tailorfl.models.layers import inventory, layers, state_entries
+from tailorfl.models.layers import head_layer, inventory, layers, linears, state_entries
 from tailorfl.models.lora import lora_parts
 from tailorfl.models.norm import is_norm
 from tailorfl.models.resnet import ResidualBlock
@@ -108,20 +108,19 @@ def _state_of(module: nn.Module, parts: Iterable[nn.Module]) -> set[str]:
 
 
 def _head(module: nn.Module) -> set[str]:
-    named = getattr(module, "feature_layer", None)
-    if named is None:
-        return _last_linears(module, 1)
-    layer = module.get_submodule(named)
+    layer = head_layer(module)
+    if layer is None:
+        return _last_linears(module, 1)  # which says what is missing
     if not any(True for _ in layer.parameters()):
         raise ModelError(
-            f"a {type(module).__name__} has no head: its outputs are computed from the features at '{named}' without a "
-            "layer to learn. Choose another part of it."
+            f"a {type(module).__name__} has no head: its outputs are computed from the features at "
+            f"'{getattr(module, 'feature_layer', '')}' without a layer to learn. Choose another part of it."
         )
     return _state_of(module, (layer,))
 
 
 def _last_linears(module: nn.Module, count: int) -> set[str]:
-    found = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    found = linears(module)
     if len(found) < count:
         raise ModelError(
             f"the selector needs {count} linear layer(s), found {len(found)}: {inventory(module)}. "

@@ -11,6 +11,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.nn import functional as F
 
 from tailorfl.errors import ModelError
+from tailorfl.models.layers import head_layer
 
 State = Mapping[str, Tensor]
 
@@ -45,7 +46,12 @@ class Skeleton:
         """Returns (outputs, features)."""
         seen: list[Tensor] = []
         if self._head is None:
-            self._head = _head(self.module)
+            self._head = head_layer(self.module)
+        if self._head is None:
+            raise ModelError(
+                f"a {type(self.module).__name__} has no linear layer whose input could be its feature; name the layer "
+                "by an attribute `feature_layer`"
+            )
         hook = self._head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
         try:
             outputs = self(state, x)
@@ -69,20 +75,6 @@ class Skeleton:
         finally:
             for _, held, leaf, empty in self._slots:
                 held[leaf] = empty
-
-
-def _head(module: nn.Module) -> nn.Module:
-    """The layer whose input is the feature."""
-    named = getattr(module, "feature_layer", None)
-    if named is not None:
-        return module.get_submodule(named)
-    found = [part for part in module.modules() if isinstance(part, nn.Linear)]
-    if not found:
-        raise ModelError(
-            f"a {type(module).__name__} has no linear layer whose input could be its feature; name the layer by an "
-            "attribute `feature_layer`"
-        )
-    return found[-1]
 
 
 class _Linear(nn.Linear):
