@@ -31,10 +31,11 @@ def scalars(module: nn.Module, names: frozenset[str]) -> int:
         ("resnet18", 65, 12_610_177, 1_400_320, 7_808, 1_441_473),
         ("resnet18", 5, 12_579_397, 1_400_320, 7_808, 1_410_693),
         ("resnet34", 65, 23_848_065, 2_530_048, 15_232, 2_578_625),
+        ("resnet20", 10, 303_322, 33_600, 1_376, 35_626),
     ],
 )
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_counts_are_those_of_the_paper(
+def test_counts_are_those_of_the_paper_and_of_the_small_resnets(
     name: str, classes: int, whole: int, adapters: int, norms: int, adapter_set: int, norm: str
 ) -> None:
     net = build(name, (3, 32, 32), classes, adapters=True, norm=norm)
@@ -45,19 +46,22 @@ def test_counts_are_those_of_the_paper(
     assert scalars(net, select(net, "adapter+head")) == adapter_set
     assert not any("downsample" in entry for entry in select(net, "adapter"))
     # A stage of width c with b blocks has 2b(c² + 2c).
-    for stage, width in ((net.layer1, 64), (net.layer2, 128), (net.layer3, 256), (net.layer4, 512)):
+    for at in range(1, 4 if name == "resnet20" else 5):
+        stage = net.get_submodule(f"layer{at}")
+        width = net.conv1.out_channels * 2 ** (at - 1)
         held = [part for part in stage.modules() if isinstance(part, ResidualAdapter)]
         assert sum(p.numel() for part in held for p in part.parameters()) == 2 * len(stage) * (
             width**2 + 2 * width
         )
 
 
-def test_at_first_the_network_is_nearly_the_one_without(tmp_path) -> None:
+@pytest.mark.parametrize("name", ["resnet18", "resnet20"])
+def test_at_first_the_network_is_nearly_the_one_without(name: str, tmp_path) -> None:
     """So weights of a plain network can be loaded, and what they do is kept."""
     torch.manual_seed(0)
     plain, adapted = (
-        build("resnet18", SMALL, 4).eval(),
-        build("resnet18", SMALL, 4, adapters=True, dropout=0.3).eval(),
+        build(name, SMALL, 4).eval(),
+        build(name, SMALL, 4, adapters=True, dropout=0.3).eval(),
     )
     save_weights(plain.state_dict(), tmp_path / "plain.safetensors")
     report = load_weights(adapted, tmp_path / "plain.safetensors")
@@ -80,17 +84,18 @@ def test_an_adapter_adds_its_convolution_once() -> None:
     assert torch.equal(adapter.norm.weight, torch.ones(8))
 
 
-def test_dropout_is_in_the_adapters_or_before_the_head() -> None:
+@pytest.mark.parametrize(("name", "inside"), [("resnet18", 16), ("resnet20", 18)])
+def test_dropout_is_in_the_adapters_or_before_the_head(name: str, inside: int) -> None:
     def places(**options: object) -> set[str]:
-        net = build("resnet18", SMALL, 4, **options)
+        net = build(name, SMALL, 4, **options)
         return {name for name, part in net.named_modules() if isinstance(part, nn.Dropout)}
 
     assert places() == places(adapters=True) == set()
     assert places(dropout=0.3) == {"dropout"}
     assert all(".adapter" in name for name in places(adapters=True, dropout=0.3))
-    assert len(places(adapters=True, dropout=0.3)) == 16
+    assert len(places(adapters=True, dropout=0.3)) == inside
     with pytest.raises(ConfigError, match="dropout must lie"):
-        build("resnet18", SMALL, 4, dropout=1.0)
+        build(name, SMALL, 4, dropout=1.0)
 
 
 def test_a_network_without_adapters_has_no_adapter_part() -> None:

@@ -32,3 +32,8 @@ class ResidualAdapter(nn.Module):
         """The input and a little of its own; `x` is not written to."""
         out: Tensor = x + self.conv(self.dropout(self.norm(x)))
         return out
+
+
+def optional_adapter(channels: int, norm: str, dropout: float | None) -> nn.Module:
+    """A residual adapter, or an Identity where `dropout` is None: names of the backbone do not depend on it."""
+    return nn.Identity() if dropout is None else ResidualAdapter(channels, norm, dropout)

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from tailorfl.errors import ConfigError
-from tailorfl.models.adapters import ResidualAdapter
+from tailorfl.models.adapters import ResidualAdapter, optional_adapter
 from tailorfl.models.norm import make_norm
-from tailorfl.models.shapes import check_choice, image_shape
+from tailorfl.models.shapes import check_choice, check_dropout, image_shape
 
 BLOCKS: dict[str, tuple[int, int, int, int]] = {
     "resnet10": (1, 1, 1, 1),
@@ -36,10 +36,10 @@ class BasicBlock(ResidualBlock):
     def __init__(self, channels: int, width: int, stride: int, norm: str, dropout: float | None) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, width, 3, stride, padding=1, bias=False)
-        self.adapter1 = _adapter(width, norm, dropout)
+        self.adapter1 = optional_adapter(width, norm, dropout)
         self.bn1 = make_norm(norm, width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.adapter2 = _adapter(width, norm, dropout)
+        self.adapter2 = optional_adapter(width, norm, dropout)
         self.bn2 = make_norm(norm, width)
         self.downsample: nn.Sequential | None = None
         if stride != 1 or channels != width:
@@ -104,10 +104,6 @@ class ResNet(nn.Module):
         return scores
 
 
-def _adapter(width: int, norm: str, dropout: float | None) -> nn.Module:
-    return nn.Identity() if dropout is None else ResidualAdapter(width, norm, dropout)
-
-
 def _stage(
     channels: int, width: int, blocks: int, stride: int, norm: str, dropout: float | None
 ) -> nn.Sequential:
@@ -129,8 +125,7 @@ def _resnet(
     check_choice("stem", stem, ("imagenet", "cifar"))
     # With fewer pixels the map is a single one before the last stage halves it.
     channels, _, _ = image_shape(model, input_shape, least=17 if stem == "imagenet" else 5)
-    if not 0 <= dropout < 1:
-        raise ConfigError(f"model '{model}': dropout must lie in [0, 1), but is {dropout}")
+    check_dropout(model, dropout)
     if isinstance(width, bool) or not isinstance(width, int) or width < 8 or width % 8:
         raise ConfigError(
             f"model '{model}': width must be a positive multiple of 8 (channels of the first stage), but is {width!r}"

@@ -168,8 +168,8 @@ def _adapter(module: nn.Module) -> set[str]:
     adapters = [part for part in module.modules() if isinstance(part, ResidualAdapter)]
     if not adapters:
         raise ModelError(
-            "'adapter' needs layers of type tailorfl.models.ResidualAdapter, as adapters=True puts into a resnet18 or "
-            "resnet34, or tailorfl.models.BottleneckAdapter, as adapter_size=64 puts into a transformer; "
+            "'adapter' needs layers of type tailorfl.models.ResidualAdapter, as adapters=True puts into a resnet "
+            "(resnet10 to resnet56), or tailorfl.models.BottleneckAdapter, as adapter_size=64 puts into a transformer; "
             f"{inventory(module)}."
         )
     # A block's own norms are its direct children; that of a shortcut lies one level deeper.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tailorfl.errors import ModelError, unknown
+from tailorfl.errors import ConfigError, ModelError, unknown
 
 Image = tuple[int, int, int]
 
@@ -48,3 +48,9 @@ def check_choice(kind: str, value: str, options: Sequence[str]) -> None:
     """Raises ConfigError with the nearest valid name if `value` is not one of `options`."""
     if value not in options:
         raise unknown(kind, str(value), options)
+
+
+def check_dropout(model: str, dropout: float) -> None:
+    """Raises ConfigError unless `dropout` is a share of units below 1."""
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"model '{model}': dropout must lie in [0, 1), but is {dropout}")
