@@ -13,7 +13,9 @@ class OneModelConfig(Named):
     """A model: a registered name or `package.module:function`, and the weights it starts from."""
 
     name: str = "mlp"
-    weights: str | None = Field(default=None, description=".npz, .safetensors, torchvision:NAME, timm:NAME")
+    weights: str | None = Field(
+        default=None, description=".npz, .safetensors, data:FILE, torchvision:NAME, timm:NAME"
+    )
     skip_head: Whole | bool = Field(
         default=False, description="without the last linear layer(s) of `weights`"
     )

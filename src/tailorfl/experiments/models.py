@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tailorfl.data.locations import data_file
 from tailorfl.data.source import Source
 from tailorfl.errors import ModelError
 from tailorfl.experiments.model_settings import OneModelConfig
@@ -15,6 +16,8 @@ from tailorfl.models.weights import load_weights
 
 OF_TOKENIZER = ("pad", "end", "vocabulary")
 """Options of models that a token source knows."""
+OF_DATA = "data:"
+"""What follows is a file of the data folder (TAILORFL_DATA)."""
 
 
 def make_model(config: OneModelConfig, source: Source, seed: int) -> Model:
@@ -25,6 +28,7 @@ def make_model(config: OneModelConfig, source: Source, seed: int) -> Model:
 
     Raises:
         ModelError: the model is for tokens and the samples are none, or the other way round; it knows too few tokens.
+        DataError: the weights are a file of the data folder (`data:NAME`), which has none of that name.
     """
     options = {**_known(config.name, source), **config.options}
 
@@ -33,12 +37,16 @@ def make_model(config: OneModelConfig, source: Source, seed: int) -> Model:
 
     def prepare(module: torch.nn.Module) -> None:
         if config.weights is not None:
-            load_weights(module, config.weights, skip_head=config.skip_head)
+            load_weights(module, _file(config.weights), skip_head=config.skip_head)
 
     model = Model(factory, prepare, trainable=config.trainable, seed=seed)
     if ":" not in config.name:  # whoever writes a model knows what it reads
         _check(config.name, model, source)
     return model
+
+
+def _file(weights: str) -> str:
+    return str(data_file(weights.removeprefix(OF_DATA))) if weights.startswith(OF_DATA) else weights
 
 
 def _known(name: str, source: Source) -> dict[str, Any]:
