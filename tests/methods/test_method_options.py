@@ -77,12 +77,13 @@ def test_every_client_keeps_its_best_candidate(engine: str) -> None:
     assert len(set(picked)) > 1, "the test says nothing if every client prefers the same strength"
 
 
-def test_final_head_epochs_tune_only_the_head_and_store_nothing() -> None:
-    plain, tuned = rounds(simulation("fedrep")), rounds(simulation("fedrep", {"final_head_epochs": 5}))
+@pytest.mark.parametrize("method", ["fedper", "fedrep", "lg_fedavg", "fedalt", "fedsim"])
+def test_final_epochs_tune_only_the_personal_part_and_store_nothing(method: str) -> None:
+    plain, tuned = rounds(simulation(method)), rounds(simulation(method, {"final_personal_epochs": 5}))
     before = tuned.states.dump()
     a, b = personal(plain), personal(tuned)
-    head = set(tuned.split.personal)
-    assert all(torch.equal(a[n], b[n]) == (n not in head) for n in a)
+    kept = set(tuned.split.personal)
+    assert all(torch.equal(a[n], b[n]) == (n not in kept) for n in a)
     after = tuned.states.dump()
     assert all(torch.equal(before[n], after[n]) for n in before)
 

@@ -21,6 +21,7 @@
 | v_i | client state |
 | E_h, E_b (τ_v, τ_u) | `head_epochs`, `body_epochs` |
 | E_ft | `ft_epochs` |
+| final epochs on v_i, not kept | `final_personal_epochs` |
 """
 
 from __future__ import annotations
@@ -80,8 +81,27 @@ class SplitMethod(ServerModel):
         return tree.merge(received, state)
 
 
+class KeepsPart(SplitMethod):
+    """A personal part that is trained in every round, and once more before a model is used if asked to."""
+
+    final_personal_epochs: int = Field(
+        0,
+        ge=0,
+        description="epochs on the personal part before a model is used (official code: FedRep 10, FedAlt, FedSim 1)",
+    )
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        model = super().personal(client, state, received)
+        if not self.final_personal_epochs or not client.split.personal:
+            return model
+        tuned: TensorDict = client.fit(
+            model, train=client.split.personal, epochs=self.final_personal_epochs, purpose="finetune"
+        )
+        return tuned
+
+
 @register
-class FedPer(SplitMethod):
+class FedPer(KeepsPart):
     """Shared body, personal head, trained together."""
 
     name: ClassVar[str] = "fedper"
@@ -91,7 +111,7 @@ class FedPer(SplitMethod):
 
 
 @register
-class FedRep(SplitMethod):
+class FedRep(KeepsPart):
     """Shared body, personal head, trained one after the other."""
 
     name: ClassVar[str] = "fedrep"
@@ -100,25 +120,15 @@ class FedRep(SplitMethod):
     weights: Weights = "samples"
     head_epochs: int = Field(10, ge=0, description="E_h: epochs on the head with the body fixed")
     body_epochs: int = Field(1, ge=0, description="E_b: epochs on the body with the head fixed")
-    final_head_epochs: int = Field(
-        0, ge=0, description="epochs on the head before a model is used (the official code's last round: 10)"
-    )
 
     def train(self, client: Client, model: TensorDict) -> TensorDict:
         model = client.fit(model, train=client.split.personal, epochs=self.head_epochs)
         trained: TensorDict = client.fit(model, train=client.split.shared, epochs=self.body_epochs)
         return trained
 
-    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        model = super().personal(client, state, received)
-        tuned: TensorDict = client.fit(
-            model, train=client.split.personal, epochs=self.final_head_epochs, purpose="finetune"
-        )
-        return tuned
-
 
 @register
-class LGFedAvg(SplitMethod):
+class LGFedAvg(KeepsPart):
     """Personal representation, shared head."""
 
     name: ClassVar[str] = "lg_fedavg"
@@ -137,7 +147,7 @@ class LGFedAvg(SplitMethod):
 
 
 @register
-class FedBN(SplitMethod):
+class FedBN(KeepsPart):
     """Everything is shared but the norm layers; without norm layers it is FedAvg."""
 
     name: ClassVar[str] = "fedbn"
