@@ -92,11 +92,11 @@ def page(name: str, rows: dict[str, dict[str, Any]]) -> str:
         "| --- | ---: | ---: |" + " ---: |" * (len(used) + 1),
     ]
     for label, row in rows.items():
-        cells = [
-            f"{_cell(row['columns'][c])} ({published[label][COLUMNS.index(c)]})"
-            for c in used
-            if label in published
-        ]
+        cells = [_cell(row["columns"][c]) for c in used]
+        if label in published:
+            cells = [
+                f"{cell} ({published[label][COLUMNS.index(c)]})" for cell, c in zip(cells, used, strict=True)
+            ]
         shared = _cell(row["shared"]) if row["shared"] else "–"
         cost = f"{row['trained'] / 1e6:.3f} | {row['sent'] / 1e6:.3f}"
         lines.append(f"| {label} | {cost} | {' | '.join(cells)} | {shared} |")
