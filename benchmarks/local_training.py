@@ -18,14 +18,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 import tailorfl.methods  # noqa: F401  registers the methods
+from tailorfl.core import tree
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
+from tailorfl.core.objective import LOSSES
+from tailorfl.core.plan import Rows
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
+from tailorfl.engines.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
 from tailorfl.engines.simulation import Simulation, make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
@@ -50,28 +52,16 @@ def federation() -> Federation:
     return Federation(source, rows, none, none, tuple(str(i) for i in range(CLIENTS)), CLIENTS)
 
 
-def plain_loop(module: nn.Module, data: Federation) -> Callable[[], None]:
-    """FedAvg's round as one writes it for speed: resident tensors, autograd.grad, foreach, no optimizer object."""
-    x, y = data.source.x, data.source.y
-    parameters = list(module.parameters())
-    start = [p.detach().clone() for p in parameters]
+def plain_loop(name: str, options: dict[str, object], data: Federation) -> Callable[[], object]:
+    """FedAvg's round as one writes it for speed; draws new batches in every round."""
+    model = Model(lambda: build(name, data.source.input_shape, 10, **options))
+    loop = PlainLoop(model, data.source, LOSSES["classification"], TrainConfig(lr=LR))
+    start = tree.tensors(model.init(0))
 
-    def round_() -> None:
-        total = [torch.zeros_like(p) for p in start]
-        for rows in data.train:
-            own = torch.from_numpy(rows)
-            with torch.no_grad():
-                torch._foreach_copy_(parameters, start)
-            order = own[torch.randperm(len(own))]
-            for batch in order.split(BATCH):
-                loss = F.cross_entropy(module(x[batch]), y[batch])
-                gradients = torch.autograd.grad(loss, parameters)
-                with torch.no_grad():
-                    torch._foreach_add_(parameters, gradients, alpha=-LR)
-            with torch.no_grad():
-                torch._foreach_add_(total, parameters, alpha=1 / CLIENTS)
+    def fits(rows: Rows) -> list[LoopFit]:
+        return [LoopFit(shuffled(torch.from_numpy(rows), BATCH, SAMPLES // BATCH))]
 
-    return round_
+    return lambda: loop.round(start, (LoopClient(1 / CLIENTS, fits(rows)) for rows in data.train))
 
 
 def simulation(
@@ -102,7 +92,7 @@ def main() -> None:
         "repeat": arguments.repeat,
     }
     for name in arguments.models:
-        runs = {"plain": plain_loop(build(name, (1, 28, 28), 10, **WORK[name]), data)}
+        runs = {"plain": plain_loop(name, WORK[name], data)}
         for engine in ("sequential", "vectorized"):
             runs[engine] = simulation(name, WORK[name], data, engine, arguments.chunk).step
         automatic = simulation(name, WORK[name], data, "auto", arguments.chunk)

@@ -1,77 +1,184 @@
 """What registered and what sampled clients cost: memory, start-up and seconds a round.
 
-Ditto (a private model on every client) with logistic regression on digits-shaped synthetic data, 20 training
-samples a client. First ever more registered clients of which 100 are sampled, then ever more sampled of 10,000
-registered. Every line is a process of its own, so that its peak of resident memory is its own too; rounds are
-timed as process time of one thread.
+Logistic regression on digits-shaped synthetic data, 20 training samples a client; Ditto (a private model on every
+client), and FedAvg for the largest number. First ever more registered clients of which 100 are sampled: every line is
+a process of its own, so that its peak of resident memory is its own too. Then ever more sampled of 10,000 registered,
+in turn in one process, and the straight line through their seconds (least squares of relative errors). Last, private
+models of 7,850 scalars of 20,000 clients that all trained, in memory and on disk (engine.states). All times are process
+times of one thread, the smallest of several; start-up is the federation and the simulation, without imports.
 
     python benchmarks/many_clients.py --json benchmarks/results/many_clients.json
+
+About four minutes and 1.5 GB. `--repeat` says how many rounds are timed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-REGISTERED, COHORT = (1_000, 3_000, 10_000, 30_000), 100
+REGISTERED, COHORT = (1_000, 3_000, 10_000, 30_000, 100_000), 100
 COHORTS, MANY = (10, 30, 100, 300, 1_000, 3_000), 10_000
+PROPORTIONAL = 100
+"""Cohorts from this size on should cost in proportion to their size."""
 SAMPLES, BATCH = 20, 10
+STATES, SCALARS = 20_000, 7_850
 
 
-def measure(registered: int, cohort: int, repeat: int) -> dict[str, float]:
-    """One line: everything from loading the library on, in this process."""
-    begin = time.process_time()
-    import torch
-
-    import tailorfl.methods  # noqa: F401  registers the methods
+def simulation(method: str, data: Any, cohort: int) -> Any:
+    """A simulation of which `cohort` clients are sampled a round."""
     from tailorfl.core.cohort import TrainConfig
     from tailorfl.core.method import make_method
-    from tailorfl.data.build import build as build_federation
     from tailorfl.engines.simulation import Simulation, make_engine
-    from tailorfl.evaluation.protocols import Protocol, evaluate
     from tailorfl.models.functional import Model
     from tailorfl.models.registry import build
 
-    torch.set_num_threads(1)
-    imported = time.process_time()
-    data = build_federation("synthetic_digits", options={"clients": registered, "samples": SAMPLES})
-    model = Model(lambda: build("logistic", data.source.input_shape, data.source.outputs))
-    sim = Simulation(
-        make_method("ditto"),
+    return Simulation(
+        make_method(method),
         data,
-        model,
+        Model(lambda: build("logistic", data.source.input_shape, data.source.outputs)),
         TrainConfig(epochs=1, batch_size=BATCH, lr=0.05),
         engine=make_engine("vectorized"),
-        fraction=cohort / registered,
+        fraction=cohort / data.num_clients,
     )
+
+
+def federation(registered: int) -> Any:
+    """The federation of so many clients."""
+    from tailorfl.data.build import build
+
+    return build("synthetic_digits", options={"clients": registered, "samples": SAMPLES})
+
+
+def imported() -> float:
+    """Process seconds of loading the library, on one thread from then on."""
+    begin = time.process_time()
+    import torch
+
+    import tailorfl.engines.simulation
+    import tailorfl.evaluation.protocols
+    import tailorfl.methods  # noqa: F401  registers the methods
+
+    torch.set_num_threads(1)
+    return time.process_time() - begin
+
+
+def timed_round(sim: Any) -> float:
+    """Process seconds of one round."""
+    begin = time.process_time()
+    sim.step()
+    return time.process_time() - begin
+
+
+def measure(method: str, registered: int, cohort: int, repeat: int) -> dict[str, Any]:
+    """One line: everything from loading the library on, in this process."""
+    loading = imported()
+    from tailorfl.evaluation.protocols import Protocol, evaluate
+
+    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.process_time()
+    data = federation(registered)
+    built = time.process_time()
+    sim = simulation(method, data, cohort)
     ready = time.process_time()
     sim.step()
-    seconds = []
-    for _ in range(repeat):
-        start = time.process_time()
-        sim.step()
-        seconds.append(time.process_time() - start)
+    seconds = [timed_round(sim) for _ in range(repeat)]
     trained = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.process_time()
+    begin = time.process_time()
     evaluate(sim, Protocol(("local",)))
     return {
+        "method": method,
         "registered": registered,
         "cohort": cohort,
-        "import_seconds": imported - begin,
-        "start_up_seconds": ready - imported,
+        "import_seconds": loading,
+        "start_up_seconds": ready - start,
+        "simulation_seconds": ready - built,
         "round_seconds": min(seconds),
         "round_seconds_median": statistics.median(seconds),
-        "evaluation_of_all_seconds": time.process_time() - start,
+        "evaluation_of_all_seconds": time.process_time() - begin,
+        "sample_bytes": data.source.x.numel() * data.source.x.element_size(),
+        "import_bytes": base * 1024,
         "peak_bytes": trained * 1024,
         "peak_bytes_with_evaluation": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
+
+
+def cohorts(method: str, registered: int, sizes: list[int], repeat: int) -> dict[str, Any]:
+    """Seconds of rounds of several cohort sizes, measured in turn, and the line `a + b * clients` through them."""
+    import numpy as np
+
+    imported()
+    data = federation(registered)
+    simulations = {size: simulation(method, data, size) for size in sizes}
+    seconds: dict[int, list[float]] = {size: [] for size in sizes}
+    for _ in range(repeat + 1):
+        for size, sim in simulations.items():
+            seconds[size].append(timed_round(sim))
+    best = np.array([min(seconds[size][1:]) for size in sizes])
+    clients = np.array(sizes, dtype=np.float64)
+    table = np.stack([np.ones_like(clients), clients], axis=1) / best[:, None]
+    (fixed, each), *_ = np.linalg.lstsq(table, np.ones_like(best), rcond=None)
+    per_client = best[clients >= PROPORTIONAL] / clients[clients >= PROPORTIONAL]
+    return {
+        "method": method,
+        "registered": registered,
+        "cohorts": sizes,
+        "round_seconds": best.tolist(),
+        "fixed_seconds": float(fixed),
+        "seconds_a_client": float(each),
+        "deviation_from_line": float(np.abs((fixed + each * clients) / best - 1).max()),
+        "deviation_from_proportional": float(np.abs(per_client / per_client.mean() - 1).max()),
+    }
+
+
+def states(where: str) -> dict[str, Any]:
+    """Memory after all of many clients have stored a private model; anonymous memory and mapped files apart."""
+    imported()
+    import torch
+    from tensordict import TensorDict
+
+    from tailorfl.core.state import StateStore
+
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", ".")) as folder:
+        store = StateStore(
+            TensorDict({"model": torch.zeros(SCALARS)}), Path(folder) if where == "disk" else None
+        )
+        before = resident()
+        for first in range(0, STATES, COHORT):
+            ids = range(first, first + COHORT)
+            store.put(ids, store.get(ids) + 1.0)
+        after = resident()
+    return {
+        "states": where,
+        "clients": STATES,
+        "bytes": STATES * SCALARS * 4,
+        **{name: after[name] - before[name] for name in after},
+    }
+
+
+def resident() -> dict[str, int]:
+    """Bytes of resident memory: anonymous, and of mapped files (page cache, which the system may take back)."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    kinds = {"anonymous_bytes": "RssAnon", "mapped_bytes": "RssFile"}
+    return {name: int(lines[kind].split()[0]) * 1024 for name, kind in kinds.items()}
+
+
+def apart(*arguments: object) -> dict[str, Any]:
+    """What this script finds with `arguments` in a process of its own."""
+    program = [sys.executable, __file__, *map(str, arguments)]
+    done = subprocess.run(program, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def main() -> None:
@@ -79,37 +186,72 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", type=int, nargs=2, metavar=("REGISTERED", "COHORT"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--cohorts", help=argparse.SUPPRESS)
+    parser.add_argument("--states", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        registered, cohort = arguments.one
-        print(json.dumps(measure(registered, cohort, arguments.repeat)))
-        return
-    print("registered   sampled   start-up   one round   peak memory   evaluation of all")
+        method, registered, cohort = arguments.one
+        print(json.dumps(measure(method, int(registered), int(cohort), arguments.repeat)))
+    elif arguments.cohorts:
+        print(json.dumps(cohorts(arguments.cohorts, MANY, list(COHORTS), arguments.repeat)))
+    elif arguments.states:
+        print(json.dumps(states(arguments.states)))
+    else:
+        report(arguments.repeat, arguments.json)
+
+
+def report(repeat: int, file: Path | None) -> None:
+    """Runs everything, prints the tables, and writes the file of results."""
+    import torch
+
+    print("method  registered  sampled  start-up  one round  peak memory  evaluation of all")
     lines = []
-    for registered, cohort in [*((n, COHORT) for n in REGISTERED), *((MANY, k) for k in COHORTS)]:
-        program = [sys.executable, __file__, "--repeat", str(arguments.repeat), "--one"]
-        done = subprocess.run(
-            [*program, str(registered), str(cohort)], stdout=subprocess.PIPE, text=True, check=True
-        )
-        line = json.loads(done.stdout)
+    for method, registered in [*(("ditto", n) for n in REGISTERED), ("fedavg", REGISTERED[-1])]:
+        line = apart("--repeat", repeat, "--one", method, registered, COHORT)
         lines.append(line)
         print(
-            f"{registered:10d} {cohort:9d} {line['start_up_seconds']:8.2f} s {1000 * line['round_seconds']:8.1f} ms "
-            f"{line['peak_bytes'] / 1e6:10.0f} MB {line['evaluation_of_all_seconds']:15.2f} s",
+            f"{method:7s} {registered:10d} {COHORT:8d} {line['start_up_seconds']:7.2f} s "
+            f"{1000 * line['round_seconds']:7.1f} ms {line['peak_bytes'] / 1e6:9.0f} MB "
+            f"{line['evaluation_of_all_seconds']:16.2f} s",
             flush=True,
         )
-    if arguments.json:
-        machine = platform.processor() or platform.machine()
+    fits = [apart("--repeat", repeat, "--cohorts", method) for method in ("ditto", "fedavg")]
+    for fit in fits:
+        times = "  ".join(
+            f"{n}: {1000 * t:.1f} ms" for n, t in zip(fit["cohorts"], fit["round_seconds"], strict=True)
+        )
+        print(f"{fit['method']}, sampled of {MANY}: {times}")
+        print(
+            f"  seconds = {fit['fixed_seconds']:.4f} + {fit['seconds_a_client']:.3g} * clients, off by "
+            f"{fit['deviation_from_line']:.0%} at most; from {PROPORTIONAL} clients on "
+            f"{fit['deviation_from_proportional']:.0%} off proportional",
+            flush=True,
+        )
+    kept = [apart("--states", where) for where in ("memory", "disk")]
+    for found in kept:
+        print(
+            f"{found['bytes'] / 1e6:.0f} MB of private states, {found['states']}: "
+            f"{found['anonymous_bytes'] / 1e6:.0f} MB of memory, {found['mapped_bytes'] / 1e6:.0f} MB of mapped files"
+        )
+    if file:
+        settings = {"model": "logistic", "samples": SAMPLES, "batch": BATCH, "repeat": repeat}
+        machine = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__}
+        for fit in (fit for fit in fits if fit["method"] == "ditto"):
+            pairs = zip(fit["cohorts"], fit["round_seconds"], strict=True)
+            many = next(line for line in lines if line["registered"] == MANY)
+            lines += [{**many, "cohort": n, "round_seconds": t} for n, t in pairs]
+        other = [line for line in lines if line["method"] != "ditto"]
+        lines = [line for line in lines if line["method"] == "ditto"]
         found = {
-            "machine": machine,
-            "method": "ditto",
-            "model": "logistic",
-            "samples": SAMPLES,
-            "batch": BATCH,
+            **machine,
+            **settings,
             "lines": lines,
+            "other_methods": other,
+            "cohorts": fits,
+            "states": kept,
         }
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

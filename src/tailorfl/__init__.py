@@ -10,7 +10,7 @@ Importing this package is light; what it offers is imported when it is first use
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tailorfl.data.federation import Federation
     from tailorfl.data.source import Source
     from tailorfl.engines.simulation import Simulation
+    from tailorfl.experiments.bench_result import Bench
     from tailorfl.experiments.config import load as load_config
     from tailorfl.experiments.jobs import Observer
     from tailorfl.experiments.pretrain import Pretrained, Watcher
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Bench",
     "Client",
     "Context",
     "ExperimentConfig",
@@ -49,6 +51,7 @@ __all__ = [
     "Split",
     "TrainConfig",
     "__version__",
+    "bench",
     "build_federation",
     "load_config",
     "pretrain",
@@ -58,6 +61,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Bench": "tailorfl.experiments.bench_result:Bench",
     "Client": "tailorfl.core.client:Client",
     "Context": "tailorfl.core.context:Context",
     "ExperimentConfig": "tailorfl.experiments.schema:ExperimentConfig",
@@ -156,6 +160,33 @@ def pretrain(
     return pretrain_here(
         config, settings, out=out, resume=resume, overwrite=overwrite, watch=watch, source=source
     )
+
+
+def bench(
+    config: str | Path | Mapping[str, Any] | ExperimentConfig | None = None,
+    *,
+    seconds: float = 20.0,
+    profile: bool = False,
+    source: Source | None = None,
+    watch: Callable[[str], None] | None = None,
+    **settings: Any,
+) -> Bench:
+    """Times a round as a plain PyTorch loop and with every engine; the same as `tailorfl bench`.
+
+    Args:
+        config: as for `run`; its first method and seed are measured.
+        seconds: how long to measure, beside building data and model.
+        profile: also tell which operators take the time, and how near to the machine's limits a round is.
+        source: your own data in place of `data.name`.
+        watch: told what is being done.
+        settings: in place of the config's, as for `run`.
+
+    Raises:
+        TailorflError: the settings, data or model cannot be used; the message says why and what to do.
+    """
+    from tailorfl.experiments.api import bench as bench_here
+
+    return bench_here(config, settings, seconds=seconds, profile=profile, source=source, watch=watch)
 
 
 def __getattr__(name: str) -> Any:

@@ -34,6 +34,14 @@ class DivergenceError(TailorflError):
     """Every sampled client of a round diverged, so there is nothing left to aggregate."""
 
 
+class WorkerError(TailorflError):
+    """A worker process or machine was lost, or could not be started."""
+
+
+class MemoryLimitError(TailorflError):
+    """A single client does not fit into memory."""
+
+
 class MissingExtraError(TailorflError):
     """An optional package is needed and not installed."""
 

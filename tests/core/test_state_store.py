@@ -167,3 +167,70 @@ def test_a_state_with_other_entries_is_refused(folder):
         TailorflError, match=r"other entries than client_state\(\): u, v; return the same names"
     ):
         store.put([0], TensorDict({"u": torch.zeros(1, 2)}, batch_size=[1]))
+
+
+def test_what_is_staged_counts_from_the_commit_on(folder):
+    store = StateStore(start_state(), folder)
+    store.put([1, 2], states_of([1, 2]))
+    store.stage([2, 3, 4], states_of([2, 3, 4], round=1))
+    assert equal(store.get([2])[0], states_of([2])[0])
+    assert equal(store.get([3])[0], start_state())
+    assert (store.clients, len(store)) == ((1, 2), 2)
+    store.commit([2, 3])
+    assert equal(store.get([1, 2, 3])[1], states_of([2], round=1)[0])
+    assert equal(store.get([3, 4])[0], states_of([3], round=1)[0])
+    assert equal(store.get([4])[0], start_state())
+    assert store.clients == (1, 2, 3)
+
+
+def test_a_rollback_leaves_no_trace_and_rows_are_used_again(folder):
+    store = StateStore(start_state(), folder)
+    store.put(list(range(8)), states_of(list(range(8))))
+    for round in range(1, 20):
+        store.stage([0, 1, 9], states_of([0, 1, 9], round))
+        store.rollback()
+        store.put([2, 3], states_of([2, 3], round))
+    assert store.capacity == 16
+    assert all(equal(store.get([i])[0], states_of([i], 19 if i in (2, 3) else 0)[0]) for i in range(8))
+    assert store.clients == tuple(range(8))
+
+
+def test_a_dump_does_not_depend_on_which_rows_are_in_use(folder):
+    """Rows that were free in between, first or last; a dump holds states and nothing else."""
+    store = StateStore(start_state(), folder)
+    for round in range(5):
+        store.put([0, 5, 7, 2][: round + 1], states_of([0, 5, 7, 2][: round + 1], round))
+    store.forget([5])
+    again = StateStore(start_state())
+    again.load({p: t.clone() for p, t in store.dump().items()})
+    assert again.clients == store.clients == (0, 2, 7)
+    assert equal(again.get([7, 0, 2, 5]), store.get([7, 0, 2, 5]))
+    store.put([0, 9], states_of([0, 9], 9))
+    assert equal(store.get([9, 7]), TensorDict.cat([states_of([9], 9), states_of([7], 4)]))
+
+
+def test_a_shared_store_is_the_same_store():
+    store = StateStore(start_state())
+    store.put([1, 2], states_of([1, 2]))
+    store.share()
+    store.put([2, *range(10, 40)], states_of([2, *range(10, 40)], round=1))
+    assert equal(store.get([1])[0], states_of([1])[0])
+    assert equal(store.get([2, 39]), states_of([2, 39], round=1))
+
+
+def test_a_forked_process_reads_and_writes_the_rows_of_a_shared_store():
+    import os
+
+    store = StateStore(start_state())
+    store.share()
+    store.put([1], states_of([1]))
+    child = os.fork()
+    if not child:
+        store.write(store.reserve([1]), states_of([1], round=3))
+        os._exit(0 if equal(store.get([1])[0], states_of([1])[0]) else 1)
+    rows = store.reserve([1])
+    assert os.waitpid(child, 0)[1] == 0
+    assert equal(store.get([1])[0], states_of([1])[0])
+    store.commit([1])
+    assert store.rows([1]) == rows
+    assert equal(store.get([1])[0], states_of([1], round=3)[0])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tailorfl.data.splits import Split, evenly_spaced, part_sizes, read_split, split_clients
+from tailorfl.data.splits import Split, evenly_spaced, ordered, part_sizes, read_split, split_clients
 from tailorfl.errors import ConfigError
 
 Ints = NDArray[np.int64]
@@ -82,6 +82,10 @@ class TestPartSizes:
             [5, 50],
         ]
 
+    def test_a_large_test_part_leaves_one_for_val(self) -> None:
+        sizes = part_sizes(np.array([1, 2, 3, 4]), shares(0.25, 0.25, 0.5, 4))
+        assert sizes.T.tolist() == [[1, 0, 0], [1, 0, 1], [1, 1, 1], [1, 1, 2]]
+
     def test_parts_of_share_zero_stay_empty(self) -> None:
         assert part_sizes(np.array([1, 7]), shares(1.0, 0.0, 0.0, 2)).tolist() == [[1, 7], [0, 0], [0, 0]]
 
@@ -150,3 +154,19 @@ def test_evenly_spaced_takes_exactly_as_many_as_wanted(samples: int, data: st.Da
         np.zeros(samples, dtype=np.int64), np.array([wanted]), np.random.default_rng(samples)
     )
     assert chosen.sum() == wanted
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 300),
+    st.sampled_from([1, 10, 10**6]),
+    st.sampled_from([0.0, 1e-16, 1e-12, 1.0]),
+)
+def test_one_number_orders_as_three_keys_do(seed: int, samples: int, clients: int, spread: float) -> None:
+    """Also where so many clients or so close numbers leave the rounded sums of keys undecided."""
+    rng = np.random.default_rng(seed)
+    client = np.sort(rng.integers(0, clients, samples))
+    strata = rng.integers(0, 4, samples)
+    for noise in (0.5 + spread * (rng.random(samples) - 0.5), spread * rng.integers(0, 3, samples) * 0.3):
+        expected = np.lexsort((noise, strata, client))
+        assert np.array_equal(ordered(client, strata, noise), expected)

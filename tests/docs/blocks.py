@@ -66,6 +66,8 @@ def try_command(words: list[str]) -> None:
                 invoke([*arguments, *SMALL, "--quiet"])
         elif arguments[0] == "pretrain" and "--resume" not in arguments:
             invoke([*arguments, "rounds=1", "data.samples=200", "--quiet"])
+        elif arguments[0] == "bench":
+            invoke([*arguments, "--seconds", "0.1"])
         else:
             invoke(arguments)
     elif program == "make":

@@ -62,10 +62,12 @@ def test_classification_ignores_order_of_samples_and_names_of_classes(seed: int)
     assert found == pytest.approx(metrics.compute("classification", logits, y), abs=1e-12)
 
 
-def test_confusion_counts_every_sample_once() -> None:
-    outputs = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, math.nan]])
-    counts = metrics.confusion(outputs, torch.tensor([0, 0, 1]))
-    assert counts.tolist() == [[1, 1, 0], [0, 0, 1]]
+def test_counts_have_every_sample_once() -> None:
+    outputs = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, math.nan], [1.0, 1.0]])
+    counts = metrics.ClassCounts.of(outputs, np.array([0, 0, 1, 0]), [3, 1])
+    assert counts.targets.tolist() == [[2, 1], [1, 0]]
+    assert counts.predictions.tolist() == [[1, 1], [1, 0]]  # a tie is won by the lower class
+    assert counts.hits.tolist() == [[1, 0], [1, 0]]
 
 
 @pytest.mark.parametrize("y", [[0, 3], [-1, 0]])

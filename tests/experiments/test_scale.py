@@ -18,6 +18,8 @@ from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
 from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.evaluation.protocols import Protocol
+from tailorfl.experiments.final_cost import long_final
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 
@@ -68,6 +70,41 @@ def simulation(registered: int, sampled: int) -> Simulation:
 
 
 @pytest.mark.slow
+def test_a_hundred_thousand_clients_start_in_a_small_multiple_of_their_samples() -> None:
+    """Rows, names, checks and states of clients that were never sampled weigh next to nothing."""
+    program = """
+import resource
+from experiments.test_scale import simulation
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+sim = simulation(100_000, 100)
+sim.step()
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert len(sim.states) == 100
+print((after - before) * 1024 / (sim.federation.source.x.numel() * 4))
+"""
+    path = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**ENVIRONMENT, "PYTHONPATH": path},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 2
+
+
+def test_states_hold_the_clients_that_trained_and_no_others() -> None:
+    """With private models, ten thousand registered clients and thirty sampled in two rounds."""
+    sim = simulation(10_000, 30)
+    cohorts = [sim.step().clients for _ in range(2)]
+    assert sim.states.clients == tuple(sorted(set(cohorts[0]) | set(cohorts[1])))
+    tensors, _ = sim.dump()
+    scalars = sum(t.numel() for name, t in tensors.items() if name.startswith("clients/state/"))
+    assert scalars == len(sim.states) * sim.model.scalars
+
+
+@pytest.mark.slow
 def test_a_round_costs_what_its_sampled_clients_cost() -> None:
     """As many sampled out of ten times as many registered clients take about as long (measured in turn)."""
     torch.set_num_threads(1)
@@ -80,3 +117,18 @@ def test_a_round_costs_what_its_sampled_clients_cost() -> None:
             seconds[sim.federation.num_clients].append(time.process_time() - begin)
     assert statistics.median(seconds[10_000][2:]) < 2 * statistics.median(seconds[1_000][2:])
     assert len(many.states) <= 12 * 300
+
+
+def test_a_last_evaluation_that_outweighs_training_is_announced() -> None:
+    """Every personal model on the test samples of all: the warning names the settings that bound it."""
+    sim = simulation(2000, 100)
+    everything = Protocol(("local", "global"))
+    said = long_final(sim, everything, rounds=5)
+    assert said is not None
+    assert "each of 2,000 personal models on 10,000 samples of the sets global: " in said
+    # 2 10^7 outputs; 5 rounds of 100 clients with 18 samples, 3 each
+    assert "741 times the work of all training" in said
+    assert "eval.max_samples=1000" in said
+    assert long_final(sim, Protocol(("local", "global"), max_samples=1000), rounds=5) is None
+    assert long_final(sim, Protocol(("local",)), rounds=5) is None
+    assert long_final(sim, everything, rounds=5000) is None

@@ -82,7 +82,7 @@ def test_identical_clients_are_one_client() -> None:
     """Full batches, so that the order of samples, which differs by client id, plays no part."""
     base = federation((9,))
     same = Federation(
-        base.source, base.train[:1] * 3, base.val[:1] * 3, base.test[:1] * 3, ("a", "b", "c"), 3
+        base.source, [base.train[0]] * 3, [base.val[0]] * 3, [base.test[0]] * 3, ("a", "b", "c"), 3
     )
     full = replace(TRAIN, batch_size=0, epochs=3)
     for name in ("fedavg", "fedclup", "ditto", "fedrep", "pfedme"):

@@ -126,3 +126,18 @@ def test_lock_is_exclusive_and_reusable(tmp_path: Path) -> None:
     lock.release()
     assert not files.is_locked(tmp_path)
     files.FolderLock(tmp_path).release()
+
+
+@given(st.lists(st.dictionaries(st.text(max_size=5), json_values | st.floats(), max_size=5), max_size=6))
+def test_lines_are_those_of_one_record_after_another(records: list[dict[str, Any]]) -> None:
+    lines = files.encode_lines(records)
+    assert lines == [files.encode(record) for record in records]
+    found = files.decode_lines([line.encode() for line in lines])
+    assert repr(found) == repr([files.decode(line) for line in lines])
+
+
+def test_lines_that_only_together_are_json_are_damaged() -> None:
+    with pytest.raises(ValueError, match="2 lines hold 1 values"):
+        files.decode_lines([b'{"a": 1', b'"b": 2}'])
+    with pytest.raises(ValueError, match="Expecting"):
+        files.decode_lines([b'{"a": 1}', b""])

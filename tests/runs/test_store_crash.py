@@ -58,8 +58,10 @@ def test_killing_a_writer_loses_no_finished_record(tmp_path: Path) -> None:
             finished = int(process.stdout.readline())
         time.sleep(rng.random() * 0.01)
         process.send_signal(signal.SIGKILL)
-        for line in process.communicate()[0].splitlines(keepends=True):
+        # not `communicate`, which passes over lines that were read ahead
+        for line in process.stdout:
             finished = int(line) if line.endswith("\n") else finished  # told before it was killed
+        process.wait()
         reader = RunStore.open(tmp_path, readonly=True)
         assert str(reader.status) == "interrupted"
         rounds, clients = reader.rounds(), reader.clients()
@@ -101,8 +103,10 @@ def test_killing_a_saver_leaves_the_newest_checkpoint_sound(
             finished = int(process.stdout.readline())
         time.sleep(rng.random() * 0.02)
         process.send_signal(signal.SIGKILL)
-        for line in process.communicate()[0].splitlines(keepends=True):
+        # not `communicate`, which passes over lines that were read ahead
+        for line in process.stdout:
             finished = int(line) if line.endswith("\n") else finished
+        process.wait()
         with RunStore.open(tmp_path) as store:
             latest = store.latest_checkpoint()
             assert latest is not None

@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import tailorfl
-from tailorfl.cli import advise, pretrain, theory
+from tailorfl.cli import advise, bench, pretrain, theory
 from tailorfl.cli.arguments import experiment
 from tailorfl.cli.state import State, quoted
 from tailorfl.errors import ConfigError, TailorflError, nearest
@@ -70,6 +70,7 @@ app = typer.Typer(
 app.add_typer(theory.app, name="theory", cls=Commands)
 app.command("advise")(advise.command)
 app.command("pretrain")(pretrain.command)
+app.command("bench")(bench.command)
 
 Arguments = Annotated[
     list[str] | None,

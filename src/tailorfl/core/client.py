@@ -52,7 +52,7 @@ class Client:
     @property
     def samples(self) -> Tensor:
         """Number of training samples n_i, 0-d float tensor."""
-        return torch.from_numpy(self._cohort.sizes).float()[self._position]
+        return torch.from_numpy(self._cohort.sizes).float()[self._position].to(self._cohort.device)
 
     def steps(
         self,
@@ -66,7 +66,7 @@ class Client:
         epochs, steps = self._length(epochs, steps)
         taken = steps_of(c.sizes, self._batch(batch_size), epochs, steps, c.min_batch, batches)
         taken = taken if c.limit is None else np.minimum(taken, c.limit // batches)
-        return torch.from_numpy(taken).float()[self._position]
+        return torch.from_numpy(taken).float()[self._position].to(self._cohort.device)
 
     def fit(
         self,

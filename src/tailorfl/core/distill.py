@@ -86,7 +86,7 @@ class PublicTerm:
         """
         names = tuple(carry.trained)
         leaves = [p.detach().requires_grad_() for p in params]
-        clients = torch.arange(len(self.rows))[who]
+        clients = torch.arange(len(self.rows), device=self.rows.device)[who]
         rows = self.rows[clients, step]
         x = self.source.take(rows)
 

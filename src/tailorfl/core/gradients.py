@@ -1,29 +1,31 @@
 """Gradients of one batch: of every client at once (the sum's gradient), or a method's own direction.
 
-Two ways through the same forward pass. The plain one differentiates the SUM of the clients' losses with
-respect to stacked parameters: clients share no variable, so each client's slice is its own gradient, and
-autograd runs once for the cohort. The directed one evaluates a method's `direction` for one client with
-`torch.func.grad` and maps it over the cohort, which costs more and allows anything.
+Both differentiate the SUM of the clients' losses with respect to stacked parameters: clients share no variable, so each
+client's slice is its own gradient, and autograd runs once for the cohort. A method's `direction` is the mathematics of
+one client and is mapped over the cohort; each gradient that it asks for is taken outside the map, of all clients at
+once. Only private gradients are taken inside it, sample by sample, with `torch.func.grad`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from torch.func import grad_and_value, vmap
 
 from tailorfl.core import tree
 from tailorfl.core.feature_pull import FeaturePull
 from tailorfl.core.objective import Loss
 from tailorfl.core.privacy import SampleDP, private_gradient
 from tailorfl.errors import TailorflError
+from tailorfl.models.descent import Share, descending, used_once
 from tailorfl.models.dropout import dropout_key, fold_key
 from tailorfl.models.functional import Model
+from tailorfl.models.mapping import Level, outside, over_clients
 
 Gradient = Callable[..., TensorDict]
 """`grad(parameters, of="", batch=0)`: the gradient of component `of` at `parameters` on a batch of the step."""
@@ -75,15 +77,10 @@ class Batch:
     keys: Tensor
     """[clients] int64 keys of the dropout masks and of privacy noise."""
 
-    @property
-    def dims(self) -> tuple[int | None, ...]:
-        """The client axes of `tensors`."""
-        return (0, 0, None if self.weight is None else 0, 0)
-
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """(x, y, weight, keys)."""
-        return self.x, self.y, self.weight, self.keys
+    def seen(self, clients: Level) -> Pass:
+        """(x, y, weight, key) as the code of one client sees them inside a map over clients."""
+        weight = None if self.weight is None else clients.one(self.weight)
+        return clients.one(self.x), clients.one(self.y), weight, clients.one(self.keys)
 
     def only(self) -> Pass:
         """(x, y, weight, key) of the one client there is, without the client axis."""
@@ -126,35 +123,67 @@ class Objective:
 
 
 def sum_gradient(
-    objective: Objective, carry: Carry, leaves: Sequence[Tensor], batch: Batch, stacked: bool
-) -> tuple[Tensor, list[Tensor]]:
-    """Returns each client's loss and gradient; `leaves` are the trained tensors, requiring gradients."""
-    names = tuple(carry.trained)
+    objective: Objective,
+    carry: Carry,
+    leaves: Sequence[Tensor],
+    batch: Batch,
+    stacked: bool,
+    shares: Mapping[int, Share],
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Returns each client's loss and gradient; `leaves` are the trained tensors, requiring gradients.
 
-    def forward(
-        values: Sequence[Tensor],
-        own: dict[str, Tensor],
-        moving: dict[str, Tensor],
-        anchor: dict[str, Tensor],
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor | None,
-        key: Tensor,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        at = dict(zip(names, values, strict=True))
-        return objective.value(at, {**carry.common, **own}, moving, carry.names, (x, y, weight, key), anchor)
-
-    with torch.enable_grad():
-        if stacked:
-            mapped = vmap(forward, in_dims=(0, 0, 0, 0, *batch.dims))
-            values, buffers = mapped(tuple(leaves), carry.own, carry.moving, carry.anchor, *batch.tensors)
-            found = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
-        else:
-            values, buffers = forward(leaves, carry.own, carry.moving, carry.anchor, *batch.only())
-            found = torch.autograd.grad(values, leaves, allow_unused=True)
+    Those in `shares`, by the place of their memory, take their step on the way; their gradient is None.
+    """
+    with descending(shares) as descent:
+        values, found, buffers = gradients_of(objective, carry, leaves, batch, stacked)
     carry.keep(buffers)
-    unused = (torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True))
-    return values.detach(), list(unused)
+    rest = [k for k, leaf in enumerate(leaves) if leaf.data_ptr() not in descent.taken]
+    own = dict(zip(rest, _filled([found[k] for k in rest], [leaves[k] for k in rest]), strict=True))
+    return values, [own.get(k) for k in range(len(leaves))]
+
+
+def gradients_of(
+    objective: Objective, carry: Carry, leaves: Sequence[Tensor], batch: Batch, stacked: bool
+) -> tuple[Tensor, tuple[Tensor | None, ...], dict[str, Tensor]]:
+    """Returns each client's loss, its gradient at `leaves` (None where the loss does not depend on one), and its new
+    batch-norm buffers.
+    """
+    with torch.enable_grad():
+        values, buffers = _losses(objective, carry, leaves, batch, stacked)
+        found: Sequence[Tensor | None] = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
+    return values.detach(), tuple(found), buffers
+
+
+def _filled(found: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients with zeros where the loss does not depend on a leaf."""
+    return [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
+
+
+def single_users(
+    objective: Objective, carry: Carry, leaves: Sequence[Tensor], batch: Batch, stacked: bool
+) -> tuple[bool, ...]:
+    """Returns which of `leaves` enter the loss through one layer only, which could take their step by itself."""
+    with torch.enable_grad():
+        return used_once(_losses(objective, carry, leaves, batch, stacked)[0], leaves)
+
+
+def _losses(
+    objective: Objective, carry: Carry, leaves: Sequence[Tensor], batch: Batch, stacked: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Each client's loss, and its new batch-norm buffers."""
+    if not stacked:
+        at, constant = dict(zip(carry.trained, leaves, strict=True)), {**carry.common, **carry.own}
+        return objective.value(at, constant, carry.moving, carry.names, batch.only(), carry.anchor)
+    with over_clients(len(batch.keys)) as clients:
+        value, moved = objective.value(
+            {name: clients.one(leaf) for name, leaf in zip(carry.trained, leaves, strict=True)},
+            {**carry.common, **clients.each(carry.own)},
+            clients.each(carry.moving),
+            carry.names,
+            batch.seen(clients),
+            clients.each(carry.anchor),
+        )
+        return clients.all(value), {name: clients.all(t) for name, t in moved.items()}
 
 
 @dataclass(frozen=True)
@@ -182,43 +211,25 @@ class Directed:
         given: list[Tensor],
         rebuild: Rebuild,
         stacked: bool,
-    ) -> tuple[Tensor, list[Tensor], list[int]]:
+    ) -> tuple[Tensor, list[Tensor | None], list[int]]:
         """Returns each client's loss, the direction to descend along, in the order of `params`, and how many
         gradients of each batch were taken for it.
 
         `batches` are those of one step.
         """
-        taken: list[int] = []
-
-        def one(
-            params: list[Tensor],
-            owned: list[dict[str, Tensor]],
-            moving: list[dict[str, Tensor]],
-            anchors: list[dict[str, Tensor]],
-            given: list[Tensor],
-            batches: tuple[Pass, ...],
-        ) -> tuple[Tensor, list[Tensor], list[dict[str, Tensor]]]:
-            constant = [{**c.common, **own} for c, own in zip(carries, owned, strict=True)]
-            passes = _Passes(self, carries, constant, [dict(m) for m in moving], anchors, batches)
-            rest = iter(params)
+        with over_clients(len(batches[0].keys)) if stacked else nullcontext() as clients:
+            passes = _Passes(self, carries, batches, clients)
+            rest = iter(passes.seen(params))
             parts = [TensorDict({n: next(rest) for n in c.trained}, batch_size=[]) for c in carries]
             alone = self.components == ("",)
             state = parts[0] if alone else TensorDict(dict(zip(self.components, parts, strict=True)))
-            found = (self.direction or plain)(state, passes.gradient, *rebuild(given))
+            found = (self.direction or plain)(state, passes.gradient, *rebuild(passes.seen(given)))
             back = [found] if alone else [found.get(n) for n in self.components]
             flat = [part.get(n) for part, c in zip(back, carries, strict=True) for n in c.trained]
-            taken[:] = passes.passes  # of every client alike: `vmap` runs this once for all
-            return passes.loss(), flat, passes.moving
-
-        held = ([c.own for c in carries], [c.moving for c in carries], [c.anchor for c in carries])
-        if stacked:
-            mapped = vmap(one, in_dims=(0, 0, 0, 0, 0, tuple(b.dims for b in batches)))
-            value, gradient, buffers = mapped(params, *held, given, tuple(b.tensors for b in batches))
-        else:
-            value, gradient, buffers = one(params, *held, given, tuple(b.only() for b in batches))
-        for carry, new in zip(carries, buffers, strict=True):
+            gradient = [g.clone() if clients is None else clients.all(g).clone() for g in flat]
+        for carry, new in zip(carries, passes.moved, strict=True):
             carry.keep(new)
-        return value, [g.clone() for g in gradient], taken
+        return passes.loss(), list(gradient), passes.passes
 
 
 def plain(state: TensorDict, grad: Gradient) -> TensorDict:
@@ -244,25 +255,24 @@ def gradients_asked(
 
 
 class _Passes:
-    """Forward and backward passes of one client on the batches of one step.
+    """Forward and backward passes on the batches of one step, for one client or, inside a map, for all of them.
 
-    The first pass of a component updates its batch statistics.
+    A direction is the mathematics of one client, but its gradients are taken of all clients at once: what it asks for
+    is evaluated outside the map. The first pass of a component updates its batch statistics.
     """
 
     def __init__(
-        self,
-        how: Directed,
-        carries: Sequence[Carry],
-        constant: list[dict[str, Tensor]],
-        moving: list[dict[str, Tensor]],
-        anchors: list[dict[str, Tensor]],
-        batches: tuple[Pass, ...],
+        self, how: Directed, carries: Sequence[Carry], batches: Sequence[Batch], clients: Level | None
     ) -> None:
-        self.how, self.carries, self.constant, self.moving = how, carries, constant, moving
-        self.anchors, self.batches = anchors, batches
-        self.seen: set[str] = set()
+        self.how, self.carries, self.batches, self.clients = how, carries, batches, clients
+        self.moved: list[dict[str, Tensor]] = [{} for _ in carries]
         self.passes = [0] * len(batches)
+        self.met: set[str] = set()
         self.first: Tensor | None = None
+
+    def seen(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What the direction sees of tensors: those of one client."""
+        return list(tensors) if self.clients is None else [self.clients.one(t) for t in tensors]
 
     def gradient(self, parameters: TensorDict, of: str = "", batch: int = 0) -> TensorDict:
         """Returns the gradient of a batch's loss at `parameters` (trained names of component `of`)."""
@@ -272,29 +282,54 @@ class _Passes:
                 "say how many with fit(..., batches=...)"
             )
         which = self.how.components.index(of)
-        buffers, constant, names = self.moving[which], self.constant[which], self.carries[which].names
-
-        def loss_of(
-            values: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None, key: Tensor
-        ) -> tuple[Tensor, dict[str, Tensor]]:
-            batch = (x, y, weight, key)
-            return self.how.objective.value(values, constant, buffers, names, batch, self.anchors[which])
-
-        values, (x, y, weight, key) = tree.tensors(parameters), self.batches[batch]
-        if self.how.dp is None:
-            gradient, (value, moved) = grad_and_value(loss_of, has_aux=True)(values, x, y, weight, key)
+        carry, at = self.carries[which], tree.tensors(parameters)
+        if self.how.dp is not None:
+            gradient, value = self._private(carry, at, self.batches[batch])
+            moved = carry.moving
         else:
-            noise = fold_key(fold_key(key, self.how.number), sum(self.passes))
-            gradient, value = private_gradient(loss_of, values, x, y, weight, self.how.dp, noise, key)
-            moved = buffers
+            gradient, value, moved = self._plain(carry, at, self.batches[batch])
         self.passes[batch] += 1
-        if of not in self.seen:
-            self.seen.add(of)
-            self.moving[which] = moved
+        if of not in self.met:
+            self.met.add(of)
+            self.moved[which] = moved
         if self.first is None:
             self.first = value
         return TensorDict(gradient, batch_size=[])
 
+    def _plain(
+        self, carry: Carry, at: dict[str, Tensor], batch: Batch
+    ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+        objective, clients = self.how.objective, self.clients
+        if clients is None:
+            leaves = [at[n].detach().requires_grad_() for n in carry.trained]
+            value, found, moved = gradients_of(objective, carry, leaves, batch, stacked=False)
+            return dict(zip(carry.trained, _filled(found, leaves), strict=True)), value, moved
+        with outside():
+            leaves = [clients.back(at[n]).detach().requires_grad_() for n in carry.trained]
+            value, found, moved = gradients_of(objective, carry, leaves, batch, stacked=True)
+        every = zip(carry.trained, _filled(found, leaves), strict=True)
+        return {n: clients.one(g) for n, g in every}, value, moved
+
+    def _private(self, carry: Carry, at: dict[str, Tensor], batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        how, clients = self.how, self.clients
+        own, moving, anchor = carry.own, carry.moving, carry.anchor
+        x, y, weight, key = batch.only() if clients is None else batch.seen(clients)
+        if clients is not None:
+            own, moving, anchor = clients.each(own), clients.each(moving), clients.each(anchor)
+        constant = {**carry.common, **own}
+
+        def loss_of(
+            values: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None, key: Tensor
+        ) -> tuple[Tensor, dict[str, Tensor]]:
+            return how.objective.value(values, constant, moving, carry.names, (x, y, weight, key), anchor)
+
+        assert how.dp is not None
+        noise = fold_key(fold_key(key, how.number), sum(self.passes))
+        gradient, value = private_gradient(loss_of, at, x, y, weight, how.dp, noise, key)
+        return gradient, value if clients is None else clients.all(value)
+
     def loss(self) -> Tensor:
-        """The loss of the first pass of this step."""
-        return torch.zeros(()) if self.first is None else self.first
+        """The loss of the first pass of this step, [clients] (0-d of one client)."""
+        if self.first is not None:
+            return self.first
+        return torch.zeros(()) if self.clients is None else torch.zeros(self.clients.clients)

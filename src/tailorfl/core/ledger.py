@@ -65,6 +65,11 @@ class Record:
         for r, steps in zip(counts.tolist(), batches.tolist(), strict=True):
             mine[Use(rate, noise, r)] += steps
 
+    def merge(self, other: Record) -> None:
+        """Adds what another record notes."""
+        for client, uses in other.uses.items():
+            self.uses.setdefault(client, Counter()).update(uses)
+
     def forget(self) -> None:
         """Drops what was noted, where the pass is made again."""
         self.uses.clear()

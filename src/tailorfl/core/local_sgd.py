@@ -13,7 +13,7 @@ clients' losses, since clients share no variable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,20 +22,29 @@ import torch
 from torch import Tensor
 
 from tailorfl.core.distill import PublicTerm
-from tailorfl.core.gradients import Batch, Carry, Directed, Direction, Objective, Rebuild, sum_gradient
-from tailorfl.core.plan import BatchPlan
+from tailorfl.core.gradients import (
+    Batch,
+    Carry,
+    Directed,
+    Direction,
+    Objective,
+    Rebuild,
+    single_users,
+    sum_gradient,
+)
+from tailorfl.core.plan import BatchPlan, runs
 from tailorfl.core.privacy import SampleDP
 from tailorfl.core.update import Rule, Update, along
 from tailorfl.data.source import Source
+from tailorfl.models.descent import Share
 
 
 class Step(NamedTuple):
     """One step, or the part of it that clients with batches of equal sizes take together."""
 
     number: int
-    active: int
-    chosen: Tensor | None
-    """Positions of the clients; None for all active ones."""
+    who: slice | Tensor
+    """Positions of the clients."""
     batches: Sequence[tuple[Tensor, Tensor | None]]
     """(rows, weights of samples) of each of its batches."""
 
@@ -98,39 +107,43 @@ class LocalSGD:
         """
         options = self.options
         params = [t for carry in carries for t in carry.trained.values()]
-        taken = torch.from_numpy(plan.steps // options.batches)
+        taken = torch.from_numpy(plan.steps // options.batches).to(keys.device)
         update = Update(options.rule, params, taken * options.repeat, self.stacked)
         if self.directed is None:
             # Leaves once, not once a step: they are updated in place where gradients are not recorded.
             for leaf in params:
                 leaf.requires_grad_()
         clients = len(plan.count)
-        total = torch.zeros(clients)
+        total = torch.zeros(clients, device=keys.device)
         self.gradients = np.zeros(plan.count.shape, dtype=np.int64)
         for step in self._steps(plan):
-            index = slice(0, step.active) if step.chosen is None else step.chosen
-            cut = _Cut(index, clients, self.stacked)
+            cut = _Cut(step.who, clients, self.stacked)
             part = carries if cut.whole else [cut.carry(carry) for carry in carries]
             p, memory, extra = cut.take(params), cut.take(update.memory), cut.take(given)
             pull = None if centre is None else cut.take(centre)
-            force, pace = (t if t is None or not self.stacked else t[cut.index] for t in (strength, rate))
+            force, own_rate = (t if t is None or not self.stacked else t[cut.index] for t in (strength, rate))
             own = keys if cut.whole else keys[cut.index]
             loaded = self._loaded(step, own)
             for again in range(options.repeat):
-                batches = [
-                    Batch(x, y, weight, own + (number * options.repeat + again))
-                    for number, x, y, weight in loaded
-                ]
-                value, gradient, asked = self._gradient(part, p, batches, extra, rebuild)
+                batches = [Batch(x, y, w, own + (at * options.repeat + again)) for at, x, y, w in loaded]
+                number = step.number * options.repeat + again
+                pace = update.pace(number, cut.index, own_rate)
+                # A public term is taken at the parameters before the step, so they must all wait for it.
+                shares = self._shares(part, p, batches, pull, force, pace) if public is None else {}
+                value, gradient, asked = self._gradient(part, p, batches, extra, rebuild, shares)
                 at = step.number * options.batches
-                self.gradients[index, at : at + options.batches] += asked
+                self.gradients[cut.index, at : at + options.batches] += asked
+                # Without those that have taken their step already.
+                rest = [k for k, g in enumerate(gradient) if g is not None]
+                left, slope = [p[k] for k in rest], [g for g in gradient if g is not None]
                 if public is not None:
-                    torch._foreach_add_(gradient, public.gradient(part[0], p, step.number, cut.index))
-                if pull is not None:
-                    self._pull(p, gradient, pull, force)
+                    torch._foreach_add_(slope, public.gradient(part[0], p, step.number, cut.index))
+                if pull is not None and left:
+                    self._pull(left, slope, [pull[k] for k in rest], force)
                 if options.clip is not None:
-                    self._clip(gradient, options.clip)
-                update.apply(step.number * options.repeat + again, cut.index, p, memory, gradient, pace)
+                    self._clip(slope, options.clip)
+                if left:
+                    update.apply(number, left, memory, slope, pace)
                 if cut.whole:
                     total += value
                 else:
@@ -147,26 +160,32 @@ class LocalSGD:
     def _steps(self, plan: BatchPlan) -> list[Step]:
         """Every step in order.
 
-        Batches of unequal size are padded, except where a batch counts as a whole (batch norm): there the
-        clients with equal sizes of all batches of a step are batched together.
+        Batches of unequal size are padded where that costs little (`runs`), except where a batch counts as a whole
+        (batch norm): there the clients with equal sizes of all batches of a step are batched together.
         """
-        rows = torch.from_numpy(plan.rows)
-        out: list[Step] = []
-        active_at, widest = (plan.count > 0).sum(0).tolist(), plan.count.max(0, initial=0).tolist()
+        rows, n = torch.from_numpy(plan.rows).to(self.source.x.device), self.options.batches
+        apart = self.objective.model.has_batch_statistics
         uneven = ((plan.count > 0) & (plan.count < plan.count.max(0, initial=0))).any(0).tolist()
-        apart, n = self.objective.model.has_batch_statistics, self.options.batches
-        for number in range(len(widest) // n):
+        cuts = runs(plan)
+        out: list[Step] = []
+        for number in range(len(uneven) // n):
             at = range(number * n, (number + 1) * n)
-            active = active_at[at[0]]
             if not (apart and any(uneven[k] for k in at)):
-                batches = [(rows[:active, k, : widest[k]], _weights(plan, active, k, uneven[k])) for k in at]
-                out.append(Step(number, active, None, batches))
+                # The batches of one step are those of the same clients.
+                for a, b in cuts[at[0]] if n == 1 else [(0, cuts[at[0]][-1][1])]:
+                    widest = plan.count[a:b, at[0] : at[-1] + 1].max(0)
+                    batches = [
+                        (rows[a:b, k, :wide], _weights(plan, a, b, k))
+                        for k, wide in zip(at, widest, strict=True)
+                    ]
+                    out.append(Step(number, slice(a, b), batches))
                 continue
+            active = cuts[at[0]][-1][1]
             counts = plan.count[:active, at[0] : at[0] + n]
             for sizes in sorted(set(map(tuple, counts.tolist()))):
                 chosen = torch.from_numpy((counts == sizes).all(1).nonzero()[0])
                 whole = [(rows[chosen, k, :size], None) for k, size in zip(at, sizes, strict=True)]
-                out.append(Step(number, active, chosen, whole))
+                out.append(Step(number, chosen, whole))
         return out
 
     def _loaded(self, step: Step, keys: Tensor) -> list[tuple[int, Tensor, Tensor, Tensor | None]]:
@@ -176,7 +195,12 @@ class LocalSGD:
         """
         first = self.first + step.number * self.options.batches
         return [
-            (number, self.source.take_augmented(rows, keys + number), self.source.targets(rows), weight)
+            (
+                number,
+                self.source.take_augmented(rows, keys + number),
+                self.source.targets(rows),
+                None if weight is None else weight.to(keys.device),
+            )
             for number, (rows, weight) in enumerate(step.batches, start=first)
         ]
 
@@ -187,12 +211,44 @@ class LocalSGD:
         batches: Sequence[Batch],
         given: list[Tensor],
         rebuild: Rebuild,
-    ) -> tuple[Tensor, list[Tensor], list[int]]:
+        shares: Mapping[int, Share],
+    ) -> tuple[Tensor, list[Tensor | None], list[int]]:
         if self.directed is not None:
             return self.directed.gradient(carries, params, batches, given, rebuild, self.stacked)
-        # A slice of a leaf calls itself a leaf too, but autograd does not see it used.
-        leaves = [p if p.requires_grad and p._base is None else p.detach().requires_grad_() for p in params]
-        return *sum_gradient(self.objective, carries[0], leaves, batches[0], self.stacked), [1]
+        leaves = _leaves(params)
+        return *sum_gradient(self.objective, carries[0], leaves, batches[0], self.stacked, shares), [1]
+
+    def _shares(
+        self,
+        carries: Sequence[Carry],
+        params: list[Tensor],
+        batches: Sequence[Batch],
+        centre: list[Tensor] | None,
+        strength: Tensor | None,
+        pace: float | Tensor,
+    ) -> dict[int, Share]:
+        """What happens to each parameter that may take its step inside the backward pass, by its place in memory.
+
+        That is for cohorts and plain gradient descent, where nothing has to see the gradient first.
+        """
+        options = self.options
+        waits = options.clip is not None or not options.rule.is_plain
+        if not self.stacked or self.directed is not None or waits:
+            return {}
+        carry, model = carries[0], self.objective.model
+        if carry.names not in model.single_users:
+            model.single_users[carry.names] = single_users(
+                self.objective, carry, _leaves(params), batches[0], self.stacked
+            )
+        pull: float | Tensor = 0.0
+        if centre is not None:
+            pull = pace * (strength if strength is not None else float(options.prox or 0.0))
+        keep = 1.0 - pace * options.rule.weight_decay - pull
+        return {
+            p.data_ptr(): Share(pace, keep, pull, None if centre is None else centre[k])
+            for k, (p, single) in enumerate(zip(params, model.single_users[carry.names], strict=True))
+            if single
+        }
 
     def _pull(
         self, params: list[Tensor], gradient: list[Tensor], centre: list[Tensor], strength: Tensor | None
@@ -215,15 +271,22 @@ class LocalSGD:
             g.mul_(along(scale, g))
 
 
+def _leaves(params: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors that gradients are taken of: a slice of a leaf calls itself a leaf too, but autograd does not see it
+    used.
+    """
+    return [p if p.requires_grad and p._base is None else p.detach().requires_grad_() for p in params]
+
+
 class _Cut:
     """The part of a cohort's tensors that takes a step.
 
-    A prefix is views, chosen clients are copies that `put` writes back.
+    Neighbours are views, chosen clients are copies that `put` writes back.
     """
 
     def __init__(self, index: slice | Tensor, clients: int, stacked: bool) -> None:
         self.index, self.stacked = index, stacked
-        self.whole = not stacked or (isinstance(index, slice) and index.stop == clients)
+        self.whole = not stacked or (isinstance(index, slice) and (index.start, index.stop) == (0, clients))
 
     def take(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The active part of each tensor."""
@@ -244,9 +307,9 @@ class _Cut:
                 tensor[self.index] = value
 
 
-def _weights(plan: BatchPlan, active: int, at: int, uneven: bool) -> Tensor | None:
+def _weights(plan: BatchPlan, first: int, end: int, at: int) -> Tensor | None:
     """Returns 1 for real samples and 0 for padding, float [clients, widest]; None where nothing is padded."""
-    if not uneven:
+    counts = plan.count[first:end, at]
+    if (counts == counts[0]).all():
         return None
-    counts = plan.count[:active, at]
     return (torch.arange(int(counts.max()))[None, :] < torch.from_numpy(counts)[:, None]).float()

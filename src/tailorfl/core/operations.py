@@ -123,7 +123,8 @@ class Fit:
         if order is not None:
             plan = BatchPlan(plan.rows[order], plan.count[order])
         clients = len(positions)
-        arranged = Arranged(tensors, dims, clients, None if order is None else torch.from_numpy(order))
+        by_steps = None if order is None else torch.from_numpy(order).to(cohort.device)
+        arranged = Arranged(tensors, dims, clients, by_steps)
         carries = []
         for names in options.trained:
             trained = {n: arranged.own() for n in names}
@@ -143,13 +144,14 @@ class Fit:
             carries[0].anchor[n] = arranged.spread()
         public = self._public(arranged, positions, plan.rows.shape[1] // options.batches, order)
         noise = cohort.keys(positions, self.purpose + "/noise").astype(np.int64)
-        keys = torch.from_numpy(noise if order is None else noise[order])
+        keys = torch.from_numpy(noise if order is None else noise[order]).to(cohort.device)
         objective = Objective(cohort.model, cohort.loss, self.pull)
         loop = LocalSGD(objective, cohort.source, options, stacked, self.first)
         loss = loop.run(carries, plan, centre, strength, rate, given, self.given, keys, public)
         note(self, positions if order is None else [positions[k] for k in order], loop.gradients)
         out = [loss, *(t for c in carries for t in (*c.trained.values(), *c.moving.values()))]
         if back is not None and stacked:
+            back = back.to(cohort.device)
             out = [t.index_select(0, back) for t in out]
         return tuple(out)
 
@@ -173,7 +175,7 @@ class Fit:
         keys = keys if order is None else keys[order]
         # A fit by pieces goes on where the piece before it stopped, as on the private batches.
         first = self.first // self.options.batches
-        rows = public_rows(keys, len(source), self.public.batch_size, steps, first)
+        rows = public_rows(keys, len(source), self.public.batch_size, steps, first).to(source.x.device)
         model, strength, targets = self.cohort.model, self.public.strength, arranged.spread()
         return PublicTerm(model, source, strength, targets, rows, arranged.stacked)
 
@@ -214,18 +216,21 @@ class Loss:
         if cohort.counting:
             return (torch.zeros(()) if dims is None else torch.zeros(len(positions)),)
         if dims is None:
-            rows = torch.from_numpy(self.rows[positions[0]])
+            rows = torch.from_numpy(self.rows[positions[0]]).to(source.x.device)
             weight = (
-                None if len(rows) else torch.zeros(0)
+                None if len(rows) else torch.zeros(0, device=cohort.device)
             )  # a mean over nothing is 0, as for a client that is all padding
             pieces = self._pieces(rows, 1)
-            values = [one(state, source.take(r), source.y[r], weight) for r in pieces]
+            values = [one(state, source.take(r), source.targets(r), weight) for r in pieces]
             return (_mean_of(values, [torch.tensor(float(len(r))) for r in pieces]),)
         rows, weight = padded([self.rows[p] for p in positions])
+        rows, weight = rows.to(source.x.device), weight.to(cohort.device)
         mapped = torch.func.vmap(one, in_dims=(dict(zip(self.names, dims, strict=True)), 0, 0, 0))
         pieces = self._pieces(rows, len(positions))
         weights = torch.split(weight, pieces[0].shape[1], dim=1)
-        values = [mapped(state, source.take(r), source.y[r], w) for r, w in zip(pieces, weights, strict=True)]
+        values = [
+            mapped(state, source.take(r), source.targets(r), w) for r, w in zip(pieces, weights, strict=True)
+        ]
         return (_mean_of(values, [w.sum(1) for w in weights]),)
 
     def _pieces(self, rows: Tensor, clients: int) -> tuple[Tensor, ...]:
@@ -253,7 +258,8 @@ class PublicOutputs:
         if self.cohort.counting and own:  # one client stands for all of them
             state = {n: t if (d := where[n]) is None else t.select(d, 0) for n, t in state.items()}
             own = False
-        parts = torch.split(torch.arange(len(source)), rows_at_once(source, len(positions) if own else 1))
+        every = torch.arange(len(source), device=source.x.device)
+        parts = torch.split(every, rows_at_once(source, len(positions) if own else 1))
         if not own:
             found = torch.cat([model(state, source.take(rows)) for rows in parts])
             return (found if dims is None else found.expand(len(positions), *found.shape).clone(),)
@@ -273,10 +279,13 @@ def _mean_of(values: Sequence[Tensor], samples: Sequence[Tensor]) -> Tensor:
 
 
 def _by_falling_steps(plan: BatchPlan) -> tuple[Any, Tensor | None]:
-    steps = plan.steps
-    if (steps[:-1] >= steps[1:]).all():
+    """An order of clients by falling steps, then samples, and the way back; None where they are so already."""
+    steps, samples = plan.steps, plan.count.sum(1)
+    ahead = steps[:-1] * (samples.max(initial=0) + 1) + samples[:-1]
+    behind = steps[1:] * (samples.max(initial=0) + 1) + samples[1:]
+    if (ahead >= behind).all():
         return None, None
-    order = np.argsort(-steps, kind="stable")
+    order = np.lexsort((-samples, -steps))
     return order, torch.from_numpy(np.argsort(order, kind="stable"))
 
 

@@ -39,6 +39,45 @@ class BatchPlan:
         return BatchPlan(self.rows[client : client + 1, :length], self.count[client : client + 1, :length])
 
 
+MOST_PADDING = 0.1
+"""Samples that a cohort may compute in vain, as a share of the real ones."""
+
+
+def runs(plan: BatchPlan) -> list[list[tuple[int, int]]]:
+    """Returns for every batch the runs (first client, end) of clients that are computed together, padded to the widest.
+
+    All that are active, where that pads few samples; else those with few samples apart. `plan` is ordered by falling
+    steps, so the active clients of a batch are its first ones.
+    """
+    active = (plan.count > 0).sum(0)
+    widest = plan.count.max(0, initial=0)
+    real = plan.count.sum(0)
+    out = [[(0, int(clients))] for clients in active]
+    ragged = np.flatnonzero(active * widest > real)
+    spare = MOST_PADDING * float(real.sum())
+    if float((active * widest - real).sum()) <= spare:
+        return out
+    for at in ragged:
+        counts = plan.count[: active[at], at]
+        if (np.diff(counts) <= 0).all():
+            out[at] = _cut(counts, spare / len(ragged))
+    return out
+
+
+def _cut(counts: Rows, spare: float) -> list[tuple[int, int]]:
+    """Returns the runs of falling `counts` that pad at most `spare` samples, cut where that saves most."""
+    found = [(0, len(counts))]
+    while sum(int(counts[a]) * (b - a) for a, b in found) - int(counts.sum()) > spare:
+        _, where, at = max(
+            (int(counts[a] - counts[k]) * (b - k), which, k)
+            for which, (a, b) in enumerate(found)
+            for k in range(a + 1, b)
+        )
+        a, b = found[where]
+        found[where : where + 1] = [(a, at), (at, b)]
+    return found
+
+
 def batches_per_pass(sizes: Rows, batch: int, min_batch: int = 1) -> Rows:
     """Returns how many batches one pass has, [clients].
 

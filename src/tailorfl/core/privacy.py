@@ -58,7 +58,7 @@ def normal(key: Tensor, number: int, shape: torch.Size) -> Tensor:
     """Returns standard normal numbers, a function of (key, number), float32 of `shape` (Box-Muller)."""
     count = shape.numel()
     stream = fold_key(key, number)
-    words = fold_key(stream, torch.arange(1, 2 * count + 1, dtype=torch.int64))
+    words = fold_key(stream, torch.arange(1, 2 * count + 1, device=key.device))
     uniform = ((words >> 40) & 0xFFFFFF).to(torch.float64).add(0.5) / float(1 << 24)
     radius = (-2.0 * uniform[:count].log()).sqrt()
     return (radius * (2.0 * math.pi * uniform[count:]).cos()).to(torch.float32).reshape(shape)
@@ -108,7 +108,7 @@ def private_gradient(
         gradient, (value, _) = grad_and_value(loss_of, has_aux=True)(values, x[None], y[None], None, mask)
         return gradient, value
 
-    gradients, losses = vmap(of_sample)(x, y, fold_key(masks, torch.arange(x.shape[0])))
+    gradients, losses = vmap(of_sample)(x, y, fold_key(masks, torch.arange(x.shape[0], device=masks.device)))
     present = torch.ones_like(losses) if weight is None else weight
     rows = [g.reshape(x.shape[0], -1) for g in gradients.values()]
     norms = torch.stack([row.square().sum(1) for row in rows]).sum(0).sqrt()

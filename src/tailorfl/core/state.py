@@ -1,20 +1,31 @@
 """The private states of all clients, kept only for those that have trained (copy-on-write).
 
-A federation of 10,000 clients of which 50 have trained holds 51 states. Rows live in one growing array per
-entry, in memory or, with a folder, in memory-mapped files.
+A federation of 10,000 clients of which 50 have trained holds 51 states. Rows live in one growing array per entry: in
+memory, in memory that worker processes share, or with a folder in memory-mapped files.
+
+What a round finds goes to rows of its own and takes effect by `commit`, so that a round that fails or is interrupted
+changes nothing; the rows that clients had before are then free for the next round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import heapq
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import tree
+from tailorfl.core.shared import Block
 from tailorfl.errors import TailorflError
+
+NO_ROW = -1
+"""In place of the row of a client that never trained."""
+RESIDENT_BYTES = 64 * 2**20
+"""Bytes of states on disk that are looked at before the memory they take is given back."""
 
 
 class StateStore:
@@ -24,7 +35,6 @@ class StateStore:
         start: what a client has that never trained.
         folder: where states are memory-mapped; None keeps them in memory.
         own_start: gives a client's own start where clients begin with different ones, structured as `start`.
-        name: tells the files of several stores in one folder apart.
     """
 
     def __init__(
@@ -32,13 +42,24 @@ class StateStore:
         start: TensorDict,
         folder: Path | None = None,
         own_start: Callable[[int], TensorDict] | None = None,
-        name: str = "",
     ) -> None:
         self._start = dict(tree.leaves(start))
-        self._folder, self._own_start, self._name = folder, own_start, name
+        self._folder, self._own_start = folder, own_start
         self._row: dict[int, int] = {}
+        self._staged: dict[int, int] = {}
+        self._free: list[int] = []
+        self._used = 0
         self._arrays: dict[str, Tensor] = {}
-        self._capacity = 0
+        self._blocks: dict[str, Block] | None = None if folder is None else self._new_blocks()
+        self.capacity = 0
+        """Rows there is room for."""
+        self._bytes = sum(t.numel() * t.element_size() for t in self._start.values())
+        self._seen = 0
+
+    @classmethod
+    def blank(cls, start: TensorDict, own_start: Callable[[int], TensorDict] | None) -> StateStore:
+        """Returns a store in memory in which no client has trained."""
+        return cls(start, None, own_start)
 
     def __len__(self) -> int:
         """Number of clients that have a state of their own."""
@@ -49,13 +70,32 @@ class StateStore:
         """Ids of the clients that have a state of their own."""
         return tuple(sorted(self._row))
 
+    @property
+    def on_disk(self) -> bool:
+        """Whether states are memory-mapped."""
+        return self._folder is not None
+
+    @property
+    def local(self) -> Collection[int]:
+        """The clients whose states are in this very store."""
+        return self._row.keys()
+
+    # -- reading --------------------------------------------------------------------------------------------
+
     def get(self, ids: Sequence[int]) -> TensorDict:
         """Returns the states of `ids` as copies, [len(ids), ...].
 
         A client that never trained has its start.
         """
+        return self.fetch(self.rows(ids), ids)
+
+    def rows(self, ids: Sequence[int]) -> list[int]:
+        """Returns the rows in which the states of `ids` are, `NO_ROW` for those that have their start."""
+        return [self._row.get(i, NO_ROW) for i in ids]
+
+    def fetch(self, rows: Sequence[int], ids: Sequence[int]) -> TensorDict:
+        """Returns what stands in `rows`, which are those of `ids`, as copies, [len(ids), ...]."""
         out = {}
-        rows = [self._row.get(i, -1) for i in ids]
         missing = [k for k, row in enumerate(rows) if row < 0]
         starts = self.starts([ids[k] for k in missing])
         for path in self._start:
@@ -66,6 +106,7 @@ class StateStore:
             if missing:
                 value[missing] = starts[path]
             out[path] = value
+        self._saw(len(rows) - len(missing))
         return tree.nest(out.items(), [len(rows)])
 
     def starts(self, ids: Sequence[int]) -> dict[str, Tensor]:
@@ -75,14 +116,31 @@ class StateStore:
         drawn = [dict(tree.leaves(self._own_start(i))) for i in ids]
         return {p: torch.stack([one[p] for one in drawn]) for p in self._start}
 
-    def put(self, ids: Sequence[int], states: TensorDict) -> None:
-        """Stores `states` [len(ids), ...] for `ids`."""
-        if not self._start or not ids:
-            return
+    def fresh(self, ids: Sequence[int]) -> TensorDict:
+        """Returns what `ids` have before they ever train, [len(ids), ...]."""
+        return tree.nest(self.starts(ids).items(), [len(ids)])
+
+    # -- writing --------------------------------------------------------------------------------------------
+
+    def stage(self, ids: Sequence[int], states: TensorDict) -> None:
+        """Keeps `states` [len(ids), ...] as the next ones of `ids`; until `commit`, `get` returns those they had."""
+        self.write(self.reserve(ids), states)
+
+    def reserve(self, ids: Sequence[int]) -> list[int]:
+        """Returns for each of `ids` a row that its next state may be written to, until `commit` or `rollback`."""
+        if not self._start:
+            return []
         for i in ids:
-            self._row.setdefault(i, len(self._row))
-        self._grow(len(self._row))
-        rows = torch.tensor([self._row[i] for i in ids])
+            if i not in self._staged:
+                self._staged[i] = heapq.heappop(self._free) if self._free else self._used
+                self._used = max(self._used, self._staged[i] + 1)
+        self._grow(self._used)
+        return [self._staged[i] for i in ids]
+
+    def write(self, rows: Sequence[int], states: TensorDict) -> None:
+        """Writes `states` [clients, ...] into reserved rows, [clients] or none where states have no entries."""
+        if not states.batch_size[0]:
+            return
         new = dict(tree.leaves(states))
         if new.keys() != self._start.keys():
             differing = sorted(new.keys() ^ self._start.keys())
@@ -90,49 +148,124 @@ class StateStore:
                 f"local() returned a private state with other entries than client_state(): {', '.join(differing[:5])}; "
                 "return the same names"
             )
+        where = torch.tensor(rows, dtype=torch.int64)
         for path, value in new.items():
-            self._arrays[path][rows] = value
+            self._arrays[path][where] = value
+        self._saw(len(rows))
+
+    def commit(self, ids: Sequence[int]) -> None:
+        """Makes what was staged for `ids` their states, and drops what was staged for others."""
+        staged, self._staged = self._staged, {}
+        for i in ids:
+            if i not in staged:
+                continue
+            if i in self._row:
+                heapq.heappush(self._free, self._row[i])
+            self._row[i] = staged.pop(i)
+        for row in staged.values():
+            heapq.heappush(self._free, row)
+
+    def rollback(self) -> None:
+        """Drops everything that was staged."""
+        self.commit(())
+
+    def put(self, ids: Sequence[int], states: TensorDict) -> None:
+        """Stores `states` [len(ids), ...] for `ids` at once."""
+        self.stage(ids, states)
+        self.commit(ids)
+
+    def forget(self, ids: Sequence[int]) -> None:
+        """Gives `ids` their start again."""
+        for i in ids:
+            heapq.heappush(self._free, self._row.pop(i))
+
+    # -- checkpoints ----------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Tensor]:
         """Returns everything as named tensors: the ids and the used rows of every entry.
 
         In memory they are copies. With a folder they are views of its files, which need not fit in memory:
-        write them out before the next `put`.
+        write them out before anything is stored.
         """
+        if self._folder is not None:
+            self._compact()
         used = len(self._row)
         ids = torch.tensor(list(self._row), dtype=torch.int64)
-        rows = {f"state/{p}": a[:used] for p, a in self._arrays.items()}
-        if self._folder is None:
-            rows = {p: r.clone() for p, r in rows.items()}
-        return {"clients": ids, **rows}
+        if self._folder is not None:
+            return {"clients": ids, **{f"state/{p}": a[:used] for p, a in self._arrays.items()}}
+        rows = torch.tensor(list(self._row.values()), dtype=torch.int64)
+        return {"clients": ids, **{f"state/{p}": a.index_select(0, rows) for p, a in self._arrays.items()}}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restores what `dump` returned."""
         self._row = {int(i): row for row, i in enumerate(tensors["clients"].tolist())}
-        self._arrays, self._capacity = {}, 0
-        self._grow(len(self._row))
+        self._staged, self._free, self._used = {}, [], len(self._row)
+        self._grow(self._used)
         for path, array in self._arrays.items():
-            array[: len(self._row)] = tensors[f"state/{path}"]
+            if self._row:
+                array[: len(self._row)] = tensors[f"state/{path}"]
+
+    def _compact(self) -> None:
+        """Moves states into the first rows, row by row, so that no rows between them are unused."""
+        used = len(self._row)
+        holes = iter(sorted(set(range(used)) - set(self._row.values())))
+        for i, row in self._row.items():
+            if row >= used:
+                self._row[i] = next(holes)
+                for array in self._arrays.values():
+                    array[self._row[i]] = array[row]
+        self._row = dict(sorted(self._row.items(), key=lambda pair: pair[1]))
+        self._free, self._used = [], used
+
+    # -- memory ---------------------------------------------------------------------------------------------
+
+    def share(self) -> None:
+        """Keeps the states from now on where processes see them that are started later."""
+        if self._blocks is not None:
+            return
+        held, capacity = self._arrays, self.capacity
+        self._blocks, self._arrays, self.capacity = self._new_blocks(), {}, 0
+        self._grow(capacity)
+        for path, array in held.items():
+            self._arrays[path].copy_(array)
+
+    def see(self, capacity: int) -> None:
+        """Makes rows visible here that the process that stores has added since this one was started."""
+        assert self._blocks is not None
+        if capacity > self.capacity:
+            self._arrays = {
+                p: self._blocks[p].tensor(t.dtype, (capacity, *t.shape)) for p, t in self._start.items()
+            }
+            self.capacity = capacity
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a process that is being started gets: where states lie, and none of them."""
+        nothing = {"_arrays": {}, "_row": {}, "_staged": {}, "_free": [], "capacity": 0}
+        return {**self.__dict__, **nothing}
+
+    def _saw(self, rows: int) -> None:
+        """Notes that so many rows were read or written: of states on disk not all need be in memory at once."""
+        self._seen += rows * self._bytes
+        if self._folder is not None and self._blocks is not None and self._seen > RESIDENT_BYTES:
+            self._seen = 0
+            for block in self._blocks.values():
+                block.release()
+
+    def _new_blocks(self) -> dict[str, Block]:
+        return {path: Block(self._folder) for path in self._start}
 
     def _grow(self, rows: int) -> None:
-        if rows <= self._capacity:
+        if rows <= self.capacity:
             return
-        capacity = max(rows, 2 * self._capacity, 8)
+        capacity = max(rows, 2 * self.capacity, 8)
+        if self._blocks is not None:
+            for path, start in self._start.items():
+                self._blocks[path].reserve(capacity * start.numel() * start.element_size())
+            self.see(capacity)
+            return
         for path, start in self._start.items():
-            new = self._allocate(path, capacity, start)
+            new = torch.empty((capacity, *start.shape), dtype=start.dtype)
             if path in self._arrays:
-                new[: self._capacity] = self._arrays[path]
+                new[: self.capacity] = self._arrays[path]
             self._arrays[path] = new
-        self._capacity = capacity
-
-    def _allocate(self, path: str, rows: int, like: Tensor) -> Tensor:
-        shape = (rows, *like.shape)
-        if self._folder is None:
-            return torch.empty(shape, dtype=like.dtype)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        file = self._folder / f".states-{self._name}{path.replace('/', '__')}-{rows}.bin"
-        count = int(torch.Size(shape).numel())
-        mapped = torch.from_file(str(file), shared=True, size=max(count, 1), dtype=like.dtype)
-        # The mapping keeps the file alive without its name, so that not even a crash leaves it behind.
-        file.unlink()
-        return mapped[:count].reshape(shape)
+        self.capacity = capacity

@@ -59,6 +59,11 @@ class Rule:
     momentum: float = 0.0
     weight_decay: float = 0.0
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is remembered from step to step: p = (1 − η δ) p − η g."""
+        return self.optimizer == "sgd" and not self.momentum
+
     def __post_init__(self) -> None:
         for kind, given, valid in (
             ("optimizer", self.optimizer, get_args(Optimizer)),
@@ -94,17 +99,14 @@ class Update:
     def apply(
         self,
         number: int,
-        who: slice | Tensor,
         params: list[Tensor],
         memory: list[Tensor],
         gradient: list[Tensor],
-        rate: Tensor | None,
+        pace: float | Tensor,
     ) -> None:
-        """Takes step `number` (from 0) of the clients `who`, whose tensors are given; writes them and `gradient`.
-
-        `rate` [clients of `who`] (0-d for one client) is the learning rate where it is a tensor.
+        """Takes step `number` (from 0) at the `pace` η of the clients whose tensors are given; writes them and
+        `gradient`.
         """
-        pace = self._pace(number, who, rate)
         if self.rule.optimizer == "adamw":
             self._adamw(number + 1, params, memory, gradient, pace)
             return
@@ -119,8 +121,11 @@ class Update:
         else:
             torch._foreach_add_(params, gradient, alpha=-pace)
 
-    def _pace(self, number: int, who: slice | Tensor, rate: Tensor | None) -> float | Tensor:
-        """Returns η: a number where all clients have the same, else [clients]."""
+    def pace(self, number: int, who: slice | Tensor, rate: Tensor | None) -> float | Tensor:
+        """Returns η of the clients `who` at step `number` (from 0): a number where all have the same, else [clients].
+
+        `rate` [clients of `who`] (0-d for one client) is the learning rate where it is a tensor.
+        """
         base = self.rule.lr if rate is None else rate
         if self.rule.schedule == "constant":
             return base

@@ -19,6 +19,7 @@ from tailorfl.data.heldout import Dealt, domain_rows, to_be_tested
 from tailorfl.data.normalise import standardise_clients
 from tailorfl.data.public import own_public_rows, public_from_rows, public_source, subset
 from tailorfl.data.registry import load_source
+from tailorfl.data.rows import Rows
 from tailorfl.data.source import Source
 from tailorfl.data.splits import Split, read_split, split_clients
 from tailorfl.data.validate import validate
@@ -103,11 +104,11 @@ def build(
     domains = {
         domain: np.intersect1d(found, rows) for domain, found in domain_rows(source, held_names).items()
     }
-    rows = np.setdiff1d(rows, np.concatenate([np.empty(0, dtype=np.int64), *domains.values()]))
+    rows = _without(rows, *domains.values())
     own_public = np.empty(0, dtype=np.int64)
     if isinstance(public, str) and public == source.name:
         own_public = own_public_rows(source, rows, public_samples, _stream(seed, "public"))
-        rows = np.setdiff1d(rows, own_public)
+        rows = _without(rows, own_public)
 
     recipe = partition or fitting_partition(source)
     dealt = deal_rows(
@@ -153,6 +154,13 @@ def _stream(seed: int, purpose: str) -> Generator:
     return np.random.default_rng([seed, zlib.crc32(purpose.encode())])
 
 
+def _without(rows: Ints, *others: Ints) -> Ints:
+    """The ascending `rows` that are in none of the `others`."""
+    for other in others:
+        rows = np.setdiff1d(rows, other, assume_unique=True)
+    return rows
+
+
 def _load(name: str, path: str | None, options: Mapping[str, Any] | None, samples: int | None) -> Source:
     given = dict(options or {})
     if path is not None:
@@ -167,10 +175,10 @@ def _split(source: Source, rows: Ints, dealt: Dealt, rule: Split, rng: Generator
     shares = rule.shares(len(dealt.rows), rng)
     train, val, test = split_clients(dealt.rows, source.strata.numpy(), shares, rng)
     if rule.source == "official":
-        test = dealt.test or ()
+        test = Rows.of(()) if dealt.test is None else dealt.test
     elif rule.source == "global":
         shared = rows[official_part(source)[rows]]
-        test = (shared,) * len(dealt.rows)
+        test = Rows.shared(shared, len(dealt.rows))
     return Federation(
         source=source,
         train=train,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tailorfl.data.heldout import Dealt, set_aside
 from tailorfl.data.partition import partition, recipe_named
+from tailorfl.data.rows import Rows
 from tailorfl.data.source import Source
 from tailorfl.data.splits import evenly_spaced
 from tailorfl.errors import ConfigError, DataError
@@ -97,10 +98,10 @@ def deal_rows(
         test=labels[test_rows] if deal_test else None,
         options=options,
     )
-    mine = tuple(train_rows[places] for places in deal.train)
+    mine = deal.train.named_by(train_rows)
     dealt = Dealt(
         rows=mine,
-        test=None if deal.test is None else tuple(test_rows[places] for places in deal.test),
+        test=None if deal.test is None else deal.test.named_by(test_rows),
         names=_numbered(len(mine)) if names is None else _group_names(mine, labels, names),
         num_clients=len(mine),
         server=train_rows[deal.server],
@@ -139,13 +140,14 @@ def _numbered(clients: int) -> tuple[str, ...]:
     return tuple(f"client-{client:0{width}d}" for client in range(clients))
 
 
-def _group_names(rows: Sequence[Ints], groups: Ints, names: Sequence[str]) -> tuple[str, ...]:
+def _group_names(rows: Rows, groups: Ints, names: Sequence[str]) -> tuple[str, ...]:
     """The name of each client's group, numbered where several clients share a group."""
-    ids = [int(groups[mine[0]]) for mine in rows]
-    is_shared = len(set(ids)) < len(ids)
+    ids = groups[rows.values[rows.starts]].tolist()
+    if len(set(ids)) == len(ids):
+        return tuple(map(names.__getitem__, ids))
     seen: dict[int, int] = {}
     found = []
     for group in ids:
         seen[group] = seen.get(group, -1) + 1
-        found.append(f"{names[group]}-{seen[group]}" if is_shared else names[group])
+        found.append(f"{names[group]}-{seen[group]}")
     return tuple(found)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tailorfl.data.rows import Rows
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError
 
@@ -22,8 +23,8 @@ class Federation:
 
     Attributes:
         source: the samples.
-        train, val, test: per client int64 rows of `source`. Clients 0..num_clients-1 train; the others are
-            held out and must never contribute to anything shared.
+        train, val, test: per client int64 rows of `source`, held as `Rows` whatever sequence is given. Clients
+            0..num_clients-1 train; the others are held out and must never contribute to anything shared.
         names: name of every client.
         num_clients: number of training clients.
         server: int64 rows that the server holds for validation (`dirichlet_perada`), no client's.
@@ -35,9 +36,9 @@ class Federation:
     """
 
     source: Source
-    train: tuple[Ints, ...]
-    val: tuple[Ints, ...]
-    test: tuple[Ints, ...]
+    train: Sequence[Ints]
+    val: Sequence[Ints]
+    test: Sequence[Ints]
     names: tuple[str, ...]
     num_clients: int
     server: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -45,6 +46,8 @@ class Federation:
     shifted: Mapping[str, Source] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for part in ("train", "val", "test"):
+            object.__setattr__(self, part, Rows.of(getattr(self, part)))
         counts = {len(self.train), len(self.val), len(self.test), len(self.names)}
         if len(counts) > 1 or not 1 <= self.num_clients <= len(self.train):
             raise DataError(
@@ -57,24 +60,28 @@ class Federation:
         """The number of clients, held-out ones included."""
         return len(self.train)
 
-    def part(self, part: Part) -> tuple[Ints, ...]:
+    def part(self, part: Part) -> Rows:
         """Per client the rows of one part: "train", "val" or "test"."""
-        return {"train": self.train, "val": self.val, "test": self.test}[part]
+        return Rows.of({"train": self.train, "val": self.val, "test": self.test}[part])
 
     def sizes(self, part: Part = "train") -> Ints:
         """`[clients]` int64 number of samples of every client in one part, held-out clients included."""
-        return np.array([len(rows) for rows in self.part(part)], dtype=np.int64)
+        return self.part(part).sizes
 
     def global_test(self) -> Ints:
         """Sorted int64 union of the test rows of the training clients."""
-        return np.unique(np.concatenate(distinct(self.test[: self.num_clients])))
+        once, _ = self.part("test")[: self.num_clients].once()
+        held = np.zeros(len(self.source), dtype=np.bool_)
+        held[once.flat()] = True
+        return np.flatnonzero(held)
 
     def describe(self, part: Part = "train") -> Ints:
         """`[clients, strata]` int64 number of samples of every stratum (class) at every client."""
         strata = self.source.strata.numpy()
         width = int(strata.max()) + 1 if len(strata) else 0
-        counted = {id(rows): np.bincount(strata[rows], minlength=width) for rows in distinct(self.part(part))}
-        return np.stack([counted[id(rows)] for rows in self.part(part)])
+        once, which = self.part(part).once()
+        cells = once.owners() * width + strata[once.flat()]
+        return np.bincount(cells, minlength=len(once) * width).reshape(len(once), width)[which]
 
     def summary(self) -> list[dict[str, Any]]:
         """One row per client, for a table: name, role, sizes, number of classes, largest share of a class."""
@@ -94,8 +101,3 @@ class Federation:
             }
             for client in range(len(self))
         ]
-
-
-def distinct(rows: tuple[Ints, ...]) -> list[Ints]:
-    """The arrays of `rows`, one that several clients share (a global test set) only once."""
-    return list({id(array): array for array in rows}.values())

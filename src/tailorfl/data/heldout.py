@@ -9,6 +9,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from tailorfl.data.rows import Rows
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, DataError, unknown
 
@@ -27,19 +28,19 @@ class Dealt:
         server: int64 rows that the server keeps.
     """
 
-    rows: tuple[Ints, ...]
-    test: tuple[Ints, ...] | None
+    rows: Rows
+    test: Rows | None
     names: tuple[str, ...]
     num_clients: int
     server: Ints
 
-    def ordered(self, order: Sequence[int], num_clients: int) -> Dealt:
+    def ordered(self, order: Ints, num_clients: int) -> Dealt:
         """The clients `order`, in this order, of which the first `num_clients` train."""
         return replace(
             self,
-            rows=tuple(self.rows[i] for i in order),
-            test=None if self.test is None else tuple(self.test[i] for i in order),
-            names=tuple(self.names[i] for i in order),
+            rows=self.rows.of_clients(order),
+            test=None if self.test is None else self.test.of_clients(order),
+            names=tuple(map(self.names.__getitem__, order.tolist())),
             num_clients=num_clients,
         )
 
@@ -47,8 +48,8 @@ class Dealt:
         """One more held-out client."""
         return replace(
             self,
-            rows=(*self.rows, rows),
-            test=None if self.test is None else (*self.test, test),
+            rows=self.rows.with_client(rows),
+            test=None if self.test is None else self.test.with_client(test),
             names=(*self.names, name),
         )
 
@@ -80,7 +81,7 @@ def set_aside(
             if name not in dealt.names:
                 raise unknown("held-out client", name, dealt.names)
         away = [dealt.names.index(name) for name in dict.fromkeys(heldout)]
-    staying = np.setdiff1d(np.arange(total), away)
+    staying = np.setdiff1d(np.arange(total), away, assume_unique=True)
     if len(staying) < max(1, keep or 1):
         raise ConfigError(
             f"{len(away)} of {total} clients are held out, which leaves {len(staying)} to train, fewer than "
@@ -88,7 +89,7 @@ def set_aside(
         )
     if keep is not None:
         staying = np.sort(rng.choice(staying, size=keep, replace=False))
-    return dealt.ordered([*(int(i) for i in staying), *away], len(staying))
+    return dealt.ordered(np.concatenate([staying, np.array(away, dtype=np.int64)]), len(staying))
 
 
 def domain_rows(source: Source, names: Sequence[str]) -> dict[str, Ints]:

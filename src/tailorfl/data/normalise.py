@@ -36,8 +36,8 @@ def standardise_clients(federation: Federation) -> Federation:
     owner = torch.full((len(source),), clients)
     fits = torch.zeros(len(source), dtype=torch.bool)
     for part in ("train", "val", "test"):
-        rows = np.concatenate(federation.part(part))
-        held = torch.from_numpy(np.repeat(np.arange(clients), federation.sizes(part)))
+        held_rows = federation.part(part)
+        rows, held = held_rows.flat(), torch.from_numpy(held_rows.owners())
         if len(np.unique(rows)) < len(rows):
             raise DataError(
                 "normalise='client' needs test rows of one client each, but clients share a test set"

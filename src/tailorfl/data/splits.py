@@ -10,11 +10,11 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from tailorfl.data.rows import Rows
 from tailorfl.errors import ConfigError, unknown
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Rows = tuple[Ints, ...]
 
 PARTS = ("train", "val", "test")
 PERFED_CKT_TRAIN = (0.1, 0.3, 0.4)
@@ -117,18 +117,17 @@ def split_clients(
     Returns:
         train, val, test: each per client int64 rows.
     """
-    sizes = np.array([len(part) for part in rows], dtype=np.int64)
-    counts = part_sizes(sizes, shares)
-    flat = np.concatenate([*rows, np.empty(0, dtype=np.int64)])
-    client = np.repeat(np.arange(len(rows)), sizes)
+    held = Rows.of(rows)
+    counts = part_sizes(held.sizes, shares)
+    flat, client = held.flat(), held.owners()
     # Drawn per row number and not per place, so that the order of a client's rows changes nothing.
     noise = rng.random(len(strata))[flat]
-    order = np.lexsort((noise, strata[flat], client))
+    order = ordered(client, strata[flat], noise)
     flat, client = flat[order], client[order]
     found: dict[str, Rows] = {}
     for part, wanted in (("test", counts[2]), ("val", counts[1]), ("train", counts[0])):
         chosen = evenly_spaced(client, wanted, rng)
-        found[part] = _per_client(flat[chosen], client[chosen], len(rows))
+        found[part] = _per_client(flat[chosen], client[chosen], len(rows), len(strata))
         flat, client = flat[~chosen], client[~chosen]
     return found["train"], found["val"], found["test"]
 
@@ -138,7 +137,9 @@ def part_sizes(sizes: Ints, shares: Floats) -> Ints:
     wanted = np.floor(shares * sizes + 0.5).astype(np.int64)
     train, val, test = np.where(shares > 0, np.maximum(wanted, 1), 0)
     complete = shares.sum(axis=0) > 1.0 - _TOLERANCE
-    test = np.minimum(test, np.maximum(sizes - (shares[0] > 0), 0))
+    beside_train = np.maximum(sizes - (shares[0] > 0), 0)
+    # One is left for val, but not if that were the last.
+    test = np.minimum(test, np.maximum(beside_train - (shares[1] > 0), np.minimum(beside_train, 1)))
     val = np.minimum(val, np.maximum(sizes - test - (shares[0] > 0), 0))
     left = sizes - test - val
     return np.stack([np.where(complete, left, np.minimum(train, left)), val, test])
@@ -156,16 +157,30 @@ def evenly_spaced(client: Ints, wanted: Ints, rng: Generator) -> NDArray[np.bool
     start = rng.integers(0, np.maximum(sizes, 1))
     place = np.arange(len(client)) - (np.cumsum(sizes) - sizes)[client]
     size, want, begin = sizes[client], wanted[client], start[client]
-    # Over places 0..size-1 of a client the whole part of (place * want + begin) / size rises by `want`.
-    chosen: NDArray[np.bool_] = ((place + 1) * want + begin) // size > (place * want + begin) // size
+    # Over places 0..size-1 of a client the whole part of (place * want + begin) / size rises by `want`, from 0 on.
+    whole = (place * want + begin) // size
+    following = np.where(place + 1 < size, np.append(whole[1:], 0), want)
+    chosen: NDArray[np.bool_] = following > whole
     return chosen
 
 
-def _per_client(rows: Ints, client: Ints, clients: int) -> Rows:
-    order = np.lexsort((rows, client))
-    edges = np.searchsorted(client[order], np.arange(clients + 1))
-    rows = rows[order]
-    return tuple(rows[edges[i] : edges[i + 1]] for i in range(clients))
+def ordered(client: Ints, strata: Ints, noise: Floats) -> Ints:
+    """What `np.lexsort((noise, strata, client))` returns, `noise` lying in [0, 1), many times faster.
+
+    One number holds all three keys, up to a rounding of the noise that leaves a few neighbours undecided at most.
+    """
+    cell = client * (int(strata.max(initial=0)) + 1) + strata
+    order = np.argsort(cell + noise, kind="stable")
+    cell, noise = cell[order], noise[order]
+    if bool(((cell[1:] > cell[:-1]) | ((cell[1:] == cell[:-1]) & (noise[1:] >= noise[:-1]))).all()):
+        return order
+    return order[np.lexsort((order, noise, cell))]
+
+
+def _per_client(rows: Ints, client: Ints, clients: int, samples: int) -> Rows:
+    """Rows out of 0..`samples`-1 by ascending client, ascending within each."""
+    ascending = np.sort(client * samples + rows) - client * samples
+    return Rows.cut(ascending, np.bincount(client, minlength=clients))
 
 
 def _share(part: str, value: Any) -> float:

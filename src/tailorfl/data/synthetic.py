@@ -159,7 +159,7 @@ def client_layout(
     """Test mask, groups and group names of rows lying client by client, `train` then `test` rows of each."""
     mask = (torch.arange(train + test) >= train).repeat(clients)
     owner = torch.arange(clients).repeat_interleave(train + test)
-    return mask, {"client": owner}, {"client": tuple(str(client) for client in range(clients))}
+    return mask, {"client": owner}, {"client": tuple(map(str, range(clients)))}
 
 
 def require_positive(**counts: int) -> None:

@@ -13,6 +13,8 @@ from tailorfl.data.source import Source
 from tailorfl.data.synthetic import client_layout, require_positive
 from tailorfl.errors import ConfigError
 
+_BLOCK = 1 << 16  # numbers drawn and shifted at once: they stay in the cache and need no second copy
+
 
 def synthetic_logistic(
     clients: int = 10,
@@ -79,7 +81,7 @@ def synthetic_digits(
     shift: float = 0.0,
     seed: int = 0,
 ) -> Source:
-    """Random class prototypes plus noise, made at once for as many clients as wanted (10,000 in a second).
+    """Random class prototypes plus noise, made at once for as many clients as wanted (100,000 in a few seconds).
 
     Args:
         clients, samples, test_samples: number of clients, and of training and test samples of each.
@@ -101,12 +103,18 @@ def synthetic_digits(
     rng = np.random.default_rng(seed)
     rows, size = samples + test_samples, int(np.prod(shape))
     prototypes = rng.random((classes, size), dtype=np.float32)
-    offsets = np.float32(shift) * rng.standard_normal((clients, size), dtype=np.float32)
     label = _labels(rng, clients, rows, classes, alpha)
-    x = rng.standard_normal((clients, rows, size), dtype=np.float32)
-    x *= np.float32(noise)
-    x += prototypes[label]
-    x += offsets[:, None]
+    # Torch draws normal numbers in half the time of NumPy; they are nearly all of the work here.
+    fast = torch.Generator().manual_seed(int(rng.integers(2**63)))
+    x = np.empty((clients, rows, size), dtype=np.float32)
+    block = max(1, _BLOCK // (rows * size))
+    for first in range(0, clients, block):
+        part = slice(first, first + block)
+        drawn = x[part]
+        torch.from_numpy(drawn).normal_(0.0, noise, generator=fast)
+        drawn += prototypes[label[part]]
+        if shift:
+            drawn += np.float32(shift) * rng.standard_normal((len(drawn), 1, size), dtype=np.float32)
     test, groups, group_names = client_layout(clients, samples, test_samples)
     return Source(
         name="synthetic_digits",

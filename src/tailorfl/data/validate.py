@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tailorfl.data.federation import Federation, Part, distinct
+from tailorfl.data.federation import Federation, Part
+from tailorfl.data.source import all_finite
 from tailorfl.errors import DataError
 
 Ints = NDArray[np.int64]
@@ -38,8 +39,8 @@ def validate(federation: Federation, min_batch: int = 1) -> list[str]:
 
 def _check_rows(federation: Federation) -> None:
     samples = len(federation.source)
-    for part in _PARTS:
-        flat = np.concatenate(distinct(federation.part(part)))
+    held: dict[str, Ints] = {part: _rows_of(federation, part) for part in _PARTS}
+    for part, flat in {**held, "server": federation.server}.items():
         wrong = flat[(flat < 0) | (flat >= samples)]
         if len(wrong):
             raise DataError(
@@ -52,11 +53,10 @@ def _check_overlap(federation: Federation) -> None:
     """No row may serve two purposes; clients may share test rows only if all have the same ones."""
     seen = np.full(len(federation.source), -1, dtype=np.int64)
     kinds = [f"{part} part" for part in _PARTS] + ["server's validation set"]
-    pools = [distinct(federation.part(part)) for part in _PARTS] + [[federation.server]]
-    for kind, arrays in enumerate(pools):
-        rows = np.concatenate([*arrays, np.empty(0, dtype=np.int64)])
-        values, counts = np.unique(rows, return_counts=True)
-        twice = values[(counts > 1) | (seen[values] >= 0)]
+    pools = [*(_rows_of(federation, part) for part in _PARTS), federation.server]
+    for kind, rows in enumerate(pools):
+        counts = np.bincount(rows, minlength=len(seen))
+        twice = np.flatnonzero((counts > 1) | ((counts > 0) & (seen >= 0)))
         if len(twice):
             row = int(twice[0])
             other = kinds[seen[row]] if seen[row] >= 0 else kinds[kind]
@@ -65,7 +65,7 @@ def _check_overlap(federation: Federation) -> None:
                 f"{_holders(federation, row)} and again in the {other}; a sample may be in one part of one "
                 "client only"
             )
-        seen[values] = kind
+        seen[rows] = kind
 
 
 def _check_train(federation: Federation) -> None:
@@ -80,7 +80,7 @@ def _check_train(federation: Federation) -> None:
 def _check_finite(federation: Federation) -> None:
     source = federation.source
     for what, values in (("features", source.x), ("target", source.y)):
-        if not values.is_floating_point():
+        if not values.is_floating_point() or all_finite(values):
             continue
         bad = np.flatnonzero(~torch.isfinite(values.reshape(len(source), -1)).all(dim=1).numpy())
         used = bad[np.isin(bad, _used_rows(federation))] if len(bad) else bad
@@ -127,7 +127,7 @@ def _warnings(federation: Federation, min_batch: int) -> list[str]:
         (one_class & several, "have one class only, so always guessing it is perfect there"),
         (federation.sizes("test") == 0, "have no test samples and cannot be evaluated"),
     ]
-    if len(distinct(federation.test)) > 1:  # one global test set holds unseen classes by intention
+    if len(federation.part("test").once()[0]) > 1:  # one global test set holds unseen classes by intention
         cases.append(
             (_mostly_unseen(federation), "are tested mostly on classes they have no training samples of")
         )
@@ -157,8 +157,12 @@ def _strata_held(federation: Federation) -> Ints:
 
 
 def _used_rows(federation: Federation) -> Ints:
-    arrays = [array for part in _PARTS for array in distinct(federation.part(part))]
-    return np.unique(np.concatenate([*arrays, federation.server]))
+    return np.unique(np.concatenate([*(_rows_of(federation, part) for part in _PARTS), federation.server]))
+
+
+def _rows_of(federation: Federation, part: Part) -> Ints:
+    """The rows of all clients in one part, those of a shared array once."""
+    return federation.part(part).once()[0].flat()
 
 
 def _holders(federation: Federation, row: int) -> str:

@@ -4,33 +4,43 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.cohort import Cohort
+from tailorfl.core.state import StateStore
 from tailorfl.data.source import Source
-from tailorfl.engines.base import ClientFunction, Engine, Parts
+from tailorfl.engines.base import ClientFunction, InProcess, Parts, Updates
+from tailorfl.engines.devices import HOST
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 PROBE_STEPS = 8
 """At most so many training steps of each local training are measured."""
+DEVICE_CLIENTS = 32
+"""So many clients are measured on a GPU, where the size of a chunk is not known before the first one."""
 PROBE_REPEATS, PROBE_SECONDS = 7, 2.0
 """The measurement is repeated so often, as long as it takes no longer than this."""
 
 
-class Auto:
+class Auto(InProcess):
     """Vectorized where that is faster and possible, else sequential; one log line says which and why."""
 
-    def __init__(self, chunk: int | None = None, choice: str | None = None) -> None:
-        self._sequential, self._vectorized = Sequential(), Vectorized(chunk)
-        self._chosen: Engine | None = None
+    def __init__(
+        self, chunk: int | None = None, choice: str | None = None, device: torch.device = HOST
+    ) -> None:
+        super().__init__()
+        self._sequential, self._vectorized = Sequential(device), Vectorized(chunk, device)
+        self._chosen: Sequential | Vectorized | None = None
         if choice is not None:
             self.choose(choice)
 
@@ -39,9 +49,23 @@ class Auto:
         """`auto` until it has chosen, then the engine it chose."""
         return "auto" if self._chosen is None else self._chosen.name
 
+    @property
+    def current(self) -> Sequential | Vectorized:
+        """The engine that was chosen; the sequential one until then."""
+        return self._chosen or self._sequential
+
     def choose(self, name: str) -> None:
-        """Fixes the choice, as a resumed run must."""
+        """Fixes the choice."""
         self._chosen = self._sequential if name == "sequential" else self._vectorized
+
+    def resume(self, name: str) -> None:
+        """Goes on with the choice of a run whose records call its engine `name`, if it had made one."""
+        if name != "auto":
+            self.choose(name)
+
+    def chunk_of(self, cohort: Cohort) -> int:
+        """Returns how many clients make up a chunk of the engine that was chosen."""
+        return self.current.chunk_of(cohort)
 
     def map(
         self,
@@ -52,10 +76,33 @@ class Auto:
         index: Tensor | None = None,
     ) -> Parts:
         """Returns `function` of every client, stacked."""
-        if self._chosen is None:
-            self._measure(function, cohort, states, received, index)
+        self.settle(function, cohort, lambda clients: states[:clients], received, index)
+        return self.attempt(cohort, lambda engine: engine.map(function, cohort, states, received, index))
+
+    def train(
+        self,
+        function: ClientFunction,
+        cohort: Cohort,
+        store: StateStore,
+        received: TensorDict,
+        index: Tensor | None = None,
+    ) -> Updates:
+        """Runs `function` on every client with its state of `store`."""
+        self.settle(function, cohort, lambda clients: store.get(cohort.ids[:clients]), received, index)
+        return self.attempt(cohort, lambda engine: engine.train(function, cohort, store, received, index))
+
+    def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the outputs of client i's model on its rows."""
+        return self.current.predict(cohort, models, rows)
+
+    def predict_all(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> Tensor:
+        """Returns the outputs of every client's model on the same rows."""
+        return self.current.predict_all(cohort, models, source, rows)
+
+    def attempt(self, cohort: Cohort, run: Callable[[InProcess], T]) -> T:
+        """Returns what `run` makes of the engine that was chosen, or of the loop where that cannot run the model."""
         try:
-            return (self._chosen or self._sequential).map(function, cohort, states, received, index)
+            return run(self.current)
         except Exception as error:
             # Chosen on another architecture: the first one could run vectorized.
             if self._chosen is not self._vectorized or not unsupported(error):
@@ -63,28 +110,33 @@ class Auto:
             self._give_up(error)
             if cohort.record is not None:
                 cohort.record.forget()
-            return self._sequential.map(function, cohort, states, received, index)
+            return run(self._sequential)
 
-    def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the outputs of client i's model on its rows."""
-        return (self._chosen or self._sequential).predict(cohort, models, rows)
-
-    def predict_all(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> Tensor:
-        """Returns the outputs of every client's model on the same rows."""
-        return (self._chosen or self._sequential).predict_all(cohort, models, source, rows)
+    def settle(
+        self,
+        function: ClientFunction,
+        cohort: Cohort,
+        states: Callable[[int], TensorDict],
+        received: TensorDict,
+        index: Tensor | None,
+    ) -> None:
+        """Measures and chooses, if that was not done before; `states(n)` are those of the first n clients."""
+        if self._chosen is None:
+            self._measure(function, cohort, states, received, index)
 
     def _measure(
         self,
         function: ClientFunction,
         cohort: Cohort,
-        states: TensorDict,
+        states: Callable[[int], TensorDict],
         received: TensorDict,
         index: Tensor | None,
     ) -> None:
-        clients = min(len(cohort.ids), self._vectorized.chunk_of(cohort))
+        on_host = self._vectorized.place.is_host
+        clients = min(len(cohort.ids), self._vectorized.chunk_of(cohort) if on_host else DEVICE_CLIENTS)
         # What is measured is thrown away, so the ledger must not see it.
         probe = replace(cohort.part(range(clients)), limit=PROBE_STEPS, record=None)
-        part = (function, probe, states[:clients], received, None if index is None else index[:clients])
+        part = (function, probe, states(clients), received, None if index is None else index[:clients])
         looped = _seconds(self._sequential, part)  # the first run of each also warms it up
         if not probe.plans:
             return  # nothing was trained (untrained models were looked at): nothing to learn about training
@@ -128,10 +180,15 @@ def unsupported(error: BaseException) -> bool:
 
 
 def _seconds(
-    engine: Engine, part: tuple[ClientFunction, Cohort, TensorDict, TensorDict, Tensor | None]
+    engine: Sequential | Vectorized,
+    part: tuple[ClientFunction, Cohort, TensorDict, TensorDict, Tensor | None],
 ) -> float:
-    """Seconds of one run: of the process where torch has one thread, which other processes do not disturb."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    """Seconds of one run: of the process where torch has one thread, which other processes do not disturb.
+
+    Results are in host memory at the end of a run, so that a GPU has finished, too.
+    """
+    alone = torch.get_num_threads() == 1 and engine.place.is_host
+    clock = time.process_time if alone else time.perf_counter
     begin = clock()
     engine.map(*part)
     return clock() - begin

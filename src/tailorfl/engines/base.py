@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -12,19 +15,72 @@ from torch import Tensor
 from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.cohort import Cohort
+from tailorfl.core.state import StateStore
 from tailorfl.data.source import Source
+from tailorfl.engines.memory import Room
 
+T = TypeVar("T")
 Parts = tuple[TensorDict, ...]
 ClientFunction = Callable[[Client, TensorDict, TensorDict], Parts]
 """(client, its state, what it received) -> any number of TensorDicts."""
 
 
+@dataclass(frozen=True)
+class Updates:
+    """What comes out of the training of a cohort, beside the new states, which are staged in their store."""
+
+    replies: TensorDict
+    """[clients, ...]"""
+    metrics: TensorDict
+    """[clients]"""
+    finite: Tensor
+    """Whose new state and reply hold only finite numbers, bool [clients]."""
+
+
 class Engine(Protocol):
-    """Applies client functions to cohorts; every engine returns the same numbers up to float rounding."""
+    """Applies client functions to cohorts; every engine returns the same numbers up to float rounding.
+
+    `received` is one message for all, or with `index` ([clients] or [clients, M]) a table of which each client gets the
+    rows that `index` names.
+    """
 
     @property
     def name(self) -> str:
         """What the run's records call it."""
+
+    def resume(self, name: str) -> None:
+        """Goes on as the engine that a run's records call `name`, where this one has a choice."""
+
+    def hold(self, store: StateStore) -> StateStore:
+        """Returns the store that keeps what `store` keeps where this engine wants the states."""
+
+    def train(
+        self,
+        function: ClientFunction,
+        cohort: Cohort,
+        store: StateStore,
+        received: TensorDict,
+        index: Tensor | None = None,
+    ) -> Updates:
+        """Runs `function`, which returns (new state, reply, metrics), on every client with its state of `store`.
+
+        New states are staged: they take effect when the caller commits them.
+        """
+
+    def deploy(
+        self,
+        function: ClientFunction,
+        cohort: Cohort,
+        store: StateStore,
+        received: TensorDict,
+        index: Tensor | None = None,
+        *,
+        fresh: bool = False,
+    ) -> TensorDict:
+        """Returns the model that `function` makes of every client's state, or with `fresh` of its start.
+
+        [clients, ...]; `function` returns (model,), and nothing is stored.
+        """
 
     def map(
         self,
@@ -36,8 +92,7 @@ class Engine(Protocol):
     ) -> Parts:
         """Returns `function` of every client, stacked: [clients, ...] in the order of `cohort.ids`.
 
-        `states` [clients, ...]; `received` one for all, or with `index` ([clients] or [clients, M]) a table of
-        which each client gets the rows that `index` names.
+        `states` [clients, ...].
         """
 
     def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
@@ -47,22 +102,139 @@ class Engine(Protocol):
         """Returns the outputs of every client's model on the same `rows`, [clients, rows, outputs]."""
 
 
-class Stacked:
-    """Collects the results of clients or chunks of clients into tensors of [clients, ...]."""
+class InProcess(ABC):
+    """What engines have in common that run clients in this process, a chunk of the cohort after another."""
 
-    def __init__(self, clients: int) -> None:
-        self.clients = clients
+    def __init__(self) -> None:
+        self.room = Room()
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What the run's records call it."""
+
+    def resume(self, name: str) -> None:
+        """Nothing: there is no choice."""
+        return
+
+    def settle(
+        self,
+        function: ClientFunction,
+        cohort: Cohort,
+        states: Callable[[int], TensorDict],
+        received: TensorDict,
+        index: Tensor | None,
+    ) -> None:
+        """Nothing: there is no choice to make before a cohort is run; `states(n)` are those of its first n clients."""
+        return
+
+    def attempt(self, cohort: Cohort, run: Callable[[InProcess], T]) -> T:
+        """Returns what `run` makes of the engine that runs this cohort."""
+        return run(self)
+
+    @property
+    def current(self) -> InProcess:
+        """The engine that runs cohorts for now."""
+        return self
+
+    def hold(self, store: StateStore) -> StateStore:
+        """Returns `store` itself."""
+        return store
+
+    @abstractmethod
+    def chunk_of(self, cohort: Cohort) -> int:
+        """Returns how many clients make up a chunk."""
+
+    @abstractmethod
+    def map(
+        self,
+        function: ClientFunction,
+        cohort: Cohort,
+        states: TensorDict,
+        received: TensorDict,
+        index: Tensor | None = None,
+    ) -> Parts:
+        """Returns `function` of every client, stacked."""
+
+    @abstractmethod
+    def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the outputs of client i's model on its rows."""
+
+    @abstractmethod
+    def predict_all(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> Tensor:
+        """Returns the outputs of every client's model on the same rows."""
+
+    def train(
+        self,
+        function: ClientFunction,
+        cohort: Cohort,
+        store: StateStore,
+        received: TensorDict,
+        index: Tensor | None = None,
+    ) -> Updates:
+        """Runs `function` on every client; only one chunk has its states taken out of the store at a time."""
+        out, finite = Stacked(len(cohort.ids), self.room), torch.ones(len(cohort.ids), dtype=torch.bool)
+        for positions in self.chunks(cohort):
+            part = cohort.part(positions.tolist())
+            mine = None if index is None else index[positions]
+            new, replies, metrics = self.map(function, part, store.get(part.ids), received, mine)
+            store.stage(part.ids, new)
+            finite[positions] = finite_clients(new, replies)
+            out.put(positions, [dict(tree.leaves(replies)), dict(tree.leaves(metrics))])
+        replies, metrics = out.parts()
+        return Updates(replies, metrics, finite)
+
+    def deploy(
+        self,
+        function: ClientFunction,
+        cohort: Cohort,
+        store: StateStore,
+        received: TensorDict,
+        index: Tensor | None = None,
+        *,
+        fresh: bool = False,
+    ) -> TensorDict:
+        """Returns the model of every client."""
+        states = store.fresh(cohort.ids) if fresh else store.get(cohort.ids)
+        return self.map(function, cohort, states, received, index)[0]
+
+    def chunks(self, cohort: Cohort) -> Iterator[Tensor]:
+        """Yields the positions of each chunk's clients, int64 [clients]: those with most samples first.
+
+        The size is asked for again each time: what fits into memory may have shown in the chunk before.
+        """
+        order = torch.from_numpy(np.argsort(-cohort.sizes, kind="stable"))
+        while len(order):
+            taken = evenly(len(order), self.chunk_of(cohort))
+            yield order[:taken]
+            order = order[taken:]
+
+
+def evenly(clients: int, most: int) -> int:
+    """Returns the size of the next chunk where `clients` are left: as few chunks as can be, and those alike."""
+    return -(-clients // -(-clients // most))
+
+
+class Stacked:
+    """Collects the results of clients or chunks of clients into tensors of [clients, ...] in host memory."""
+
+    def __init__(self, clients: int, room: Room) -> None:
+        self.clients, self._room = clients, room
         self._parts: list[dict[str, Tensor]] = []
 
     def put(self, where: int | Tensor, results: Sequence[Mapping[str, Tensor]]) -> None:
         """Writes the tensors of one client (`where` its position) or of several, [len(where), ...]."""
         one = isinstance(where, int)
         if isinstance(where, Tensor) and torch.equal(where, torch.arange(self.clients)):
-            self._parts = [dict(part) for part in results]  # everything at once and in order: nothing to copy
+            # Everything at once and in order: nothing to copy within host memory.
+            self._parts = [{p: t.cpu() for p, t in part.items()} for part in results]
             return
         if not self._parts:
             self._parts = [
-                {p: t.new_empty(self.clients, *(t.shape if one else t.shape[1:])) for p, t in part.items()}
+                {
+                    p: self._room.empty((self.clients, *(t.shape if one else t.shape[1:])), t.dtype)
+                    for p, t in part.items()
+                }
                 for part in results
             ]
         for held, part in zip(self._parts, results, strict=True):

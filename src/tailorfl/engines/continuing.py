@@ -10,7 +10,6 @@ from torch import Tensor
 from tailorfl.core import tree
 from tailorfl.core.ledger import Ledger
 from tailorfl.core.messages import Traffic
-from tailorfl.engines.auto import Auto
 from tailorfl.engines.groups import Group
 
 if TYPE_CHECKING:
@@ -37,8 +36,7 @@ def load(sim: Simulation, tensors: Mapping[str, Tensor], facts: Mapping[str, Any
         group.states.load({p.removeprefix(place): t for p, t in tensors.items() if p.startswith(place)})
     sim.round, sim.traffic = int(facts["round"]), Traffic(**facts["traffic"])
     sim.ledger = Ledger.restore(facts.get("ledger", ()))
-    if isinstance(sim.engine, Auto) and facts["engine"] != "auto":
-        sim.engine.choose(str(facts["engine"]))
+    sim.engine.resume(str(facts["engine"]))
 
 
 def _place(group: Group) -> str:

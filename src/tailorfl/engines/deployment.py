@@ -1,8 +1,12 @@
-"""The models that come out: what clients deploy, those that trained and those that join late."""
+"""Client code as engines run it: a round of training, and the models that come out.
+
+These are objects and not functions inside a function, so that another process can be told which of them to run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from tensordict import TensorDict
 
@@ -10,31 +14,44 @@ from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.messages import PerClient
 from tailorfl.core.method import Method
-from tailorfl.engines.base import ClientFunction, Parts
+from tailorfl.engines.base import Parts
 from tailorfl.engines.groups import Group, by_group, message_for
 
 
-def deployment(method: Method, steps: int | None) -> ClientFunction:
-    """Returns the client function whose result is (the model that a client deploys,).
+@dataclass(frozen=True)
+class Training:
+    """The client function of a round: returns (new state, reply, what the client reports)."""
+
+    method: Method
+
+    def __call__(self, client: Client, state: TensorDict, received: TensorDict) -> Parts:
+        new, reply = self.method.local(client, state, received)
+        return new, reply, TensorDict(dict(client.metrics), batch_size=[])
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The client function whose result is (the model that a client deploys,).
 
     `steps` is None for a client of the federation; for one that never trained, 0 says that it deploys at once and
     any other number that it trains before.
     """
 
-    def deploy(client: Client, state: TensorDict, received: TensorDict) -> Parts:
-        if steps is not None:
-            state = method.newcomer(state, received)
-            if steps > 0:
-                state, _ = method.local(client, state, received)
-        return (method.personal(client, state, received),)
+    method: Method
+    steps: int | None
 
-    return deploy
+    def __call__(self, client: Client, state: TensorDict, received: TensorDict) -> Parts:
+        if self.steps is not None:
+            state = self.method.newcomer(state, received)
+            if self.steps > 0:
+                state, _ = self.method.local(client, state, received)
+        return (self.method.personal(client, state, received),)
 
 
 def deployment_message(
     method: Method, server: TensorDict, group: Group, ids: Sequence[int], steps: int | None
 ) -> TensorDict | PerClient:
-    """Returns what clients of a group receive before they deploy; `steps` as in `deployment`."""
+    """Returns what clients of a group receive before they deploy; `steps` as in `Deployment`."""
     if steps is None and not method.personal_receives:
         return tree.empty()
     send = method.broadcast if steps is None else method.welcome

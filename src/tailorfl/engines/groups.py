@@ -91,8 +91,7 @@ def make_groups(
         full = replace(context, siblings=contexts) if len(contexts) > 1 else context
         start = method.client_state(full)
         own = functools.partial(own_start, method, full) if method.individual_start else None
-        prefix = f"{full.architecture}-" if full.architecture else ""
-        store = StateStore(start, state_folder, own, prefix)
+        store = StateStore(start, state_folder, own)
         clients = frozenset(i for i, owner in enumerate(owners) if owner == full.architecture)
         groups.append(Group(full, start, store, clients))
     return tuple(groups)

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from tailorfl.core.ledger import Ledger, Record
 from tailorfl.core.messages import PerClient, table_of
 from tailorfl.engines.base import Parts
-from tailorfl.engines.deployment import deployment, deployment_message, in_parts
+from tailorfl.engines.deployment import Deployment, deployment_message, in_parts
 from tailorfl.engines.groups import by_group, message_for
 from tailorfl.engines.private_updates import updates_used
 from tailorfl.engines.vectorized import Vectorized
@@ -57,7 +57,7 @@ def _deployments(sim: Simulation, rounds: int, adapt_steps: int | None, ledger: 
     for ids, steps in wanted:
         for group, part in in_parts(sim.groups, ids, len(ids)):
             message = deployment_message(sim.method, sim.server, group, part, steps)
-            function = deployment(sim.method, steps)
+            function = Deployment(sim.method, steps)
             uses, _ = _counted(sim, part, rounds, group.states.get(part), message, function, steps, True)
             ledger.settle("deployment" if steps is None else "newcomer", uses.uses)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.keys import generator
+from tailorfl.core.ledger import Uses
 from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Traffic, count_down, count_up
 from tailorfl.engines.groups import Group, by_group, message_for
 
@@ -48,12 +49,14 @@ class Trained:
 
     group: Group
     ids: tuple[int, ...]
-    new: TensorDict
     replies: TensorDict
     metrics: TensorDict
     finite: Tensor
+    """Whose update holds only finite numbers, bool [clients]; the new states are staged in the group's store."""
     message: TensorDict | PerClient
     """What they had received."""
+    uses: Mapping[int, Uses]
+    """What private training used, by client."""
 
     def among(self, wanted: set[int]) -> Trained:
         """The part of the clients that are `wanted`."""
@@ -67,7 +70,6 @@ class Trained:
         return replace(
             self,
             ids=tuple(self.ids[k] for k in positions),
-            new=self.new[index],
             replies=self.replies[index],
             metrics=self.metrics[index],
             finite=self.finite[index],

@@ -9,13 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import tree
-from tailorfl.core.client import Client
 from tailorfl.core.client_privacy import ClientDP
 from tailorfl.core.cohort import Cohort, TrainConfig
 from tailorfl.core.ledger import Ledger, Purpose, Record
@@ -24,13 +22,17 @@ from tailorfl.core.method import Method
 from tailorfl.core.objective import LOSSES
 from tailorfl.core.privacy import Level
 from tailorfl.data.federation import Federation
+from tailorfl.data.rows import Rows
 from tailorfl.engines.auto import Auto
-from tailorfl.engines.base import Engine, Parts, finite_clients
+from tailorfl.engines.base import ClientFunction, Engine, InProcess, Parts
+from tailorfl.engines.cluster import Cluster
 from tailorfl.engines.continuing import dump, load
-from tailorfl.engines.deployment import deployment, deployment_message, in_parts
+from tailorfl.engines.deployment import Deployment, Training, deployment_message, in_parts
+from tailorfl.engines.devices import device_of
 from tailorfl.engines.groups import Group, by_group, gather, make_groups, message_for
 from tailorfl.engines.memory import keep_freed_memory
 from tailorfl.engines.private_updates import check_private, hidden, updates_used
+from tailorfl.engines.processes import Processes
 from tailorfl.engines.rounds import (
     RoundResult,
     Sampling,
@@ -43,6 +45,7 @@ from tailorfl.engines.rounds import (
 )
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
+from tailorfl.engines.workers import Workers
 from tailorfl.errors import ConfigError, DivergenceError, unknown
 from tailorfl.models.functional import Model
 
@@ -51,19 +54,46 @@ log = logging.getLogger(__name__)
 ENGINES = ("auto", "sequential", "vectorized")
 
 
-def make_engine(name: str = "auto", chunk: int | None = None) -> Engine:
-    """Returns an engine by name.
+def make_engine(
+    name: str = "auto",
+    chunk: int | None = None,
+    workers: int = 0,
+    cluster: str | None = None,
+    gpus: float = 0.0,
+    device: str = "cpu",
+) -> Engine:
+    """Returns an engine by name; with two `workers` or more it runs in so many processes, with the same numbers.
+
+    `cluster` is the address of a Ray cluster ("auto", or "local" for one of this machine), whose machines the workers
+    then are on, each with `gpus` reserved. `device` is where clients calculate: cpu, cuda, cuda:N, or auto (cuda where
+    there is a GPU).
 
     Raises:
-        ConfigError: unknown name.
+        ConfigError: unknown name, a device that is not there, worker processes where they cannot be had, or a cluster
+            without workers.
     """
+    if name not in ENGINES:
+        raise unknown("engine", name, ENGINES)
+    place = device_of(device)
+    kind: InProcess
     if name == "auto":
-        return Auto(chunk)
-    if name == "vectorized":
-        return Vectorized(chunk)
-    if name == "sequential":
-        return Sequential()
-    raise unknown("engine", name, ENGINES)
+        kind = Auto(chunk, device=place)
+    else:
+        kind = Vectorized(chunk, place) if name == "vectorized" else Sequential(place)
+    if workers > 1 and cluster is None and place.type != "cpu":
+        raise ConfigError(
+            f"engine.workers={workers} are processes that calculate on the CPU, but engine.device={device} is "
+            f"{place}; a GPU trains many clients at once, so leave out one of the two"
+        )
+    if cluster is not None:
+        if workers < 1:
+            raise ConfigError(
+                f"engine.cluster={cluster} needs engine.workers, how many of its workers to use"
+            )
+        return Workers(kind, Cluster(workers, cluster, gpus))
+    if gpus:
+        raise ConfigError("engine.gpus is for the workers of a cluster; set engine.cluster, or leave it out")
+    return kind if workers < 2 else Workers(kind, Processes(workers))
 
 
 class Simulation:
@@ -109,7 +139,8 @@ class Simulation:
         self.client_dp = client_dp
         if self.level is not None:
             check_private(method, self.level)
-        self.groups = make_groups(method, federation, model, assignment, train, seed, state_folder)
+        groups = make_groups(method, federation, model, assignment, train, seed, state_folder)
+        self.groups = tuple(replace(g, states=self.engine.hold(g.states)) for g in groups)
         first = self.groups[0]
         self.context = first.context
         self.model, self.split, self.init = first.model, first.context.split, first.context.init
@@ -119,6 +150,7 @@ class Simulation:
         self.ledger = Ledger()
         self.round = 0
         self._members, self._val = self._rows()
+        self._sizes = self._members.sizes
 
     @property
     def level(self) -> Level | None:
@@ -155,6 +187,14 @@ class Simulation:
         Raises:
             DivergenceError: no client that trained returned a finite update.
         """
+        try:
+            return self._step(sampled, training)
+        except BaseException:  # Ctrl-C too: a round takes place as a whole or not at all
+            for group in self.groups:
+                group.states.rollback()
+            raise
+
+    def _step(self, sampled: tuple[int, ...] | None, training: tuple[int, ...] | None) -> RoundResult:
         begin = time.perf_counter()
         sampled = self.sample(self.round) if sampled is None else sampled
         training = self.trainees(sampled) if training is None else training
@@ -178,18 +218,21 @@ class Simulation:
                 "lower train.lr, set train.clip, or check the scale of the data"
             )
         accepted = [t.of([int(k) for k in t.finite.nonzero()[:, 0]]) for t in done]
-        for part in accepted:
-            part.group.states.put(part.ids, part.new)
         wanted = set(sampled)
         # Under client-level privacy an update that is not finite counts as none: that there was one must not show.
         asked = [t.among(wanted) for t in (accepted if self.client_dp is None else done)]
         arrived = {part.group.name: self._replies(part) for part in asked if part.ids}
         traffic = self._count(message, done, wanted)
         middle = time.perf_counter()
+        server = self.server
         if arrived:  # else the server keeps what it has: idle clients trained, those that were asked diverged
-            self.server = tree.contiguous(self.method.aggregate(self.server, gather(arrived)))
+            server = tree.contiguous(self.method.aggregate(server, gather(arrived)))
         end = time.perf_counter()
         losses = means_of([part.metrics for part in accepted])
+        for part in accepted:
+            part.group.states.commit(part.ids)
+        self.server = server
+        self._book(done, [part for part in asked if part.ids])
         self.traffic.add(traffic)
         result = RoundResult(self.round, sampled, rejected, losses, end - begin, traffic, end - middle)
         self.round += 1
@@ -197,22 +240,30 @@ class Simulation:
 
     def _train(self, group: Group, ids: tuple[int, ...], message: TensorDict | PerClient) -> Trained:
         record = self._record()
-        new, replies, metrics = self.run(ids, group.states.get(ids), message, self.local, record=record)
-        if record is not None:
-            self.ledger.book("training", record.uses)
-        return Trained(group, ids, new, replies, metrics, finite_clients(new, replies), message)
+        cohort, (received, index) = replace(self.cohort(ids), record=record), table_of(message)
+        with torch.no_grad():
+            found = self.engine.train(self.local, cohort, group.states, received, index)
+        uses = {} if record is None else record.uses
+        return Trained(group, ids, found.replies, found.metrics, found.finite, message, uses)
+
+    def _book(self, done: Sequence[Trained], asked: Sequence[Trained]) -> None:
+        """Writes into the ledger what a round used: all that trained, and the updates that left a client."""
+        for part in done:
+            self.ledger.book("training", part.uses)
+        if self.client_dp is not None:
+            for part in asked:
+                self.ledger.book("updates", updates_used(self, part.ids, part.replies))
 
     def _record(self) -> Record | None:
         return Record() if self.train.dp is not None else None
 
     def _replies(self, part: Trained) -> Replies:
         if self.client_dp is not None:
-            self.ledger.book("updates", updates_used(self, part.ids, part.replies))
             part = hidden(part, self.client_dp, self.method, self.server, (self.seed, self.round))
         return Replies(
             stack=part.replies,
             clients=part.ids,
-            samples=np.array([len(self._members[i]) for i in part.ids], dtype=np.int64),
+            samples=self._sizes[list(part.ids)],
             weighting=self.method.weights,
             context=part.group.context,
             round=self.round,
@@ -224,8 +275,7 @@ class Simulation:
 
         They depend on (seed, round) only, so all methods see the same cohorts.
         """
-        sizes = np.array([len(m) for m in self._members], dtype=np.int64)
-        return sample_clients(self.seed, round, sizes, self.fraction, self.sampling)
+        return sample_clients(self.seed, round, self._sizes, self.fraction, self.sampling)
 
     def trainees(self, sampled: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the clients that train where `sampled` are those that are aggregated."""
@@ -257,28 +307,20 @@ class Simulation:
         )
 
     def run(
-        self,
-        ids: Sequence[int],
-        states: TensorDict,
-        message: Broadcast,
-        function: Any,
-        limit: int | None = None,
-        own: bool = False,
-        record: Record | None = None,
+        self, ids: Sequence[int], states: TensorDict, message: Broadcast, function: ClientFunction
     ) -> Parts:
-        """Returns a client function of `ids`, clients of one architecture, stacked; `record` takes what it uses."""
+        """Returns a client function of `ids`, clients of one architecture, stacked; nothing is stored."""
         if isinstance(message, PerArchitecture):
             ((group, _),) = by_group(self.groups, ids)
             message = message[group.name]
         received, index = table_of(message)
-        cohort = replace(self.cohort(ids, limit, own), record=record)
         with torch.no_grad():
-            return self.engine.map(function, cohort, states, received, index)
+            return self.engine.map(function, self.cohort(ids), states, received, index)
 
-    def local(self, client: Client, state: TensorDict, received: TensorDict) -> Parts:
-        """Returns (new state, reply, what it reports) of one client."""
-        new, reply = self.method.local(client, state, received)
-        return new, reply, TensorDict(dict(client.metrics), batch_size=[])
+    @property
+    def local(self) -> Training:
+        """The client function of a round."""
+        return Training(self.method)
 
     def _count(self, message: Broadcast, done: Sequence[Trained], sampled: set[int]) -> Traffic:
         """Returns the traffic of a round: whoever trains has received (or everyone), only the sampled send."""
@@ -287,11 +329,11 @@ class Simulation:
         everyone = range(len(self._members)) if self.method.reaches_all else [i for t in done for i in t.ids]
         return count_traffic(message, self.groups, done, sampled, everyone)
 
-    def _rows(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        federation, n = self.federation, self.federation.num_clients
+    def _rows(self) -> tuple[Rows, Rows]:
+        train, val = (self.federation.part(part)[: self.federation.num_clients] for part in ("train", "val"))
         if self.method.pooled:
-            return (np.concatenate(federation.train[:n]),), (np.concatenate(federation.val[:n]),)
-        return federation.train[:n], federation.val[:n]
+            return Rows.of([train.flat()]), Rows.of([val.flat()])
+        return train, val
 
     # -- the models that come out ---------------------------------------------------------------------------
 
@@ -300,7 +342,7 @@ class Simulation:
     ) -> Iterator[tuple[tuple[int, ...], TensorDict]]:
         """Yields (clients, their deployable models [clients, ...]); every personal metric is of these."""
         for group, part in in_parts(self.groups, ids, at_once):
-            yield part, self._deployed(group, part, group.states.get(part), None)
+            yield part, self._deployed(group, part, None)
 
     def newcomer_models(
         self, ids: Sequence[int], steps: int, at_once: int = 32
@@ -310,15 +352,19 @@ class Simulation:
         0: what such a client can deploy at once. Nothing is stored and nothing is sent.
         """
         for group, part in in_parts(self.groups, ids, at_once):
-            fresh = tree.nest(group.states.starts(part).items(), [len(part)])
-            yield part, self._deployed(group, part, fresh, steps)
+            yield part, self._deployed(group, part, steps)
 
-    def _deployed(
-        self, group: Group, ids: tuple[int, ...], states: TensorDict, steps: int | None
-    ) -> TensorDict:
+    def _deployed(self, group: Group, ids: tuple[int, ...], steps: int | None) -> TensorDict:
         message = deployment_message(self.method, self.server, group, ids, steps)
-        record = self._record()
-        found = self.run(ids, states, message, deployment(self.method, steps), steps, True, record)[0]
+        record, (received, index) = self._record(), table_of(message)
+        cohort, function = (
+            replace(self.cohort(ids, steps, True), record=record),
+            Deployment(self.method, steps),
+        )
+        with torch.no_grad():
+            found = self.engine.deploy(
+                function, cohort, group.states, received, index, fresh=steps is not None
+            )
         if record is not None:
             # Of all models that evaluations look at one is deployed: the last, or the one that adapted longest.
             purpose: Purpose = "deployment" if steps is None else "newcomer"

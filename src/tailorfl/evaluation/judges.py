@@ -1,7 +1,7 @@
 """How models are judged on samples: what is found for every sample, and the loss and metrics that follow from it.
 
 Judging has two steps, so that what is found of several clients' samples together can be taken apart again: a judge
-finds a tensor [samples, ...] for a model and rows of a source, and makes numbers of any part of it.
+finds a tensor [samples, ...] for a model and rows of a source, and makes numbers of any parts of it.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.cohort import Cohort, rows_at_once
-from tailorfl.core.objective import LOSSES
+from tailorfl.core.objective import LOSSES, SAMPLE_LOSSES
 from tailorfl.data.source import Source
 from tailorfl.data.thinning import thinned
 from tailorfl.engines.base import Engine
 from tailorfl.evaluation.generation import Generation, earned, teacher_forced
-from tailorfl.evaluation.metrics import compute, credited
+from tailorfl.evaluation.metrics import compute_parts, credited
+from tailorfl.evaluation.parts import means
+from tailorfl.evaluation.portions import Portions, alike
 
 
 class Judge(Protocol):
@@ -37,44 +40,78 @@ class Judge(Protocol):
     ) -> list[Tensor]:
         """What is found of ONE model on several lists of rows, [rows, ...] each."""
 
-    def numbers(self, found: Tensor, source: Source, rows: Tensor) -> dict[str, float]:
-        """The loss and the metrics of what was found on rows of a source."""
+    def numbers(
+        self, found: Sequence[Tensor], source: Source, rows: Sequence[Tensor]
+    ) -> dict[str, list[float]]:
+        """The loss and the metrics of what was found on several lists of rows of a source, by name one a list."""
 
 
-def make_judge(engine: Engine, task: str, generation: Generation) -> Judge:
+def make_judge(engine: Engine, task: str, generation: Generation, portions: Portions) -> Judge:
     """The judge of a task."""
-    return Texts(engine, generation) if task == "generation" else Outputs(engine)
+    return Texts(engine, generation) if task == "generation" else Outputs(engine, portions)
 
 
 class Outputs:
     """Judges by the outputs of models."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, portions: Portions) -> None:
+        self.engine, self.portions = engine, portions
 
     def own(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
         """[rows, outputs] of every client."""
-        return self.engine.predict(cohort, models, rows)
+        together = alike(np.array([len(r) for r in rows], dtype=np.int64))
+        if len(together) == 1:
+            return self.engine.predict(cohort, models, rows)
+        found: list[Tensor] = [torch.empty(0)] * len(rows)
+        for positions in together:
+            where = positions.tolist()
+            some = self.engine.predict(
+                cohort.part(where), models[torch.from_numpy(positions)], [rows[k] for k in where]
+            )
+            for k, outputs in zip(where, some, strict=True):
+                found[k] = outputs
+        return found
 
     def common(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
         """[rows, outputs] of every client."""
-        return list(self.engine.predict_all(cohort, models, source, rows))
+        return list(self._on_all(cohort, models, source, rows))
 
     def shared(
         self, cohort: Cohort, model: TensorDict, source: Source, rows: Sequence[Tensor]
     ) -> list[Tensor]:
         """[rows, outputs] of every list."""
-        outputs = self.engine.predict_all(cohort, model.unsqueeze(0), source, torch.cat(list(rows)))[0]
+        outputs = self._on_all(cohort, model.unsqueeze(0), source, torch.cat(list(rows)))[0]
         return list(torch.split(outputs, [len(r) for r in rows]))
 
-    def numbers(self, found: Tensor, source: Source, rows: Tensor) -> dict[str, float]:
+    def numbers(
+        self, found: Sequence[Tensor], source: Source, rows: Sequence[Tensor]
+    ) -> dict[str, list[float]]:
         """The loss and the task's metrics, and `rouge1` where answers earn credit."""
-        y = source.y[rows]
-        loss = float(LOSSES[source.task](found, y, None)) if len(found) else float("nan")
-        numbers = {"loss": loss, **compute(source.task, found, y)}
+        sizes, every = [len(r) for r in rows], torch.cat(list(rows))
+        outputs, y = torch.cat(list(found)), source.targets(every)
+        measured = compute_parts(source.task, outputs, y, sizes)
+        numbers = {"loss": _losses(source.task, outputs, y, sizes)}
+        numbers |= {n: v.tolist() for n, v in measured.items()}
         if source.credit is not None:
-            numbers["rouge1"] = credited(found, source.credit[rows])
+            numbers["rouge1"] = [credited(f, source.credit[r]) for f, r in zip(found, rows, strict=True)]
         return numbers
+
+    def _on_all(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> Tensor:
+        """[clients, rows, outputs], the rows in blocks of nearly equal size."""
+        blocks = -(-len(rows) // self.portions.rows(cohort.model, models.batch_size[0]))
+        parts = torch.tensor_split(rows, max(1, blocks))
+        return torch.cat([self.engine.predict_all(cohort, models, source, part) for part in parts], dim=1)
+
+
+def _losses(task: str, outputs: Tensor, y: Tensor, sizes: Sequence[int]) -> list[float]:
+    """The loss of every part, NaN of an empty one."""
+    of_samples = SAMPLE_LOSSES.get(task)
+    if of_samples is not None:
+        values = of_samples(outputs, y).double().numpy()
+        found: list[float] = means(values, np.array(sizes, dtype=np.int64)).tolist()
+        return found
+    parts = zip(torch.split(outputs, list(sizes)), torch.split(y, list(sizes)), strict=True)
+    return [float(LOSSES[task](f, t, None)) if len(f) else float("nan") for f, t in parts]
 
 
 class Texts:
@@ -122,10 +159,14 @@ class Texts:
             for mine, r in zip(parts, rows, strict=True)
         ]
 
-    def numbers(self, found: Tensor, source: Source, rows: Tensor) -> dict[str, float]:
+    def numbers(
+        self, found: Sequence[Tensor], source: Source, rows: Sequence[Tensor]
+    ) -> dict[str, list[float]]:
         """The loss and the task's metrics."""
-        loss = float(found[:, 0].mean()) if len(found) else float("nan")
-        return {"loss": loss, **compute(source.task, found[:, 1:], source.y[rows])}
+        outputs, sizes = torch.cat(list(found)), [len(f) for f in found]
+        losses = [float(f[:, 0].mean()) if len(f) else float("nan") for f in found]
+        measured = compute_parts(source.task, outputs[:, 1:], source.targets(torch.cat(list(rows))), sizes)
+        return {"loss": losses, **{name: values.tolist() for name, values in measured.items()}}
 
     def _forced(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
         """[rows, 3] of every client's model."""

@@ -20,18 +20,18 @@ counts as wrong wherever samples are counted, and makes metrics that rank or ave
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from tailorfl.errors import unknown
+from tailorfl.evaluation import parts
+from tailorfl.evaluation.parts import Floats, Ints
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 METRICS: dict[str, tuple[str, ...]] = {
     "classification": ("accuracy", "balanced_accuracy", "macro_f1"),
@@ -56,72 +56,99 @@ def compute(task: str, outputs: Tensor | NDArray[Any], y: Tensor | NDArray[Any])
 
     Raises ConfigError for an unknown task and ValueError where outputs and targets do not fit each other.
     """
+    return {
+        name: float(values[0]) for name, values in compute_parts(task, outputs, y, [len(outputs)]).items()
+    }
+
+
+def compute_parts(
+    task: str, outputs: Tensor | NDArray[Any], y: Tensor | NDArray[Any], sizes: ArrayLike
+) -> dict[str, Floats]:
+    """All metrics of a task for every part of the samples, by name [parts]; equal to `compute` of each to the last bit.
+
+    `sizes` [parts] are the lengths of the parts, which lie behind one another in `outputs` and `y`. Raises as `compute`
+    does.
+    """
     names = _names(task)
+    lengths = np.asarray(sizes, dtype=np.int64)
+    if not len(outputs) == len(y) == lengths.sum():
+        raise ValueError(f"{len(outputs)} outputs for {len(y)} targets, in parts of {lengths.sum()} samples")
+    if task == "classification":
+        return ClassCounts.of(_as_given(outputs), _as_given(y), lengths).metrics()
     scores, targets = _array(outputs), _array(y)
-    if len(scores) != len(targets):
-        raise ValueError(f"{len(scores)} outputs for {len(targets)} targets")
-    if len(scores) == 0:
-        return dict.fromkeys(names, float("nan"))
-    if task == "survival":
-        return {"c_index": concordance_index(targets[:, 0], targets[:, 1], scores)}
-    if task == "regression":
-        return {"mse": mean_squared_error(scores, targets), "r2": r2(scores, targets)}
-    if task == "multilabel":
-        _same_shape(scores, targets)
-        correct = ((scores > 0) == (targets > 0.5)) & ~np.isnan(scores)
-        return {"auc": auc(scores, targets), "accuracy": float(correct.mean())}
-    if task == "generation":
-        return _of_responses(scores)
     if task == "binary":
         flat, labels = scores.reshape(-1), targets.reshape(-1)
         _same_shape(flat, labels)
         logits = np.stack([np.zeros_like(flat), flat], axis=1)
-        return {**_from_confusion(confusion(logits, labels)), "auc": auc(flat, labels)}
-    return _from_confusion(confusion(scores, targets))
+        counts = ClassCounts.of(logits, labels, lengths)
+        return {**counts.metrics(), "auc": auc_parts(flat, labels, lengths)}
+    if task == "multilabel":
+        _same_shape(scores, targets)
+        correct = (((scores > 0) == (targets > 0.5)) & ~np.isnan(scores)).astype(np.float64)
+        shares = parts.means(correct.reshape(-1), lengths * scores.shape[1])
+        return {"auc": auc_parts(scores, targets, lengths), "accuracy": shares}
+    cuts = np.cumsum(lengths)[:-1]
+    found = [
+        _of_part(task, some, few) if len(some) else dict.fromkeys(names, float("nan"))
+        for some, few in zip(np.split(scores, cuts), np.split(targets, cuts), strict=True)
+    ]
+    return {name: np.array([one[name] for one in found], dtype=np.float64) for name in names}
 
 
-def confusion(outputs: Tensor | NDArray[Any], y: Tensor | NDArray[Any]) -> Ints:
-    """Confusion counts [classes, classes + 1], true class by predicted class; the last column is NaN outputs.
-
-    `outputs` [samples, classes] are logits or probabilities, `y` [samples] classes. A tie is won by the lower
-    class. Raises ValueError for a class outside 0 .. classes - 1.
-    """
-    scores, labels = _array(outputs), _array(y).astype(np.int64)
-    classes = scores.shape[1]
-    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
-        raise ValueError(f"labels lie in {labels.min()} .. {labels.max()}, the model has {classes} classes")
-    predicted = scores.argmax(axis=1)
-    # argmax calls a NaN the largest value, which would credit a diverged model with some class
-    predicted[np.isnan(scores).any(axis=1)] = classes
-    counts = np.bincount(labels * (classes + 1) + predicted, minlength=classes * (classes + 1))
-    return counts.reshape(classes, classes + 1).astype(np.int64, copy=False)
+def _of_part(task: str, scores: Floats, targets: Floats) -> dict[str, float]:
+    """The metrics of a task whose parts are looked at one by one."""
+    if task == "survival":
+        return {"c_index": concordance_index(targets[:, 0], targets[:, 1], scores)}
+    if task == "regression":
+        return {"mse": mean_squared_error(scores, targets), "r2": r2(scores, targets)}
+    return _of_responses(scores)
 
 
-def accuracy(counts: Ints) -> float:
-    """Share of samples on the diagonal of `confusion` counts; NaN without samples."""
-    total = int(counts.sum())
-    return float(np.trace(counts) / total) if total else float("nan")
+@dataclass(frozen=True)
+class ClassCounts:
+    """How often a class occurs in the samples of a part, [parts, classes] each."""
 
+    hits: Ints
+    """Where it is the target and is predicted."""
+    targets: Ints
+    predictions: Ints
+    """A NaN output predicts no class."""
 
-def balanced_accuracy(counts: Ints) -> float:
-    """Mean recall over the classes that occur in the targets (as scikit-learn); NaN without samples."""
-    support = counts.sum(axis=1)
-    present = support > 0
-    if not present.any():
-        return float("nan")
-    return float(np.mean(np.diagonal(counts)[present] / support[present]))
+    @classmethod
+    def of(cls, outputs: NDArray[Any], y: NDArray[Any], sizes: ArrayLike) -> ClassCounts:
+        """The counts of `outputs` [samples, classes], logits or probabilities, and `y` [samples] classes.
 
+        A tie is won by the lower class. Raises ValueError for a class outside 0 .. classes - 1.
+        """
+        lengths, labels = np.asarray(sizes, dtype=np.int64), y.astype(np.int64)
+        classes = outputs.shape[1]
+        if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+            raise ValueError(
+                f"labels lie in {labels.min()} .. {labels.max()}, the model has {classes} classes"
+            )
+        predicted = outputs.argmax(axis=1)
+        # argmax calls a NaN the largest value, which would credit a diverged model with some class
+        known = ~np.isnan(np.take_along_axis(outputs, predicted[:, None], axis=1)[:, 0])
+        first = parts.owners(lengths) * classes
+        counted = (first + labels)[known & (predicted == labels)], first + labels, (first + predicted)[known]
+        shape = (len(lengths), classes)
+        return cls(*(np.bincount(c, minlength=shape[0] * classes).reshape(shape) for c in counted))
 
-def macro_f1(counts: Ints) -> float:
-    """Mean F1 over the classes in targets or predictions (as scikit-learn); NaN without samples."""
-    hits = np.diagonal(counts)
-    # F1 = 2 TP / (2 TP + FP + FN), and its denominator is the number of targets plus the number of
-    # predictions
-    denominator = counts.sum(axis=1) + counts.sum(axis=0)[: len(counts)]
-    present = denominator > 0
-    if not present.any():
-        return float("nan")
-    return float(np.mean(2 * hits[present] / denominator[present]))
+    def metrics(self) -> dict[str, Floats]:
+        """The three metrics that follow from counts, [parts]; all NaN for a part without samples.
+
+        accuracy: the share of hits. balanced_accuracy: mean recall over the classes that occur in the targets.
+        macro_f1: mean F1 over the classes in targets or predictions. All as in scikit-learn.
+        """
+        # F1 = 2 TP / (2 TP + FP + FN), and its denominator is the number of targets plus the number of
+        # predictions
+        either = self.targets + self.predictions
+        with np.errstate(invalid="ignore"):
+            return {
+                "accuracy": self.hits.sum(axis=1) / self.targets.sum(axis=1),
+                "balanced_accuracy": parts.means_where(self.hits / self.targets, self.targets > 0),
+                "macro_f1": parts.means_where(2 * self.hits / either, either > 0),
+            }
 
 
 def auc(scores: Tensor | NDArray[Any], y: Tensor | NDArray[Any]) -> float:
@@ -130,18 +157,30 @@ def auc(scores: Tensor | NDArray[Any], y: Tensor | NDArray[Any]) -> float:
     `scores` and `y` (0/1) are [samples] or [samples, labels]; any increasing score serves, so logits need no
     sigmoid. NaN where no label has both classes, and where a score is NaN.
     """
-    from sklearn.metrics import roc_auc_score
+    return float(auc_parts(scores, y, [len(scores)])[0])
 
+
+def auc_parts(scores: Tensor | NDArray[Any], y: Tensor | NDArray[Any], sizes: ArrayLike) -> Floats:
+    """`auc` of every part of the samples, [parts]."""
     ranked, targets = _columns(_array(scores)), _columns(_array(y)) > 0.5
     _same_shape(ranked, targets)
-    if np.isnan(ranked).any():
-        return float("nan")
-    present = targets.any(axis=0) & ~targets.all(axis=0)
-    if not present.any():
-        return float("nan")
-    # scikit-learn refuses infinite scores, of which only the order matters
-    finite = np.clip(ranked[:, present], -1e300, 1e300)
-    return float(roc_auc_score(targets[:, present], finite, average="macro"))
+    lengths, labels = np.asarray(sizes, dtype=np.int64), ranked.shape[1]
+    # every label of every part is a curve of its own: [labels, samples], label by label
+    curves = np.tile(lengths, labels)
+    positives = np.bincount(
+        parts.owners(curves), weights=targets.T.reshape(-1), minlength=len(curves)
+    ).reshape(labels, -1)
+    diverged = np.bincount(
+        parts.owners(lengths), weights=np.isnan(ranked).any(axis=1), minlength=len(lengths)
+    )
+    present = (positives > 0) & (positives < lengths) & (diverged == 0)
+    kept = np.repeat(present.reshape(-1), curves)
+    # only the order of infinite scores matters
+    finite = np.clip(ranked.T.reshape(-1)[kept], -1e300, 1e300)
+    found = np.zeros(present.shape)
+    if kept.any():
+        found[present] = parts.areas(finite, targets.T.reshape(-1)[kept], curves[present.reshape(-1)])
+    return parts.means_where(np.ascontiguousarray(found.T), np.ascontiguousarray(present.T))
 
 
 def concordance_index(
@@ -226,19 +265,18 @@ def _of_responses(scores: Floats) -> dict[str, float]:
     }
 
 
-def _from_confusion(counts: Ints) -> dict[str, float]:
-    """The three metrics that follow from a confusion matrix."""
-    return {
-        "accuracy": accuracy(counts),
-        "balanced_accuracy": balanced_accuracy(counts),
-        "macro_f1": macro_f1(counts),
-    }
-
-
 def _names(task: str) -> tuple[str, ...]:
     if task not in METRICS:
         raise unknown("task", task, METRICS)
     return METRICS[task]
+
+
+def _as_given(values: Tensor | NDArray[Any]) -> NDArray[Any]:
+    """The values on the CPU in their own precision, or a higher one where numpy does not know it."""
+    if not isinstance(values, np.ndarray) and hasattr(values, "detach"):
+        there = values.detach().cpu()
+        values = there.numpy() if there.dtype.itemsize >= 4 else there.double().numpy()
+    return np.asarray(values)
 
 
 def _array(values: Tensor | NDArray[Any]) -> Floats:

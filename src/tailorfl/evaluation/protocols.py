@@ -15,6 +15,7 @@ A record of the global model on data of no single client has client −1.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -25,7 +26,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from tailorfl.core.cohort import Cohort
 from tailorfl.core.keys import generator
+from tailorfl.data.federation import Federation
+from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.source import Source
 from tailorfl.engines.groups import by_group
 from tailorfl.engines.simulation import Simulation
@@ -33,8 +37,8 @@ from tailorfl.evaluation.features import feature_distances, features
 from tailorfl.evaluation.generation import Generation
 from tailorfl.evaluation.judges import make_judge
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER, primary
-from tailorfl.evaluation.summary import summarize
-from tailorfl.models.functional import Model
+from tailorfl.evaluation.portions import Portions, tensors
+from tailorfl.evaluation.summary import mean, summarize
 
 SETS = ("val", "local", "global", "heldout", "shifted")
 SERVER = -1
@@ -75,41 +79,78 @@ def evaluate(sim: Simulation, protocol: Protocol) -> list[Record]:
     training = tuple(range(sim.federation.num_clients))
     heldout = tuple(range(sim.federation.num_clients, len(sim.federation.train)))
     own = [s for s in ("val", "local") if s in protocol.sets]
-    common = measure.common_sets()
+    common = common_sets(sim.federation, protocol)
     if sim.method.has_personal:
-        for ids, models in sim.personal_models(training):
+        for ids, models in sim.personal_models(training, measure.at_once(training, own, common)):
             measure.clients("personal", ids, models, own, common)
     measure.shared(training, own, common)
     if "heldout" in protocol.sets and heldout:
+        at_once = measure.at_once(heldout, ["local"], {})
         for steps in protocol.adapt_steps if sim.method.has_personal else ():
-            for ids, models in sim.newcomer_models(heldout, steps):
-                measure.clients(
-                    "personal",
-                    ids,
-                    models,
-                    ["local"],
-                    {},
-                    name="heldout" if steps == 0 else f"heldout+{steps}",
-                )
+            name = "heldout" if steps == 0 else f"heldout+{steps}"
+            for ids, models in sim.newcomer_models(heldout, steps, at_once):
+                measure.clients("personal", ids, models, ["local"], {}, name)
         measure.shared(heldout, ["local"], {}, name="heldout")
-    return measure.records
+    return list(itertools.chain.from_iterable(measure.records.values()))
+
+
+def common_sets(federation: Federation, protocol: Protocol) -> dict[str, tuple[Source, Tensor]]:
+    """Test sets that belong to no single client: name -> (source, rows)."""
+    out: dict[str, tuple[Source, Tensor]] = {}
+    if "global" in protocol.sets:
+        out["global"] = federation.source, _subset("global", federation.global_test(), protocol)
+    if "shifted" in protocol.sets:
+        for name, source in federation.shifted.items():
+            out[name] = source, _subset(name, np.arange(len(source), dtype=np.int64), protocol)
+    return out
+
+
+def _subset(name: str, rows: Any, protocol: Protocol) -> Tensor:
+    most = protocol.max_samples
+    if most is not None and len(rows) > most:
+        rows = np.sort(generator(0, "evaluate", name).choice(rows, size=most, replace=False))
+    return torch.from_numpy(np.asarray(rows, dtype=np.int64))
 
 
 def summaries(records: Iterable[Record]) -> Summaries:
     """Returns {model: {set: {metric: statistics over clients}}} of the records of one evaluation, the loss last."""
-    grouped: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        grouped.setdefault((record["model"], record["set"]), []).append(record)
-    out: Summaries = {}
-    for (model, name), rows in grouped.items():
-        samples = [row["samples"] for row in rows]
-        out.setdefault(model, {})[name] = {
-            metric: summarize(
-                [row[metric] for row in rows], samples, higher_is_better=metric not in LOWER_IS_BETTER
-            )
-            for metric in (*(name for name in rows[0] if name not in (*OF_RECORD, "loss")), "loss")
+    return {
+        model: {
+            name: {
+                metric: summarize(
+                    [row[metric] for row in rows],
+                    [row["samples"] for row in rows],
+                    higher_is_better=metric not in LOWER_IS_BETTER,
+                )
+                for metric in _measured(rows[0])
+            }
+            for name, rows in sets.items()
         }
-    return out
+        for model, sets in _grouped(records).items()
+    }
+
+
+def means(records: Iterable[Record]) -> dict[str, float]:
+    """Returns {model/set/metric: mean over clients} of the records of one evaluation, as `summaries` has it."""
+    return {
+        f"{model}/{name}/{metric}": mean([row[metric] for row in rows])
+        for model, sets in _grouped(records).items()
+        for name, rows in sets.items()
+        for metric in _measured(rows[0])
+    }
+
+
+def _grouped(records: Iterable[Record]) -> dict[str, dict[str, list[Record]]]:
+    """{model: {set: records}}."""
+    grouped: dict[str, dict[str, list[Record]]] = {}
+    for record in records:
+        grouped.setdefault(record["model"], {}).setdefault(record["set"], []).append(record)
+    return grouped
+
+
+def _measured(record: Record) -> tuple[str, ...]:
+    """The names of what a record measures, the loss last."""
+    return (*(name for name in record if name not in (*OF_RECORD, "loss")), "loss")
 
 
 def headline(sim: Simulation) -> tuple[str, str]:
@@ -120,24 +161,24 @@ def headline(sim: Simulation) -> tuple[str, str]:
 class _Measure:
     def __init__(self, sim: Simulation, protocol: Protocol) -> None:
         self.sim, self.protocol = sim, protocol
-        self.judge = make_judge(sim.engine, sim.federation.source.task, protocol.generation)
-        self.records: list[Record] = []
+        self.portions = Portions(sim)
+        task = sim.federation.source.task
+        self.judge = make_judge(sim.engine, task, protocol.generation, self.portions)
+        self.records: dict[tuple[str, str], list[Record]] = {}
+        """By (model, set)."""
 
-    def common_sets(self) -> dict[str, tuple[Source, Tensor]]:
-        """Test sets that belong to no single client: name -> (source, rows)."""
-        federation, out = self.sim.federation, {}
-        if "global" in self.protocol.sets:
-            out["global"] = (federation.source, self._subset("global", federation.global_test()))
-        if "shifted" in self.protocol.sets:
-            for name, source in federation.shifted.items():
-                out[name] = (source, self._subset(name, np.arange(len(source), dtype=np.int64)))
-        return out
+    def at_once(
+        self, ids: Sequence[int], own: Sequence[str], common: Mapping[str, tuple[Source, Tensor]]
+    ) -> int:
+        """How many clients' models are made and looked at together."""
+        sizes = [self._rows(part, ids).sizes.mean() for part in own]
+        return self.portions.clients(
+            max(sizes, default=0.0), max((len(r) for _, r in common.values()), default=0)
+        )
 
-    def _subset(self, name: str, rows: Any) -> Tensor:
-        most = self.protocol.max_samples
-        if most is not None and len(rows) > most:
-            rows = np.sort(generator(0, "evaluate", name).choice(rows, size=most, replace=False))
-        return torch.from_numpy(np.asarray(rows, dtype=np.int64))
+    def _rows(self, part: str, ids: Sequence[int]) -> Rows:
+        """The validation or test rows of clients."""
+        return self.sim.federation.part("val" if part == "val" else "test").of_clients(np.asarray(ids))
 
     def clients(
         self,
@@ -149,41 +190,46 @@ class _Measure:
         name: str | None = None,
     ) -> None:
         """Adds the records of some clients' models [clients, ...] on their own parts and on common sets."""
-        sim, federation = self.sim, self.sim.federation
-        cohort = sim.cohort(ids, own=True)
+        cohort, source = self.sim.cohort(ids, own=True), self.sim.federation.source
         with torch.no_grad():
             for part in own:
-                held = federation.val if part == "val" else federation.test
-                rows = [torch.from_numpy(held[i]) for i in ids]
-                outcomes = self.judge.own(cohort, models, rows)
-                for k, (i, found, r) in enumerate(zip(ids, outcomes, rows, strict=True)):
-                    centre = self._centre(cohort.model, ids, federation.source, r)
-                    apart = self._apart(cohort.model, models[k], centre, federation.source, r)
-                    self._add(model, name or part, i, found, federation.source, r, apart)
+                once, which = self._rows(part, ids).once()
+                held = tensors(once)
+                rows = [held[k] for k in which]
+                if len(once) == 1 < len(ids):  # a test set that all have
+                    found = self.judge.common(cohort, models, source, rows[0])
+                else:
+                    found = self.judge.own(cohort, models, rows)
+                self._add(
+                    model, name or part, ids, found, source, rows, self._apart(cohort, models, source, rows)
+                )
             for set_name, (source, r) in common.items():
-                centre = self._centre(cohort.model, ids, source, r)
-                for k, (i, found) in enumerate(
-                    zip(ids, self.judge.common(cohort, models, source, r), strict=True)
-                ):
-                    apart = self._apart(cohort.model, models[k], centre, source, r)
-                    self._add(model, set_name, i, found, source, r, apart)
-
-    def _centre(self, model: Model, ids: Sequence[int], source: Source, rows: Tensor) -> Tensor | None:
-        """The features of the global model of some clients' architecture; None where nobody asks, or there is none."""
-        if not self.protocol.feature_distance:
-            return None
-        ((group, _),) = by_group(self.sim.groups, ids)
-        shared = self.sim.global_model(group.name)
-        return None if shared is None else features(model, shared, source, rows)
+                found, rows = self.judge.common(cohort, models, source, r), [r] * len(ids)
+                self._add(
+                    model, set_name, ids, found, source, rows, self._apart(cohort, models, source, rows)
+                )
 
     def _apart(
-        self, model: Model, state: TensorDict, centre: Tensor | None, source: Source, rows: Tensor
-    ) -> dict[str, float]:
-        """How far the features of one model lie from `centre`."""
-        if centre is None:
+        self, cohort: Cohort, models: TensorDict, source: Source, rows: Sequence[Tensor]
+    ) -> dict[str, list[float]]:
+        """How far the features of models lie from those of the global model of their architecture, on rows of each.
+
+        Nothing where nobody asks, or there is no global model.
+        """
+        if not self.protocol.feature_distance:
             return {}
-        found = feature_distances(features(model, state, source, rows), centre)
-        return {"feature_distance": float(found.mean())}  # NaN of an empty part, as all metrics
+        ((group, _),) = by_group(self.sim.groups, cohort.ids)
+        shared = self.sim.global_model(group.name)
+        if shared is None:
+            return {}
+        centres = {id(r): features(cohort.model, shared, source, r) for r in rows}
+        found = [
+            feature_distances(features(cohort.model, models[k], source, r), centres[id(r)])
+            for k, r in enumerate(rows)
+        ]
+        return {
+            "feature_distance": [float(one.mean()) for one in found]
+        }  # NaN of an empty part, as all metrics
 
     def shared(
         self,
@@ -210,36 +256,38 @@ class _Measure:
         common: Mapping[str, tuple[Source, Tensor]],
         name: str | None,
     ) -> None:
-        federation, cohort = self.sim.federation, self.sim.cohort(ids[:1], own=True)
+        source, cohort = self.sim.federation.source, self.sim.cohort(ids[:1], own=True)
         with torch.no_grad():
             for part in own:
-                held = federation.val if part == "val" else federation.test
-                rows = [torch.from_numpy(held[i]) for i in ids]
-                outcomes = self.judge.shared(cohort, model, federation.source, rows)
-                for i, found, r in zip(ids, outcomes, rows, strict=True):
-                    self._add("global", name or part, i, found, federation.source, r)
+                once, which = self._rows(part, ids).once()
+                rows = tensors(once)
+                found = self.judge.shared(cohort, model, source, rows)
+                self._add("global", name or part, ids, found, source, rows, which=which)
             for set_name, (source, r) in common.items():
-                (found,) = self.judge.shared(cohort, model, source, [r])
-                self._add("global", set_name, SERVER, found, source, r)
+                found = self.judge.shared(cohort, model, source, [r])
+                self._add("global", set_name, [SERVER], found, source, [r])
 
     def _add(
         self,
         model: str,
         name: str,
-        client: int,
-        found: Tensor,
+        ids: Sequence[int],
+        found: Sequence[Tensor],
         source: Source,
-        rows: Tensor,
-        further: Mapping[str, float] = MappingProxyType({}),
+        rows: Sequence[Tensor],
+        further: Mapping[str, list[float]] = MappingProxyType({}),
+        which: Ints | None = None,
     ) -> None:
-        self.records.append(
-            {
-                "round": self.sim.round,
-                "client": client,
-                "set": name,
-                "model": model,
-                "samples": len(found),
-                **self.judge.numbers(found, source, rows),
-                **further,
-            }
+        """Adds a record for every client of what was found; `which` of it is a client's, by default one each."""
+        columns: dict[str, Sequence[Any]] = {
+            "samples": [len(f) for f in found],
+            **self.judge.numbers(found, source, rows),
+            **further,
+        }
+        measured = list(zip(*columns.values(), strict=True))
+        names = (*OF_RECORD, *list(columns)[1:])
+        places = range(len(ids)) if which is None else which.tolist()
+        self.records.setdefault((model, name), []).extend(
+            dict(zip(names, (self.sim.round, i, name, model, *measured[k]), strict=True))
+            for i, k in zip(ids, places, strict=True)
         )

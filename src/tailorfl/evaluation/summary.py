@@ -69,5 +69,12 @@ def summarize(
         }
 
 
+def mean(values: ArrayLike) -> float:
+    """The mean of a metric over the clients that have it, NaN where none has: that of `summarize`."""
+    scores = np.asarray(values, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        return _mean(scores[~np.isnan(scores)])
+
+
 def _mean(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
     return float(np.mean(values)) if len(values) else NAN

@@ -1,4 +1,4 @@
-"""`tailorfl.run`, `reproduce` and `pretrain`: from Python values to results."""
+"""`tailorfl.run`, `reproduce`, `pretrain` and `bench`: from Python values to results."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
+from tailorfl.experiments.bench import Watch
+from tailorfl.experiments.bench import bench as bench_here
+from tailorfl.experiments.bench_result import Bench
 from tailorfl.experiments.check import check
 from tailorfl.experiments.config import load
 from tailorfl.experiments.folders import experiment_in, new_folder
@@ -95,3 +98,25 @@ def pretrain(
         check(chosen)
     weights = default_file(chosen) if out is None else Path(out)
     return pretrain_here(chosen, weights, resume=resume, overwrite=overwrite, watch=watch, source=source)
+
+
+def bench(
+    config: str | Path | Mapping[str, Any] | ExperimentConfig | None,
+    settings: Mapping[str, Any],
+    *,
+    seconds: float,
+    profile: bool,
+    source: Source | None,
+    watch: Watch | None,
+) -> Bench:
+    """Loads, checks and measures an experiment; see `tailorfl.bench`."""
+    named = {"name": source.name} if source is not None and config is None else {}
+    chosen = load(config, {**named, **settings})
+    check(chosen)
+    if chosen.variants:
+        raise ConfigError(
+            f"'{chosen.name}' has variants ({', '.join(chosen.variants)}), each with a method, data or model of its "
+            "own; measure one: give its settings beside variants={}"
+        )
+    told = (lambda _: None) if watch is None else watch
+    return bench_here(chosen, seconds=seconds, profile=profile, source=source, watch=told)

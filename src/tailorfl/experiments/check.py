@@ -31,7 +31,7 @@ def check(config: ExperimentConfig) -> None:
     for method in config.methods:
         for model in config.model_of(method).architectures.values():
             _check_model(model)
-    make_engine(config.engine.name, config.engine.chunk)
+    make_engine(**config.engine.arguments)
     _check_data(config.data)
     _check_published(config)
 

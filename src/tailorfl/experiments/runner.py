@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,28 +23,26 @@ from tailorfl.core.privacy import SampleDP
 from tailorfl.data.build import build as build_federation
 from tailorfl.data.federation import Federation
 from tailorfl.data.validate import validate
-from tailorfl.engines.auto import Auto
 from tailorfl.engines.groups import assign_by_size
 from tailorfl.engines.rounds import RoundResult
 from tailorfl.engines.simulation import Simulation, make_engine
 from tailorfl.errors import ConfigError, DataError, DivergenceError, TailorflError
 from tailorfl.evaluation.generation import Generation
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
-from tailorfl.evaluation.protocols import Record, evaluate, headline, summaries
+from tailorfl.evaluation.protocols import evaluate, headline, means, summaries
 from tailorfl.evaluation.summary import summarize
+from tailorfl.experiments.final_cost import long_final
 from tailorfl.experiments.folders import check_folder, check_source, discard_jobs, locked
 from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.models import make_model
 from tailorfl.experiments.privacy import spent, with_privacy
 from tailorfl.experiments.result import ExperimentResult
+from tailorfl.experiments.saving import Saver
 from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.runs.files import write_text
 from tailorfl.runs.store import RunStore
 
 log = logging.getLogger(__name__)
-
-CHECKPOINT_SHARE = 0.05
-"""Checkpoints may take this share of the time when no interval is configured."""
 
 
 def run_experiment(
@@ -143,7 +140,7 @@ def make_simulation(job: Job, federation: Federation, folder: Path | None = None
             models if several else next(iter(models.values())),
             replace(train_config(job), dp=sample_dp),
             assignment=assign_by_size(federation.sizes().tolist(), list(models)) if several else (),
-            engine=make_engine(config.engine.name, config.engine.chunk),
+            engine=make_engine(**config.engine.arguments),
             seed=job.seed,
             fraction=config.fraction,
             sampling=config.sampling,
@@ -199,6 +196,9 @@ def _run_job(
         if exists:
             _keep_engine(sim, store)
             store.truncate_after(sim.round)
+        expensive = long_final(sim, _protocol(job.config, final=True), job.rounds)
+        if expensive is not None:
+            log.warning("%s", expensive)
         watch.job_started(job, position, total, job.rounds, sim.round)
         _rounds(job, sim, store, watch, seconds, identity)
 
@@ -206,8 +206,8 @@ def _run_job(
 def _keep_engine(sim: Simulation, store: RunStore) -> None:
     """Goes on with the engine that an automatic choice fell on, also where it was not yet in a checkpoint."""
     done = store.rounds()
-    if isinstance(sim.engine, Auto) and len(done) and done["engine"].iloc[-1] != "auto":
-        sim.engine.choose(str(done["engine"].iloc[-1]))
+    if len(done):
+        sim.engine.resume(str(done["engine"].iloc[-1]))
 
 
 def _rounds(
@@ -215,8 +215,7 @@ def _rounds(
 ) -> None:
     config = job.config
     begin = time.perf_counter() - seconds
-    saved_at, cost = time.perf_counter(), 0.0
-    records: list[Record] = []
+    saver = Saver(sim, store, config.checkpoint_every)
     if job.rounds == sim.round and not sim.round:
         raise ConfigError("rounds is 0: there is nothing to run")
     while sim.round < job.rounds:
@@ -226,21 +225,13 @@ def _rounds(
         record = _round_record(sim, done, time.perf_counter() - begin)
         if due or last:
             records = evaluate(sim, _protocol(config, final=last))
-            means = _means(records)
-            record |= means
+            found = means(records)
+            record |= found
             store.append_clients(records)
-            watch.evaluated(job, sim.round, means)
+            watch.evaluated(job, sim.round, found)
         store.append_round(record)
-        now = time.perf_counter()
-        interval = config.checkpoint_every
-        wanted = (
-            sim.round % interval == 0 if interval is not None else now - saved_at >= cost / CHECKPOINT_SHARE
-        )
-        if wanted or last:
-            tensors, facts = sim.dump()
-            store.save_checkpoint(sim.round, tensors, {**facts, "seconds": now - begin})
-            saved_at = time.perf_counter()
-            cost = saved_at - now
+        if last or saver.due():
+            saver.save(time.perf_counter() - begin)
         watch.round_done(job, done)
     summary = _summary(sim, store, identity, time.perf_counter() - begin)
     used = spent(job, sim)
@@ -274,15 +265,6 @@ def _round_record(sim: Simulation, done: RoundResult, seconds: float) -> dict[st
         "round_seconds": done.seconds,
         "seconds": seconds,
         "engine": sim.engine.name,
-    }
-
-
-def _means(records: Iterable[Record]) -> dict[str, float]:
-    return {
-        f"{model}/{name}/{metric}": statistics["mean"]
-        for model, sets in summaries(records).items()
-        for name, metrics in sets.items()
-        for metric, statistics in metrics.items()
     }
 
 

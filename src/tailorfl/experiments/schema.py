@@ -51,6 +51,17 @@ class EngineConfig(Settings):
     states: Literal["memory", "disk"] = Field(
         default="memory", description="where private models are kept; disk maps files of the result folder"
     )
+    device: str = Field(default="cpu", description="where clients calculate: cpu, cuda, cuda:N or auto")
+    workers: Whole = Field(default=0, ge=0, description="processes that run clients; 0 or 1: this one")
+    cluster: str | None = Field(
+        default=None, description="address of a Ray cluster for the workers: auto, local, or host:port"
+    )
+    gpus: Number = Field(default=0.0, ge=0, description="GPUs that each worker of a cluster reserves")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What `make_engine` takes."""
+        return self.model_dump(exclude={"states"})
 
     @model_validator(mode="before")
     @classmethod

@@ -74,6 +74,9 @@ class Model:
         self._places = _places(module)
         self._eval = Skeleton(self._copy(module).eval(), self._live_places())
         self._training: dict[frozenset[str], Skeleton] = {}
+        self._elsewhere: dict[torch.device, Model] = {}
+        self.single_users: dict[frozenset[str], tuple[bool, ...]] = {}
+        """Which of the parameters that train together enter the loss through a single layer, once that is known."""
 
     @classmethod
     def of(cls, module: nn.Module) -> Model:
@@ -98,6 +101,18 @@ class Model:
         padded.
         """
         return bool(self._norms)
+
+    def on(self, device: torch.device) -> Model:
+        """Returns the model with its frozen tensors on `device`: itself where it has none, else one that is kept."""
+        if not self.frozen:
+            return self
+        if device not in self._elsewhere:
+            moved = copy.copy(self)
+            moved.module = self._copy(self.module, device)
+            moved._eval = Skeleton(moved._copy(moved.module).eval(), self._live_places())
+            moved._training = {}
+            self._elsewhere[device] = moved
+        return self._elsewhere[device]
 
     @property
     def scalars(self) -> int:
@@ -191,9 +206,14 @@ class Model:
     def _live_places(self) -> dict[str, list[tuple[str, str]]]:
         return {name: places for name, places in self._places.items() if name not in self.frozen}
 
-    def _copy(self, module: nn.Module) -> nn.Module:
-        """Returns a copy of the structure that shares the frozen tensors and has no values of the others."""
+    def _copy(self, module: nn.Module, device: torch.device | None = None) -> nn.Module:
+        """Returns a copy of the structure that shares the frozen tensors and has no values of the others.
+
+        With `device` it has copies of them there.
+        """
         held = {id(t): t for name, t in _tensors(self.module).items() if name in self.frozen}
+        if device is not None:
+            held = {key: _moved(t, device) for key, t in held.items()}
         copied = copy.deepcopy(module, held)
         for places in self._live_places().values():
             for path, leaf in places:
@@ -201,6 +221,11 @@ class Model:
                 tensors: Any = owner._parameters if leaf in owner._parameters else owner._buffers
                 tensors[leaf] = _without_value(tensors[leaf])
         return copied
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    moved = tensor.detach().to(device)
+    return nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
 
 
 def _without_value(tensor: Tensor) -> Tensor:

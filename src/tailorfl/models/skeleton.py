@@ -7,13 +7,25 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor
-from torch.nn import functional as F
 
 from tailorfl.errors import ModelError
+from tailorfl.models.cohort_convs import Conv2d
+from tailorfl.models.cohort_layers import Linear
+from tailorfl.models.cohort_norms import BatchNorm2d, GroupNorm
 from tailorfl.models.layers import head_layer
+from tailorfl.models.norm import is_norm
+from tailorfl.models.pooling import taken_along
 
 State = Mapping[str, Tensor]
+
+
+LAYERS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: Linear,
+    nn.Conv2d: Conv2d,
+    nn.GroupNorm: GroupNorm,
+    nn.BatchNorm2d: BatchNorm2d,
+}
+"""What takes the place of a layer so that it can be many clients' at once."""
 
 
 class Skeleton:
@@ -25,9 +37,16 @@ class Skeleton:
 
     def __init__(self, module: nn.Module, places: dict[str, list[tuple[str, str]]]) -> None:
         self.module = module
+        # Convolutions and pooling are faster with channels last, norms with channels first.
+        last = not any(is_norm(part) for part in module.modules())
         for part in module.modules():
-            if type(part) is nn.Linear:
-                part.__class__ = _Linear
+            mapped = LAYERS.get(type(part))
+            if mapped is not None:
+                part.__class__ = mapped
+            if isinstance(part, Conv2d):
+                part.channels_last = last
+        for layer, pool in taken_along(module, Conv2d).items():
+            layer.pool = pool
         self._head: nn.Module | None = None
         self._slots: list[tuple[str, dict[str, Tensor | None], str, Tensor | None]] = []
         for name, owners in places.items():
@@ -75,18 +94,3 @@ class Skeleton:
         finally:
             for _, held, leaf, empty in self._slots:
                 held[leaf] = empty
-
-
-class _Linear(nn.Linear):
-    """A linear layer that multiplies in the order W xᵀ where every client has a weight of its own.
-
-    The gradient of W is then gᵀx, a batched product that lies in memory as W does; from x Wᵀ it would come
-    out transposed, which costs twice the time of the whole step.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        """[batch, in] (or [..., in]) -> [batch, out]."""
-        if input.dim() != 2 or not is_batchedtensor(self.weight):
-            return F.linear(input, self.weight, self.bias)
-        out = (self.weight @ input.T).T
-        return out if self.bias is None else out + self.bias

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -70,10 +71,11 @@ def write_text(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-def append_lines(path: Path, lines: Sequence[str]) -> None:
-    """Append lines and wait until they are on the disk; if that fails, the file keeps its former length.
+def append_lines(path: Path, lines: Sequence[str], *, wait: bool = True) -> None:
+    """Append lines in one write and wait until they are on the disk; if that fails, the file keeps its former length.
 
-    Raises RunError where the file system refuses.
+    Without `wait` they outlive this process, but not yet a power cut: `sync` waits for them. Raises RunError where the
+    file system refuses.
     """
     block = "".join(f"{line}\n" for line in lines).encode()
     with reporting(path, "append to"):
@@ -85,12 +87,19 @@ def append_lines(path: Path, lines: Sequence[str]) -> None:
                 # an unbuffered write may take only a part, for instance as much as still fits on the disk
                 while view:
                     view = view[file.write(view) :]
-                os.fsync(file.fileno())
+                if wait:
+                    os.fsync(file.fileno())
             except BaseException:
                 file.truncate(before)
                 raise
         if is_new:
             sync_folder(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until what was appended to a file is on the disk. Raises RunError where the file system refuses."""
+    with reporting(path, "append to"), path.open("ab") as file:
+        os.fsync(file.fileno())
 
 
 def read_lines(path: Path) -> list[bytes]:
@@ -127,12 +136,41 @@ def encode(value: Any, *, indent: int | None = None) -> str:
     "-Infinity". Numpy and torch scalars and arrays become numbers and lists, paths strings. Raises TypeError
     for anything else.
     """
-    return json.dumps(_plain(value), indent=indent, allow_nan=False)
+    return _encoder(indent).encode(_plain(value))
+
+
+def encode_lines(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Every record as `encode` has it: flat records without NaN and infinities, which most are, at once."""
+    encoder = _encoder(None)
+    return [encoder.encode(record if _is_plain(record) else _plain(record)) for record in records]
+
+
+@functools.cache
+def _encoder(indent: int | None) -> json.JSONEncoder:
+    return json.JSONEncoder(indent=indent, allow_nan=False)
+
+
+def _is_plain(record: Mapping[str, Any]) -> bool:
+    """Whether JSON has words for a record as it is: strings, whole numbers and finite floats, by name."""
+    for key, value in record.items():
+        kind = type(value)
+        if not ((kind is float and value - value == 0) or kind is int or kind is str) or type(key) is not str:
+            return False
+    return type(record) is dict
 
 
 def decode(text: str | bytes) -> Any:
     """The value of a text written by `encode`; infinities come back as floats, NaN comes back as None."""
     return _restored(json.loads(text))
+
+
+def decode_lines(lines: Sequence[bytes]) -> list[Any]:
+    """The value of every line written by `encode`; raises ValueError where one is damaged."""
+    whole = b"[" + b",".join(lines) + b"]"
+    found: list[Any] = json.loads(whole)
+    if len(found) != len(lines):
+        raise ValueError(f"{len(lines)} lines hold {len(found)} values")
+    return [_restored(one) for one in found] if b'Infinity"' in whole else found
 
 
 def _plain(value: Any) -> Any:
@@ -196,6 +234,9 @@ class FolderLock:
 
     def release(self) -> None:
         """Give the lock back. The file stays: deleting it could split later owners between two files."""
+        with contextlib.suppress(ValueError):  # released before
+            # Said outright: worker processes that were started meanwhile have the file open too.
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_UN)
         self._file.close()
 
 

@@ -14,7 +14,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from numbers import Integral
@@ -29,12 +31,15 @@ from tailorfl.runs.files import (
     FolderLock,
     append_lines,
     decode,
+    decode_lines,
     encode,
+    encode_lines,
     is_locked,
     keep_lines,
     read_lines,
     replacing,
     reporting,
+    sync,
     write_text,
 )
 
@@ -44,6 +49,8 @@ if TYPE_CHECKING:
 
 Status = Literal["running", "finished", "failed", "interrupted"]
 
+SYNC_SECONDS = 1.0
+"""Rounds that are faster than this wait for the disk together."""
 _RESULTS = ("summary.json", "rounds.parquet", "clients.parquet", "privacy.csv")
 _RECORDS = ("rounds.jsonl", "clients.jsonl")
 
@@ -69,6 +76,8 @@ class RunStore:
         self.path = path
         self._lock = lock
         self._is_marked_running = False
+        self._unsynced: set[str] = set()
+        self._synced_at = -math.inf
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, Any], *, overwrite: bool = False) -> Self:
@@ -156,17 +165,25 @@ class RunStore:
         self._is_marked_running = status == "running"
 
     def append_round(self, record: Mapping[str, Any]) -> None:
-        """Append one record with an integer "round"; it is on the disk when this returns."""
+        """Append one record with an integer "round".
+
+        When this returns, it and what was appended before outlives this process, however that ends. It outlives a
+        power cut too, except for the records of rounds that follow each other within `SYNC_SECONDS`: the disk is waited
+        for once for all of them, and always before a checkpoint, so that a resumed run has the records of its past.
+        """
         self._append("rounds.jsonl", [record])
+        if time.monotonic() - self._synced_at >= SYNC_SECONDS:
+            self._sync()
 
     def append_clients(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Append long records {round, client, set, model, metric values}; one wait for the disk for all."""
+        """Append long records {round, client, set, model, metric values}, before that of their round."""
         self._append("clients.jsonl", records)
 
     def save_checkpoint(self, round: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Save the state after a round (see `checkpoints.save`): named tensors, and `meta` as JSON."""
         self._check_writable()
         self._mark_running()
+        self._sync()
         checkpoints.save(self.path, round, tensors, meta)
 
     def latest_checkpoint(self) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
@@ -188,6 +205,7 @@ class RunStore:
         from pyarrow import ArrowException
 
         self._check_writable()
+        self._sync()
         write_text(self.path / "summary.json", encode(summary, indent=1))
         for name, frame in (("rounds.parquet", self.rounds()), ("clients.parquet", self.clients())):
             try:
@@ -208,10 +226,13 @@ class RunStore:
         return self._frame("clients.jsonl")
 
     def close(self) -> None:
-        """Give the lock back; the store can still be read."""
+        """Give the lock back, when all records are on the disk; the store can still be read."""
         if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+            try:
+                self._sync()
+            finally:
+                self._lock.release()
+                self._lock = None
 
     def __enter__(self) -> Self:
         return self
@@ -235,10 +256,17 @@ class RunStore:
         for record in records:
             if not isinstance(record.get("round"), Integral):
                 raise ValueError(f"a record needs an integer 'round', got {dict(record)!r}")
-        lines = [encode(record) for record in records]
+        lines = encode_lines(records)
         self._mark_running()
         if lines:
-            append_lines(self.path / name, lines)
+            append_lines(self.path / name, lines, wait=False)
+            self._unsynced.add(name)
+
+    def _sync(self) -> None:
+        """Wait until all records are on the disk."""
+        while self._unsynced:
+            sync(self.path / self._unsynced.pop())
+        self._synced_at = time.monotonic()
 
     def _mark_running(self) -> None:
         """A run that writes is running, whatever it was before (interrupted, failed, finished)."""
@@ -271,6 +299,10 @@ class RunStore:
         return content
 
     def _parse(self, name: str, lines: Sequence[bytes]) -> list[dict[str, Any]]:
+        try:
+            return decode_lines(lines)
+        except ValueError:
+            pass  # which line it is shows one by one
         records = []
         for number, line in enumerate(lines, start=1):
             try:

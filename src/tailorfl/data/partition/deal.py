@@ -9,6 +9,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from tailorfl.data.rows import Rows
 from tailorfl.errors import ConfigError, DataError
 
 Ints = NDArray[np.int64]
@@ -29,16 +30,31 @@ class Deal:
         server: positions in `strata` that the server keeps for itself (`dirichlet_perada`).
     """
 
-    train: tuple[Ints, ...]
-    test: tuple[Ints, ...] | None = None
+    train: Rows
+    test: Rows | None = None
     server: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
-def positions_of(owner: Ints, clients: int) -> tuple[Ints, ...]:
+def positions_of(owner: Ints, clients: int) -> Rows:
     """Per client the ascending positions it owns; `owner` is `[samples]` int64 client or NOBODY."""
-    order = np.argsort(owner, kind="stable")
-    edges = np.searchsorted(owner[order], np.arange(clients + 1))
-    return tuple(order[edges[client] : edges[client + 1]] for client in range(clients))
+    in_order = bool((owner[1:] >= owner[:-1]).all())
+    order = np.arange(len(owner)) if in_order else np.argsort(owner, kind="stable")
+    edges = np.cumsum(np.bincount(owner + 1, minlength=clients + 1))  # those of NOBODY come first
+    return Rows(order, edges[:-1], edges[1:])
+
+
+def present(ids: Ints) -> tuple[Ints, Ints]:
+    """The different `ids`, ascending, and how many there are of each: `np.unique`, without a sort of small numbers."""
+    if not are_small(ids):
+        return np.unique(ids, return_counts=True)
+    counts = np.bincount(ids)
+    values = np.flatnonzero(counts)
+    return values, counts[values]
+
+
+def are_small(ids: Ints) -> bool:
+    """Whether a table of all numbers up to the largest of `ids` is no larger than a few times `ids`."""
+    return len(ids) > 0 and int(ids.min()) >= 0 and int(ids.max()) <= 2 * len(ids)
 
 
 def compress(strata: Ints, test: Ints | None) -> tuple[Ints, Ints | None, int]:

@@ -7,7 +7,17 @@ import logging
 import numpy as np
 from numpy.random import Generator
 
-from tailorfl.data.partition.deal import NOBODY, Deal, Ints, assign, positions_of, require_whole, share_out
+from tailorfl.data.partition.deal import (
+    NOBODY,
+    Deal,
+    Ints,
+    are_small,
+    assign,
+    positions_of,
+    present,
+    require_whole,
+    share_out,
+)
 from tailorfl.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -29,9 +39,9 @@ def natural(
         DataError: if fewer than `clients` groups are large enough.
     """
     require_whole("min_size", min_size, 1)
-    groups, sizes = np.unique(strata, return_counts=True)
+    groups, sizes = present(strata)
+    everyone = len(groups) if test is None else len(present(np.concatenate([strata, test]))[0])
     groups = groups[sizes >= min_size]
-    everyone = len(np.union1d(strata, strata if test is None else test))
     if 0 < len(groups) < everyone:
         log.warning(
             "partition 'natural': %d of %d groups have fewer than %d training samples and are left out",
@@ -65,7 +75,7 @@ def domain(strata: Ints, clients: int | None, rng: Generator, *, test: Ints | No
         DataError: if `clients` is no multiple of the number of domains, or a domain has fewer samples than
         clients.
     """
-    domains, sizes = np.unique(strata, return_counts=True)
+    domains, sizes = present(strata)
     total = len(domains) if clients is None else clients
     each = total // len(domains)
     if each == 0 or total % len(domains):
@@ -83,6 +93,10 @@ def domain(strata: Ints, clients: int | None, rng: Generator, *, test: Ints | No
 
 def _place_in(groups: Ints, ids: Ints) -> Ints:
     """The place of every id in the sorted `groups`, NOBODY for ids that are not there."""
+    if are_small(ids):
+        table = np.full(1 + max(int(ids.max()), int(groups[-1])), NOBODY, dtype=np.int64)
+        table[groups] = np.arange(len(groups))
+        return table[ids]
     place = np.minimum(np.searchsorted(groups, ids), len(groups) - 1)
     return np.where(groups[place] == ids, place, NOBODY).astype(np.int64)
 

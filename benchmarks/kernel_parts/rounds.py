@@ -1,0 +1,154 @@
+"""Rounds of the plain loop and of the vectorized engine against the rate of a large product."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from kernel_parts.steps import NETWORKS
+from kernel_parts.timing import BATCH, RATE, Cell, Table, in_turn
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import tailorfl.methods  # noqa: F401  registers the methods
+from tailorfl.core import tree
+from tailorfl.core.cohort import TrainConfig
+from tailorfl.core.method import make_method
+from tailorfl.core.objective import LOSSES
+from tailorfl.data.build import build as federate
+from tailorfl.data.federation import Federation
+from tailorfl.data.source import Source
+from tailorfl.engines.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
+from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.models.functional import Model
+from tailorfl.models.registry import build
+
+BERT = {"hidden": 384, "layers": 6, "heads": 12, "intermediate": 1536, "vocabulary": 30522, "length": 512}
+"""The sizes of all-MiniLM-L6-v2."""
+
+
+class Round:
+    """One round of FedAvg of equal clients, with the plain loop and with the vectorized engine."""
+
+    def __init__(self, model: Model, x: Tensor, classes: int, clients: int, batch: int = BATCH) -> None:
+        y = torch.randint(0, classes, (len(x),))
+        own, names = torch.arange(len(x)) // (len(x) // clients), tuple(map(str, range(clients)))
+        source = Source(
+            "random", x, y, "classification", classes, groups={"client": own}, group_names={"client": names}
+        )
+        self.data: Federation = federate(
+            source=source, partition="natural", split={"train": 1.0, "test": 0.0}
+        )
+        config = TrainConfig(epochs=1, batch_size=batch, lr=RATE)
+        self.clients, self.batch, self.batches = clients, batch, len(x) // clients // batch
+        self.steps = clients * self.batches
+        self.loop = PlainLoop(model, self.data.source, LOSSES["classification"], config)
+        self.start = tree.tensors(model.init(0))
+        engine = make_engine("vectorized", None)
+        self.sim = Simulation(make_method("fedavg"), self.data, model, config, engine=engine)
+
+    def fits(self) -> list[LoopFit]:
+        """Every client's batches."""
+        rows = (torch.as_tensor(r) for r in self.data.train)
+        return [LoopFit(shuffled(r, self.batch, self.batches)) for r in rows]
+
+    def plain(self) -> object:
+        """A round of the loop."""
+        return self.loop.round(self.start, [LoopClient(1 / self.clients, [fit]) for fit in self.fits()])
+
+    def gflop(self) -> float:
+        """GFLOP of a round, counted in one step."""
+        fit = self.fits()[0]
+        with FlopCounterMode(display=False) as counter:
+            self.loop.gradients(fit)
+        return float(self.steps * counter.get_total_flops() / 1e9)
+
+    def row(self, name: str, repeat: int, share: float = 1.0) -> dict[str, Cell]:
+        """Returns how near a round is to the rate of a large product; `share` is that of the clients which run.
+
+        The product takes its turn with the rounds: on a busy machine the rate is not the same from minute to minute.
+        """
+        large, out = torch.randn(1024, 1024), torch.empty(1024, 1024)
+        ways = {
+            "product": lambda: torch.mm(large, large, out=out),
+            "plain": self.plain,
+            "engine": self.sim.step,
+        }
+        found = in_turn(ways, repeat, least=0.1)
+        work, plain, engine = self.gflop(), found["plain"], found["engine"]
+        limit = work / (2 * 1024**3 / 1e9) * found["product"]
+        return {
+            "work": name,
+            "GFLOP a round": work / share,
+            "product GFLOP/s": work / limit,
+            "limit s": limit / share,
+            "loop s": plain / share,
+            "loop GFLOP/s": work / plain,
+            "loop % of limit": 100 * limit / plain,
+            "engine s": engine / share,
+            "engine GFLOP/s": work / engine,
+            "engine % of limit": 100 * limit / engine,
+            "engine: times as fast": plain / engine,
+            "at most": plain / limit,
+        }
+
+
+def networks() -> Table:
+    """Returns rounds of 100 clients of 60 samples; of CNN2 a fifth of them runs, and seconds are scaled."""
+    table: Table = []
+    for name, options in NETWORKS.items():
+        clients = 20 if name == "cnn2" else 100
+        model = Model(lambda name=name, options=options: build(name, (1, 28, 28), 10, **options))  # type: ignore[misc]
+        made = Round(model, torch.randn(clients * 60, 1, 28, 28), 10, clients)
+        table.append(made.row(name, 3 if name == "cnn2" else 7, clients / 100))
+    return table
+
+
+def lora() -> Table:
+    """Returns rounds of LoRA (rank 8, query and value) on a BERT of 6 layers, 384 wide.
+
+    Beside the limit of a large product: the time of the products of the loop's steps alone, in their own shapes.
+    """
+    table: Table = []
+    for clients, steps, batch, length in ((4, 1, 10, 64), (8, 2, 4, 32)):
+        options = {**BERT, "lora": 8, "lora_dropout": 0.0, "pooling": "mean"}
+        model = Model(lambda length=length, options=options: build("bert", (length,), 2, **options))  # type: ignore[misc]
+        x = torch.randint(1000, 30000, (clients * steps * batch, length))
+        made = Round(model, x, 2, clients, batch)
+        row = made.row(f"batch {batch}, {length} tokens, {clients} clients × {steps} steps", repeat=3)
+        with Products() as products:
+            made.loop.gradients(made.fits()[0])
+        row["its products alone s"] = made.steps * products.seconds()
+        row["at most, by these"] = float(row["loop s"]) / float(row["its products alone s"])
+        table.append(row)
+    return table
+
+
+class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the matrix products that run inside, by operation and by the shapes and strides of their operands."""
+
+    OPS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: Counter[Any] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.OPS:
+            self.seen[func, tuple((tuple(t.shape), t.stride()) for t in args)] += 1
+        return func(*args, **(kwargs or {}))
+
+    def seconds(self) -> float:
+        """Returns the time of all of them, each alone and repeated."""
+        total = 0.0
+        for (op, layouts), times in self.seen.items():
+            operands = [torch.empty_strided(*layout).normal_() for layout in layouts]
+            total += times * in_turn({"": _apply(op, operands)}, repeat=3, least=0.01)[""]
+        return total
+
+
+def _apply(op: Any, operands: list[Tensor]) -> Callable[[], object]:
+    return lambda: op(*operands)

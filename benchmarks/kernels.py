@@ -1,0 +1,89 @@
+"""What one core of this machine can do, what the kernels of local training reach of it, and what else was tried.
+
+    limits      a large matrix product in float32 and in bfloat16, a large copy
+    conv        CNN2's convolutions for 8 clients with weights of their own: five ways to compute them
+    linear      a 784 x 200 layer of 4, 16 and 64 clients: the order of its products, and the step inside the gradient
+    compile     torch.compile of a whole training step against the same step without it, and by hand without autograd
+    engine      a round of the plain loop and of the vectorized engine against the limits
+    lora        the same for LoRA on a transformer, and the time of the products of its steps alone
+
+One thread, process time, the ways in turn, the minimum over repetitions. Run on an otherwise idle machine; it takes two
+to three minutes. `--parts limits engine` measures some parts and leaves the others of the file as they are.
+
+    python benchmarks/kernels.py --json benchmarks/results/kernels.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from kernel_parts import operations, rounds, steps
+from kernel_parts.timing import BATCH, Table, show
+
+from tailorfl.engines.memory import keep_freed_memory
+
+PARTS = ("limits", "conv", "linear", "compile", "engine", "lora")
+
+
+def tables(part: str) -> dict[str, Callable[[], Table]]:
+    """Returns what makes the tables of a part, by title."""
+    if part == "conv":
+        each = operations.CONVOLUTIONS.items()
+        made = {f"conv {title}": partial(operations.convolution, *sizes) for title, sizes in each}
+        made["convolution, pooling, ReLU of 8 clients"] = operations.taken_along
+        return {**made, "between convolutions, 32 channels of 28×28": operations.between}
+    if part == "limits":
+        return {f"limits of one core, {torch.backends.cpu.get_cpu_capability()}": operations.limits}
+    every: dict[str, dict[str, Callable[[], Table]]] = {
+        "linear": {"linear 784×200, batch 10": operations.linear},
+        "compile": {"torch.compile": steps.compiled},
+        "engine": {"rounds of 100 clients × 60 samples": rounds.networks},
+        "lora": {"rounds of LoRA": rounds.lora},
+    }
+    return every[part]
+
+
+def measure(parts: Sequence[str], known: dict[str, Any]) -> None:
+    """Puts the tables of `parts` into `known`, and prints each when it is there."""
+    for part in parts:
+        for title, make in tables(part).items():
+            known[title] = make()
+            show(title, known[title])
+
+
+def main() -> None:
+    """Measures, prints and writes."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    keep_freed_memory()  # as every simulation does
+    known: dict[str, Any] = {}
+    if given.json and given.json.exists():
+        known = json.loads(given.json.read_text(encoding="utf-8"))
+    known |= {"machine": platform.processor() or platform.machine(), "python": platform.python_version()}
+    known |= {"cpu_capability": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__}
+    known |= {"threads": torch.get_num_threads(), "batch": BATCH}
+    with tempfile.TemporaryDirectory() as cache:
+        # Compiling is timed from nothing, in this process.
+        os.environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        measure(given.parts, known)
+    if given.json:
+        given.json.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

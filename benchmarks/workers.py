@@ -1,0 +1,91 @@
+"""Wall time of a round with several worker processes, beside a plain PyTorch loop and one process.
+
+FedAvg with CNN2 (or another model of benchmarks/local_training.py), 100 clients x 60 samples, batch 10, one epoch; the
+loop and every process have one thread. In alternation; weights must agree to the bit. Needs as many idle cores as
+workers:
+
+    python benchmarks/workers.py --workers 2 --repeat 3 --json benchmarks/results/workers.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from pathlib import Path
+
+import local_training as work
+import numpy as np
+import torch
+
+from tailorfl.core import tree
+from tailorfl.core.cohort import TrainConfig
+from tailorfl.core.method import make_method
+from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.models.functional import Model
+from tailorfl.models.registry import build
+
+
+def main() -> None:
+    """Measures and prints one line a way."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="cnn2", choices=list(work.WORK))
+    parser.add_argument("--engine", default="vectorized")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    data, options = work.federation(), work.WORK[arguments.model]
+    model = Model(lambda: build(arguments.model, data.source.input_shape, 10, **options))
+    config = TrainConfig(epochs=1, batch_size=work.BATCH, lr=work.LR)
+    names = ("one process", f"{arguments.workers} workers")
+    sims = {
+        name: Simulation(
+            make_method("fedavg"),
+            data,
+            model,
+            config,
+            engine=make_engine(arguments.engine, None, workers=workers),
+        )
+        for name, workers in zip(names, (0, arguments.workers), strict=True)
+    }
+    runs = {"plain loop": work.plain_loop(arguments.model, options, data)}
+    runs |= {name: sim.step for name, sim in sims.items()}
+    for run in runs.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(arguments.repeat):
+        for name, run in runs.items():
+            begin = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - begin)
+    first, second = (dict(tree.leaves(sim.server)) for sim in sims.values())
+    if not all(torch.equal(t, second[path]) for path, t in first.items()):
+        raise SystemExit("one process and several workers have different weights")
+    faster = {
+        name: float(np.median(np.array(seconds["plain loop"]) / np.array(values)))
+        for name, values in seconds.items()
+    }
+    print(
+        f"{arguments.model}, {arguments.engine}, {os.cpu_count()} cores; wall time, weights equal to the bit"
+    )
+    for name, values in seconds.items():
+        print(f"{name:12s} {min(values):8.3f} s   {faster[name]:.2f} x")
+    if arguments.json:
+        out = {
+            "machine": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "torch": torch.__version__,
+            "model": arguments.model,
+            "engine": arguments.engine,
+            "wall_seconds": {name: min(values) for name, values in seconds.items()},
+            "times_faster_than_plain": faster,
+        }
+        arguments.json.write_text(json.dumps(out, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

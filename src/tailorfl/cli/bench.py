@@ -1,0 +1,181 @@
+"""The command `tailorfl bench`: a round timed as a plain loop and with every engine, and what to set."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tailorfl.cli.arguments import experiment
+from tailorfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tailorfl.experiments.bench_result import Bench, Profile, Way
+
+WIDE = 200
+
+
+def command(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [KEY=VALUE]...",
+            help="An experiment as for `tailorfl run`; its first method and seed are measured.",
+            show_default=False,
+        ),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", help="How long to measure, beside building data and model.")
+    ] = 20.0,
+    profile: Annotated[
+        bool,
+        typer.Option("--profile", help="Also the operators of torch, and how near the machine's limits."),
+    ] = False,
+    file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write everything to this file.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
+) -> None:
+    """Time one round: a plain PyTorch loop against the engines, and say which settings are fastest."""
+    from tailorfl.cli.progress import messages
+
+    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+        raise ConfigError(
+            f"--json names the file to write, but '{file}' is a folder or its folder does not exist"
+        )
+    config = experiment(arguments)
+
+    from tailorfl.experiments.api import bench  # from here on torch is needed, which takes a second to import
+    from tailorfl.runs.files import write_text
+
+    errors = Console(stderr=True)
+    with messages(errors), _status(errors, quiet) as watch:
+        found = bench(config, {}, seconds=seconds, profile=profile, source=None, watch=watch)
+    console = Console()
+    show(console if console.is_terminal else Console(width=WIDE), found)
+    if file is not None:
+        write_text(file, json.dumps(_without_nan(found.to_dict()), indent=1) + "\n")
+        console.print(f"json: {file}", highlight=False, soft_wrap=True, markup=False)
+
+
+def show(console: Console, found: Bench) -> None:
+    """Prints what was measured, a table of the ways, the profile if there is one, and what to set."""
+    for line in _facts(found):
+        console.print(escape(line), highlight=False, soft_wrap=True)
+    console.print(_table(found))
+    if found.profile is not None:
+        _show_profile(console, found.profile)
+    advice = found.recommendation
+    console.print(f"\nrecommended: [bold]{escape(advice.settings)}[/]", highlight=False, soft_wrap=True)
+    for line in advice.why:
+        console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
+    for line in advice.warnings:
+        console.print(f"[yellow]note:[/] {escape(line)}", highlight=False, soft_wrap=True)
+
+
+def _facts(found: Bench) -> Iterator[str]:
+    part = "" if found.measured == found.clients else f"{found.measured} of "
+    yield (
+        f"{found.experiment}: one round of {found.title}, {part}{found.clients} clients, {found.model} with "
+        f"{found.scalars:,} scalars, {found.steps:,} steps on {found.samples:,} samples in all"
+    )
+    if part:
+        yield "a round of all clients takes too long for --seconds, so times are those of a part of them"
+    if found.beyond:
+        yield (
+            f"the method also has {', '.join(found.beyond)}; the plain loop does without: plain training of as many "
+            "steps, a lower bound of the method's work"
+        )
+
+
+def _table(found: Bench) -> Table:
+    clock = (
+        "process seconds of one thread" if found.clock == "process" else f"seconds, {found.threads} threads"
+    )
+    table = Table(title=escape(f"a round: {clock}"))
+    for column in (
+        "way",
+        "fastest",
+        "median",
+        "clients/s",
+        "x plain loop",
+        "(quartiles)",
+        "padding",
+        "memory",
+    ):
+        table.add_column(column, justify="left" if column == "way" else "right")
+    table.add_column("")
+    for way in found.ways:
+        note = way.note if way.workers == 1 else f"{way.note}; by the clock on the wall".lstrip("; ")
+        table.add_row(escape(way.name), *_cells(way), escape(note))
+    table.caption = "memory: growth of resident memory at the peak of a round, results included"
+    return table
+
+
+def _cells(way: Way) -> tuple[str, ...]:
+    from tailorfl.runs.tables import human_bytes
+
+    memory = "–" if way.memory_bytes is None else human_bytes(way.memory_bytes)
+    if not way.seconds:
+        return ("–",) * 6 + (memory,)
+    low, high = way.spread
+    return (
+        f"{way.seconds_min:.4g}",
+        f"{way.seconds_median:.4g}",
+        f"{way.clients_per_second:,.0f}"
+        if way.clients_per_second >= 100
+        else f"{way.clients_per_second:.3g}",
+        f"{way.times_faster:.2f}",
+        f"{low:.2f}-{high:.2f}",
+        f"{way.padding:.1%}",
+        memory,
+    )
+
+
+def _show_profile(console: Console, found: Profile) -> None:
+    table = Table(title=escape(f"operators of torch in a round of {found.way}, by their own time"))
+    for column in ("operator", "calls", "seconds", "share"):
+        table.add_column(column, justify="left" if column == "operator" else "right")
+    for one in found.operators:
+        table.add_row(escape(one.name), f"{one.calls:,}", f"{one.seconds:.4f}", f"{one.share:.1%}")
+    table.caption = (
+        "names that begin with _Cohort are this library's own code around the operators, in Python"
+    )
+    console.print(table)
+    lines = (
+        f"arithmetic: {found.flops / 1e9:,.3g} GFLOP a round, {found.flops_per_second / 1e9:.3g} GFLOP/s of "
+        f"{found.machine_flops_per_second / 1e9:.3g} in a large matrix product "
+        f"({found.flops_per_second / found.machine_flops_per_second:.1%})",
+        f"memory: {found.moved_bytes / 1e9:,.3g} GB of weights and gradients that plain steps move in a round, "
+        f"{found.moved_per_second / 1e9:.3g} GB/s of {found.machine_bytes_per_second / 1e9:.3g} in a large copy "
+        f"({found.moved_per_second / found.machine_bytes_per_second:.1%})",
+    )
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _status(console: Console, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Tells what is being done: a line that changes in a terminal, nothing elsewhere."""
+    if quiet or not console.is_terminal:
+        yield lambda _: None
+    else:
+        with console.status("bench") as status:
+            yield lambda text: status.update(escape(text))
+
+
+def _without_nan(value: object) -> object:
+    """Plain values with null in place of NaN, which JSON has not."""
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,123 @@
+"""Rows of a source per client, all in one array, so that 100,000 clients are three arrays and not as many objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailorfl.errors import DataError
+
+Ints = NDArray[np.int64]
+
+
+class Rows(Sequence[Ints]):
+    """Per client an int64 array; `rows[i]` is a view of client i's, `rows[a:b]` the Rows of some clients.
+
+    Attributes:
+        values: int64, the arrays of all clients.
+        starts, stops: `[clients]` int64, client i has `values[starts[i] : stops[i]]`. Clients that share an array (a
+            global test set) have the same place.
+    """
+
+    __slots__ = ("starts", "stops", "values")
+
+    def __init__(self, values: Ints, starts: Ints, stops: Ints) -> None:
+        self.values, self.starts, self.stops = values, starts, stops
+
+    @classmethod
+    def of(cls, arrays: Sequence[Ints]) -> Rows:
+        """Returns `arrays`, one a client, as Rows; an array object that several clients have is held once.
+
+        Raises:
+            DataError: an array is not a list of whole numbers.
+        """
+        if isinstance(arrays, Rows):
+            return arrays
+        listed = list(arrays)
+        once = {id(array): array for array in listed}
+        for array in once.values():
+            if np.ndim(array) != 1 or (len(array) and np.asarray(array).dtype.kind not in "iu"):
+                raise DataError(
+                    "the rows of a client must be a list of whole numbers, but one has type "
+                    f"{np.asarray(array).dtype} and shape {list(np.shape(array))}"
+                )
+        held = cls.cut(
+            np.concatenate([np.empty(0, dtype=np.int64), *once.values()], dtype=np.int64, casting="unsafe"),
+            np.array([len(array) for array in once.values()], dtype=np.int64),
+        )
+        place = {key: position for position, key in enumerate(once)}
+        return held.of_clients(np.array([place[id(array)] for array in listed], dtype=np.int64))
+
+    @classmethod
+    def cut(cls, values: Ints, sizes: Ints) -> Rows:
+        """Returns `values` cut into one piece a client, of `sizes` `[clients]`."""
+        stops = np.cumsum(sizes, dtype=np.int64)
+        return cls(values, stops - sizes, stops)
+
+    @classmethod
+    def shared(cls, values: Ints, clients: int) -> Rows:
+        """Returns Rows of which every client has all `values`."""
+        return cls(values, np.zeros(clients, dtype=np.int64), np.full(clients, len(values), dtype=np.int64))
+
+    def __len__(self) -> int:
+        """The number of clients."""
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, client: int) -> Ints: ...
+    @overload
+    def __getitem__(self, client: slice) -> Rows: ...
+    def __getitem__(self, client: int | slice) -> Ints | Rows:
+        if isinstance(client, slice):
+            return Rows(self.values, self.starts[client], self.stops[client])
+        return self.values[self.starts[client] : self.stops[client]]
+
+    def __iter__(self) -> Iterator[Ints]:
+        for start, stop in zip(self.starts.tolist(), self.stops.tolist(), strict=True):
+            yield self.values[start:stop]
+
+    @property
+    def sizes(self) -> Ints:
+        """`[clients]` int64 number of rows of every client."""
+        return self.stops - self.starts
+
+    def flat(self) -> Ints:
+        """The rows of all clients, one client after another; a view where they lie like that."""
+        if len(self) and bool((self.starts[1:] == self.stops[:-1]).all()):
+            return self.values[self.starts[0] : self.stops[-1]]
+        sizes = self.sizes
+        begin = np.cumsum(sizes) - sizes
+        places: Ints = np.arange(sizes.sum()) + np.repeat(self.starts - begin, sizes)
+        return self.values[places]
+
+    def owners(self) -> Ints:
+        """Whose each row of `flat` is, int64 client."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    def of_clients(self, clients: Ints) -> Rows:
+        """The Rows of `clients`, int64, in this order; nothing is copied."""
+        return Rows(self.values, self.starts[clients], self.stops[clients])
+
+    def once(self) -> tuple[Rows, Ints]:
+        """(the different arrays, `[clients]` int64 which of them a client has)."""
+        if bool((self.starts[1:] >= self.stops[:-1]).all()):
+            return self, np.arange(len(self))
+        places = self.starts * (len(self.values) + 1) + self.stops
+        first, which = np.unique(places, return_index=True, return_inverse=True)[1:]
+        return self.of_clients(first), which.astype(np.int64)
+
+    def named_by(self, names: Ints) -> Rows:
+        """The Rows that hold `names[row]` in place of every row: rows of the whole out of places in a part of it."""
+        return Rows(names[self.values], self.starts, self.stops)
+
+    def with_client(self, rows: Ints) -> Rows:
+        """The Rows with one more client."""
+        size = len(self.values)
+        return Rows(
+            np.concatenate([self.values, rows]),
+            np.append(self.starts, size),
+            np.append(self.stops, size + len(rows)),
+        )

@@ -1,0 +1,273 @@
+"""`tailorfl bench`: a round of an experiment's method, timed as a plain loop and with every engine that makes sense."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from tailorfl.data.source import Source
+from tailorfl.engines.auto import unsupported
+from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.simulation import Simulation
+from tailorfl.errors import ConfigError
+from tailorfl.experiments.bench_advice import LOOP, paired, recommend
+from tailorfl.experiments.bench_clock import Seconds, alternate, extra_memory, free_memory, one_thread, timed
+from tailorfl.experiments.bench_profile import profiled
+from tailorfl.experiments.bench_result import Bench, Way
+from tailorfl.experiments.bench_ways import Candidate, Loop, Round, candidates
+from tailorfl.experiments.bench_work import Work, parts_of
+from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.runner import make_federation, make_simulation
+from tailorfl.experiments.schema import EngineConfig, ExperimentConfig
+
+PROBED, PROBES = 3, 3
+"""So many clients of middle size tell in so many rounds how long one of all clients will be."""
+PASSES = 5
+"""So many passes over all ways should fit into the time, the two that warm up and look at memory among them."""
+LEAST, MOST = 2, 50
+FIRST_ROUNDS = 20
+"""So many rounds are looked through for one in which clients train."""
+MEMORY_SHARE = 0.5
+"""A chunk is left out if it would need more than this share of the free memory, judging by the one before."""
+SERVER_SHARE = 0.2
+"""A share of the server in a round above this is named: the plain loop has nothing but the average."""
+
+Watch = Callable[[str], None]
+
+
+def bench(
+    config: ExperimentConfig,
+    *,
+    seconds: float = 20.0,
+    profile: bool = False,
+    source: Source | None = None,
+    watch: Watch = lambda _: None,
+) -> Bench:
+    """Returns the times of a round of the experiment's first method, with its first seed, and what to set.
+
+    Args:
+        config: the experiment.
+        seconds: how long to measure, beside building data and model; a part of the clients is measured where a round
+            is long.
+        profile: also tell where the time goes, and how near to the machine's limits a round is.
+        source: in place of `data.name`.
+        watch: told what is being done.
+
+    Raises:
+        ConfigError: `seconds` is not positive, or nobody trains in the first rounds.
+        TailorflError: the experiment cannot be built, or diverges at once; the message says why.
+    """
+    if not seconds > 0:
+        raise ConfigError(f"seconds is how long to measure and must be positive, but is {seconds:g}")
+    torch.set_num_threads(config.threads)
+    watch("building data and model")
+    # Engines are taken in turn, on states in the memory of this process.
+    job = Job(config.model_copy(update={"engine": EngineConfig()}), config.methods[0], config.seeds[0])
+    federation = make_federation(config, config.data.seed_of(job.seed), source)
+    sim = make_simulation(job, federation)
+    until = time.perf_counter() + seconds
+    with torch.random.fork_rng(devices=[]):
+        watch("finding out how long a round is")
+        round_, everyone = _round(sim, seconds)
+        work = round_.work()
+        wanted = candidates(work, config.engine.chunk)
+        try:
+            ways = _measure(round_, work, wanted, until, watch)
+        finally:
+            for candidate in wanted:
+                candidate.close()
+        beyond = tuple(dict.fromkeys(extra for w in work for extra in w.extras))
+        if round_.server_share > SERVER_SHARE:
+            beyond += (f"work of the server ({round_.server_share:.0%} of the shortest round)",)
+        found = recommend(ways, plain=not beyond)
+        shown = None
+        if profile:
+            watch("profiling")
+            # Workers run the automatic engine, which is profiled in this process.
+            name = "auto" if found.way.endswith("workers") else found.way
+            engine = next(candidate.kind for candidate in wanted if candidate.name == name)
+            shown = profiled(round_, work, engine, next(way for way in ways if way.name == name))
+    return Bench(
+        experiment=config.name,
+        method=job.method.label,
+        title=sim.method.title,
+        model=", ".join(model.name for model in config.model_of(job.method).architectures.values()),
+        scalars=sim.model.scalars,
+        clients=everyone,
+        measured=len(round_.training),
+        steps=sum(w.steps for w in work),
+        samples=sum(sum(w.samples().values()) for w in work),
+        beyond=beyond,
+        threads=config.threads,
+        clock="process" if one_thread() else "wall",
+        ways=tuple(ways),
+        recommendation=found,
+        machine=_machine(),
+        settings=config.to_dict(),
+        profile=shown,
+    )
+
+
+def _round(sim: Simulation, seconds: float) -> tuple[Round, int]:
+    """A round with as many of its clients as the time allows, and how many it has."""
+    sampled = sim.sample(0)
+    training = sim.trainees(sampled)
+    sizes = np.concatenate([part.cohort.sizes for part in parts_of(sim, training)])
+    ids = np.concatenate([part.cohort.ids for part in parts_of(sim, training)])
+    order = ids[np.argsort(sizes, kind="stable")].tolist()
+    some = tuple(sorted(order[max(len(order) // 2 - PROBED // 2, 0) :][:PROBED]))
+    alone = _next(sim, some, some)
+    times = []
+    for _ in range(PROBES):
+        times.append(timed(lambda: alone.run(Sequential())).wall)
+        alone.reset()
+    each = min(times) / alone.steps
+    everyone = Round(sim, sampled, training)
+    engines = len(candidates(everyone.work(), None)) + 1
+    wanted = seconds / (PASSES * engines * each * everyone.steps) * len(training)
+    count = max(int(wanted), PROBED)
+    if count < len(training):
+        places = np.linspace(0, len(order) - 1, count).round().astype(int)
+        training = tuple(sorted({order[place] for place in places}))
+        sampled = tuple(i for i in sampled if i in set(training)) or training
+    Round(sim, sampled, training).run(Sequential())  # so that clients have states, as they do in most rounds
+    return _next(sim, sampled, training), len(order)
+
+
+def _next(sim: Simulation, sampled: tuple[int, ...], training: tuple[int, ...]) -> Round:
+    """The next round in which somebody trains."""
+    found = Round(sim, sampled, training)
+    while not found.steps:
+        if sim.round >= FIRST_ROUNDS:
+            raise ConfigError(
+                f"in the first {FIRST_ROUNDS} rounds of {sim.method.title} no client takes a training step, so there "
+                "is nothing to measure; look at train.epochs, train.steps and the sizes of the clients"
+            )
+        found.run(Sequential())
+        found = Round(sim, sampled, training)
+    return found
+
+
+def _measure(
+    round_: Round, work: Sequence[Work], wanted: Sequence[Candidate], until: float, watch: Watch
+) -> list[Way]:
+    """The plain loop and all engines, each warmed up, looked at for its memory, and timed in alternation."""
+    loop = Loop(work)
+    runs: dict[str, Callable[[], object]] = {LOOP: loop.run}
+    watch("warming up: the plain loop")
+    loop.run()
+    memory: dict[str, float | None] = {LOOP: extra_memory(loop.run)}
+    notes: dict[str, str] = {}
+    known: list[tuple[int, float]] = []
+    for candidate in sorted(wanted, key=lambda c: (c.workers, c.chunk(work))):
+        watch(f"warming up: {candidate.name}")
+        notes[candidate.name] = _warmed(round_, candidate, candidate.chunk(work), known, memory)
+        if candidate.name in memory:
+            runs[candidate.name] = partial(round_.run, candidate.engine)
+    ordered = {name: runs[name] for name in (LOOP, *(c.name for c in wanted)) if name in runs}
+    times = alternate(ordered, until, LEAST, MOST, round_.reset, watch)
+    count = len(round_.training)
+    ways = [_way(LOOP, times[LOOP], times[LOOP], count, memory_bytes=memory[LOOP])]
+    for candidate in wanted:
+        chose = candidate.name.startswith("auto") and not notes[candidate.name]
+        ways.append(
+            _way(
+                candidate.name,
+                times.get(candidate.name, []),
+                times[LOOP],
+                count,
+                settings=candidate.settings,
+                kind=candidate.kind.name,
+                chunk=candidate.chunk(work),
+                workers=candidate.workers,
+                padding=candidate.padding(work),
+                memory_bytes=memory.get(candidate.name),
+                note=f"chose {candidate.kind.name}" if chose else notes[candidate.name],
+            )
+        )
+    return ways
+
+
+def _warmed(
+    round_: Round,
+    candidate: Candidate,
+    chunk: int,
+    known: list[tuple[int, float]],
+    memory: dict[str, float | None],
+) -> str:
+    """Does two rounds with an engine and notes the memory of the second; returns why it was left out, or ""."""
+    free = free_memory()
+    if known and free is not None and chunk > known[-1][0]:
+        expected = known[-1][1] * chunk / known[-1][0]
+        if expected > MEMORY_SHARE * free:
+            return f"left out: would need about {expected / 2**20:,.0f} MB of {free / 2**20:,.0f} MB of free memory"
+    round_.reset()
+    try:
+        round_.run(candidate.engine)
+    except Exception as error:
+        if not unsupported(error):
+            raise
+        return f"left out: {str(error).splitlines()[0][:200]}"
+    round_.reset()
+    found = extra_memory(partial(round_.run, candidate.engine))
+    # What workers take is not in this process.
+    memory[candidate.name] = found if candidate.workers == 1 else None
+    if found is not None and candidate.workers == 1:
+        known.append((chunk, found))
+    return ""
+
+
+def _way(
+    name: str,
+    taken: Sequence[Seconds],
+    loop: Sequence[Seconds],
+    clients: int,
+    *,
+    settings: str = "",
+    kind: str = "",
+    chunk: int = 1,
+    workers: int = 1,
+    padding: float = 0.0,
+    memory_bytes: float | None = None,
+    note: str = "",
+) -> Way:
+    by_wall = workers > 1 or not one_thread()
+    own, other = ([t.wall if by_wall else t.process for t in times] for times in (taken, loop))
+    low, middle, high = paired(other, own) if own else (math.nan,) * 3
+    median = float(np.median(own)) if own else math.nan
+    return Way(
+        name=name,
+        settings=settings,
+        kind=kind,
+        chunk=chunk,
+        workers=workers,
+        padding=padding,
+        memory_bytes=memory_bytes,
+        seconds=tuple(own),
+        wall_seconds=tuple(t.wall for t in taken),
+        seconds_min=min(own, default=math.nan),
+        seconds_median=median,
+        clients_per_second=clients / median,
+        times_faster=middle,
+        spread=(low, high),
+        note=note,
+    )
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }

@@ -1,0 +1,103 @@
+"""Which engine to take, in words, from the measured ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tailorfl.experiments.bench_result import Recommendation, Way
+
+SAME, SAME_OF_FEW = 0.03, 0.1
+"""Ways whose times differ by a smaller share are as good as each other; the second where repetitions are few."""
+ENOUGH = 5
+"""Repetitions that are not few."""
+WORTH = 0.9
+"""Several processes are advised where they need no more than this share of the wall time of one."""
+FEWEST = 3
+"""With fewer repetitions, times on the wall are not trusted."""
+BUSY = 1.3
+"""Wall time over process time from which the machine is said to be busy."""
+COMPARED = 3
+"""So many of the slower ways are named, the closest ones."""
+LOOP = "plain loop"
+
+
+def recommend(ways: Sequence[Way], plain: bool) -> Recommendation:
+    """Returns what to set, given the measured ways, in the order of how little they ask for.
+
+    Args:
+        ways: all of them, the plain loop among them.
+        plain: whether the plain loop does the same training as the method.
+    """
+    loop = next(way for way in ways if way.name == LOOP)
+    single = [way for way in ways if way.settings and way.workers == 1 and way.seconds]
+    best = min(single, key=lambda way: way.seconds_median)
+    equal = [way for way in single if way is best or same(way, best)]
+    chosen = equal[0]
+    why = [f"{chosen.name}: {chosen.times_faster:.2f} x the speed of the plain loop"]
+    slower = sorted((way for way in single if way not in equal), key=lambda way: way.seconds_median)
+    why += [_against(chosen, way) for way in slower[:COMPARED]]
+    warnings = []
+    if len(equal) > 1:
+        others = ", ".join(way.name for way in equal if way is not chosen)
+        warnings.append(
+            f"as fast within the noise of this measurement: {others}; the simplest setting was taken"
+        )
+    if chosen.times_faster < 1 - SAME and plain:
+        lost = "what it adds (planning, states, checks, padding) costs more than company saves"
+        warnings.append(
+            f"the plain loop is {1 / chosen.times_faster:.2f} x faster than any engine here: {lost}"
+        )
+    workers = _workers(ways, chosen)
+    if workers is not None:
+        why.append(
+            f"{workers.name}: {wall(chosen) / wall(workers):.2f} x the speed of {chosen.name} by the clock on the wall"
+        )
+        chosen = workers
+    repeats = min(len(way.seconds) for way in ways if way.seconds)
+    if repeats < ENOUGH:
+        warnings.append(f"only {repeats} repetitions fitted into the time; --seconds gives more")
+    busy = sum(loop.wall_seconds) / max(sum(loop.seconds), 1e-12)
+    if busy > BUSY:
+        warnings.append(
+            f"the clock on the wall shows {busy:.1f} x the time of the process: other work kept the machine busy"
+        )
+    return Recommendation(chosen.settings, chosen.name, tuple(why), tuple(warnings))
+
+
+def same(a: Way, b: Way) -> bool:
+    """Whether two ways do the same, or their paired times show no difference.
+
+    They show none where the middle one is within 3 % (10 % of few repetitions), or half of them lie on both sides of 1.
+    """
+    if (a.kind, a.chunk, a.workers) == (b.kind, b.chunk, b.workers):
+        return True
+    low, middle, high = paired(a.seconds, b.seconds)
+    least = SAME if len(a.seconds) >= ENOUGH else SAME_OF_FEW
+    return abs(middle - 1.0) < least or low <= 1.0 <= high
+
+
+def wall(way: Way) -> float:
+    """Returns the median wall seconds of a way."""
+    return float(np.median(way.wall_seconds))
+
+
+def paired(loop: Sequence[float], own: Sequence[float]) -> tuple[float, float, float]:
+    """Returns the quartiles of one time over the other, repetition by repetition."""
+    low, middle, high = np.quantile(np.array(loop) / np.array(own), (0.25, 0.5, 0.75))
+    return float(low), float(middle), float(high)
+
+
+def _against(chosen: Way, other: Way) -> str:
+    return f"{other.seconds_median / chosen.seconds_median:.2f} x the speed of {other.name}"
+
+
+def _workers(ways: Sequence[Way], single: Way) -> Way | None:
+    """The fastest way with several processes, where three of four repetitions show that they are worth it."""
+    several = [way for way in ways if way.workers > 1 and len(way.seconds) >= FEWEST]
+    found = min(several, key=wall, default=None)
+    if found is None:
+        return None
+    _, _, high = paired(found.wall_seconds, single.wall_seconds)
+    return found if high <= WORTH else None

@@ -1,0 +1,172 @@
+"""The ways to do one and the same round: the plain loop, and a simulation with one engine or another."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from tailorfl.core import tree
+from tailorfl.core.objective import LOSSES
+from tailorfl.engines.auto import Auto
+from tailorfl.engines.base import Engine
+from tailorfl.engines.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
+from tailorfl.engines.processes import Processes
+from tailorfl.engines.rounds import RoundResult
+from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.simulation import Simulation
+from tailorfl.engines.vectorized import Vectorized
+from tailorfl.engines.workers import Workers
+from tailorfl.experiments.bench_work import CountedFit, Work, chunks_of, count_work, padding_of, parts_of
+
+CHUNKS = (1, 4, 16, 64)
+
+
+class Round:
+    """A simulation's next round with given clients, to be done again and again from the same state."""
+
+    def __init__(self, sim: Simulation, sampled: tuple[int, ...], training: tuple[int, ...]) -> None:
+        self.sim, self.sampled, self.training = sim, sampled, training
+        self._shortest: RoundResult | None = None
+        tensors, facts = sim.dump()
+        # Told that no choice was made, an automatic engine keeps its own.
+        self._tensors, self._facts = {p: t.clone() for p, t in tensors.items()}, {**facts, "engine": "auto"}
+
+    def reset(self) -> None:
+        """Puts the simulation back to before the round."""
+        self.sim.load(self._tensors, self._facts)
+
+    def run(self, engine: Engine) -> None:
+        """Does the round with an engine."""
+        self.sim.engine = engine
+        done = self.sim.step(self.sampled, training=self.training)
+        if self._shortest is None or done.seconds < self._shortest.seconds:
+            self._shortest = done
+
+    @property
+    def server_share(self) -> float:
+        """The share of the server's aggregation in the shortest of the rounds that were done; 0 before any."""
+        return self._shortest.server_seconds / self._shortest.seconds if self._shortest is not None else 0.0
+
+    @property
+    def steps(self) -> int:
+        """Training steps of all its clients."""
+        return sum(work.steps for work in self.work())
+
+    def work(self) -> list[Work]:
+        """Returns what its clients do, by architecture."""
+        return [count_work(self.sim, part) for part in parts_of(self.sim, self.training)]
+
+
+@dataclass
+class Loop:
+    """The plain loop's round for what clients of a method do, one loop an architecture."""
+
+    work: Sequence[Work]
+    loops: list[PlainLoop] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.loops = []
+        for work in self.work:
+            cohort = work.part.cohort
+            loss = LOSSES[cohort.source.task]
+            self.loops.append(PlainLoop(cohort.model, cohort.source, loss, cohort.config))
+
+    def run(self) -> None:
+        """Does the round, with new batches."""
+        for loop, work in zip(self.loops, self.work, strict=True):
+            loop.round(tree.tensors(work.part.group.context.init), _clients(work))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An engine to be measured."""
+
+    name: str
+    settings: str
+    kind: Auto | Sequential | Vectorized
+    """What cuts the cohort and trains its chunks."""
+    team: Processes | None = None
+    """The workers that do so at once, if there are any."""
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the round."""
+        return self.kind if self.team is None else Workers(self.kind, self.team)
+
+    @property
+    def workers(self) -> int:
+        """How many processes train."""
+        return 1 if self.team is None else self.team.size
+
+    def chunk(self, work: Sequence[Work]) -> int:
+        """Returns how many clients train together, at most."""
+        return max((len(c.ids) for w in work for c in chunks_of(self.kind, w.part.cohort)), default=1)
+
+    def padding(self, work: Sequence[Work]) -> float:
+        """Returns the padded samples over the real ones; of all architectures the largest."""
+        return max(padding_of(chunks_of(self.kind, w.part.cohort), w.fits[0]) for w in work)
+
+    def close(self) -> None:
+        """Ends its workers."""
+        if self.team is not None:
+            self.team.close()
+
+
+def candidates(work: Sequence[Work], chunk: int | None) -> list[Candidate]:
+    """Returns the engines that make sense for a cohort, in the order of how little they ask for.
+
+    `chunk` is the experiment's own setting, which the automatic engine takes too. Workers train as it chose.
+    """
+    beside = "" if chunk is None else f" engine.chunk={chunk}"
+    automatic, usual = Auto(chunk), Vectorized()
+    largest = Candidate("", "", usual).chunk(work)
+    everyone = max(len(w.fits) for w in work)
+    sizes = sorted({c for c in (*CHUNKS, chunk or 1, everyone) if c <= everyone} - {largest})
+    return [
+        Candidate("auto", f"engine.name=auto{beside}", automatic),
+        Candidate(f"vectorized, {largest} by itself", "engine.name=vectorized", usual),
+        Candidate("sequential", "engine.name=sequential", Sequential()),
+        *(
+            Candidate(
+                f"vectorized, chunk {c}",
+                f"engine.name=vectorized engine.chunk={c}",
+                Vectorized(c),
+            )
+            for c in sizes
+        ),
+        *(
+            Candidate(
+                f"auto, {n} workers",
+                f"engine.name=auto{beside} engine.workers={n}",
+                automatic,
+                Processes(n),
+            )
+            for n in _worker_counts(everyone)
+        ),
+    ]
+
+
+def _worker_counts(clients: int) -> list[int]:
+    """Numbers of processes that make sense: powers of two up to the cores, and the cores."""
+    cores = min(os.cpu_count() or 1, clients)
+    if sys.platform == "win32" or cores < 2:
+        return []
+    return sorted({*(2**k for k in range(1, cores.bit_length()) if 2**k <= cores), cores})
+
+
+def _clients(work: Work) -> Iterator[LoopClient]:
+    cohort = work.part.cohort
+    total = max(int(cohort.sizes.sum()), 1)
+    for rows, fits in zip(cohort.members, work.fits, strict=True):
+        own = torch.from_numpy(rows)
+        made = [one for fit in fits for one in _fits(own, fit, cohort.min_batch)]
+        yield LoopClient(len(rows) / total, made)
+
+
+def _fits(rows: torch.Tensor, fit: CountedFit, min_batch: int) -> Iterator[LoopFit]:
+    for _ in range(fit.models):
+        yield LoopFit(shuffled(rows, fit.request.batch, fit.steps, min_batch), fit.trained)

@@ -1,0 +1,120 @@
+"""Runs on the device on paper and on the CPU: `python on_paper.py KIND` prints what differs, line by line.
+
+KIND is `methods` (every method) or `settings` (what else calculates: other models, privacy, images, data on the host).
+With tests and tests/engines on the path.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from paper_device import PAPER, OnPaper
+from torch import Tensor, nn
+
+import tailorfl.engines.devices as devices
+from methods.settings import NAMES
+from methods.small import CLASSES, NEWCOMER, SIZES, TRAIN, everything, federation, personal, simulation
+from tailorfl.core.cohort import TrainConfig
+from tailorfl.core.privacy import SampleDP
+from tailorfl.data.federation import Federation
+from tailorfl.data.source import Source
+from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.simulation import Simulation
+from tailorfl.engines.vectorized import Vectorized
+from tailorfl.models.functional import Model
+
+Make = Callable[[torch.device], Simulation]
+
+
+def images() -> Federation:
+    """The tiny federation with augmented uint8 images."""
+    base = federation()
+    s = base.source
+    x = ((s.x - s.x.min()) / (s.x.max() - s.x.min()) * 255).to(torch.uint8)
+    source = Source(
+        s.name, x, s.y, s.task, s.outputs, mean=(0.5,), std=(0.25,), augment="flip_crop", info=s.info
+    )
+    return Federation(
+        source, base.train, base.val, base.test, base.names, base.num_clients, public=base.public
+    )
+
+
+def frozen() -> Model:
+    """A network of which the first layer is frozen."""
+    return Model(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, CLASSES)),
+        trainable="head",
+    )
+
+
+def of_method(name: str, engine: type[Any] = Vectorized, model: str = "dropout", **settings: Any) -> Make:
+    """A run of a method; chunks of three clients where clients run together."""
+
+    def make(device: torch.device) -> Simulation:
+        chosen = Vectorized(3, device) if engine is Vectorized else Sequential(device)
+        return simulation(name, model, chosen, **settings)
+
+    return make
+
+
+def with_frozen(device: torch.device) -> Simulation:
+    """A run of a model with frozen tensors."""
+    return Simulation(simulation("ditto").method, federation(), frozen(), TRAIN, engine=Vectorized(3, device))
+
+
+def cases(kind: str) -> Iterator[tuple[str, Make]]:
+    """Name and run of every case."""
+    if kind == "methods":
+        yield from ((name, of_method(name)) for name in NAMES)
+        return
+    yield from ((f"{name} in a loop", of_method(name, Sequential)) for name in ("ditto", "fedfomo", "perada"))
+    yield from ((f"ditto on {m}", of_method("ditto", model=m)) for m in ("cnn2", "batch_norm", "group_norm"))
+    yield "frozen layers", with_frozen
+    private = TrainConfig(epochs=1, batch_size=4, lr=0.05, dp=SampleDP(clip=1.0, noise=1.0))
+    yield "private samples", of_method("ditto", model="mlp", train=private)
+    adamw = TrainConfig(epochs=2, batch_size=4, lr=0.01, optimizer="adamw", schedule="linear", clip=1.0)
+    yield "adamw on a falling rate", of_method("fedavg", model="mlp", train=adamw)
+    yield "augmented images", of_method("ditto", data=images())
+    devices.free_memory = lambda device: 0  # type: ignore[assignment]
+    yield "data on the host", of_method("perada")
+    yield "augmented images on the host", of_method("ditto", data=images())
+
+
+def outcome(sim: Simulation) -> dict[str, Tensor]:
+    """States after a round, deployable models, and what they answer."""
+    sim.step()
+    found = {**everything(sim), **{f"model/{n}": t for n, t in personal(sim, (0, NEWCOMER)).items()}}
+    ids = (0, 1)
+    ((_, models),) = sim.personal_models(ids)
+    rows = [torch.arange(3), torch.arange(2)]
+    cohort = sim.cohort(ids, own=True)
+    answers = sim.engine.predict(cohort, models, rows)
+    found["all"] = sim.engine.predict_all(cohort, models, sim.federation.source, torch.arange(4))
+    return {**found, **{f"answers/{i}": t for i, t in enumerate(answers)}}
+
+
+def main(kind: str) -> None:
+    """Prints a line for everything that differs, then how many cases ran."""
+    torch.set_num_threads(1)
+    ran = 0
+    for name, make in cases(kind):
+        ran += 1
+        try:
+            host, paper = outcome(make(torch.device("cpu"))), outcome(make(PAPER))
+        except Exception as error:
+            print(f"{name}: {type(error).__name__}: {error}")
+            continue
+        for path, tensor in host.items():
+            other = paper[path]
+            if isinstance(other, OnPaper):
+                print(f"{name}: {path} was left on the device")
+            elif not torch.equal(tensor, other):
+                print(f"{name}: {path} differs by {(tensor.double() - other.double()).abs().max():.3g}")
+    print(f"{ran} cases of {len(SIZES)} clients")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

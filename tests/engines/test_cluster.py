@@ -1,0 +1,60 @@
+"""Workers on a cluster of two nodes: the bits of one process, states that stay where they are, and lost workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from methods.small import simulation
+from tailorfl.engines.simulation import make_engine
+from tailorfl.errors import ConfigError, MissingExtraError
+
+
+@pytest.mark.slow
+def test_two_nodes() -> None:
+    pytest.importorskip("ray", reason="needs ray (pip install 'tailorfl[cluster]')")
+    program = Path(__file__).with_name("on_two_nodes.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["addresses"] == ["127.0.0.1"]
+    assert found["nodes"] == 2
+    assert len({name.split()[1] for name in found["workers"]}) == 2, found["workers"]
+    assert found["same"] == {"fedavg": True, "ditto": True, "fedfomo": True}
+    assert found["homes"] == [[0, 1], True]
+    assert found["resumed"] == [True, True]
+    assert found["error"][0] == "DivergenceError"
+    assert found["unchanged"]
+    kind, message = found["lost"]
+    assert kind == "WorkerError"
+    assert "worker 1 of 2 (node " in message
+    assert "--resume" in message
+
+
+def test_a_cluster_needs_workers() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.cluster=auto needs engine\.workers"):
+        make_engine("auto", cluster="auto")
+    with pytest.raises(ConfigError, match=r"engine\.gpus is for the workers of a cluster"):
+        make_engine("auto", workers=2, gpus=1.0)
+
+
+def test_states_of_a_cluster_are_not_on_this_disk(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.states=disk keeps states on this machine"):
+        simulation(
+            "ditto", "mlp", make_engine("sequential", workers=2, cluster="local"), state_folder=tmp_path
+        )
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    sim = simulation("fedavg", "mlp", make_engine("sequential", workers=2, cluster="local"))
+    with pytest.raises(MissingExtraError, match=r"tailorfl\[cluster\]"):
+        sim.step()

@@ -1,0 +1,143 @@
+"""Devices: which there are, and that a run on one gives the numbers of the CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from methods.settings import NAMES
+from methods.small import assert_close, everything, federation, personal, simulation
+from tailorfl.engines import devices
+from tailorfl.engines.devices import Fetched, Place, device_of
+from tailorfl.engines.simulation import make_engine
+from tailorfl.engines.vectorized import Vectorized
+from tailorfl.errors import ConfigError
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+
+
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+def test_auto_is_the_first_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_gpu(monkeypatch)
+    assert device_of("auto") == device_of("cpu") == torch.device("cpu")
+    with_gpus(monkeypatch, 2)
+    assert device_of("auto") == device_of("cuda") == torch.device("cuda", 0)
+    assert device_of("cuda:1") == torch.device("cuda", 1)
+    assert device_of("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("asked", ["gpu", "cuda:", "cuda:x", "cpu:0", "mps", ""])
+def test_a_name_that_is_no_device_is_refused(asked: str) -> None:
+    with pytest.raises(ConfigError, match=f"must be auto, cpu, cuda or cuda:N, but is '{asked}'"):
+        device_of(asked)
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_what_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_gpu(monkeypatch)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(
+        ConfigError, match=r"engine.device=cuda needs a GPU, but torch .* is built without CUDA; set"
+    ):
+        make_engine("vectorized", device="cuda")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(ConfigError, match=r"is built for CUDA 13.0 but finds no GPU; .* check the driver"):
+        device_of("cuda:0")
+    with_gpus(monkeypatch, 2)
+    with pytest.raises(
+        ConfigError, match=r"engine.device=cuda:2, but torch sees 2 GPU\(s\): cuda:0 to cuda:1"
+    ):
+        device_of("cuda:2")
+
+
+def test_worker_processes_calculate_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, 1)
+    with pytest.raises(ConfigError, match=r"engine.workers=2 are processes that calculate on the CPU"):
+        make_engine("sequential", workers=2, device="auto")
+
+
+def test_nothing_is_copied_for_the_host() -> None:
+    place, cohort = Place(), simulation("ditto").cohort((0, 1))
+    assert place.cohort(cohort) is cohort
+    assert place.source(cohort.source) is cohort.source
+
+
+def test_a_data_set_goes_to_a_device_once_and_only_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = federation().source
+    size = source.x.nbytes + source.y.nbytes
+    monkeypatch.setattr(devices, "free_memory", lambda device: int(size / devices.DATA_SHARE))
+    place = Place(torch.device("meta"))
+    there = place.source(source)
+    assert there.x.device.type == "meta"
+    assert place.source(source) is there
+    monkeypatch.setattr(devices, "free_memory", lambda device: int(size / devices.DATA_SHARE) - 2)
+    fetched = Place(torch.device("meta")).source(source)
+    assert isinstance(fetched, Fetched)
+    assert fetched.x is source.x
+    assert fetched.take(torch.arange(3)).device.type == fetched.targets(torch.arange(3)).device.type == "meta"
+    rows = torch.tensor([[4, 0], [2, 2]])
+    here = Fetched.of(source, torch.device("cpu"))
+    assert torch.equal(here.take(rows), source.take(rows))
+    assert torch.equal(here.targets(rows), source.targets(rows))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "cases"), [("methods", len(NAMES)), ("settings", 12)])
+def test_everything_that_calculates_does_so_on_the_device(kind: str, cases: int) -> None:
+    """On a device of paper, which refuses to mix with CPU tensors, numbers are those of the CPU to the bit."""
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, str(here / "on_paper.py"), kind],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"{cases} cases of 5 clients"]
+
+
+@pytest.mark.cuda
+@needs_gpu
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("model_name", ["cnn2", "batch_norm", "dropout"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gpu_gives_the_numbers_of_the_cpu(
+    name: str, model_name: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # TF32 keeps 10 bits of a number; convolutions use it unless told otherwise.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    host, gpu = (
+        simulation(name, model_name, make_engine(engine, device=device)) for device in ("cpu", "cuda")
+    )
+    for sim in (host, gpu):
+        sim.step()
+    assert_close(everything(gpu), everything(host), atol=1e-4, rtol=1e-3)
+    assert_close(personal(gpu), personal(host), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.cuda
+@needs_gpu
+def test_a_gpu_that_is_full_takes_smaller_chunks() -> None:
+    whole, cut = (simulation("ditto", "cnn2", Vectorized(5, torch.device("cuda"))) for _ in range(2))
+    whole.step()
+    used = torch.cuda.max_memory_allocated() / torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(used * 0.7)
+    try:
+        torch.cuda.empty_cache()
+        cut.step()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert_close(everything(cut), everything(whole), atol=1e-4, rtol=1e-3)

@@ -1,0 +1,195 @@
+"""What does not fit into memory runs in smaller chunks, with the same results and nothing kept of the failed one."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from methods.small import SIZES, assert_close, everything, model, simulation
+from tailorfl.core.client import Client
+from tailorfl.core.cohort import TrainConfig
+from tailorfl.core.privacy import SampleDP
+from tailorfl.engines import memory_limits, vectorized
+from tailorfl.engines.base import Parts
+from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.simulation import Simulation
+from tailorfl.engines.vectorized import Vectorized
+from tailorfl.errors import ClientError, MemoryLimitError
+
+HOST = torch.device("cpu")
+PRIVATE = TrainConfig(epochs=1, batch_size=4, lr=0.05, dp=SampleDP(clip=1.0, noise=1.0))
+REAL = """
+import resource, sys
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/engines"]
+import torch
+from methods.small import simulation
+from tailorfl.core.tree import empty
+from tailorfl.engines.vectorized import Vectorized
+from tensordict import TensorDict
+
+sim = simulation("fedavg", "logistic", Vectorized(5), rounds=1)
+used = next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmSize:")) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (used + 170 * 2**20, resource.RLIM_INFINITY))
+
+def function(client, state, received):
+    wide = torch.ones(10 * 2**20) * client.samples  # 40 MiB for each client of a chunk
+    return (TensorDict({"sum": wide.mean()}),)
+
+(found,) = sim.run(range(5), sim.states.get(range(5)), empty(), function)
+print(found["sum"].tolist(), sim.engine.most)
+"""
+
+
+class Limited:
+    """A method whose training fails after it has trained, where more than `most` clients are together."""
+
+    def __init__(self, sim: Simulation, most: int, error: Exception) -> None:
+        self.local, self.most, self.error = sim.method.local, most, error
+        self.failed: list[int] = []
+
+    def __call__(
+        self, client: Client, state: TensorDict, received: TensorDict
+    ) -> tuple[TensorDict, TensorDict]:
+        found = self.local(client, state, received)
+        together = len(client._cohort.ids)
+        if together > self.most:
+            self.failed.append(together)
+            raise self.error
+        return found
+
+
+def limited(sim: Simulation, most: int, error: Exception | None = None) -> Limited:
+    """Gives the run a method that needs too much memory with more than `most` clients."""
+    method = Limited(
+        sim, most, error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    )
+    object.__setattr__(sim.method, "local", method)  # settings of a method are frozen
+    return method
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedfomo", "perada"])
+def test_chunks_are_halved_until_they_fit_and_results_are_the_same(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, cut = simulation(name, engine=Vectorized(5)), simulation(name, engine=Vectorized(5))
+    method = limited(cut, 1)
+    for sim in (whole, cut):
+        sim.step()
+        sim.step()
+    assert method.failed == [5, 2]  # once in a run each
+    assert cut.engine.most == 1  # type: ignore[attr-defined]
+    assert_close(everything(cut), everything(whole))
+    lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert lines == [
+        "round 1: out of memory on cpu with 5 clients at once; going on with 2",
+        "round 1: out of memory on cpu with 2 clients at once; going on with 1",
+    ]
+
+
+def test_private_batches_of_a_failed_chunk_are_not_counted() -> None:
+    whole, cut = (simulation("ditto", engine=Vectorized(5), train=PRIVATE) for _ in range(2))
+    limited(cut, 2)
+    whole.step()
+    cut.step()
+    assert cut.ledger._uses == whole.ledger._uses
+    assert cut.ledger._uses["training"].keys() == set(range(len(SIZES)))
+
+
+@pytest.mark.parametrize("engine", [Vectorized(5), Sequential()], ids=["vectorized", "sequential"])
+def test_a_client_that_does_not_fit_alone_is_named_with_what_to_lower(
+    engine: Vectorized | Sequential,
+) -> None:
+    sim = simulation("ditto", engine=engine)
+    limited(sim, 0)
+    before = everything(sim)
+    with pytest.raises(
+        MemoryLimitError, match=r"client 0 alone does not fit .* memory of cpu in round 1 .* train.batch_size"
+    ):
+        sim.step()
+    assert all(torch.equal(t, before[path]) for path, t in everything(sim).items())
+
+
+def test_an_allocator_of_the_host_says_it_in_words_even_through_another_error() -> None:
+    words = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"
+    outer = ClientError("client 3, round 1, stage 'train'")
+    outer.__cause__ = RuntimeError(words)
+    assert memory_limits.out_of_memory(outer)
+    assert memory_limits.out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not memory_limits.out_of_memory(RuntimeError("shapes do not fit"))
+
+
+def test_other_errors_are_not_tried_again() -> None:
+    sim = simulation("ditto", engine=Vectorized(5))
+    method = limited(sim, 0, RuntimeError("shapes do not fit"))
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        sim.step()
+    assert method.failed == [5]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process as Linux does")
+def test_a_process_that_really_runs_out_of_memory_goes_on_with_smaller_chunks() -> None:
+    tests = str(Path(__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", REAL, tests], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("]")[0] == "[15.0, 1.0, 7.0, 9.0, 3.0"
+    assert int(done.stdout.split("]")[1]) < 5
+
+
+def test_a_chunk_is_no_larger_than_what_fits_into_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    cohort = simulation("ditto", "mlp").cohort(range(len(SIZES)))
+    each = memory_limits.COPIES * 4 * model("mlp").scalars
+    usual = Vectorized().chunk_of(cohort)
+    assert usual > 3
+    monkeypatch.setattr(memory_limits, "free_memory", lambda device: int(3.5 * each / memory_limits.USABLE))
+    assert Vectorized().chunk_of(cohort) == 3
+    assert Vectorized(5).chunk_of(cohort) == 5  # asked for
+    monkeypatch.setattr(memory_limits, "free_memory", lambda device: 0)
+    assert Vectorized().chunk_of(cohort) == 1
+    monkeypatch.setattr(memory_limits, "free_memory", lambda device: None)
+    assert Vectorized().chunk_of(cohort) == usual
+
+
+class FixedPeak:
+    """Every chunk takes 100 bytes a client."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.clients = 0
+
+    def bytes(self) -> int:
+        return 100 * FixedPeak.together
+
+    together = 0
+
+
+def test_on_a_gpu_the_first_clients_are_measured_and_the_next_chunk_is_what_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sim = simulation("fedavg", "logistic", Vectorized())
+    engine, cohort = sim.engine, sim.cohort(range(len(SIZES)))
+    assert isinstance(engine, Vectorized)
+    engine.place.device = torch.device("cuda", 0)
+    # The device is a name here: nothing is moved and nothing is asked of a GPU.
+    monkeypatch.setattr(type(engine.place), "is_host", True)
+    monkeypatch.setattr(vectorized, "Peak", FixedPeak)
+    monkeypatch.setattr(memory_limits, "free_memory", lambda device: int(350 / memory_limits.USABLE))
+    chunks: list[int] = []
+
+    def function(client: Client, state: TensorDict, received: TensorDict) -> Parts:
+        FixedPeak.together = len(client._cohort.ids)
+        chunks.append(FixedPeak.together)
+        return (TensorDict({"samples": client.samples}),)
+
+    (found,) = engine.map(function, cohort, sim.states.get(range(5)), TensorDict({}))
+    assert chunks == [2, 3]
+    assert found["samples"].tolist() == [float(n) for n in SIZES]
+
+
+def test_free_memory_of_the_host_is_known_on_linux() -> None:
+    free = memory_limits.free_memory(HOST)
+    assert free is None if sys.platform != "linux" else free is not None and free > 0

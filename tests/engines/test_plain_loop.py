@@ -1,0 +1,136 @@
+"""The plain loop that engines are measured against computes what they compute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from methods.small import FACTORIES, TRAIN, assert_close, federation, simulation
+from tailorfl.core import tree
+from tailorfl.core.cohort import Cohort, TrainConfig
+from tailorfl.data.federation import Federation
+from tailorfl.data.source import Source
+from tailorfl.engines.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
+from tailorfl.engines.simulation import Simulation
+
+PLAIN = TrainConfig(epochs=2, batch_size=4, lr=0.05)
+
+
+def batches(cohort: Cohort, position: int) -> list[Tensor]:
+    """The batches that FedAvg's fit sees on a client."""
+    config = cohort.config
+    plan = cohort.plan((position,), "train", config.batch_size, config.epochs, config.steps, 0)
+    pairs = zip(plan.rows[0], plan.count[0].tolist(), strict=True)
+    return [torch.from_numpy(np.ascontiguousarray(rows[:count])) for rows, count in pairs if count]
+
+
+def looped(sim: Simulation, trained: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    """FedAvg's next round by the plain loop, with the batches of the engines."""
+    cohort = sim.cohort(range(sim.participants))
+    loop = PlainLoop(sim.model, cohort.source, cohort.loss, cohort.config)
+    keys = cohort.keys(range(len(cohort.ids)), "train/noise").astype(np.int64)
+    total = int(cohort.sizes.sum())
+    clients = [
+        LoopClient(len(rows) / total, [LoopFit(batches(cohort, i), trained)], int(keys[i]))
+        for i, rows in enumerate(cohort.members)
+    ]
+    return loop.round(tree.tensors(sim.server["w"]), clients)
+
+
+def stepped(sim: Simulation) -> dict[str, Tensor]:
+    """The next round by the engine; counters of batches are left out."""
+    sim.step()
+    return {n: t for n, t in tree.tensors(sim.server["w"]).items() if t.is_floating_point()}
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("model", [name for name in FACTORIES if name != "dropout"])
+def test_a_round_is_that_of_an_engine_for_every_model(model: str, engine: str) -> None:
+    sim = simulation("fedavg", model, engine, train=TRAIN, rounds=1)
+    expected = looped(sim)
+    assert_close(stepped(sim), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"momentum": 0.9},
+        {"weight_decay": 0.1},
+        {"momentum": 0.9, "weight_decay": 0.1, "schedule": "linear"},
+        {"optimizer": "adamw"},
+        {"optimizer": "adamw", "weight_decay": 0.1, "schedule": "linear"},
+        {"clip": 0.5},
+        {"batch_size": 0},
+        {"epochs": None, "steps": 5},
+    ],
+)
+def test_a_round_is_that_of_an_engine_for_every_setting(changed: dict[str, Any]) -> None:
+    sim = simulation("fedavg", "mlp", train=replace(PLAIN, **changed))
+    expected = looped(sim)
+    # AdamW divides small gradients by their own size, which turns rounding errors into visible ones.
+    assert_close(stepped(sim), expected, atol=2e-4 if "optimizer" in changed else 1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["none", "flip_crop"])
+def test_images_are_normalised_and_augmented_alike(kind: Any) -> None:
+    base = federation()
+    pixels = (base.source.x * 40 + 128).clamp(0, 255).to(torch.uint8)
+    source = Source(
+        "tiny", pixels, base.source.y, "classification", base.source.outputs, None, {}, {}, (0.5,), (0.3,),
+        augment=kind,
+    )  # fmt: skip
+    parts = (base.train, base.val, base.test)
+    sim = simulation(
+        "fedavg", "mlp", data=Federation(source, *parts, base.names, base.num_clients), train=PLAIN
+    )
+    expected = looped(sim)
+    assert_close(stepped(sim), expected, atol=1e-6, rtol=1e-4)
+
+
+def test_only_the_named_parameters_move_and_only_their_norms_learn_statistics() -> None:
+    sim = simulation("fedavg", "batch_norm", train=PLAIN)
+    before = tree.tensors(sim.server["w"].clone())
+    found = looped(sim, trained=("8.weight", "8.bias"))
+    moved = {name for name, tensor in found.items() if not torch.allclose(tensor, before[name], atol=1e-6)}
+    assert moved == {"8.weight", "8.bias"}
+
+
+def test_the_average_is_of_the_first_fit_and_every_fit_starts_anew() -> None:
+    sim = simulation("fedavg", "mlp", train=PLAIN)
+    cohort = sim.cohort(range(sim.participants))
+    start = tree.tensors(sim.server["w"])
+    fits = [LoopFit(batches(cohort, 0)), LoopFit(batches(cohort, 2))]
+    loop = PlainLoop(sim.model, cohort.source, cohort.loss, cohort.config)
+    one = loop.round(start, [LoopClient(1.0, fits[:1])])
+    both = loop.round(start, [LoopClient(1.0, fits)])
+    assert all(torch.equal(one[name], both[name]) for name in one)
+
+
+def test_dropout_of_the_loop_is_that_of_torch() -> None:
+    sim = simulation("fedavg", "dropout", train=PLAIN)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        first = looped(sim)
+        torch.manual_seed(0)
+        assert all(torch.equal(t, first[n]) for n, t in looped(sim).items())
+        assert any(not torch.equal(t, first[n]) for n, t in looped(sim).items())
+
+
+def test_every_pass_sees_every_row_once() -> None:
+    rows = torch.arange(100, 111)
+    found = shuffled(rows, 4, 7)
+    assert [len(batch) for batch in found] == [4, 4, 3, 4, 4, 3, 4]
+    for start in (0, 3):
+        assert torch.equal(torch.cat(found[start : start + 3]).sort().values, rows)
+
+
+def test_a_rest_that_is_too_small_is_left_out_of_a_pass() -> None:
+    assert [len(b) for b in shuffled(torch.arange(9), 4, 3, min_batch=2)] == [4, 4, 4]
+    assert shuffled(torch.arange(1), 4, 3, min_batch=2) == []
+    assert [len(b) for b in shuffled(torch.arange(9), 0, 2)] == [9, 9]

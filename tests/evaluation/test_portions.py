@@ -1,0 +1,95 @@
+"""Portions: how many clients and samples are looked at together changes no record and no order of records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from methods.small import federation, model, simulation
+from tailorfl.data.federation import Federation
+from tailorfl.evaluation import portions
+from tailorfl.evaluation.portions import Portions, alike
+from tailorfl.evaluation.protocols import OF_RECORD, SETS, Protocol, Record, evaluate, means, summaries
+
+EVERYTHING = Protocol(SETS, adapt_steps=(0, 2))
+
+
+def uneven() -> Federation:
+    """The tiny federation, its test samples unequally dealt: one client has most, one has none."""
+    base = federation()
+    rows = np.concatenate(base.test)
+    cuts = np.split(rows, [1, 1, len(rows) - 4, len(rows) - 3, len(rows) - 1])
+    return replace(base, test=tuple(cuts))
+
+
+def assert_alike(found: list[Record], expected: list[Record]) -> None:
+    """The same records in the same order: what is counted exactly, what is calculated to float rounding."""
+    assert len(found) == len(expected)
+    for mine, other in zip(found, expected, strict=True):
+        assert list(mine) == list(other)
+        for name, value in other.items():
+            if name in OF_RECORD:
+                assert mine[name] == value
+            else:
+                assert mine[name] == pytest.approx(value, rel=1e-4, abs=1e-5, nan_ok=True)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("method", ["ditto", "fedavg"])
+def test_portions_of_any_size_give_the_same_records(
+    method: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim = simulation(method, "cnn2", engine, data=uneven(), rounds=1)
+    expected = evaluate(sim, EVERYTHING)
+    monkeypatch.setattr(portions, "FEWEST", 1)
+    monkeypatch.setattr(portions, "MOST", 2)
+    monkeypatch.setattr(portions, "LAYER_BYTES", 1)
+    monkeypatch.setattr(portions, "PADDING", 1.0)
+    assert_alike(evaluate(sim, EVERYTHING), expected)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_a_test_set_that_all_have_is_looked_at_once(engine: str) -> None:
+    """One array that all clients have, against copies of it."""
+    base = federation()
+    rows = np.concatenate(base.test[: base.num_clients])
+    data = replace(base, test=(rows,) * len(base))
+    copies = replace(base, test=tuple(rows.copy() for _ in base.test))
+    found, expected = (
+        evaluate(simulation("ditto", engine=engine, data=d, rounds=1), EVERYTHING) for d in (data, copies)
+    )
+    assert_alike(found, expected)
+
+
+def test_clients_together_have_samples_alike() -> None:
+    rng = np.random.default_rng(0)
+    for sizes in (rng.integers(1, 5, 20), rng.zipf(1.5, 60).clip(0, 500), np.zeros(3, dtype=np.int64)):
+        groups = alike(sizes)
+        assert sorted(np.concatenate(groups).tolist()) == list(range(len(sizes)))
+        for group in groups:
+            assert len(group) * sizes[group].max() <= portions.PADDING * sizes[group].sum()
+    assert len(alike(np.array([3, 4, 3]))) == 1
+    assert len(alike(np.array([1, 100, 1, 1]))) == 2
+
+
+def test_wide_layers_take_fewer_samples() -> None:
+    narrow, wide = Portions(simulation("ditto", "logistic")), Portions(simulation("ditto", "cnn2"))
+    assert wide.rows(model("cnn2"), 1) < narrow.rows(model("logistic"), 1)
+    assert wide.rows(model("cnn2"), 8) == wide.rows(model("cnn2"), 1) // 8
+    assert wide.clients(own=20.0, common=0) <= narrow.clients(own=20.0, common=0)
+    assert narrow.clients(own=0.0, common=10**9) == 1
+
+
+def test_means_are_those_of_the_summaries() -> None:
+    records = evaluate(simulation("ditto", data=uneven(), rounds=1), EVERYTHING)
+    expected = {
+        f"{kind}/{name}/{metric}": statistics["mean"]
+        for kind, sets in summaries(records).items()
+        for name, metrics in sets.items()
+        for metric, statistics in metrics.items()
+    }
+    found = means(records)
+    assert list(found) == list(expected)
+    np.testing.assert_array_equal(list(found.values()), list(expected.values()))

@@ -1,0 +1,232 @@
+"""`tailorfl.bench`: what is measured, on whom, what is advised, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import tailorfl
+from tailorfl.core import tree
+from tailorfl.engines.sequential import Sequential
+from tailorfl.errors import ConfigError
+from tailorfl.experiments import bench
+from tailorfl.experiments.bench_advice import LOOP, recommend
+from tailorfl.experiments.bench_clock import Seconds, alternate, extra_memory, timed
+from tailorfl.experiments.bench_result import Way
+from tailorfl.experiments.bench_ways import Round, candidates
+from tailorfl.experiments.config import load
+from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.runner import make_federation, make_simulation
+
+SMALL: dict[str, Any] = {
+    "data": {"clients": 5, "samples": 200},
+    "model": {"name": "logistic"},
+    "method": "fedavg",
+    "seeds": 1,
+}
+
+
+def way(
+    name: str,
+    *seconds: float,
+    loop: float = 1.0,
+    workers: int = 1,
+    wall: float = 1.0,
+    kind: str | None = None,
+) -> Way:
+    """A way whose repetitions took `seconds`; `wall` times as long on the wall."""
+    settings = "" if name == LOOP else f"engine.name={name}"
+    middle = sorted(seconds)[len(seconds) // 2]
+    return Way(
+        name=name,
+        settings=settings,
+        kind=name if kind is None else kind,
+        chunk=1,
+        workers=workers,
+        padding=0.0,
+        memory_bytes=None,
+        seconds=seconds,
+        wall_seconds=tuple(wall * s for s in seconds),
+        seconds_min=min(seconds),
+        seconds_median=middle,
+        clients_per_second=1 / middle,
+        times_faster=loop / middle,
+        spread=(loop / max(seconds), loop / min(seconds)),
+    )
+
+
+def test_a_small_run_measures_the_loop_and_every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "MOST", 3)
+    state = torch.random.get_rng_state()
+    found = tailorfl.bench(SMALL, seconds=600, profile=True)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    names = [one.name for one in found.ways]
+    assert names[:4] == [LOOP, "auto", "vectorized, 5 by itself", "sequential"]
+    assert {"vectorized, chunk 1", "vectorized, chunk 4"} <= set(names)
+    assert {len(one.seconds) for one in found.ways} == {3}
+    assert found.way(LOOP).times_faster == 1.0
+    assert found.way("auto").note in ("chose sequential", "chose vectorized")
+    assert found.way("sequential").padding == found.way(LOOP).padding == 0
+    assert (found.clients, found.beyond, found.model) == (5, (), "logistic")
+    assert found.recommendation.settings in {one.settings for one in found.ways}
+    load(None, found.recommendation.settings.split())
+    assert found.profile is not None
+    assert 0 < found.profile.flops_per_second < found.profile.machine_flops_per_second
+    assert sum(one.share for one in found.profile.operators) <= 1.0 + 1e-9
+    json.dumps(found.to_dict())
+
+
+def test_a_long_round_is_measured_on_a_part_of_its_clients() -> None:
+    found = tailorfl.bench(SMALL, seconds=1e-6, train={"epochs": 5})
+    assert (found.clients, found.measured) == (5, 3)
+    assert {len(one.seconds) for one in found.ways} == {2}
+
+
+def test_the_first_method_is_measured_with_what_it_has_beyond_the_loop() -> None:
+    found = tailorfl.bench({**SMALL, "method": ["ditto", "fedavg"]}, seconds=1e-6)
+    assert (found.method, found.beyond) == ("ditto", ("a proximal pull",))
+
+
+def test_what_the_server_does_beyond_an_average_is_named() -> None:
+    found = tailorfl.bench(
+        {**SMALL, "method": {"name": "feddf", "distil": {"steps": 20}}},
+        seconds=1e-6,
+        data={"public": "digits"},
+    )
+    assert len(found.beyond) == 1
+    assert found.beyond[0].startswith("work of the server (")
+
+
+def test_a_method_that_trains_in_some_rounds_only_is_measured_in_one() -> None:
+    found = tailorfl.bench({**SMALL, "method": "l2gd"}, seconds=1e-6)
+    assert found.steps == found.measured
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_the_time_must_be_positive(seconds: float) -> None:
+    with pytest.raises(ConfigError, match="must be positive"):
+        tailorfl.bench(SMALL, seconds=seconds)
+
+
+def test_variants_are_to_be_measured_one_by_one() -> None:
+    with pytest.raises(ConfigError, match=r"has variants \(a\).*variants=\{\}"):
+        tailorfl.bench({**SMALL, "variants": {"a": {"rounds": 2}}})
+
+
+def test_bad_settings_say_what_they_say_in_a_run() -> None:
+    with pytest.raises(ConfigError, match="fedavg"):
+        tailorfl.bench({**SMALL, "method": "fedavgg"})
+
+
+def test_a_round_can_be_done_again_from_the_same_state() -> None:
+    config = load({**SMALL, "method": "ditto"})
+    sim = make_simulation(Job(config, config.methods[0], 0), make_federation(config, 0))
+    sim.step()
+    again = Round(sim, (0, 1, 2), (0, 1, 2))
+    before, found = sim.states.get((0, 1, 2)).clone(), []
+    for _ in range(2):
+        again.run(Sequential())
+        found.append(sim.server.clone())
+        again.reset()
+        assert (sim.states.get((0, 1, 2)) == before).all()
+        assert sim.round == 1
+    assert all(torch.equal(t, dict(tree.leaves(found[1]))[p]) for p, t in tree.leaves(found[0]))
+
+
+def test_chunks_that_make_sense_are_at_most_the_cohort_and_each_once() -> None:
+    config = load(SMALL)
+    sim = make_simulation(Job(config, config.methods[0], 0), make_federation(config, 0))
+    work = Round(sim, tuple(range(5)), tuple(range(5))).work()
+    found = candidates(work, 3)
+    several = [c for c in found if c.workers > 1]
+    assert all(c.settings == f"engine.name=auto engine.chunk=3 engine.workers={c.workers}" for c in several)
+    assert all(c.kind is found[0].kind for c in several)
+    assert len(several) == len({c.workers for c in several}) <= 3
+    found = found[: len(found) - len(several)]
+    assert [c.settings for c in found] == [
+        "engine.name=auto engine.chunk=3",
+        "engine.name=vectorized",
+        "engine.name=sequential",
+        "engine.name=vectorized engine.chunk=1",
+        "engine.name=vectorized engine.chunk=3",
+        "engine.name=vectorized engine.chunk=4",
+    ]
+    assert [c.chunk(work) for c in found[1:]] == [5, 1, 1, 3, 4]
+
+
+def test_the_fastest_way_is_advised_and_the_simpler_of_equals() -> None:
+    loop, auto = way(LOOP, *[1.0] * 5), way("auto", *[2.0] * 5)
+    fast, close = way("vectorized", *[0.5] * 5), way("sequential", *[0.505] * 5)
+    assert recommend([loop, auto, fast, close], plain=True).way == "vectorized"
+    found = recommend([loop, auto, close, fast], plain=True)
+    assert found.way == "sequential"
+    assert any("within the noise" in text and "vectorized" in text for text in found.warnings)
+    assert found.why[0] == "sequential: 1.98 x the speed of the plain loop"
+    assert "3.96 x the speed of auto" in found.why
+
+
+def test_what_the_automatic_engine_chose_is_as_fast_as_itself() -> None:
+    ways = [way(LOOP, *[1.0] * 5), way("auto", *[0.6] * 5, kind="vectorized"), way("vectorized", *[0.5] * 5)]
+    found = recommend(ways, plain=True)
+    assert found.way == "auto"
+
+
+def test_few_repetitions_tell_large_differences_only() -> None:
+    loop, auto = way(LOOP, 1.0, 1.0), way("auto", 0.54, 0.54)
+    assert recommend([loop, auto, way("vectorized", 0.5, 0.5)], plain=True).way == "auto"
+    assert recommend([loop, auto, way("vectorized", 0.4, 0.4)], plain=True).way == "vectorized"
+
+
+def test_a_difference_that_half_of_the_repetitions_deny_is_noise() -> None:
+    loop = way(LOOP, *[1.0] * 6)
+    auto, fast = way("auto", 0.9, 1.2, 0.9, 1.2, 0.9, 1.2), way("vectorized", *[1.0] * 6)
+    assert recommend([loop, auto, fast], plain=True).way == "auto"
+
+
+def test_what_is_weak_about_the_measurement_is_said() -> None:
+    ways = [way(LOOP, 1.0, 1.0, wall=2.0), way("auto", 1.5, 1.5)]
+    found = recommend(ways, plain=True)
+    assert any("only 2 repetitions" in text for text in found.warnings)
+    assert any("2.0 x the time of the process" in text for text in found.warnings)
+    assert any("plain loop is 1.50 x faster" in text for text in found.warnings)
+    assert not any("x faster than any" in text for text in recommend(ways, plain=False).warnings)
+
+
+def test_a_way_that_was_left_out_is_not_advised() -> None:
+    out = replace(way("vectorized", 0.1), seconds=(), wall_seconds=(), note="left out")
+    found = recommend([way(LOOP, *[1.0] * 5), way("auto", *[2.0] * 5), out], plain=True)
+    assert found.way == "auto"
+
+
+def test_several_processes_are_advised_where_the_wall_says_so() -> None:
+    ways = [way(LOOP, *[1.0] * 5), way("auto", *[1.0] * 5)]
+    assert recommend([*ways, way("two", *[0.6] * 5, workers=2)], plain=True).way == "two"
+    assert recommend([*ways, way("two", *[0.95] * 5, workers=2)], plain=True).way == "auto"
+    assert recommend([*ways, way("two", 0.6, 0.6, 0.6, 1.2, 1.2, workers=2)], plain=True).way == "auto"
+
+
+def test_measuring_alternates_and_ends() -> None:
+    calls: list[str] = []
+    runs = {name: (lambda name=name: calls.append(name)) for name in "ab"}
+    found = alternate(runs, 0.0, 2, 9, lambda: calls.append("-"), lambda _: None)
+    assert calls == ["-", "a", "-", "b"] * 2
+    assert {name: len(times) for name, times in found.items()} == {"a": 2, "b": 2}
+    assert len(alternate(runs, 1e18, 2, 9, lambda: None, lambda _: None)["a"]) == 9
+
+
+def test_extra_memory_sees_what_is_freed_again() -> None:
+    wanted = 64 * 2**20
+    found = extra_memory(lambda: torch.ones(wanted // 4).sum())
+    if found is None:
+        pytest.skip("this system does not tell the peak memory of a process")
+    assert 0.95 * wanted <= found < 1.5 * wanted
+
+
+def test_clocks_run() -> None:
+    found = timed(lambda: sum(range(10**5)))
+    assert isinstance(found, Seconds)
+    assert found.process > 0 < found.wall

@@ -1,0 +1,184 @@
+"""Layers of a whole cohort: equal to every client's own layer, forward and backward, and in what steps they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tailorfl.models import cohort_convs, cohort_norms
+from tailorfl.models.descent import Share, descending, used_once
+from tailorfl.models.functional import Model
+from tailorfl.models.mapping import over_clients
+
+CLIENTS, BATCH = 3, 5
+NETWORKS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
+    "linear": ((7,), lambda: nn.Linear(7, 4)),
+    "without bias": ((7,), lambda: nn.Linear(7, 4, bias=False)),
+    "on tokens": ((6, 7), lambda: nn.Linear(7, 4)),
+    "small convolution": ((2, 6, 6), lambda: nn.Conv2d(2, 4, 3, padding=1)),
+    "large convolution": ((3, 24, 24), lambda: nn.Conv2d(3, 32, 3, padding=1)),
+    "one channel": ((1, 28, 28), lambda: nn.Conv2d(1, 32, 5)),
+    "stride and groups": ((4, 20, 20), lambda: nn.Conv2d(4, 64, 5, stride=2, padding=2, groups=2, bias=False)),
+    "dilation": ((3, 24, 24), lambda: nn.Conv2d(3, 32, 3, dilation=2)),
+    "of pixels": ((6, 9, 9), lambda: nn.Conv2d(6, 5, 1)),
+    "reflecting": ((2, 8, 8), lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect")),
+    "small group norm": ((4, 5, 5), lambda: nn.GroupNorm(2, 4)),
+    "large group norm": ((8, 26, 26), lambda: nn.GroupNorm(2, 8)),
+    "group norm without scale": (
+        (4, 5, 5),
+        lambda: nn.Sequential(nn.GroupNorm(2, 4, affine=False), nn.Conv2d(4, 2, 1)),
+    ),
+    "convolutions, pooled": (
+        (1, 28, 28),
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(16, 32, 3), nn.Flatten(), nn.Linear(4608, 3)),
+        ),
+    ),
+    "convolutions, normalised": (
+        (3, 20, 20),
+        lambda: nn.Sequential(nn.Conv2d(3, 32, 3), nn.GroupNorm(4, 32), nn.ReLU(), nn.Conv2d(32, 8, 3)),
+    ),
+}  # fmt: skip
+networks = pytest.mark.parametrize(("shape", "build"), NETWORKS.values(), ids=NETWORKS.keys())
+
+
+def cohort(shape: tuple[int, ...], build: Callable[[], nn.Module]) -> tuple[Model, dict[str, Tensor], Tensor]:
+    """A model, states of all clients [clients, ...] that require gradients, and their inputs."""
+    model = Model(build)
+    states = [model.init(i) for i in range(CLIENTS)]
+    stacked = {n: torch.stack([s[n] for s in states]).requires_grad_() for n in model.parameters}
+    x = torch.randn(CLIENTS, BATCH, *shape, generator=torch.Generator().manual_seed(0))
+    return model, stacked, x
+
+
+def together(model: Model, states: dict[str, Tensor], x: Tensor) -> Tensor:
+    with over_clients(CLIENTS) as clients:
+        return clients.all(model(clients.each(states), clients.one(x)))
+
+
+def alone(model: Model, states: dict[str, Tensor], x: Tensor) -> Tensor:
+    return torch.stack([model({n: t[i] for n, t in states.items()}, x[i]) for i in range(CLIENTS)])
+
+
+@networks
+def test_outputs_and_gradients_are_those_of_every_client(shape, build):
+    model, states, x = cohort(shape, build)
+    x.requires_grad_()
+    found, expected = together(model, states, x), alone(model, states, x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    g = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
+    inputs = [x, *states.values()]
+    for a, b in zip(
+        torch.autograd.grad(found, inputs, g), torch.autograd.grad(expected, inputs, g), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@networks
+def test_an_input_that_all_clients_share(shape, build):
+    model, states, x = cohort(shape, build)
+    with torch.no_grad(), over_clients(CLIENTS) as clients:
+        found = clients.all(model(clients.each(states), x[0]))
+    torch.testing.assert_close(found, alone(model, states, x[:1].expand_as(x)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_map_is_that_of_torch():
+    """Also where the client axis is not the first one, and where all clients share a weight."""
+    layer, x = nn.Linear(4, 3), torch.randn(5, CLIENTS, 4)
+    with torch.no_grad(), over_clients(CLIENTS) as clients:
+        found = clients.all(layer(clients.one(x, 1)))
+    torch.testing.assert_close(found, torch.func.vmap(layer, in_dims=1)(x))
+
+
+def test_batch_norm_trains_every_client_on_its_own_statistics():
+    def build() -> nn.Module:
+        layers = (nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(96, 2))
+        return nn.Sequential(*layers)
+
+    model, states, x = cohort((2, 6, 6), build)
+    buffers = {n: torch.stack([model.init(0)[n]] * CLIENTS) for n in model.buffers}
+    names = frozenset(model.parameters)
+    own = {n: t.clone() for n, t in buffers.items()}
+    with over_clients(CLIENTS) as clients:
+        seen = clients.each({**states, **own})
+        found = clients.all(model.forward_train(seen, clients.one(x), names))
+    for i in range(CLIENTS):
+        state = {**{n: t[i] for n, t in states.items()}, **{n: t[i].clone() for n, t in buffers.items()}}
+        torch.testing.assert_close(found[i], model.forward_train(state, x[i], names), rtol=1e-4, atol=1e-5)
+        for n in model.buffers:
+            torch.testing.assert_close(own[n][i], state[n])
+
+
+STEPS = {
+    "rate": {"rate": 0.1},
+    "rates of their own": {"rate": torch.tensor([0.1, 0.0, 0.3])},
+    "decay": {"rate": 0.1, "keep": 0.95},
+    "centre": {"rate": 0.1, "keep": 0.9, "pull": 0.1},
+    "all of their own": {
+        "rate": torch.tensor([0.1, 0.2, 0.3]),
+        "keep": torch.tensor([0.9, 0.8, 1.0]),
+        "pull": torch.tensor([0.1, 0.2, 0.0]),
+    },
+}
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
+def test_a_layer_takes_the_step_that_its_gradient_says(step):
+    """keep · W + pull · C − rate · gradient, for linear layers and convolutions."""
+    model, states, x = cohort(*NETWORKS["convolutions, pooled"])
+    weights = {n: t for n, t in states.items() if t.dim() > 2}
+    gradients = torch.autograd.grad(together(model, states, x).square().sum(), list(states.values()))
+    centres = {n: torch.randn_like(t) for n, t in weights.items()} if "pull" in step else {}
+    along = {key: t if isinstance(t, Tensor) else torch.full((CLIENTS,), t) for key, t in step.items()}
+    expected = {}
+    for name, gradient in zip(states, gradients, strict=True):
+        if name not in weights:
+            continue
+        rate, keep, pull = (
+            along.get(key, torch.full((CLIENTS,), default)).reshape(-1, *[1] * (gradient.dim() - 1))
+            for key, default in (("rate", 0.0), ("keep", 1.0), ("pull", 0.0))
+        )
+        centre = centres.get(name, torch.zeros(()))
+        expected[name] = (keep * states[name] + pull * centre - rate * gradient).detach()
+    shares = {t.data_ptr(): Share(**step, centre=centres.get(n)) for n, t in weights.items()}
+    with descending(shares) as descent:
+        loss = together(model, states, x).square().sum()
+    assert descent.taken == set(shares)
+    found = torch.autograd.grad(loss, list(states.values()), allow_unused=True)
+    for name, before, now in zip(states, gradients, found, strict=True):
+        if name in weights:
+            assert now is None
+            torch.testing.assert_close(states[name].detach(), expected[name], rtol=1e-4, atol=1e-4)
+        else:
+            torch.testing.assert_close(now, before)
+
+
+class Tied(nn.Module):
+    """Uses one layer twice, and the weight of another one outside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.once, self.outside = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outside(self.once(self.twice(self.twice(x)))) @ self.outside.weight
+
+
+def test_only_a_weight_that_one_layer_uses_once_may_take_its_step():
+    model, states, x = cohort((4,), Tied)
+    loss = together(model, states, x).sum()
+    once = dict(zip(states, used_once(loss, list(states.values())), strict=True))
+    assert {n for n, single in once.items() if single} == {"once.weight"}
+
+
+def test_networks_are_their_own_after_a_skeleton_was_made():
+    """Layers are exchanged in copies; the module that a user gave stays as it is."""
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(8, 2))
+    Model.of(module)
+    assert [type(m) for m in module] == [nn.Conv2d, nn.GroupNorm, nn.Flatten, nn.Linear]
+    assert issubclass(cohort_convs.Conv2d, nn.Conv2d)
+    assert issubclass(cohort_norms.GroupNorm, nn.GroupNorm)
