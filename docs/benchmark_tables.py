@@ -1,7 +1,7 @@
-"""Makes the tables of measurements in docs/architecture.md from benchmarks/results, so that the two cannot disagree.
+"""Makes the tables of measurements in the pages of docs/ from benchmarks/results, so that the two cannot disagree.
 
 python docs/benchmark_tables.py            prints the tables
-python docs/benchmark_tables.py --write    puts them into docs/architecture.md
+python docs/benchmark_tables.py --write    puts them into the pages
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "architecture.md"
+ARCHITECTURE, KERNELS = ROOT / "docs" / "architecture.md", ROOT / "docs" / "kernels.md"
 MODELS = {"logistic": "logistic regression", "mlp": "MLP 784-200-10", "cnn2": "CNN2, 421,642 scalars"}
 
 
-def tables() -> dict[str, str]:
-    """Returns the Markdown tables by the name of their file of results."""
+def tables() -> dict[Path, dict[str, str]]:
+    """Returns the Markdown tables of every page by the name that their place has there."""
     return {
-        "local_training": training(read("local_training")),
-        "many_clients": clients(read("many_clients")),
-        "lora_memory": adapters(read("lora_memory")),
+        ARCHITECTURE: {
+            "local_training": training(read("local_training")),
+            "many_clients": clients(read("many_clients")),
+            "lora_memory": adapters(read("lora_memory")),
+        },
+        KERNELS: {title: plain(table) for title, table in read("kernels").items() if isinstance(table, list)},
     }
 
 
@@ -70,24 +73,36 @@ def adapters(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def insert(page: str) -> str:
+def plain(rows: list[dict[str, Any]]) -> str:
+    """Returns a table as it was measured, numbers with three digits."""
+    heads = list(rows[0])
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
+    for row in rows:
+        cells = (f"{row[h]:.3g}" if isinstance(row[h], float) else str(row[h]) for h in heads)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def insert(page: str, made: dict[str, str]) -> str:
     """Returns the page with its tables replaced by those of the results."""
-    for name, table in tables().items():
+    for name, table in made.items():
         begin, end = f"<!-- {name}: made by docs/benchmark_tables.py -->\n", f"<!-- end of {name} -->\n"
-        assert begin in page, f"architecture.md has lost the line {begin!r}"
+        assert begin in page, f"the page has lost the line {begin!r}"
         before, _, rest = page.partition(begin)
         page = f"{before}{begin}{table}{end}{rest.partition(end)[2]}"
     return page
 
 
 def main() -> None:
-    """Prints the tables, or writes them into the page."""
+    """Prints the tables, or writes them into the pages."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put them into docs/architecture.md")
-    if parser.parse_args().write:
-        PAGE.write_text(insert(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    else:
-        print("\n".join(tables().values()), end="")
+    parser.add_argument("--write", action="store_true", help="put them into the pages of docs/")
+    write = parser.parse_args().write
+    for page, made in tables().items():
+        if write:
+            page.write_text(insert(page.read_text(encoding="utf-8"), made), encoding="utf-8")
+        else:
+            print("\n".join(made.values()))
 
 
 if __name__ == "__main__":

@@ -173,16 +173,14 @@ class InProcess(ABC):
         index: Tensor | None = None,
     ) -> Updates:
         """Runs `function` on every client; only one chunk has its states taken out of the store at a time."""
-        out, finite = Stacked(len(cohort.ids), self.room), torch.ones(len(cohort.ids), dtype=torch.bool)
+        out = Stacked(len(cohort.ids), self.room)
         for positions in self.chunks(cohort):
             part = cohort.part(positions.tolist())
             mine = None if index is None else index[positions]
             new, replies, metrics = self.map(function, part, store.get(part.ids), received, mine)
             store.stage(part.ids, new)
-            finite[positions] = finite_clients(new, replies)
-            out.put(positions, [dict(tree.leaves(replies)), dict(tree.leaves(metrics))])
-        replies, metrics = out.parts()
-        return Updates(replies, metrics, finite)
+            out.put_updates(positions, replies, metrics, finite_clients(new, replies))
+        return out.updates()
 
     def deploy(
         self,
@@ -240,6 +238,15 @@ class Stacked:
         for held, part in zip(self._parts, results, strict=True):
             for path, tensor in part.items():
                 held[path][where] = tensor
+
+    def put_updates(self, where: Tensor, replies: TensorDict, metrics: TensorDict, finite: Tensor) -> None:
+        """Writes what came out of the training of some clients."""
+        self.put(where, [dict(tree.leaves(replies)), dict(tree.leaves(metrics)), {"finite": finite}])
+
+    def updates(self) -> Updates:
+        """Returns what came out of the training of all."""
+        replies, metrics, rest = self.parts()
+        return Updates(replies, metrics, rest["finite"])
 
     def parts(self) -> Parts:
         """Returns the collected TensorDicts."""

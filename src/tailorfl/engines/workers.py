@@ -94,14 +94,12 @@ class Workers:
                 Train(engine, function, part, held, received, None if index is None else index[chosen])
                 for chosen, part, held in zip(where, parts, states, strict=True)
             ]
-            out, finite = Stacked(len(cohort.ids), self._room), torch.ones(len(cohort.ids), dtype=torch.bool)
+            out = Stacked(len(cohort.ids), self._room)
             for k, (replies, metrics, fine, uses) in self.team.run(works):
-                out.put(where[k], [_copied(replies, works), _copied(metrics, works)])
-                finite[where[k]] = fine
+                out.put_updates(where[k], *(_kept(found, works) for found in (replies, metrics, fine)))
                 if cohort.record is not None:
                     cohort.record.uses.update(uses)
-            replies, metrics = out.parts()
-            return Updates(replies, metrics, finite)
+            return out.updates()
 
         return self._kind.attempt(cohort, run)
 
@@ -134,7 +132,7 @@ class Workers:
                 return found
 
             def note(k: int, models: TensorDict, uses: Mapping[int, Uses]) -> None:
-                out.put(where[k], [_copied(models, parts)])
+                out.put(where[k], [dict(tree.leaves(_kept(models, parts)))])
                 if cohort.record is not None:
                     cohort.record.uses.update(uses)
 
@@ -212,9 +210,9 @@ def _cut(engine: InProcess, cohort: Cohort) -> tuple[list[Tensor], list[Cohort]]
     return where, [part if cohort.record is None else replace(part, record=Record()) for part in parts]
 
 
-def _copied(part: TensorDict, chunks: Sequence[object]) -> dict[str, Tensor]:
-    """The leaves of what a worker sent; copies where `Stacked` would keep them as they are."""
-    return {p: t.clone() if len(chunks) == 1 else t for p, t in tree.leaves(part)}
+def _kept(found: Any, chunks: Sequence[object]) -> Any:
+    """What a worker sent; a copy where `Stacked` would keep the tensors as they are."""
+    return found.clone() if len(chunks) == 1 else found
 
 
 def _worth_it(cohort: Cohort, samples: int) -> bool:
