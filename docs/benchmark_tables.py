@@ -1,4 +1,4 @@
-"""Makes the tables of measurements in the pages of docs/ from benchmarks/results, so that the two cannot disagree.
+"""Makes the tables of measurements in README.md and docs/ from benchmarks/results, so that the two cannot disagree.
 
 python docs/benchmark_tables.py            prints the tables
 python docs/benchmark_tables.py --write    puts them into the pages
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
 ARCHITECTURE, KERNELS = ROOT / "docs" / "architecture.md", ROOT / "docs" / "kernels.md"
 MODELS = {"logistic": "logistic regression", "mlp": "MLP 784-200-10", "cnn2": "CNN2, 421,642 scalars"}
 
@@ -19,6 +20,7 @@ MODELS = {"logistic": "logistic regression", "mlp": "MLP 784-200-10", "cnn2": "C
 def tables() -> dict[Path, dict[str, str]]:
     """Returns the Markdown tables of every page by the name that their place has there."""
     return {
+        README: {"peers": peers(read("peers"))},
         ARCHITECTURE: {
             "local_training": training(read("local_training")),
             "many_clients": clients(read("many_clients")),
@@ -46,6 +48,21 @@ def training(results: dict[str, Any]) -> str:
         seconds, times = results[name]["seconds"], results[name]["times_faster_than_plain"]
         cells = [f"{seconds[e]:.3g} s ({times[e]:.2f} ×)" for e in ("sequential", "vectorized", "auto")]
         lines.append(f"| {title} | {seconds['plain']:.3g} s | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def peers(results: dict[str, Any]) -> str:
+    """Returns the seconds of a round, and in other programs how many times as long it takes."""
+    programs = {"plain": "plain PyTorch loop", "pfl": "pfl-research", "flower": "Flower simulation"}
+    heads = [
+        f"{title} {results['cnn2'][name]['version']}" if name != "plain" else title
+        for name, title in programs.items()
+    ]
+    lines = [f"| Model | tailorfl | {' | '.join(heads)} |", "| --- | ---: | ---: | ---: | ---: |"]
+    for name in ("logistic", "cnn2"):
+        found = results[name]
+        cells = [f"{found[program]['cpu_times_tailorfl']:.3g} ×" for program in programs]
+        lines.append(f"| {MODELS[name]} | {found['tailorfl']['cpu_seconds']:.3g} s | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -96,7 +113,7 @@ def insert(page: str, made: dict[str, str]) -> str:
 def main() -> None:
     """Prints the tables, or writes them into the pages."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put them into the pages of docs/")
+    parser.add_argument("--write", action="store_true", help="put them into the pages")
     write = parser.parse_args().write
     for page, made in tables().items():
         if write:

@@ -155,6 +155,8 @@ def evenly_spaced(client: Ints, wanted: Ints, rng: Generator) -> NDArray[np.bool
     """
     sizes = np.bincount(client, minlength=len(wanted))
     start = rng.integers(0, np.maximum(sizes, 1))
+    if not wanted.any() or bool((wanted == sizes).all()):
+        return np.full(len(client), bool(wanted.any()))
     place = np.arange(len(client)) - (np.cumsum(sizes) - sizes)[client]
     size, want, begin = sizes[client], wanted[client], start[client]
     # Over places 0..size-1 of a client the whole part of (place * want + begin) / size rises by `want`, from 0 on.
