@@ -29,6 +29,10 @@ from tailorfl.models.registry import build
 BERT = {"hidden": 384, "layers": 6, "heads": 12, "intermediate": 1536, "vocabulary": 30522, "length": 512}
 """The sizes of all-MiniLM-L6-v2."""
 
+RESNETS: dict[str, dict[str, object]] = {"resnet20": {"norm": "group"}}
+SHARES = {"cnn2": 0.2, "resnet20": 0.1}
+"""Which share of the 100 clients runs."""
+
 
 class Round:
     """One round of FedAvg of equal clients, with the plain loop and with the vectorized engine."""
@@ -97,13 +101,16 @@ class Round:
 
 
 def networks() -> Table:
-    """Returns rounds of 100 clients of 60 samples; of CNN2 a fifth of them runs, and seconds are scaled."""
+    """Returns rounds of 100 clients of 60 samples; of large networks a share of them runs, and seconds are scaled."""
     table: Table = []
-    for name, options in NETWORKS.items():
-        clients = 20 if name == "cnn2" else 100
-        model = Model(lambda name=name, options=options: build(name, (1, 28, 28), 10, **options))  # type: ignore[misc]
-        made = Round(model, torch.randn(clients * 60, 1, 28, 28), 10, clients)
-        table.append(made.row(name, 3 if name == "cnn2" else 7, clients / 100))
+    for name, options in {**NETWORKS, **RESNETS}.items():
+        shape, share = ((3, 32, 32) if name in RESNETS else (1, 28, 28)), SHARES.get(name, 1.0)
+        clients = round(100 * share)
+        model = Model(
+            lambda name=name, options=options, shape=shape: build(name, shape, 10, **options)  # type: ignore[misc]
+        )
+        made = Round(model, torch.randn(clients * 60, *shape), 10, clients)
+        table.append(made.row(name, 3 if share < 1 else 7, share))
     return table
 
 

@@ -12,7 +12,7 @@ import torch
 from tailorfl.core import tree
 from tailorfl.core.objective import LOSSES
 from tailorfl.engines.auto import Auto
-from tailorfl.engines.base import Engine
+from tailorfl.engines.base import Engine, evenly
 from tailorfl.engines.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
 from tailorfl.engines.processes import Processes
 from tailorfl.engines.rounds import RoundResult
@@ -125,7 +125,8 @@ def candidates(work: Sequence[Work], chunk: int | None) -> list[Candidate]:
     automatic, usual = Auto(chunk), Vectorized()
     largest = Candidate("", "", usual).chunk(work)
     everyone = max(len(w.fits) for w in work)
-    sizes = sorted({c for c in (*CHUNKS, chunk or 1, everyone) if c <= everyone} - {largest})
+    nominal = (c for c in (*CHUNKS, chunk or 1, everyone) if c <= everyone)
+    sizes = sorted({evenly(everyone, c) for c in nominal} - {largest})
     return [
         Candidate("auto", f"engine.name=auto{beside}", automatic),
         Candidate(f"vectorized, {largest} by itself", "engine.name=vectorized", usual),
