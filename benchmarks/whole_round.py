@@ -13,6 +13,7 @@ the final sets at the end) and again with an evaluation after every round. Proce
 - `waiting_seconds`: what a round waits for the disk, which process time does not see.
 
     python benchmarks/whole_round.py --json benchmarks/results/whole_round.json
+    python benchmarks/whole_round.py --models cnn2 --repeat 1 --json benchmarks/results/whole_round.json   # these alone
 """
 
 from __future__ import annotations
@@ -188,6 +189,13 @@ def _now() -> tuple[float, float]:
     return time.process_time(), time.perf_counter()
 
 
+def kept(file: Path, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of a file of results that were not measured again."""
+    again = {(line["model"], line["method"], line["every"]) for line in lines}
+    old = json.loads(file.read_text())["lines"] if file.exists() else []
+    return [line for line in old if (line["model"], line["method"], line["every"]) not in again]
+
+
 def main() -> None:
     """Measures and prints one line a model, method and interval of evaluation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -201,7 +209,8 @@ def main() -> None:
     for model in arguments.models:
         for method in arguments.methods:
             for every in (None, 1):
-                line = measure(model, method, every, arguments.repeat, data)
+                found = measure(model, method, every, arguments.repeat, data)
+                line = {**found, "repeat": arguments.repeat}
                 lines.append(line)
                 parts = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in line["parts"].items())
                 print(
@@ -213,16 +222,15 @@ def main() -> None:
                     flush=True,
                 )
     if arguments.json:
-        found = {
+        results = {
             "machine": platform.processor() or platform.machine(),
             "torch": torch.__version__,
             "clients": CLIENTS,
             "samples": {"train": TRAIN, "val": VAL, "test": TEST},
             "batch": BATCH,
-            "repeat": arguments.repeat,
-            "lines": lines,
+            "lines": [*kept(arguments.json, lines), *lines],
         }
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ as it is there, it is still in the cache, and only what pooling leaves is put to
 
     y = conv(x, W),   p = max over windows of y,   out = max(p, 0)          for one client after another
 
-ReLU does not fall, so pooling before it or behind it gives the same outputs and gradients, for less work before it.
+ReLU does not fall, so pooling before it or behind it gives the same outputs and gradients; pooling first is less work.
 """
 
 from __future__ import annotations
