@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tailorfl.models.cohort_convs import conv2d
-from tailorfl.models.pooling import Pool
+from tailorfl.models.pooling import Pool, of_all
 
 CONVOLUTIONS = {"1→32 on 28×28": (1, 32, 28), "32→64 on 14×14": (32, 64, 14)}
 """Channels given and made, and the side of the images, of CNN2."""
@@ -163,8 +163,7 @@ def taken_along(clients: int = 8) -> Table:
 
 
 def _layers(x: Tensor, w: Tensor, b: Tensor, how: Any, pool: Pool) -> Tensor:
-    y = conv2d(x, w, b, *how)
-    return pool(y.flatten(0, 1)).view(*y.shape[:3], y.shape[3] // 2, y.shape[4] // 2)
+    return of_all(pool, conv2d(x, w, b, *how))
 
 
 def _pass(

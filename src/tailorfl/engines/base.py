@@ -201,11 +201,20 @@ class InProcess(ABC):
 
         The size is asked for again each time: what fits into memory may have shown in the chunk before.
         """
-        order = torch.from_numpy(np.argsort(-cohort.sizes, kind="stable"))
-        while len(order):
-            taken = evenly(len(order), self.chunk_of(cohort))
-            yield order[:taken]
-            order = order[taken:]
+        left = largest_first(cohort)
+        while len(left):
+            chunk = self.next_chunk(cohort, left)
+            yield chunk
+            left = left[len(chunk) :]
+
+    def next_chunk(self, cohort: Cohort, left: Tensor) -> Tensor:
+        """Returns the first of the positions that are `left`, as many as make up the next chunk."""
+        return left[: evenly(len(left), self.chunk_of(cohort))]
+
+
+def largest_first(cohort: Cohort) -> Tensor:
+    """Returns the positions of a cohort's clients, int64 [clients], those with most samples first."""
+    return torch.from_numpy(np.argsort(-cohort.sizes, kind="stable"))
 
 
 def evenly(clients: int, most: int) -> int:

@@ -17,7 +17,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.cohort import Cohort, padded, rows_at_once
 from tailorfl.core.ledger import Record
 from tailorfl.data.source import Source
-from tailorfl.engines.base import ClientFunction, InProcess, Parts, Stacked, evenly
+from tailorfl.engines.base import ClientFunction, InProcess, Parts, Stacked, largest_first
 from tailorfl.engines.devices import HOST, Place
 from tailorfl.engines.memory_limits import COPIES, Peak, fitting, halved, out_of_memory, release
 
@@ -79,8 +79,8 @@ class Vectorized(InProcess):
     ) -> Parts:
         """Returns `function` of every client, stacked."""
         state_leaves, received_leaves = dict(tree.leaves(states)), dict(tree.leaves(received))
-        order = np.argsort(-cohort.sizes, kind="stable")
-        out, home, move = Stacked(len(order), self.room), self.place.cohort(cohort), self.place.tensors
+        left = largest_first(cohort)
+        out, home, move = Stacked(len(left), self.room), self.place.cohort(cohort), self.place.tensors
         everyone = move(received_leaves) if index is None else {}
 
         def run(part: Cohort, chosen: Tensor) -> Found:
@@ -90,9 +90,8 @@ class Vectorized(InProcess):
             theirs = move({p: t[index[chosen]] for p, t in received_leaves.items()})
             return _apply(function, part, mine, theirs, each=True)
 
-        done = 0
-        while done < len(order):
-            chosen = torch.from_numpy(order[done : done + evenly(len(order) - done, self.chunk_of(cohort))])
+        while len(left):
+            chosen = self.next_chunk(cohort, left)
             # A chunk that does not fit is run again, so what it notes counts once it has run to its end.
             part = replace(home.part(chosen.tolist()), record=None if cohort.record is None else Record())
             found = self._attempt(cohort, part, partial(run, part, chosen))
@@ -102,7 +101,7 @@ class Vectorized(InProcess):
             out.put(chosen, found)
             if cohort.record is not None and part.record is not None:
                 cohort.record.merge(part.record)
-            done += len(chosen)
+            left = left[len(chosen) :]
         return out.parts()
 
     def _attempt(self, cohort: Cohort, part: Cohort, run: Callable[[], Found]) -> Found | None:

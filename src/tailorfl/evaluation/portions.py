@@ -61,7 +61,7 @@ class Portions:
 
 
 def _widest_layer(group: Group, source: Source) -> int:
-    """The most numbers that a layer with parameters makes of one sample."""
+    """The most numbers that a layer with parameters hands on of one sample, pooled where it pools them."""
     found = [1]
 
     def note(_: nn.Module, __: object, made: object) -> None:

@@ -23,15 +23,15 @@ def stacked(images: Iterable[Tensor], clients: int, channels_last: bool) -> Tens
     """Returns [clients, batch, channels, height, width] in the wanted order of memory, of each client's images."""
     out: Tensor | None = None
     for i, image in enumerate(images):
-        pixels = image.movedim(1, -1) if channels_last else image
         if clients == 1:
-            out = pixels.contiguous().unsqueeze(0)
-            break
+            if not channels_last:
+                return image.contiguous().unsqueeze(0)
+            return image.movedim(1, -1).contiguous().unsqueeze(0).movedim(-1, 2)
         if out is None:
-            out = pixels.new_empty(clients, *pixels.shape)
-        out[i] = pixels
+            out = empty(image, clients, channels_last)
+        out[i] = image
     assert out is not None
-    return out.movedim(-1, 2) if channels_last else out
+    return out
 
 
 def empty(like: Tensor, clients: int, channels_last: bool) -> Tensor:

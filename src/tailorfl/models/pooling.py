@@ -71,7 +71,7 @@ class Pool:
         """
         # The operation wants the images, of which it takes the shape alone.
         images = empty(g.new_empty(1).expand(size), 1, channels_last)[0]
-        gradient = empty(g.new_empty(1).expand(size), 1, channels_last)[0]
+        gradient = torch.empty_like(images)
         for i in range(len(g)):
             before = torch.ops.aten.threshold_backward(g[i], out[i], 0)
             torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
