@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tailorfl.cli.main import app
 
-COMMANDS = ["moreau", "fedclup", "lambda-range", "minimax", "l2gd", "perfed-ckt", "cost"]
+COMMANDS = ["moreau", "fedclup", "fedclup-steps", "lambda-range", "minimax", "l2gd", "perfed-ckt", "cost"]
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +29,8 @@ def theory(*arguments: str) -> Result:
         ("moreau --lam 1 --mu 1 --L 10", ["0.909091", "1.81818"]),
         ("fedclup --mu 1 --smoothness 10 --lam 1", ["0.55", "0.0909091", "0.8625", "66", "35", "94"]),
         ("fedclup --target 1e-3", ["until 0.001", "47"]),
+        ("fedclup-steps --lam 1", ["35", "69", "23", "67", "48", "94", "32", "91"]),
+        ("fedclup-steps --lam 10 --share .5", ["1/(lam + L) = 0.05", "0.004132", "248"]),
         ("lambda-range --rho 2 --n 200 --m 10 --mu 1 --smoothness 10 --R 0.05", ["0.0707107", "63999"]),
         ("lambda-range --rho 2 --n 200 --m 10 --mu 1 --smoothness 10 --R 0.5", ["apart", "at most", "0.08"]),
         ("minimax --n 200 --m 10 --R 0.05", ["0.003", "between"]),
@@ -58,6 +60,7 @@ def test_every_command_has_defaults(command: str) -> None:
         ("moreau --lam 0", "lam must be a positive number"),
         ("cost --method fedav", "Did you mean 'fedavg'"),
         ("perfed-ckt --v2 1,x", "v2 must be numbers with commas between them, but is '1,x'"),
+        ("fedclup-steps --share 0.5,1", "share must be numbers between 0 and 1, but is '0.5,1'"),
         ("moreu", "Did you mean 'moreau'"),
     ],
 )

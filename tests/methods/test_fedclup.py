@@ -46,6 +46,7 @@ from tailorfl.errors import ConfigError
 from tailorfl.methods.fedclup import FedCLUP
 from tailorfl.methods.fedclup_lambda import Corollary, Dynamic, Heuristic
 from tailorfl.methods.fedclup_steps import client_step, fewest_steps, server_step
+from tailorfl.theory import fedclup as calculator
 from tailorfl.theory.fedclup import round_rate, schedule, stochastic_eta
 from tailorfl.theory.fedclup_statistics import Problem, lambda_range
 
@@ -73,7 +74,9 @@ class TestStepsOfTheTheory:
     @pytest.mark.parametrize("lam", [0.01, 0.5, 1.0, 30.0])
     def test_are_those_of_the_calculators(self, mu: float, smoothness: float, lam: float) -> None:
         plan, at = schedule(mu, smoothness, lam), torch.tensor(lam, dtype=torch.float64)
-        assert fewest_steps(lam, mu, smoothness) == plan.fewest_steps
+        for gamma, eta in ((plan.gamma, plan.eta), (1 / lam, plan.eta / 2)):
+            found = fewest_steps(lam, mu, smoothness, gamma * lam, eta)
+            assert found == calculator.fewest_steps(mu, smoothness, lam, gamma, eta)
         assert float(client_step("deterministic", at, None, smoothness)) == plan.eta
         assert float(client_step("stochastic", at, mu, smoothness)) == pytest.approx(
             stochastic_eta(mu, smoothness, lam)
@@ -113,7 +116,7 @@ class TestStepsOfTheTheory:
             lam=lam, gamma="theory", lr_rule="deterministic", local_steps="theory", smoothness=L, convexity=MU
         )
         plan = schedule(MU, L, lam)
-        assert method.steps_of_theory == plan.fewest_steps
+        assert method.steps_of_theory(1.0) == plan.fewest_steps
         sim = quadratic_simulation(method)
         w_star = closed_form(*curvature(), shares("uniform"), lam)[0].numpy()
         errors = [((global_weight(sim) - w_star) ** 2).sum()]
@@ -130,7 +133,49 @@ class TestStepsOfTheTheory:
         )
         ladder = (0.0, 0.1, 9.0)
         method = clup(local_steps="theory", smoothness=9.0, convexity=1.0, schedule=dynamic(values=ladder))
-        assert method.steps_of_theory == max(fewest_steps(lam, 1.0, 9.0) for lam in ladder)
+        # γ = 1/λ and the run's η; without a pull any number will do.
+        assert method.steps_of_theory(0.05) == max(fewest_steps(lam, 1.0, 9.0, 1, 0.05) for lam in (0.1, 9.0))
+        assert method.pulls == (0.1, 9.0)
+
+    @pytest.mark.parametrize(
+        ("options", "steps"),
+        [
+            ({"lam": 1.0, "lr_rule": "deterministic"}, 69),
+            ({"lam": 0.1, "lr_rule": "deterministic"}, 169),
+            ({"lam": 1.0, "lr_rule": "deterministic", "gamma": "theory"}, 35),
+            ({"lam": 10.0, "lr_rule": "stochastic", "gamma": "theory"}, 248),
+        ],
+    )
+    def test_number_of_steps_is_that_of_the_step_sizes_in_use(
+        self, options: dict[str, Any], steps: int
+    ) -> None:
+        """For μ = 1, L = 10, whatever the run's learning rate; the method trains for so many."""
+        method = clup(**options, local_steps="theory", smoothness=10.0, convexity=1.0)
+        assert method.steps_of_theory(0.5) == steps
+        given = clup(**options, local_steps=steps, smoothness=10.0, convexity=1.0)
+        assert_same(*(everything(quadratic_run(m, rounds=1, steps=2)) for m in (method, given)))
+
+    def test_the_runs_learning_rate_counts_where_it_is_the_one_in_use(self) -> None:
+        method = clup(lam=1.0, local_steps="theory", smoothness=L, convexity=MU)
+        known = calculator.fewest_steps(MU, L, 1.0, 1.0, LR)
+        assert method.steps_of_theory(LR) == known
+        given = method.model_copy(update={"local_steps": known})
+        assert_same(*(everything(quadratic_run(m, rounds=2)) for m in (method, given)))
+
+    def test_is_refused_where_no_number_of_steps_keeps_the_rate(self) -> None:
+        known = {"local_steps": "theory", "smoothness": L, "convexity": MU}
+        with pytest.raises(ConfigError, match="gamma = edge is that bound itself"):
+            clup(lam=1.0, gamma="edge", **known)
+        with pytest.raises(ConfigError, match="needs a λ > 0"):
+            clup(lam=0.0, **known)
+        with pytest.raises(ConfigError, match=r"must be at most 1/\(λ \+ L\)"):
+            quadratic_simulation(clup(lam=1.0, **known), lr=1.01 / (1 + L))
+        plain = TrainConfig(steps=1, batch_size=0, lr=0.01)
+        data, network = quadratic_federation(), quadratic_simulation("fedclup").model
+        Simulation(clup(lam=1.0, **known), data, network, plain)
+        for other in ({"momentum": 0.9}, {"optimizer": "adamw"}, {"schedule": "linear"}, {"clip": 1.0}):
+            with pytest.raises(ConfigError, match="plain gradient steps of one size"):
+                Simulation(clup(lam=1.0, **known), data, network, replace(plain, **other))  # type: ignore[arg-type]
 
 
 def quadratic_run(method: FedCLUP, rounds: int = 3, **settings: Any) -> Simulation:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailorfl.errors import ConfigError
-from tailorfl.theory.fedclup import noise_ball, round_rate, schedule, stochastic_eta
+from tailorfl.theory.fedclup import fewest_steps, noise_ball, round_rate, schedule, stochastic_eta
 from tailorfl.theory.moreau import moreau_constants
 
 problems = st.fixed_dictionaries(
@@ -58,25 +58,105 @@ def test_exact_rounds_contract_for_every_allowed_gamma(values: dict[str, float],
     assert worst <= round_rate(mu, L, lam, gamma) + 1e-9
 
 
-@settings(deadline=None)
+def step_sizes(mu: float, L: float, lam: float) -> dict[str, tuple[float, float]]:
+    """(gamma, eta) of every rule that Theorem 2 allows, and gammas near both ends."""
+    edge, eta = 1 / lam + 1 / L, 1 / (lam + L)
+    gammas = {"theory": edge / 2, "mean": 1 / lam, "small": 0.01 * edge, "large": 0.97 * edge}
+    etas = {"deterministic": eta, "stochastic": stochastic_eta(mu, L, lam), "a third": eta / 3}
+    return {f"{a}, {b}": (gammas[a], etas[b]) for a in gammas for b in etas}
+
+
+@settings(deadline=None, max_examples=40)
 @given(problems)
 def test_rounds_of_the_fewest_local_steps_contract_as_predicted(values: dict[str, float]) -> None:
     """The spectral radius of a whole round, warm-started local steps and server step, on (w, v)."""
     mu, L, lam = values["mu"], values["mu"] * values["kappa"], values["lam"]
-    problem, plan = coupled_quadratics.draw(int(values["seed"]), mu, L, lam), schedule(mu, L, lam)
+    problem = coupled_quadratics.draw(int(values["seed"]), mu, L, lam)
     clients, dim = problem.c.shape
-    local = np.eye(dim) - plan.eta * (problem.H + lam * np.eye(dim))
-    remaining = np.linalg.matrix_power(local, plan.fewest_steps)  # of v_i - v_i*(w)
     answer = lam * problem.local_inverse
-    round_map = np.zeros(((clients + 1) * dim, (clients + 1) * dim))
-    for k in range(clients):
-        rows = slice((k + 1) * dim, (k + 2) * dim)
-        round_map[rows, :dim] = (np.eye(dim) - remaining[k]) @ answer[k]
-        round_map[rows, rows] = remaining[k]
-    mean_of_clients = round_map[dim:].reshape(clients, dim, -1).mean(0)
-    round_map[:dim, :dim] = (1 - plan.gamma * lam) * np.eye(dim)
-    round_map[:dim] += plan.gamma * lam * mean_of_clients
-    assert np.abs(np.linalg.eigvals(round_map)).max() ** 2 <= plan.rate + 1e-9
+    for name, (gamma, eta) in step_sizes(mu, L, lam).items():
+        local = np.eye(dim) - eta * (problem.H + lam * np.eye(dim))
+        remaining = np.linalg.matrix_power(local, fewest_steps(mu, L, lam, gamma, eta))  # of v_i - v_i*(w)
+        round_map = np.zeros(((clients + 1) * dim, (clients + 1) * dim))
+        for k in range(clients):
+            rows = slice((k + 1) * dim, (k + 2) * dim)
+            round_map[rows, :dim] = (np.eye(dim) - remaining[k]) @ answer[k]
+            round_map[rows, rows] = remaining[k]
+        mean_of_clients = round_map[dim:].reshape(clients, dim, -1).mean(0)
+        round_map[:dim, :dim] = (1 - gamma * lam) * np.eye(dim)
+        round_map[:dim] += gamma * lam * mean_of_clients
+        radius = np.abs(np.linalg.eigvals(round_map)).max()
+        assert radius**2 <= round_rate(mu, L, lam, gamma) + 1e-9, name
+
+
+@settings(deadline=None, max_examples=40)
+@given(problems)
+def test_every_round_of_the_fewest_local_steps_keeps_the_rate(values: dict[str, float]) -> None:
+    """What the derivation in docs/theory.md contracts, from a start far from the optimum, client by client."""
+    mu, L, lam = values["mu"], values["mu"] * values["kappa"], values["lam"]
+    problem = coupled_quadratics.draw(int(values["seed"]), mu, L, lam)
+    best, _ = problem.optimum()
+    constants = moreau_constants(mu, L, lam)
+    for name, (gamma, eta) in step_sizes(mu, L, lam).items():
+        steps, rate = fewest_steps(mu, L, lam, gamma, eta), round_rate(mu, L, lam, gamma)
+        q = (1 - eta * (lam + mu)) ** steps
+        ahead, noise = 1 - gamma * constants.global_smoothness, gamma * lam**2 / constants.global_convexity
+        share = 2 * q * noise / (rate - 2 * q)
+        if steps > 400:
+            continue  # such rounds take long and are no different
+        w = best + np.random.default_rng(2).standard_normal(3)
+        v, potential = problem.prox(w), math.inf
+        for _ in range(6):
+            for _ in range(steps):
+                v = v - eta * (np.einsum("kij,kj->ki", problem.H, v - problem.c) + lam * (v - w))
+            missed = ((v - problem.prox(w)) ** 2).sum(1).mean()
+            new = w - gamma * lam * (w - v.mean(0))
+            now = ((new - best) ** 2).sum() + ahead * ((new - w) ** 2).sum() + share * missed
+            assert now <= rate * potential * (1 + 1e-9) + 1e-18, name
+            w, potential = new, now
+
+
+@pytest.mark.parametrize(
+    ("lam", "gamma", "eta", "steps"),
+    [
+        (1.0, 1.0, "deterministic", 69),  # gamma of the plain mean, 1/lam
+        (0.1, 10.0, "deterministic", 169),
+        (1.0, 0.55, "deterministic", 35),  # Corollary 2
+        (0.1, 5.05, "deterministic", 33),
+        (10.0, 0.1, "stochastic", 248),
+    ],
+)
+def test_local_steps_follow_the_step_sizes_in_use(lam: float, gamma: float, eta: str, steps: int) -> None:
+    """For mu = 1, L = 10."""
+    size = 1 / (lam + 10) if eta == "deterministic" else stochastic_eta(1, 10, lam)
+    assert fewest_steps(1, 10, lam, gamma, size) == steps
+
+
+@settings(deadline=None)
+@given(problems, st.floats(0.01, 0.99), st.floats(0.01, 1))
+def test_the_fewest_steps_are_the_first_that_meet_the_condition(
+    values: dict[str, float], share: float, slower: float
+) -> None:
+    mu, L, lam = values["mu"], values["mu"] * values["kappa"], values["lam"]
+    gamma, eta = share * (1 / lam + 1 / L), slower / (lam + L)
+    steps = fewest_steps(mu, L, lam, gamma, eta)
+
+    def met(count: int, slack: float) -> bool:
+        left = (2 + 64 * (lam / mu) ** 2) * max(1 - eta * (lam + mu), 1e-300) ** count
+        return bool(left <= (1 - gamma * lam * L / (lam + L)) ** 4 * slack)
+
+    assert met(steps, 1 + 1e-9)
+    assert steps == 1 or not met(steps - 1, 1 - 1e-9)
+
+
+def test_no_number_of_steps_is_enough_for_steps_that_are_too_large() -> None:
+    with pytest.raises(ConfigError, match=r"gamma must be below 1/lam \+ 1/smoothness = 1.1"):
+        fewest_steps(1, 10, 1, 1.1, 1 / 11)
+    with pytest.raises(ConfigError, match="gamma must be below"):
+        fewest_steps(1, 10, 1, 2.5, 1 / 11)
+    with pytest.raises(ConfigError, match=r"eta must be at most 1/\(lam \+ smoothness\) = 0.0909091"):
+        fewest_steps(1, 10, 1, 0.55, 0.1)
+    assert fewest_steps(1, 10, 1, 1.0999, 1 / 11) > 69
 
 
 @settings(deadline=None)
@@ -145,8 +225,7 @@ def test_stochastic_rounds_end_inside_the_noise_ball(lam: float) -> None:
     mu, L, runs, sigma = 1.0, 4.0, 2000, 1.0
     rng, curvature = np.random.default_rng(0), np.array([1.0, 2.0, 4.0])
     eta, gamma = stochastic_eta(mu, L, lam), schedule(mu, L, lam).gamma
-    wanted = math.log(16 * (2 + 64 * (lam / mu) ** 2))
-    steps = math.ceil(wanted / -math.log(1 - eta * (lam + mu)))
+    steps = fewest_steps(mu, L, lam, gamma, eta)
     w, v = np.zeros((runs, 1)), np.zeros((runs, 3))
     for _ in range(60):
         for _ in range(steps):

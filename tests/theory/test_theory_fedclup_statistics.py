@@ -105,7 +105,8 @@ def test_formulas_written_out(problem: Problem, lam: float) -> None:
     n, N, s = problem.samples, problem.total, problem.mu + lam
     bound = statistical_bound(problem, lam)
     q2 = 8 * lam**2 * R**2 / mu**2 + 4 * lam * R**2 / mu
-    assert bound.separate == pytest.approx(4 * rho**2 / (mu**2 * n) + 4 * rho**2 * lam / (mu**3 * n) + q2)
+    noise = 4 * rho**2 / (mu**2 * n)
+    assert bound.separate == pytest.approx(noise + 16 * rho**2 * lam / (mu**3 * n) + q2)
     g = 4 / mu * (1 / s + L / s**2)
     if g > 1 / (8 * L**2):
         assert bound.pooled == math.inf
@@ -131,6 +132,18 @@ def test_constants() -> None:
     noisy = constants(Problem(1, 1, rho=100, radius=0, samples=1, clients=1))
     assert noisy.c2 == pytest.approx((1 + math.sqrt(3)) ** 2 * 1e4)
     assert constants(Problem(1, 10, rho=0.1, radius=0, samples=1, clients=1)).c4 == 198 * 100
+
+
+def test_efforts_and_total_errors_use_the_bound_with_16_where_4_is_printed() -> None:
+    """mu = 1, L = 10, rho = 2, R = .5, n = 200; at lam = .08 the first bound does not hold."""
+    noise = 2**2 / 200
+    bound = 4 * noise + 16 * noise * 0.08 + 8 * (0.5 * 0.08) ** 2 + 4 * 0.5**2 * 0.08
+    assert effort(published(0.5), 0.08, target=1.0, initial=1.0).statistical == pytest.approx(bound)
+    assert total_error(published(0.5), 0.08, 10**6, initial=1.0) == pytest.approx(bound)
+    least = fewest_rounds(published(0.5), 2.01 * bound, 1.0, [0.08])
+    assert least.statistical == pytest.approx(bound)
+    with pytest.raises(ConfigError, match="no lam keeps the statistical error"):
+        fewest_rounds(published(0.5), 1.99 * bound, 1.0, [0.08])
 
 
 def test_total_error() -> None:

@@ -61,6 +61,41 @@ def fedclup(lam: Lam = 1.0, mu: Mu = 1.0, smoothness: Smoothness = 10.0, target:
     )
 
 
+@app.command("fedclup-steps")
+def fedclup_steps(
+    mu: Mu = 1.0,
+    smoothness: Smoothness = 10.0,
+    lam: Annotated[
+        str, typer.Option("--lam", metavar="A,B,...", help="Strengths of the pull, one a row.")
+    ] = "0.01,0.1,1,10,100",
+    share: Annotated[
+        str,
+        typer.Option("--share", metavar="A,B,...", help="Further gamma, in units of its bound 1/lam + 1/L."),
+    ] = "0.1,0.9",
+) -> None:
+    """FedCLUP's fewest local steps K for every lam, server step gamma and client step eta (Theorem 2)."""
+    from tailorfl.theory.fedclup import fewest_steps, stochastic_eta
+
+    shares = _numbers("share", share)
+    if not all(0 < part < 1 for part in shares):
+        raise ConfigError(f"share must be numbers between 0 and 1, but is '{share}': no K exists from 1 on")
+    columns = [f"gamma = {part:g} of its bound" for part in shares]
+    table = _table(
+        f"FedCLUP, fewest local steps K for mu = {mu:g}, L = {smoothness:g}",
+        *("lam", "eta", "gamma of Corollary 2", "gamma of the mean", *columns),
+    )
+    for pull in _numbers("lam", lam):
+        for name, eta in (
+            ("1/(lam + L)", 1 / (pull + smoothness)),
+            ("with batches", stochastic_eta(mu, smoothness, pull)),
+        ):
+            edge = 1 / pull + 1 / smoothness
+            gammas = (edge / 2, 1 / pull, *(part * edge for part in shares))
+            found = (fewest_steps(mu, smoothness, pull, gamma, eta) for gamma in gammas)
+            table.add_row(f"{pull:g}", f"{name} = {eta:.4g}", *map(_text, found))
+    Console().print(table)
+
+
 @app.command("lambda-range")
 def lambda_range_command(
     rho: Annotated[float, typer.Option("--rho", help="Standard deviation of gradient noise.")] = 2.0,

@@ -97,6 +97,15 @@ class FedCLUP(TwoModels):
             raise ValueError("schedule = heuristic needs lam > 0: it estimates R from what clients send")
         if self.local_steps == "theory" and isinstance(self.schedule, Heuristic):
             raise ValueError("local_steps = theory needs to know every λ; give a number with this schedule")
+        if self.local_steps == "theory" and not self.pulls:
+            raise ValueError(
+                "local_steps = theory needs a λ > 0: with λ = 0 clients train alone, for any number"
+            )
+        if self.local_steps == "theory" and self.gamma == "edge":
+            raise ValueError(
+                "local_steps = theory needs γ < 1/λ + 1/L, and gamma = edge is that bound itself: no number of steps "
+                "meets the theorem's condition; take gamma = theory or mean, or give local_steps a number"
+            )
         return self
 
     # -- the server -----------------------------------------------------------------------------------------
@@ -104,6 +113,15 @@ class FedCLUP(TwoModels):
     def server_state(self, ctx: Context) -> TensorDict:
         if self.batch_reuse and self.local_steps is None and ctx.train.steps is None:
             raise ConfigError("batch_reuse repeats one batch K times: give K as local_steps or train.steps")
+        if self.local_steps == "theory":
+            train = ctx.train
+            plain = train.optimizer == "sgd" and train.schedule == "constant" and not train.momentum
+            if not plain or train.clip is not None:
+                raise ConfigError(
+                    "local_steps = theory is for plain gradient steps of one size: it needs train.optimizer = sgd, "
+                    "momentum = 0, schedule = constant and no clip, or give local_steps a number"
+                )
+            self.steps_of_theory(train.lr)
         if not self.schedule.changes:
             return ctx.init
         return self._state(ctx.init, self.first_lam, False, self.schedule.memory())
@@ -188,7 +206,7 @@ class FedCLUP(TwoModels):
         return v
 
     def _length(self, client: Client) -> dict[str, Any]:
-        steps = self.steps_of_theory if self.local_steps == "theory" else self.local_steps
+        steps = self.steps_of_theory(client.config.lr) if self.local_steps == "theory" else self.local_steps
         if not self.batch_reuse:
             return {"steps": steps}
         return {"steps": 1, "repeat": client.config.steps if steps is None else steps}
@@ -215,9 +233,24 @@ class FedCLUP(TwoModels):
         return client_step(self.lr_rule, lam, self.convexity, self.smoothness)
 
     @property
-    def steps_of_theory(self) -> int:
-        """The smallest K that Theorem 2's proof allows, for the λ that needs most."""
+    def pulls(self) -> tuple[float, ...]:
+        """Every λ > 0 that is known beforehand."""
+        values = self.schedule.ladder if isinstance(self.schedule, Dynamic) else (self.first_lam,)
+        return tuple(lam for lam in values if lam > 0)
+
+    def steps_of_theory(self, lr: float) -> int:
+        """The smallest K of Theorem 2's proof for γ and η in use and the λ that needs most; `lr` is the run's η.
+
+        Raises:
+            ConfigError: no K meets the condition.
+        """
         assert self.convexity is not None
         assert self.smoothness is not None
-        values = self.schedule.ladder if isinstance(self.schedule, Dynamic) else (self.first_lam,)
-        return max(fewest_steps(lam, self.convexity, self.smoothness) for lam in values)
+        mu, smoothness = self.convexity, self.smoothness
+
+        def eta(lam: float) -> float:
+            if self.lr_rule == "run":
+                return lr
+            return float(self.client_step(torch.tensor(lam, dtype=torch.float64)))
+
+        return max(fewest_steps(lam, mu, smoothness, self.server_step(lam), eta(lam)) for lam in self.pulls)

@@ -3,10 +3,12 @@
     server step γλ    "mean" 1;   "theory" (λ + L)/(2L), Corollary 2;   "edge" (λ + L)/L, the synthetic experiments
     client step η     "deterministic" 1/(λ + L), Corollary 2
                       "stochastic" min(μ(λ + L)/(4L(λ + μ)²), 1/(λ + L)), the theorem on mini-batches
-    K                 the smallest with (2 + 64λ²/μ²) ((L − μ)/(λ + L))^K ≤ 1/16, in the proof of Theorem 2
+    K                 the smallest with (2 + 64λ²/μ²) (1 − η(λ + μ))^K ≤ (1 − γL_g)⁴, L_g = λL/(λ + L), in the proof
+                      of Theorem 2 (docs/theory.md)
 
-Theorem 2 asks for γ < 1/λ + 1/L. "mean" is always below that, but slow where λ is much larger than L; "edge" is the
-boundary itself, and the fastest in practice.
+Theorem 2 asks for γ < 1/L_g = 1/λ + 1/L and η ≤ 1/(λ + L). "mean" is always below that, but slow where λ is much larger
+than L, and asks for many steps where λ is much smaller; "edge" is the boundary itself, and the fastest in practice, but
+no K meets the condition there.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+
+from tailorfl.errors import ConfigError
 
 ServerRule = Literal["mean", "theory", "edge"]
 ClientRule = Literal["deterministic", "stochastic"]
@@ -37,13 +41,30 @@ def client_step(rule: ClientRule, lam: Tensor, mu: float | None, smoothness: flo
     return torch.minimum(mu * (lam + smoothness) / (4 * smoothness * (lam + mu) ** 2), exact)
 
 
-def fewest_steps(lam: float, mu: float, smoothness: float) -> int:
-    """Returns the smallest K ≥ 1 of the proof.
+def fewest_steps(lam: float, mu: float, smoothness: float, server: float, eta: float) -> int:
+    """Returns the smallest K ≥ 1 of the proof for the server's step γλ = `server` and the clients' step η = `eta`.
 
-    >>> fewest_steps(lam=1, mu=1, smoothness=10)
-    35
+    >>> fewest_steps(lam=1, mu=1, smoothness=10, server=1, eta=1 / 11)
+    69
+
+    Raises:
+        ConfigError: where no K meets the condition.
     """
-    if mu == smoothness:
-        return 1  # one step with η = 1/(λ + L) is exact
-    wanted = math.log(16 * (2 + 64 * (lam / mu) ** 2))
-    return max(1, math.ceil(wanted / math.log((lam + smoothness) / (smoothness - mu))))
+    if not 0 < eta * (lam + smoothness) <= 1 + 1e-9:
+        raise ConfigError(
+            f"local_steps = theory: no number of steps keeps Theorem 2's rate with a client step of {eta:g}, which "
+            f"must be at most 1/(λ + L) = {1 / (lam + smoothness):g}; lower train.lr, take "
+            "lr_rule = deterministic, or give local_steps a number"
+        )
+    ahead = 1 - server * smoothness / (lam + smoothness)
+    if ahead < 1e-12:
+        raise ConfigError(
+            f"local_steps = theory: no number of steps keeps Theorem 2's rate with γ = {server / lam:g}, which must "
+            f"be below 1/λ + 1/L = {1 / lam + 1 / smoothness:g}; take gamma = theory or mean, or give local_steps a "
+            "number"
+        )
+    left = 1 - eta * (lam + mu)
+    if left < 1e-12:
+        return 1  # μ = L: the first step with η = 1/(λ + L) is exact
+    wanted = math.log(2 + 64 * (lam / mu) ** 2) - 4 * math.log(ahead)
+    return max(1, math.ceil(wanted / -math.log(left)))

@@ -14,7 +14,7 @@ errors are squared distances to the optimum of `mean_i F_i(v_i) + (lam/2) ||v_i 
 
 The appendix states the ratio of the local problem's condition once upside down, and Corollary 4 drops a
 factor 1/4 in the rate and a factor 2 before the initial error; the formulas here follow Theorem 2 and
-Corollary 2.
+Corollary 2. Why the condition on K (`fewest_steps`) keeps the rate stands in docs/theory.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tailorfl.theory.checks import (
     require_positive,
     require_share,
 )
-from tailorfl.theory.moreau import moreau_constants
+from tailorfl.theory.moreau import MoreauConstants, moreau_constants
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class FedCLUPSchedule:
     steps: int
     """K of the corollary, `>= 2 + (lam + L) / (lam + mu) ln(1056 kappa^2)`."""
     fewest_steps: int
-    """The smallest K that meets the proof's own condition; never above `steps`."""
+    """The smallest K that meets the proof's own condition for this eta and gamma; never above `steps`."""
     rate: float
     """Factor of the squared error in a round, `1 - (lam + L) / (4 kappa (lam + mu))`, in [3/4, 1)."""
 
@@ -65,7 +65,7 @@ class FedCLUPSchedule:
 def schedule(mu: float, smoothness: float, lam: float) -> FedCLUPSchedule:
     """Corollary 2's step sizes, local steps and rate.
 
-    The condition behind `fewest_steps` is `(2 + 64 lam^2 / mu^2) ((L - mu) / (lam + L))^K <= 1/16`.
+    With them the condition of `fewest_steps` is `(2 + 64 lam^2 / mu^2) ((L - mu) / (lam + L))^K <= 1/16`.
 
     >>> plan = schedule(mu=1, smoothness=10, lam=1)
     >>> plan.gamma, plan.steps, plan.fewest_steps, round(plan.rate, 4), plan.rounds(1e-6)
@@ -78,13 +78,41 @@ def schedule(mu: float, smoothness: float, lam: float) -> FedCLUPSchedule:
     require_positive(lam=lam)
     kappa = smoothness / mu
     ratio = (lam + smoothness) / (lam + mu)
+    eta, gamma = 1 / (lam + smoothness), (lam + smoothness) / (2 * lam * smoothness)
     return FedCLUPSchedule(
-        eta=1 / (lam + smoothness),
-        gamma=(lam + smoothness) / (2 * lam * smoothness),
+        eta=eta,
+        gamma=gamma,
         steps=math.ceil(2 + ratio * math.log(1056 * kappa**2)),
-        fewest_steps=_fewest_steps(mu, smoothness, lam),
+        fewest_steps=fewest_steps(mu, smoothness, lam, gamma, eta),
         rate=1 - ratio / (4 * kappa),
     )
+
+
+def fewest_steps(mu: float, smoothness: float, lam: float, gamma: float, eta: float) -> int:
+    """The smallest K >= 1 with which a round keeps the rate of Theorem 2 (`round_rate`).
+
+    It is that of the proof's condition, for any allowed step sizes:
+    `(2 + 64 lam^2 / mu^2) (1 - eta (lam + mu))^K <= (1 - gamma L_g)^4`.
+
+    >>> fewest_steps(mu=1, smoothness=10, lam=1, gamma=0.55, eta=1 / 11)
+    35
+    >>> fewest_steps(mu=1, smoothness=10, lam=1, gamma=1, eta=1 / 11)  # the server takes the mean
+    69
+
+    Raises:
+        ConfigError: unless 0 < mu <= smoothness, lam > 0, 0 < gamma < 1/L_g = 1/lam + 1/L and
+            0 < eta <= 1 / (lam + L); no K meets the condition otherwise.
+    """
+    constants = _allowed(mu, smoothness, lam, gamma)
+    require_positive(eta=eta)
+    if eta * constants.local_smoothness > 1 + 1e-9:
+        edge = 1 / constants.local_smoothness
+        raise ConfigError(f"eta must be at most 1/(lam + smoothness) = {edge:g} for Theorem 2, but is {eta}")
+    left = 1 - eta * constants.local_convexity  # of a client's squared error after a step, at most
+    if left < 1e-12:
+        return 1  # mu = L and the largest eta: the first step is exact
+    wanted = math.log(2 + 64 * (lam / mu) ** 2) - 4 * math.log1p(-gamma * constants.global_smoothness)
+    return max(1, math.ceil(wanted / -math.log(left)))
 
 
 def round_rate(mu: float, smoothness: float, lam: float, gamma: float) -> float:
@@ -96,14 +124,7 @@ def round_rate(mu: float, smoothness: float, lam: float, gamma: float) -> float:
     Raises:
         ConfigError: unless 0 < mu <= smoothness, lam > 0 and 0 < gamma < 1/L_g = 1/lam + 1/L.
     """
-    constants = moreau_constants(mu, smoothness, lam)
-    require_positive(gamma=gamma)
-    if gamma * constants.global_smoothness >= 1:
-        edge = 1 / constants.global_smoothness
-        raise ConfigError(
-            f"gamma must be below 1/lam + 1/smoothness = {edge:g} for Theorem 2, but is {gamma}"
-        )
-    x = gamma * constants.global_convexity
+    x = gamma * _allowed(mu, smoothness, lam, gamma).global_convexity
     return 1 - x / 2 - x**2 / 2
 
 
@@ -138,9 +159,13 @@ def noise_ball(mu: float, smoothness: float, lam: float, sigma: float, batch: in
     return 8 * (lam * eta * sigma / constants.global_convexity) ** 2 / (slowest * batch * clients)
 
 
-def _fewest_steps(mu: float, smoothness: float, lam: float) -> int:
-    """The smallest K of at least 1 that meets the proof's condition."""
-    if mu == smoothness:
-        return 1  # the first local step with eta = 1 / (lam + L) is then exact
-    wanted = math.log(16 * (2 + 64 * (lam / mu) ** 2))
-    return max(1, math.ceil(wanted / math.log((lam + smoothness) / (smoothness - mu))))
+def _allowed(mu: float, smoothness: float, lam: float, gamma: float) -> MoreauConstants:
+    """The problem's constants, for a gamma that Theorem 2 allows."""
+    constants = moreau_constants(mu, smoothness, lam)
+    require_positive(gamma=gamma)
+    edge = 1 / constants.global_smoothness
+    if gamma >= edge * (1 - 1e-12):
+        raise ConfigError(
+            f"gamma must be below 1/lam + 1/smoothness = {edge:g} for Theorem 2, but is {gamma}"
+        )
+    return constants

@@ -13,10 +13,11 @@ Errors are mean squared distances of the clients' models to their true parameter
     q_1(lam) 1 / `_pooling_excess`
     q_2(lam) `_coupling_excess`, the part of the second bound that grows with lam
 
-Resolved misprints: 1/q_1 prints `n^2` twice where its derivation has `n`; the condition on g is once
-printed `1/(8L)^2` where the proof needs `1/(8 L^2)`; the introduction has small lam lead to the global
-model, while it is large lam. The constants are those of the proof: safe and far from sharp (kappa = 10 asks
-for lam of 6e4).
+Resolved misprints: 1/q_1 prints `n^2` twice where its derivation has `n`; the noise of the second bound
+grows as `16 rho^2 lam / (mu^3 n)`, which is what (35) inserted into (64) gives, while (8) and (66) print 4
+for 16; the condition on g is once printed `1/(8L)^2` where the proof needs `1/(8 L^2)`; the introduction has
+small lam lead to the global model, while it is large lam. The constants are those of the proof: safe and
+far from sharp (kappa = 10 asks for lam of 6e4).
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def statistical_bound(problem: Problem, lam: float) -> StatisticalBound:
     """Theorem 1's two bounds for one lam.
 
         pooled = 48 rho^2 / (mu^2 N) + (48 kappa^2 + 3) R^2 + 1/q_1(lam)
-        separate = 4 rho^2 / (mu^2 n) + (4 rho^2 / (mu^3 n) + 4 R^2 / mu) lam + 8 R^2 lam^2 / mu^2
+        separate = 4 rho^2 / (mu^2 n) + (16 rho^2 / (mu^3 n) + 4 R^2 / mu) lam + 8 R^2 lam^2 / mu^2
 
     Raises:
         ConfigError: if lam is negative.
@@ -160,7 +161,7 @@ def statistical_bound(problem: Problem, lam: float) -> StatisticalBound:
         pooled = 48 * noise / problem.total + (48 * problem.kappa**2 + 3) * spread
         pooled += _pooling_excess(problem, lam)
     alone = 4 * noise / problem.samples
-    return StatisticalBound(pooled, alone * (1 + lam / mu) + _coupling_excess(problem, lam))
+    return StatisticalBound(pooled, alone * (1 + 4 * lam / mu) + _coupling_excess(problem, lam))
 
 
 def constants(problem: Problem) -> Constants:
