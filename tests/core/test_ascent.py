@@ -20,7 +20,7 @@ from cohorts import (
 from tensordict import TensorDict
 
 from tailorfl.core import tree
-from tailorfl.core.ascent import SAM, LayerwiseSAM, layer_scores
+from tailorfl.core.ascent import SAM, LayerwiseSAM, layer_scores, layerwise_perturbation
 from tailorfl.core.cohort import Cohort
 
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
@@ -109,6 +109,59 @@ def test_layer_wise_perturbation_by_hand():
     eps = ascent.perturbation(g, ascent.scores)
     torch.testing.assert_close(eps["one"], torch.tensor([0.0075, 0.01]))
     torch.testing.assert_close(eps["two"], torch.tensor([0.0, 0.0, 0.09]))
+
+
+@pytest.mark.parametrize("p", [1.2, 1.5, 3.0, 10.0, float("inf")])
+@pytest.mark.parametrize("form", ["paper", "asam"])
+@pytest.mark.parametrize("score", [1.0, 0.5])
+def test_with_equal_scores_no_other_ascent_of_its_length_climbs_more(p, form, score):
+    """ε has ‖ε‖_p = ρξ (asam: ρ in units of ε/ξ), and ⟨g, ε⟩ is Hölder's bound, above that of any other direction."""
+    rng = torch.Generator().manual_seed(1)
+    g = TensorDict(
+        {"one": torch.randn(3, generator=rng), "two": torch.randn(2, 2, generator=rng)}, batch_size=[]
+    )
+    ascent = LayerwiseSAM(0.2, (("one",), ("two",)), torch.full((2,), score), form, p)
+    eps = ascent.perturbation(g, ascent.scores)
+    flat, slope = (torch.cat([t["one"], t["two"].flatten()]).double() for t in (eps, g))
+    q = 1.0 if p == float("inf") else p / (p - 1)
+    assert float(flat.norm(p)) == pytest.approx(0.2 * score, rel=1e-5)
+    assert float(flat @ slope) == pytest.approx(0.2 * score * float(slope.norm(q)), rel=1e-5)
+    others = torch.randn(4000, 7, generator=rng, dtype=torch.float64)
+    others = torch.cat([others, others.sign()])
+    others = 0.2 * score * others / others.norm(p, dim=1, keepdim=True)
+    assert float(flat @ slope) >= float((others @ slope).max())
+
+
+def test_the_general_ascent_by_hand():
+    """p = 3, q = 3/2, g = (4, −1) and (9): |g|^{1/2} = 2, 1, 3 and Σ|g|^{3/2} = 8 + 1 + 27 = 36."""
+    g = TensorDict({"one": torch.tensor([4.0, -1.0]), "two": torch.tensor([9.0])}, batch_size=[])
+    groups, scores = (("one",), ("two",)), torch.tensor([0.25, 0.75])
+    eps = layerwise_perturbation(g, scores, groups, 0.5, p=3.0)
+    scale = 0.5 / 36 ** (1 / 3)
+    torch.testing.assert_close(eps["one"], torch.tensor([2.0, -1.0]) * 0.25 * scale)
+    torch.testing.assert_close(eps["two"], torch.tensor([3.0]) * 0.75 * scale)
+    sign = layerwise_perturbation(g, scores, groups, 0.5, p=float("inf"))
+    assert sign["one"].tolist() == [0.125, -0.125]
+    assert sign["two"].tolist() == [0.375]
+
+
+@pytest.mark.parametrize("p", [1.001, 1.5, 2.0, 3.0, float("inf")])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e15])
+def test_the_ascent_does_not_depend_on_the_scale_of_the_gradient(p, scale):
+    g = TensorDict({"one": torch.tensor([3.0, -4.0, 0.0])}, batch_size=[])
+    ones = torch.ones(1)
+    eps = layerwise_perturbation(g * scale, ones, (("one",),), 0.1, p=p)["one"]
+    torch.testing.assert_close(
+        eps, layerwise_perturbation(g, ones, (("one",),), 0.1, p=p)["one"], rtol=1e-4, atol=0
+    )
+    assert eps[2] == 0.0
+    assert float(eps.double().norm(p)) == pytest.approx(0.1, rel=1e-3)
+
+
+@pytest.mark.parametrize("p", [1.5, 2.0, 3.0, float("inf")])
+def test_without_a_gradient_there_is_no_ascent(p):
+    g = TensorDict({"one": torch.zeros(3)}, batch_size=[])
+    assert layerwise_perturbation(g, torch.ones(1), (("one",),), 0.1, p=p)["one"].tolist() == [0.0] * 3
 
 
 def test_the_asam_form_maximises_the_first_order_gain():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from methods.plain import batches
 from methods.small import TRAIN, simulation
 from tailorfl.core import tree
 from tailorfl.core.ascent import layer_scores, layerwise_perturbation
@@ -131,3 +132,95 @@ def test_grep_without_radius_is_two_plain_body_steps_on_one_batch(engine: str, r
 def test_greps_head_never_leaves_the_client() -> None:
     sim = run("plgu_grep", {})
     assert set(tree.tensors(sim.server)) == set(sim.split.shared)
+
+
+# -- one round in plain torch: batches alone are the library's -------------------------------------------------
+
+LAYERS = (("fc1.weight", "fc1.bias"), ("head.weight", "head.bias"))
+
+
+def slope(sim: Simulation, at: dict[str, torch.Tensor], rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    leaves = {n: t.clone().requires_grad_() for n, t in at.items()}
+    source = sim.federation.source
+    outputs = torch.func.functional_call(sim.model.module, leaves, (source.take(rows),))
+    loss = torch.nn.functional.cross_entropy(outputs, source.y[rows])
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+
+def ascent(g: dict[str, torch.Tensor], xi: list[float], rho: float, p: float) -> dict[str, torch.Tensor]:
+    """ε_l = ρ ξ_l sign(g)|g|^{q−1} / (‖g‖_q^q)^{1/p}, in float64."""
+    q = 1.0 if p == float("inf") else p / (p - 1)
+    wide = {n: t.double() for n, t in g.items()}
+    total = sum(float(t.abs().pow(q).sum()) for t in wide.values())
+    score = {n: xi[k] for k, group in enumerate(LAYERS) for n in group}
+    root = 1.0 if p == float("inf") else total ** (1 / p)
+    return {n: (rho * score[n] * t.sign() * t.abs().pow(q - 1) / root).float() for n, t in wide.items()}
+
+
+def round_of_lf(sim: Simulation, client: int, options: dict[str, Any], lr: float) -> tuple[Any, Any]:
+    """(θ_i, ω) after the round that `sim` takes next, with D = 1."""
+    w = {n: t.clone() for n, t in shared(sim).items()}
+    own = {n: t[0].clone() for n, t in tree.tensors(sim.states.get((client,))).items()}
+    distance = []
+    for group in LAYERS:
+        size = sum(w[n].numel() for n in group)
+        distance.append(sum(float((own[n] - w[n]).square().sum()) for n in group) ** 0.5 / size)
+    total = sum(distance)
+    xi = [d / total for d in distance] if total > 0 else [0.5, 0.5]
+    kept = LAYERS[0] if xi[0] > xi[1] else LAYERS[1]
+    theta, omega = {n: own[n] if n in kept else w[n] for n in w}, dict(w)
+    for rows in batches(sim, client):
+        g = slope(sim, theta, rows)
+        climbed = slope(sim, omega, rows) if options.get("eps_from") == "global" else g
+        eps = ascent(climbed, xi, options["rho"], options["p"])
+        at = theta if options.get("grad_at") == "personal" else omega
+        flat = slope(sim, {n: at[n] + eps[n] for n in at}, rows)
+        theta = {n: theta[n] - lr * g[n] for n in theta}
+        omega = {n: omega[n] - lr * flat[n] for n in omega}
+    return theta, omega
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("p", [1.5, 2.0, 3.0, float("inf")])
+@pytest.mark.parametrize("where", [{}, {"eps_from": "global"}, {"eps_from": "global", "grad_at": "personal"}])
+def test_rounds_of_layer_freezing_are_those_of_plain_torch(
+    engine: str, p: float, where: dict[str, str]
+) -> None:
+    options = {"personal_layers": 1, "rho": 0.3 if p < 5 else 0.01, "p": p, **where}
+    sim = run("plgu_lf", options, rounds=1, engine=engine)
+    clients = range(sim.federation.num_clients)
+    expected = [round_of_lf(sim, i, options, PLAIN.lr) for i in clients]
+    sim.step()
+    found = tree.tensors(sim.states.get(clients))
+    for i in clients:
+        close({n: t[i] for n, t in found.items()}, expected[i][0])
+    close(shared(sim), {n: torch.stack([e[1][n] for e in expected]).mean(0) for n in found})
+
+
+@pytest.mark.parametrize("eps_from", ["personal", "global"])
+def test_the_ascent_at_the_global_model_takes_a_third_gradient(eps_from: str) -> None:
+    method = make_method("plgu_lf", {"eps_from": eps_from})
+    from tailorfl.core.gradients import gradients_asked
+
+    state = TensorDict({"theta": {"x": torch.ones(2)}, "omega": {"x": torch.ones(2)}}, batch_size=[])
+    step = method.step((("x",),))  # type: ignore[attr-defined]
+    assert gradients_asked(step, state, (torch.ones(1),), 1) == [3 if eps_from == "global" else 2]
+
+
+def test_the_body_of_grep_climbs_by_the_given_norm() -> None:
+    """One batch, one client alone: φ' = φ − ηg, ε from g' in the norm of p = ∞, φ_i = φ' − η∇F(φ' + ε)."""
+    options = {"p": float("inf"), "rho": 0.02, "head_epochs": 0, "score_norm": "sum"}
+    sim = simulation(make_method("plgu_grep", options), train=replace(PLAIN, batch_size=0), rounds=1)
+    client, lr = 0, PLAIN.lr
+    phi = {n: t.clone() for n, t in tree.tensors(sim.server).items()}
+    head = {n: t[0] for n, t in tree.tensors(sim.states.get((client,))).items()}
+    [rows] = batches(sim, client, steps=1, epochs=None)
+    g = slope(sim, {**phi, **head}, rows)
+    moved = {n: phi[n] - lr * g[n] for n in phi}
+    again = slope(sim, {**moved, **head}, rows)
+    at = {n: moved[n] + 0.02 * again[n].sign() for n in moved}  # the body is one layer, of score 1
+    last = slope(sim, {**at, **head}, rows)
+    expected = {n: moved[n] - lr * last[n] for n in moved}
+    ids = range(sim.federation.num_clients)
+    _, replies = sim.run(ids, sim.states.get(ids), sim.server, sim.method.local)
+    close({n: t[client] for n, t in tree.tensors(replies).items()}, expected)

@@ -1,19 +1,26 @@
 """Sharpness-aware ascent: the gradient is taken at p + ε, where ε climbs the loss of the same batch.
 
 SAM (Foret et al., ICLR 2021):            ε = ρ g / ‖g‖₂, one norm over all tensors
-layer-wise SAM (PLGU, CVPR 2023, eq. 5):  ε_l = ρ ξ_l g_l / ‖g‖₂, ‖g‖₂ over ALL layers. The printed exponent
-                                          (p−1) is a slip: for p = 2 it would divide by ‖g‖².
-ASAM form:                                ε = ρ Λ²g / ‖Λg‖₂, the exact maximiser of F(θ + Λε) over ‖ε‖ ≤ ρ
+layer-wise SAM (PLGU, CVPR 2023, eq. 5):  ε_l = ξ_l δ_l(g);   for p = 2:  ε_l = ρ ξ_l g_l / ‖g‖₂, ‖g‖₂ over ALL layers
+ASAM form:                                ε = Λ δ(Λg), the exact maximiser of F(θ + Λδ) over ‖δ‖_p ≤ ρ;
+                                          for p = 2:  ε = ρ Λ²g / ‖Λg‖₂
+
+δ(g) is the δ of ‖δ‖_p ≤ ρ with the largest ⟨g, δ⟩:
+
+    δ(g) = ρ sign(g) |g|^{q−1} / (‖g‖_q^q)^{1/p},   1/p + 1/q = 1;   p = ∞:  ρ sign(g)
+
+The printed exponent of the denominator, p − 1 for 1/p, is a slip: for p = 2 it would divide by ‖g‖².
 
 | symbol | here |
 |---|---|
-| ρ | `rho` |
+| ρ, p | `rho`, `p` |
 | ξ_l | `scores[l]`, [layers] |
 | layer l | `groups[l]`, names of its parameters |
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -72,6 +79,7 @@ class LayerwiseSAM:
     groups: Groups
     scores: Tensor
     form: Literal["paper", "asam"] = "paper"
+    p: float = 2.0
 
     @property
     def direction(self) -> Direction:
@@ -88,19 +96,40 @@ class LayerwiseSAM:
 
     def perturbation(self, g: TensorDict, scores: Tensor) -> TensorDict:
         """Returns ε for the gradient `g`, with the names of `g`; `scores` [layers]."""
-        return layerwise_perturbation(g, scores, self.groups, self.rho, self.form)
+        return layerwise_perturbation(g, scores, self.groups, self.rho, self.form, self.p)
 
 
 def layerwise_perturbation(
-    g: TensorDict, scores: Tensor, groups: Groups, rho: float, form: Literal["paper", "asam"] = "paper"
+    g: TensorDict,
+    scores: Tensor,
+    groups: Groups,
+    rho: float,
+    form: Literal["paper", "asam"] = "paper",
+    p: float = 2.0,
 ) -> TensorDict:
-    """Returns ε of layer-wise SAM for the gradient `g`, with the names of `g`; `scores` [layers]."""
+    """Returns ε of layer-wise SAM for the gradient `g`, with the names of `g`; `scores` [layers], p > 1."""
     of = {name: scores[i] for i, group in enumerate(groups) for name in group}
-    scaled = TensorDict({n: of[n] * t for n, t in tree.tensors(g).items()}, batch_size=[])
-    if form == "paper":
-        return scaled * (rho / (tree.norm(g) + _TINY))
-    twice = TensorDict({n: of[n] * t for n, t in tree.tensors(scaled).items()}, batch_size=[])
-    return twice * (rho / (tree.norm(scaled) + _TINY))
+
+    def scaled(t: TensorDict) -> TensorDict:
+        return TensorDict({n: of[n] * x for n, x in tree.tensors(t).items()}, batch_size=[])
+
+    seen = g if form == "paper" else scaled(g)
+    climb, length = steepest(seen, p)
+    return scaled(climb) * (rho / (length + _TINY))
+
+
+def steepest(g: TensorDict, p: float) -> tuple[TensorDict, Tensor]:
+    """Returns (δ, ‖δ‖_p) along which ⟨g, δ⟩ is largest for its length, p > 1: δ = g for p = 2."""
+    if p == 2:
+        return g, tree.norm(g)
+    q = 1.0 if math.isinf(p) else p / (p - 1)
+    parts = tree.tensors(g)
+    # Divided by the largest entry, as |g|^q over- or underflows for p near 1; the quotient δ/‖δ‖_p is the same.
+    top = torch.stack([t.abs().max() for t in parts.values()]).max()
+    share = {n: t.abs() / (top + _TINY) for n, t in parts.items()}
+    total = torch.stack([t.pow(q).sum() for t in share.values()]).sum()
+    climb = {n: t.sign() * share[n].pow(q - 1) for n, t in parts.items()}
+    return TensorDict(climb, batch_size=[]), total.pow(1 - 1 / q)
 
 
 def layer_scores(a: TensorDict, b: TensorDict, groups: Groups, norm: ScoreNorm = "sum") -> Tensor:

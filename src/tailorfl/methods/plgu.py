@@ -11,7 +11,9 @@ PLGU-LF, layer freezing:
     server:    w = w + mean_S (ω − w)
 
 "Freeze" means that w does not overwrite the D personal layers; all layers of θ and ω are trained. The subscript of the
-paper's g̃ says derivative at w + ε, its argument prints F(θ + ε): the former is `grad_at = global`.
+paper's g̃ says derivative at w + ε, its argument prints F(θ + ε): the former is `grad_at = global`. The g of ε is θ's,
+which saves a gradient; `eps_from = global` takes a third one at ω, so that ω climbs where it stands.
+ε is written for p = 2; `p` is the general one of `tailorfl.core.ascent`, p = inf climbs by the sign of each entry.
 
 PLGU-GRep, on FedRep:
 
@@ -28,7 +30,7 @@ The last line of the paper's update prints the plain gradient in place of g̃, w
 | w; φ | server state |
 | θ_i; h | client state |
 | D | `personal_layers` |
-| ρ | `rho` |
+| ρ, p | `rho`, `p` |
 | normalisation of ξ | `score_norm` |
 """
 
@@ -52,6 +54,7 @@ from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.partial import FedRep
 
 Form = Literal["paper", "asam"]
+Model = Literal["global", "personal"]
 
 
 @register
@@ -66,17 +69,32 @@ class PLGULF(TwoModels):
     rho: float = Field(0.05, ge=0, description="ρ: radius of the ascent")
     score_norm: ScoreNorm = Field("sum", description="how the layer scores are scaled")
     lwsam_form: Form = Field("paper", description="the paper's perturbation, or the exact maximiser (asam)")
-    grad_at: Literal["global", "personal"] = Field(
-        "global", description="model whose perturbed gradient moves ω"
+    p: float = Field(2.0, gt=1, description="p of the ball ‖ε‖_p ≤ ρ; inf is the sign of the gradient")
+    grad_at: Model = Field("global", description="model whose perturbed gradient moves ω")
+    eps_from: Model = Field(
+        "personal", description="model whose gradient makes ε; global takes a third gradient, at ω"
     )
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         groups = client.layers()
         scores = layer_scores(state, received, groups, self.score_norm)
         theta = self.start(client, state, received, layer_scores(state, received, groups))
-        step = both(groups, self.rho, self.lwsam_form, self.grad_at)
+        step = self.step(groups)
         trained = client.fit({"theta": theta, "omega": received}, direction=step, given=(scores,))
         return trained["theta"], trained["omega"] - received
+
+    def step(self, groups: Groups) -> Direction:
+        """Returns the direction of (θ, ω): ∇F(θ), and the gradient at ω + ε, or θ + ε."""
+
+        def direction(state: TensorDict, grad: Gradient, scores: Tensor) -> TensorDict:
+            theta, omega = state["theta"], state["omega"]
+            g = grad(theta, of="theta")
+            climbed = g if self.eps_from == "personal" else grad(omega, of="omega")
+            epsilon = layerwise_perturbation(climbed, scores, groups, self.rho, self.lwsam_form, self.p)
+            flat = grad((omega if self.grad_at == "global" else theta) + epsilon, of="omega")
+            return TensorDict({"theta": g, "omega": flat}, batch_size=[])
+
+        return direction
 
     def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
         return tree.empty()
@@ -107,25 +125,21 @@ class PLGUGRep(FedRep):
     rho: float = Field(0.05, ge=0, description="ρ: radius of the ascent")
     score_norm: ScoreNorm = Field("sum", description="how the layer scores are scaled")
     lwsam_form: Form = Field("paper", description="the paper's perturbation, or the exact maximiser (asam)")
+    p: float = Field(2.0, gt=1, description="p of the ball ‖ε‖_p ≤ ρ; inf is the sign of the gradient")
     reuse_grad: bool = Field(False, description="use g in place of g' for the ascent, which saves a gradient")
 
     def train(self, client: Client, model: TensorDict) -> TensorDict:
         model = client.fit(model, train=client.split.personal, epochs=self.head_epochs)
         groups = client.layers(client.split.shared)
-        lr, rho, norm, form, reuse = (
-            client.config.lr,
-            self.rho,
-            self.score_norm,
-            self.lwsam_form,
-            self.reuse_grad,
-        )
+        lr = client.config.lr
 
         def twice(phi: TensorDict, grad: Gradient) -> TensorDict:
             g = grad(phi)
             moved = phi - g * lr
-            again = g if reuse else grad(moved)
-            scores = layer_scores(moved, phi, groups, norm)
-            return g + grad(moved + layerwise_perturbation(again, scores, groups, rho, form))
+            again = g if self.reuse_grad else grad(moved)
+            scores = layer_scores(moved, phi, groups, self.score_norm)
+            epsilon = layerwise_perturbation(again, scores, groups, self.rho, self.lwsam_form, self.p)
+            return g + grad(moved + epsilon)
 
         trained: TensorDict = client.fit(
             model,
@@ -135,19 +149,6 @@ class PLGUGRep(FedRep):
             **PLAIN,
         )
         return trained
-
-
-def both(groups: Groups, rho: float, form: Form, grad_at: str) -> Direction:
-    """The direction of (θ, ω): ∇F(θ), and the gradient at ω + ε (or θ + ε) with ε from θ's gradient."""
-
-    def direction(state: TensorDict, grad: Gradient, scores: Tensor) -> TensorDict:
-        theta, omega = state["theta"], state["omega"]
-        g = grad(theta, of="theta")
-        epsilon = layerwise_perturbation(g, scores, groups, rho, form)
-        flat = grad((omega if grad_at == "global" else theta) + epsilon, of="omega")
-        return TensorDict({"theta": g, "omega": flat}, batch_size=[])
-
-    return direction
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
