@@ -51,7 +51,8 @@ def train(
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(module(source.take(batch)), source.y[batch])
         if prox is not None:
-            loss = loss + prox[0] / 2 * sum((p - prox[1][n]).square().sum() for n, p in named.items())
+            held = {n: p for n, p in named.items() if n in prox[1]}
+            loss = loss + prox[0] / 2 * sum((p - prox[1][n]).square().sum() for n, p in held.items())
         loss.backward()
         optimizer.step()
     return {n: t.detach().clone() for n, t in module.state_dict().items()}

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from methods.quadratics import CLIENTS, WEIGHT, global_weight, optimum, quadratic_simulation, shares
+from methods.quadratics import (
+    CLIENTS,
+    COPIES,
+    WEIGHT,
+    Reference,
+    global_weight,
+    optimum,
+    quadratic_simulation,
+    shares,
+    states,
+)
 from tailorfl.core.method import make_method
 from tailorfl.engines.simulation import Simulation
 
@@ -32,6 +42,79 @@ def test_partial_participation_reaches_the_pooled_optimum_exactly(
     pooled, _ = optimum("pooled", shares("uniform"))
     assert pooled is not None
     np.testing.assert_allclose(global_weight(sim), pooled, atol=2e-4)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_feddyn_with_scaled_alpha_reaches_the_optimum_weighted_by_samples(engine: str) -> None:
+    """Where it stands still mean_i q_i = 0, q_i = −n_i ∇F_i(w)/(α n̄); the optimum of equal clients is elsewhere."""
+    method = make_method("feddyn", {"alpha": 2.0, "scale_alpha": True})
+    sim = run(quadratic_simulation(method, 12, engine=engine, fraction=0.5, lr=0.1), 60)
+    weighted, _ = optimum("pooled", shares("samples"))
+    equal, _ = optimum("pooled", shares("uniform"))
+    assert weighted is not None
+    assert equal is not None
+    np.testing.assert_allclose(global_weight(sim), weighted, atol=2e-4)
+    assert np.abs(global_weight(sim) - equal).max() > 0.1
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_feddyn_with_scaled_alpha_is_the_official_codes_storage(engine: str) -> None:
+    """q_i += θ_i − w and w = mean_S θ + mean_i q_i; θ_i descends ∇F_i(θ) + α_i (q_i + θ − w), α_i = α n̄/n_i."""
+    alpha, steps, lr = 0.5, 3, 0.1
+    method = make_method("feddyn", {"alpha": alpha, "scale_alpha": True})
+    sim = quadratic_simulation(method, steps, engine=engine, fraction=0.34, lr=lr)
+    problem, w = Reference(), global_weight(sim)
+    own = alpha * np.mean(COPIES) / np.array(COPIES)
+    q = np.zeros((CLIENTS, len(w)))
+    for _ in range(8):
+        chosen = sim.sample(sim.round)
+        found = []
+        for i in chosen:
+            theta = w
+            for _ in range(steps):
+                theta = theta - lr * (problem.grad(i, theta) + own[i] * (q[i] + theta - w))
+            found.append(theta)
+        for i, theta in zip(chosen, found, strict=True):
+            q[i] += theta - w
+        w = np.mean(found, axis=0) + q.mean(0)
+        sim.step()
+        np.testing.assert_allclose(global_weight(sim), w, atol=2e-5)
+        np.testing.assert_allclose(states(sim), -own[:, None] * q, atol=2e-5)
+        h = sim.server["correction"][WEIGHT][0].double().numpy()
+        np.testing.assert_allclose(h, (shares("samples").numpy()[:, None] * states(sim)).sum(0), atol=2e-5)
+
+
+def test_where_sizes_are_equal_scaling_alpha_changes_nothing() -> None:
+    one, other = (
+        run(
+            quadratic_simulation(
+                make_method("feddyn", {"alpha": 0.5, "scale_alpha": scaled}), 3, equal=True, fraction=0.5
+            ),
+            4,
+        )
+        for scaled in (False, True)
+    )
+    np.testing.assert_allclose(global_weight(one), global_weight(other), atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("mean", ["all", "sampled"])
+def test_mr_mtls_two_means_are_those_of_the_formulas(mean: str, engine: str) -> None:
+    """all: v̄ = mean of everybody's latest; sampled: v̄ + (m/N)(mean_S v_i⁺ − v̄). They differ from round 2 on."""
+    lam, steps, lr = 2.0, 3, 0.1
+    method = make_method("mr_mtl", {"lam": lam, "mean": mean})
+    sim = quadratic_simulation(method, steps, engine=engine, fraction=0.34, lr=lr)
+    problem, centre = Reference(), sim.server[WEIGHT][0].double().numpy()
+    v = np.tile(centre, (CLIENTS, 1))
+    for _ in range(6):
+        chosen = list(sim.sample(sim.round))
+        for i in chosen:
+            v[i] = problem.descend(i, v[i], steps, lr, lam, centre)
+        moved = centre + len(chosen) / CLIENTS * (v[chosen].mean(0) - centre)
+        centre = v.mean(0) if mean == "all" else moved
+        sim.step()
+        np.testing.assert_allclose(sim.server[WEIGHT][0].double().numpy(), centre, atol=2e-5)
+    assert np.abs(v.mean(0) - moved).max() > 1e-2
 
 
 def test_fedavg_with_several_steps_does_not() -> None:

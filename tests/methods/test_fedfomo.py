@@ -131,11 +131,12 @@ def test_exactly_one_better_candidate_is_taken_over(engine: str) -> None:
     assert torch.equal(found, better)
 
 
+@pytest.mark.parametrize("norm", ["l2", "l1"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_mixture_is_the_papers(engine: str) -> None:
+def test_the_mixture_is_the_papers(engine: str, norm: str) -> None:
     """θ^prev + Σ r_n (θ_n − θ^prev) in float64, inside the box of the candidates and with every Δ as written."""
     rng = np.random.default_rng(1)
-    sim, several = linear(fedfomo(), engine), 0
+    sim, several = linear(fedfomo(norm=norm), engine), 0
     for client in range(CLIENTS):
         near = TRUTH * (-1.0) ** client
         own, previous, *others = (
@@ -147,7 +148,7 @@ def test_the_mixture_is_the_papers(engine: str) -> None:
         gains = np.array(
             [
                 (validation_loss(client, previous) - validation_loss(client, n))
-                / (float((n - previous).norm()) + 1e-5)
+                / (float((n - previous).norm(p=int(norm[1]))) + 1e-5)
                 for n in (own, *others)
             ]
         )

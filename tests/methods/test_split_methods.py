@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from methods import plain
 from methods.settings import make
-from methods.small import SIZES, assert_close, assert_same, model, personal, simulation
+from methods.small import SIZES, TRAIN, assert_close, assert_same, model, personal, simulation
 from tailorfl.core import tree
+from tailorfl.core.method import make_method
 from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ModelError
 
@@ -18,9 +21,12 @@ NORM = tuple(
 )
 
 
-def follow(sim: Simulation, own: set[str], weights: str, phases: object, rounds: int = 3) -> None:
-    """Runs a split method beside a plain loop whose `phases(model, client)` trains the whole model of one
-    client.
+def follow(
+    sim: Simulation, own: set[str], weights: str, phases: object, rounds: int = 3, step: float = 1.0
+) -> None:
+    """Runs a split method beside a plain loop whose `phases(model, client)` trains the whole model of one client.
+
+    `step` is the server's.
     """
     u: plain.State = {n: t for n, t in sim.init.items() if n not in own}
     v: list[plain.State] = [{n: t for n, t in sim.init.items() if n in own} for _ in SIZES]
@@ -31,7 +37,8 @@ def follow(sim: Simulation, own: set[str], weights: str, phases: object, rounds:
             whole = phases({**u, **v[i]}, i)  # type: ignore[operator]
             v[i] = {n: whole[n] for n in own}
             uploads.append({n: whole[n] for n in u})
-        u = plain.average(uploads, [SIZES[i] if weights == "samples" else 1 for i in ids])
+        mean = plain.average(uploads, [SIZES[i] if weights == "samples" else 1 for i in ids])
+        u = {n: u[n] + step * (mean[n] - u[n]) if n in sim.model.parameters else mean[n] for n in u}
         sim.step()
         assert_close(dict(sim.server.items()), dict(u))
     for i in range(len(SIZES)):
@@ -60,8 +67,15 @@ def test_fedrep_trains_the_head_and_then_the_body(model_name: str) -> None:
     follow(sim, head, "samples", phases)
 
 
-def _head_only(sim: Simulation, state: plain.State, i: int, head: set[str]) -> plain.State:
-    """Three epochs on the head of a network whose body is in evaluation mode."""
+def _head_only(
+    sim: Simulation,
+    state: plain.State,
+    i: int,
+    head: set[str],
+    epochs: int = 3,
+    prox: tuple[float, plain.State] | None = None,
+) -> plain.State:
+    """Epochs on the head of a network whose body is in evaluation mode, with the penalty (λ/2)‖head − centre‖²."""
     import copy
 
     module = copy.deepcopy(sim.model.module).eval()
@@ -70,9 +84,12 @@ def _head_only(sim: Simulation, state: plain.State, i: int, head: set[str]) -> p
     c = sim.train
     optimizer = torch.optim.SGD(named.values(), lr=c.lr, momentum=c.momentum, weight_decay=c.weight_decay)
     source = sim.federation.source
-    for rows in plain.batches(sim, i, 3):
+    for rows in plain.batches(sim, i, epochs):
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(module(source.take(rows)), source.y[rows]).backward()
+        loss = torch.nn.functional.cross_entropy(module(source.take(rows)), source.y[rows])
+        if prox is not None:
+            loss = loss + prox[0] / 2 * sum((p - prox[1][n]).square().sum() for n, p in named.items())
+        loss.backward()
         optimizer.step()
     return {n: t.detach().clone() for n, t in module.state_dict().items()}
 
@@ -158,3 +175,37 @@ def test_fedbn_running_statistics_of_a_client_do_not_move_when_others_train() ->
     new, _ = sim.run((0, 3), states, sim.server, lambda c, s, r: sim.method.local(c, s, r))
     sim.states.put((0, 3), new)
     assert_same(before, dict(tree.leaves(sim.states.get(idle))))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("centre", ["start", "zero"])
+@pytest.mark.parametrize("method", ["fedalt", "fedsim"])
+def test_the_penalty_holds_the_personal_part_alone_and_the_server_takes_its_step(
+    method: str, centre: str, engine: str
+) -> None:
+    """FedAlt: v along ∇_v F + λ(v − c), then u along ∇_u F; FedSim: both at once, the penalty on v alone."""
+    lam, step = 0.8, 0.5
+    options = {"lam": lam, "centre": centre, "server_lr": step}
+    sim = simulation(make_method(method, options), "batch_norm", engine, fraction=0.6)
+    head = set(HEAD["batch_norm"])
+    body = set(sim.model.parameters) - head
+    held = {n: sim.init[n] if centre == "start" else torch.zeros_like(sim.init[n]) for n in head}
+
+    def alternate(state: plain.State, i: int) -> plain.State:
+        state = _head_only(sim, state, i, head, 1, (lam, held))
+        return plain.train(sim, state, plain.batches(sim, i), body)
+
+    def together(state: plain.State, i: int) -> plain.State:
+        return plain.train(sim, state, plain.batches(sim, i), prox=(lam, held))
+
+    follow(sim, head, "uniform", alternate if method == "fedalt" else together, step=step)
+
+
+@pytest.mark.parametrize("method", ["fedalt", "fedsim"])
+def test_a_strong_penalty_leaves_the_personal_part_at_its_start(method: str) -> None:
+    train = replace(TRAIN, lr=0.05, momentum=0.0, weight_decay=0.0)
+    sim = simulation(make_method(method, {"lam": 19.0}), rounds=3, train=train)
+    found = personal(sim)
+    free = personal(simulation(make_method(method), rounds=3, train=train))
+    for n in HEAD["mlp"]:
+        assert (found[n] - sim.init[n]).abs().max() < 0.2 * (free[n] - sim.init[n]).abs().max()

@@ -13,8 +13,12 @@ FedDyn (Acar et al., ICLR 2021)
     client i:  θ = LocalSGD from w on F_i(θ) − ⟨g_i, θ⟩ + (α/2)‖θ − w‖²;   g_i = g_i − α (θ − w);   sends θ
     server:    h = h − (α/N) Σ_S (θ − w);   w = mean_S θ − h/α
 
-Invariants at any participation: c = mean_i c_i over ALL clients, h = mean_i g_i. Both reach the optimum of the pooled
-data with K > 1 steps and partial participation, where FedAvg is biased.
+Invariants at any participation: c = mean_i c_i over ALL clients, h = mean_i g_i. Both reach the optimum of the mean of
+all F_i with K > 1 steps and partial participation, where FedAvg is biased.
+
+With `scale_alpha` client i takes α_i = α n̄/n_i in place of α, as the official code does where sizes differ; the server's
+step is the same. That code stores q_i = −g_i/α_i and mean_i q_i = −h/α, so h = mean_i (α/α_i) g_i = Σ_i p_i g_i with
+p_i = n_i/Σn: where it stands still, the sample-weighted mean Σ p_i F_i is at its optimum. α n̄ goes down with w.
 
 | symbol | here |
 |---|---|
@@ -22,6 +26,7 @@ data with K > 1 steps and partial participation, where FedAvg is biased.
 | c_i, g_i | client state |
 | η_g | `global_lr` |
 | α | `alpha` |
+| α n̄ | server state `scaled` (with `scale_alpha`) |
 | K | the steps a client really takes |
 """
 
@@ -105,24 +110,38 @@ class FedDyn(Corrected):
     title: ClassVar[str] = "FedDyn"
     paper: ClassVar[str] = "Acar et al., ICLR 2021"
     alpha: float = Field(0.01, gt=0, description="α of the dynamic regulariser")
+    scale_alpha: bool = Field(
+        False, description="α·n̄/n_i on client i (official code): the optimum is then weighted by samples"
+    )
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        state = super().server_state(ctx)
+        if self.scale_alpha:
+            state["scaled"] = torch.tensor(self.alpha * ctx.samples)
+        return state
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        return server.select("w", "scaled") if self.scale_alpha else self.shared(server)
+
+    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
         return self.shared(server)
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
-        w, g_i = received, state
-        theta = client.fit(w, direction=tilted, given=(g_i,), prox=(self.alpha, w))
-        return g_i - (client.parameters(theta) - client.parameters(w)) * self.alpha, theta
+        w, g_i = self.personal(client, state, received), state
+        alpha = received["scaled"] / client.samples.clamp(min=1.0) if self.scale_alpha else self.alpha
+        theta = client.fit(w, direction=tilted, given=(g_i,), prox=(alpha, w))
+        return g_i - (client.parameters(theta) - client.parameters(w)) * alpha, theta
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         w, h, mean = server["w"], server["correction"], replies.mean()
         theta = replies.of_parameters(mean)
         share = len(replies.clients) / replies.total_clients
         h = h - (theta - replies.of_parameters(w)) * (self.alpha * share)
-        return TensorDict({"w": tree.merge(mean, theta - h / self.alpha), "correction": h}, batch_size=[])
+        new = {"w": tree.merge(mean, theta - h / self.alpha), "correction": h}
+        return TensorDict({**dict(server.items()), **new}, batch_size=[])
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        return received
+        return super().personal(client, state, received) if self.scale_alpha else received
 
 
 def corrected(y: TensorDict, grad: Gradient, c_i: TensorDict, c: TensorDict) -> TensorDict:

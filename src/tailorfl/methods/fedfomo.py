@@ -10,8 +10,8 @@
 
 The baseline θ_i^prev is the model BEFORE the last local training, so one's own trained model competes like any other.
 The released code goes back to the baseline when nothing improves, which throws the local training away
-(`fallback=baseline`), and takes the 1-norm; the paper's Euclidean norm is taken here, over the parameters. Running
-statistics are mixed with the same weights r_n.
+(`fallback=baseline`), and takes the 1-norm (`norm=l1`); the default is the paper's Euclidean norm, over the parameters.
+Running statistics are mixed with the same weights r_n.
 
 In the first round nothing is uploaded yet and clients train alone. Everyone gets equally many models: M, or all uploads
 but one where there are fewer. A client without validation samples cannot compare models: it trains alone.
@@ -62,6 +62,8 @@ class FedFomo(Method):
         "own",
         description="the model of a client that no candidate improves: its own, or the one before training",
     )
+
+    norm: Literal["l2", "l1"] = Field("l2", description="norm in Δ_n: the paper's, or the released code's")
 
     def server_state(self, ctx: Context) -> TensorDict:
         nothing = {n: t.new_zeros((0, *t.shape)) for n, t in tree.tensors(ctx.init).items()}
@@ -130,7 +132,8 @@ class FedFomo(Method):
 
     def gain(self, client: Client, previous: TensorDict, baseline: Tensor, model: TensorDict) -> Tensor:
         """Returns Δ of a model, a 0-d tensor; 0 for a model whose loss is not finite."""
-        moved = tree.norm(client.parameters(model) - client.parameters(previous))
+        change = client.parameters(model) - client.parameters(previous)
+        moved = tree.norm(change) if self.norm == "l2" else tree.dot(change, change.sign())
         delta = (baseline - client.loss(model, "val")) / (moved + _TINY)
         return torch.where(delta.isfinite(), delta, torch.zeros_like(delta))
 

@@ -6,7 +6,11 @@
     client i:  v_i⁺ = LocalSGD(v_i, E, prox (λ, v̄));   sends v_i⁺ − v_i
     server:    v̄ = v̄ + (1/N) Σ_S (v_i⁺ − v_i)
 
-Sending the change keeps v̄ the exact mean of all clients' latest models without storing them on the server.
+Sending the change keeps v̄ the exact mean of all clients' latest models without storing them on the server. With `mean`
+= sampled, the variant "L2SGD" in Ditto's code, clients send v_i⁺ − v̄ and the server steps towards the mean of the
+sampled ones alone, which is another thing where not all take part:
+
+    server:    v̄ = v̄ + (m/N) mean_S (v_i⁺ − v̄)
 
 | symbol | here |
 |---|---|
@@ -17,7 +21,7 @@ Sending the change keeps v̄ the exact mean of all clients' latest models withou
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from tensordict import TensorDict
@@ -38,10 +42,14 @@ class MRMTL(TwoModels):
     paper: ClassVar[str] = "mean-regularised MTL (Evgeniou and Pontil, KDD 2004), as MTL in PerAda"
     has_global: ClassVar[bool] = False
     lam: float = Field(1.0, ge=0, description="λ: pull towards the mean of all personal models")
+    mean: Literal["all", "sampled"] = Field(
+        "all",
+        description="v̄: exact mean of all clients' latest models, or a step m/N to that of the sampled ones (L2SGD)",
+    )
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         v = client.fit(state, prox=(self.lam, received))
-        return v, v - state
+        return v, v - (state if self.mean == "all" else received)
 
     def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
         return tree.empty()

@@ -15,10 +15,14 @@
 | FedSim | Pillutla et al., ICML 2022 | any part | as FedPer | uniform |
 | FedBN | Li et al., ICLR 2021 | norm layers, parameters and running statistics | together | samples |
 
+FedAlt and FedSim may hold v_i by a penalty (λ/2)‖v_i − c‖², c = its start v_i⁰ or 0, and take a server step η_s:
+u = u − η_s Σ_S a_i (u − u_i).
+
 | symbol | here |
 |---|---|
 | u | server state |
-| v_i | client state |
+| v_i (and v_i⁰) | client state (`v`, and `start`, where it is the centre) |
+| λ, c, η_s | `lam`, `centre`, `server_lr` |
 | E_h, E_b (τ_v, τ_u) | `head_epochs`, `body_epochs` |
 | E_ft | `ft_epochs` |
 | final epochs on v_i, not kept | `final_personal_epochs` |
@@ -35,6 +39,7 @@ from tensordict import TensorDict
 from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
+from tailorfl.core.gradients import Gradient
 from tailorfl.core.messages import Replies, Weights
 from tailorfl.core.method import register
 from tailorfl.methods.bases import ServerModel
@@ -160,8 +165,55 @@ class FedBN(KeepsPart):
         return model.split(self.personal_part, allow_empty=True)
 
 
+class Penalised(KeepsPart):
+    """A personal part that a penalty may hold, and a server step."""
+
+    server_lr: float = Field(1.0, gt=0, description="η_s: server step")
+    lam: float = Field(0.0, ge=0, description="λ of the penalty (λ/2)‖v_i − centre‖²; 0 has none")
+    centre: Literal["start", "zero"] = Field(
+        "start", description="what the penalty pulls the personal part to: where it started, or 0"
+    )
+
+    @property
+    def keeps_start(self) -> bool:
+        """Whether clients hold v_i⁰ beside v_i."""
+        return self.lam > 0 and self.centre == "start"
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        v = super().client_state(ctx)
+        return TensorDict({"v": v, "start": v}, batch_size=[]) if self.keeps_start else v
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        v = self.own(state)
+        model = tree.merge(received, v)
+        held = [n for n in client.split.personal if n in client.split.trainable]
+        if self.lam > 0 and held:
+            centre = (state["start"] if self.keeps_start else v).select(*held)
+            model = self.train_held(client, model, centre if self.keeps_start else centre * 0.0)
+        else:
+            model = self.train(client, model)
+        v = client.split.select_personal(model)
+        state = TensorDict({"v": v, "start": state["start"]}, batch_size=[]) if self.keeps_start else v
+        return state, client.split.select_shared(model)
+
+    def train_held(self, client: Client, model: TensorDict, centre: TensorDict) -> TensorDict:
+        """Returns the whole model after local training with the penalty; `centre` has the personal parameters."""
+        raise NotImplementedError
+
+    def own(self, state: TensorDict) -> TensorDict:
+        """Returns v_i."""
+        v: TensorDict = state["v"] if self.keeps_start else state
+        return v
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        return super().personal(client, self.own(state), received)
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        return replies.towards(server, self.server_lr)
+
+
 @register
-class FedAlt(FedRep):
+class FedAlt(Penalised, FedRep):
     """FedRep's alternation for any personal part."""
 
     name: ClassVar[str] = "fedalt"
@@ -175,15 +227,30 @@ class FedAlt(FedRep):
         1, ge=0, description="τ_u: epochs on the shared part with the personal one fixed"
     )
 
+    def train_held(self, client: Client, model: TensorDict, centre: TensorDict) -> TensorDict:
+        own = client.split.personal
+        model = client.fit(model, train=own, epochs=self.head_epochs, prox=(self.lam, centre))
+        trained: TensorDict = client.fit(model, train=client.split.shared, epochs=self.body_epochs)
+        return trained
+
 
 @register
-class FedSim(FedPer):
+class FedSim(Penalised, FedPer):
     """FedPer's simultaneous training for any personal part."""
 
     name: ClassVar[str] = "fedsim"
     title: ClassVar[str] = "FedSim"
     paper: ClassVar[str] = "Pillutla et al., ICML 2022"
     weights: Weights = "uniform"
+
+    def train_held(self, client: Client, model: TensorDict, centre: TensorDict) -> TensorDict:
+        def held(at: TensorDict, grad: Gradient, centre: TensorDict) -> TensorDict:
+            pull = (at.select(*centre.keys()) - centre) * self.lam
+            g = grad(at)
+            return tree.merge(g, g.select(*centre.keys()) + pull)
+
+        trained: TensorDict = client.fit(model, direction=held, given=(centre,))
+        return trained
 
 
 @register
