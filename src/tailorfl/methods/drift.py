@@ -16,9 +16,10 @@ FedDyn (Acar et al., ICLR 2021)
 Invariants at any participation: c = mean_i c_i over ALL clients, h = mean_i g_i. Both reach the optimum of the mean of
 all F_i with K > 1 steps and partial participation, where FedAvg is biased.
 
-With `scale_alpha` client i takes α_i = α n̄/n_i in place of α, as the official code does where sizes differ; the server's
-step is the same. That code stores q_i = −g_i/α_i and mean_i q_i = −h/α, so h = mean_i (α/α_i) g_i = Σ_i p_i g_i with
-p_i = n_i/Σn: where it stands still, the sample-weighted mean Σ p_i F_i is at its optimum. α n̄ goes down with w.
+With `scale_alpha` client i takes α_i = α n̄/n_i in place of α, as the official code does where sizes differ; the
+server's step is the same. That code stores q_i = −g_i/α_i and mean_i q_i = −h/α, so h = mean_i (α/α_i) g_i
+= Σ_i p_i g_i with p_i = n_i/Σn: where it stands still, the sample-weighted mean Σ p_i F_i is at its optimum. α n̄ goes
+down with w.
 
 | symbol | here |
 |---|---|
