@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tailorfl.experiments.bench_result import Bench
     from tailorfl.experiments.config import load as load_config
     from tailorfl.experiments.jobs import Observer
+    from tailorfl.experiments.landscape import landscape
     from tailorfl.experiments.pretrain import Pretrained, Watcher
     from tailorfl.experiments.result import ExperimentResult
     from tailorfl.experiments.schema import ExperimentConfig
@@ -53,6 +54,7 @@ __all__ = [
     "__version__",
     "bench",
     "build_federation",
+    "landscape",
     "load_config",
     "pretrain",
     "register",
@@ -75,6 +77,7 @@ _HOMES = {
     "Split": "tailorfl.models.split:Split",
     "TrainConfig": "tailorfl.core.cohort:TrainConfig",
     "build_federation": "tailorfl.data.build:build",
+    "landscape": "tailorfl.experiments.landscape:landscape",
     "load_config": "tailorfl.experiments.config:load",
     "register": "tailorfl.core.method:register",
 }

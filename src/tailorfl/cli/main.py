@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import tailorfl
-from tailorfl.cli import advise, bench, pretrain, theory
+from tailorfl.cli import advise, bench, landscape, pretrain, theory
 from tailorfl.cli.arguments import experiment
 from tailorfl.cli.state import State, quoted
 from tailorfl.errors import ConfigError, TailorflError, nearest
@@ -71,6 +71,7 @@ app.add_typer(theory.app, name="theory", cls=Commands)
 app.command("advise")(advise.command)
 app.command("pretrain")(pretrain.command)
 app.command("bench")(bench.command)
+app.command("landscape")(landscape.command)
 
 Arguments = Annotated[
     list[str] | None,
@@ -175,14 +176,19 @@ def list_command(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="Result folder of an experiment.")]) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="Result folder of an experiment.")],
+    target: Annotated[
+        float | None, typer.Option(help="Also the rounds and bytes until the mean metric is this good: 0.9.")
+    ] = None,
+) -> None:
     """Print an experiment's table again and write its plots, report.md and report.html."""
     from tailorfl.experiments.report import write_report
     from tailorfl.experiments.variants import results
 
     for result in results(folder).values():
-        written = ", ".join(str(file) for file in write_report(result))
-        _show(result)
+        written = ", ".join(str(file) for file in write_report(result, target))
+        _show(result, target)
         _stdout().print(f"report: {written}", highlight=False, soft_wrap=True)
 
 
@@ -253,15 +259,21 @@ def _config(
     return experiment(arguments, methods)
 
 
-def _show(result: ExperimentResult) -> None:
-    """The comparison table, published numbers where there are any, and where the results lie."""
-    from tailorfl.cli.results import published_table, show_comparison
+def _show(result: ExperimentResult, target: float | None = None) -> None:
+    """The comparison table, what there is beside it, and where the results lie."""
+    from tailorfl.cli.results import published_table, section_table, show_comparison
+    from tailorfl.experiments.curves import sections
     from tailorfl.experiments.folders import experiment_in
     from tailorfl.experiments.published import notes
 
     config = experiment_in(result.path)
     out = _stdout()
     show_comparison(out, result, config.name)
+    wanted = config.eval.target if target is None else target
+    if wanted is not None:
+        section = sections(result, wanted)[0]
+        out.print(section_table(section))
+        out.print(section.note, style="dim", highlight=False)
     if config.published:
         out.print(published_table(result, config.published))
         for note in notes(config.published):

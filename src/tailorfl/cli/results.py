@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from tailorfl.experiments.curves import Section
     from tailorfl.experiments.result import ExperimentResult
 
 
@@ -79,4 +80,14 @@ def published_table(result: ExperimentResult, published: Mapping[str, Any]) -> T
         table.add_row(
             escape(row["label"]), escape(row["quantity"]), f"{row['published']:.4f}", ours, difference
         )
+    return table
+
+
+def section_table(section: Section) -> Table:
+    """A small table of a report for the terminal."""
+    table = Table(title=section.title)
+    for number, name in enumerate(section.head):
+        table.add_column(escape(name), justify="right" if number else "left")
+    for row in section.rows:
+        table.add_row(*map(escape, row))
     return table

@@ -4,12 +4,13 @@
 |---|---|---|
 | val | each client's own validation part (model selection uses nothing else) | personal, global |
 | local | each client's own test part | personal, global |
+| participants | `local` of the clients that the round had sampled, and of no other | personal, global |
 | global | union of all training clients' test parts | personal (each on the union), global |
 | heldout | test parts of clients that never trained; `heldout+k`: after k steps of training | personal, global |
 | shifted | every shifted set of the federation, by its own name | personal, global |
 
-Every client is evaluated, not only the sampled ones, in evaluation mode and without gradients; nothing of the
-run changes.
+Every client is evaluated, not only the sampled ones (whom `participants` shows beside the others, or alone), in
+evaluation mode and without gradients; nothing of the run changes.
 A record of the global model on data of no single client has client −1.
 """
 
@@ -38,9 +39,11 @@ from tailorfl.evaluation.generation import Generation
 from tailorfl.evaluation.judges import make_judge
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER, primary
 from tailorfl.evaluation.portions import Portions, tensors
+from tailorfl.evaluation.sharpness import sharpness
 from tailorfl.evaluation.summary import mean, summarize
+from tailorfl.models.functional import Model
 
-SETS = ("val", "local", "global", "heldout", "shifted")
+SETS = ("val", "local", "participants", "global", "heldout", "shifted")
 SERVER = -1
 """The `client` of a record that belongs to no single client."""
 
@@ -63,6 +66,7 @@ class Protocol:
             None: all.
         feature_distance: whether records of personal models have the metric of that name, see
             `tailorfl.evaluation.features`.
+        sharpness: ρ of the metric `sharpness` that records have then, see `tailorfl.evaluation.sharpness`; None: none.
         generation: how the responses of a generation task are made.
     """
 
@@ -70,11 +74,16 @@ class Protocol:
     adapt_steps: tuple[int, ...] = (0, 10)
     max_samples: int | None = None
     feature_distance: bool = False
+    sharpness: float | None = None
     generation: Generation = field(default_factory=Generation)
 
 
-def evaluate(sim: Simulation, protocol: Protocol) -> list[Record]:
-    """Returns one record per client, set and model, of the simulation as it stands."""
+def evaluate(sim: Simulation, protocol: Protocol, participants: Sequence[int] = ()) -> list[Record]:
+    """Returns one record per client, set and model, of the simulation as it stands.
+
+    `participants` are the clients that the last round had sampled; the set of that name is of them (and of all clients
+    where training is pooled).
+    """
     measure = _Measure(sim, protocol)
     training = tuple(range(sim.federation.num_clients))
     heldout = tuple(range(sim.federation.num_clients, len(sim.federation.train)))
@@ -84,6 +93,8 @@ def evaluate(sim: Simulation, protocol: Protocol) -> list[Record]:
         for ids, models in sim.personal_models(training, measure.at_once(training, own, common)):
             measure.clients("personal", ids, models, own, common)
     measure.shared(training, own, common)
+    if "participants" in protocol.sets:
+        measure.participants(training if sim.method.pooled else tuple(participants))
     if "heldout" in protocol.sets and heldout:
         at_once = measure.at_once(heldout, ["local"], {})
         for steps in protocol.adapt_steps if sim.method.has_personal else ():
@@ -201,13 +212,48 @@ class _Measure:
                 else:
                     found = self.judge.own(cohort, models, rows)
                 self._add(
-                    model, name or part, ids, found, source, rows, self._apart(cohort, models, source, rows)
+                    model, name or part, ids, found, source, rows, self._further(cohort, models, source, rows)
                 )
             for set_name, (source, r) in common.items():
                 found, rows = self.judge.common(cohort, models, source, r), [r] * len(ids)
                 self._add(
-                    model, set_name, ids, found, source, rows, self._apart(cohort, models, source, rows)
+                    model, set_name, ids, found, source, rows, self._further(cohort, models, source, rows)
                 )
+
+    def _further(
+        self, cohort: Cohort, models: TensorDict, source: Source, rows: Sequence[Tensor]
+    ) -> dict[str, list[float]]:
+        """What is asked for beside the task's metrics, of every client's model on rows of its own."""
+        each = [models[k] for k in range(len(rows))]
+        return {
+            **self._apart(cohort, models, source, rows),
+            **self._sharp(cohort.model, each, source, rows),
+        }
+
+    def _sharp(
+        self, model: Model, states: Sequence[TensorDict], source: Source, rows: Sequence[Tensor]
+    ) -> dict[str, list[float]]:
+        """The sharpness of models on rows of each; nothing where nobody asks."""
+        rho = self.protocol.sharpness
+        if rho is None:
+            return {}
+        found = [sharpness(model, s, source, r, rho) for s, r in zip(states, rows, strict=True)]
+        return {"sharpness": found}
+
+    def participants(self, ids: tuple[int, ...]) -> None:
+        """Adds the set `participants`: the records of `local` of those clients where they are at hand, or measured."""
+        known, chosen = "local" in self.protocol.sets, set(ids)
+        for model in ("personal", "global") if known else ():
+            rows = self.records.get((model, "local"), [])
+            mine = [{**row, "set": "participants"} for row in rows if row["client"] in chosen]
+            if mine:
+                self.records[model, "participants"] = mine
+        if known or not ids:
+            return
+        if self.sim.method.has_personal:
+            for part, models in self.sim.personal_models(ids, self.at_once(ids, ["local"], {})):
+                self.clients("personal", part, models, ["local"], {}, "participants")
+        self.shared(ids, ["local"], {}, "participants")
 
     def _apart(
         self, cohort: Cohort, models: TensorDict, source: Source, rows: Sequence[Tensor]
@@ -262,10 +308,12 @@ class _Measure:
                 once, which = self._rows(part, ids).once()
                 rows = tensors(once)
                 found = self.judge.shared(cohort, model, source, rows)
-                self._add("global", name or part, ids, found, source, rows, which=which)
+                sharp = self._sharp(cohort.model, [model] * len(rows), source, rows)
+                self._add("global", name or part, ids, found, source, rows, sharp, which)
             for set_name, (source, r) in common.items():
                 found = self.judge.shared(cohort, model, source, [r])
-                self._add("global", set_name, [SERVER], found, source, [r])
+                sharp = self._sharp(cohort.model, [model], source, [r])
+                self._add("global", set_name, [SERVER], found, source, [r], sharp)
 
     def _add(
         self,

@@ -11,9 +11,9 @@ from pydantic import (
     field_validator,
 )
 
-from tailorfl.experiments.settings import Settings, Whole, listed
+from tailorfl.experiments.settings import Number, Settings, Whole, listed
 
-EvaluationSet = Literal["val", "local", "global", "heldout", "shifted"]
+EvaluationSet = Literal["val", "local", "participants", "global", "heldout", "shifted"]
 
 
 class GenerationConfig(Settings):
@@ -48,6 +48,15 @@ class EvalConfig(Settings):
     feature_distance: bool = Field(
         default=False,
         description="also how far personal features lie from those of the global model, on every set",
+    )
+    sharpness: Number | None = Field(
+        default=None,
+        gt=0,
+        description="ρ: also how much the loss grows at distance ρ along its gradient, of every model on every set",
+    )
+    target: Number | None = Field(
+        default=None,
+        description="report the rounds and bytes until the mean over clients of the own test metric is this good",
     )
     generation: GenerationConfig = GenerationConfig()
 

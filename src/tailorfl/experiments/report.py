@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailorfl.experiments.config import load
+from tailorfl.experiments.curves import Section, sections
 from tailorfl.experiments.published import beside, notes
 from tailorfl.runs.files import write_text
 from tailorfl.runs.tables import render
@@ -23,19 +24,22 @@ STYLE = (
 )
 
 
-def write_report(result: ExperimentResult) -> list[Path]:
+def write_report(result: ExperimentResult, target: float | None = None) -> list[Path]:
     """Writes the table, the plots, report.md and report.html into the result folder; returns the two reports.
 
-    Raises RunError where the folder cannot be written.
+    `target` takes the place of the experiment's `eval.target`.
+
+    Raises RunError where the folder cannot be written, ConfigError for a target out of the metric's reach.
     """
     config = load(result.path / "config.yaml")
+    further = sections(result, config.eval.target if target is None else target)
     result.write()
     plots = result.plot()
     table = render(result.table, result.columns, "markdown")
     published = _published(result, config)
     markdown, page = result.path / "report.md", result.path / "report.html"
-    write_text(markdown, _markdown(config, table, published, plots))
-    write_text(page, _html(config, table, published, plots))
+    write_text(markdown, _markdown(config, table, published, further, plots))
+    write_text(page, _html(config, table, published, further, plots))
     return [markdown, page]
 
 
@@ -51,21 +55,37 @@ def _published(result: ExperimentResult, config: ExperimentConfig) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _markdown(config: ExperimentConfig, table: str, published: str, plots: list[Path]) -> str:
+def _section(section: Section) -> str:
+    """The table of a section in Markdown."""
+    lines = [section.head, ("---", *("---:" for _ in section.head[1:])), *section.rows]
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
+
+
+def _markdown(
+    config: ExperimentConfig, table: str, published: str, further: list[Section], plots: list[Path]
+) -> str:
     parts = [f"# {config.name}", config.description, table]
     if config.published:  # notes alone, where a paper's setting is too different to stand beside ours
         parts += ["## Published and ours", *filter(None, [published]), *notes(config.published)]
+    for section in further:
+        parts += [f"## {section.title}", section.note, _section(section)]
     parts += [f"![{plot.stem}]({plot.name})" for plot in plots]
     parts += ["## Settings", f"```yaml\n{config.to_yaml()}```"]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _html(config: ExperimentConfig, table: str, published: str, plots: list[Path]) -> str:
+def _html(
+    config: ExperimentConfig, table: str, published: str, further: list[Section], plots: list[Path]
+) -> str:
     name = html.escape(config.name)
     parts = [f"<h1>{name}</h1>", f"<p>{html.escape(config.description)}</p>", _html_table(table)]
     if config.published:
         parts += ["<h2>Published and ours</h2>", _html_table(published) if published else ""]
         parts += [f"<p>{html.escape(note)}</p>" for note in notes(config.published)]
+    for section in further:
+        parts += [f"<h2>{html.escape(section.title)}</h2>", f"<p>{html.escape(section.note)}</p>"]
+        parts += [_html_table(_section(section))]
     parts += [f'<p><img src="{plot.name}" alt="{plot.stem}"></p>' for plot in plots]
     parts += ["<h2>Settings</h2>", f"<pre>{html.escape(config.to_yaml())}</pre>"]
     body = "\n".join(parts)

@@ -83,6 +83,7 @@ class ExperimentResult:
             columns.append(Column(key, title, unit, better))
         if any({"personal", "global"} <= set(summary["metrics"]) for summary, _ in self.jobs):
             columns += [Column(key, title, unit, better) for key, title in self._extra("global", "shared")]
+        columns += [Column(key, title, better="lower") for key, title in self._sharpness()]
         if any("privacy" in summary for summary, _ in self.jobs):
             columns.append(Column("epsilon", "ε (largest)"))
         return (*columns, Column("bytes", "sent", "bytes"), Column("seconds", "time", "seconds"))
@@ -94,6 +95,18 @@ class ExperimentResult:
             found = summary["metrics"].get(model or summary["model"], {})
             names.update(dict.fromkeys(n for n in found if n not in ("val", "local")))
         return [(f"{prefix}.{name}", name if model is None else f"{model} model, {name}") for name in names]
+
+    def _sharpness(self) -> list[tuple[str, str]]:
+        """Columns of the sharpness on clients' own test parts, of deployable and of global models that have it."""
+        titles = {"deployed": "sharpness", "shared": "global model, sharpness"}
+        has = {
+            prefix
+            for summary, _ in self.jobs
+            for prefix, model in (("deployed", summary["model"]), ("shared", "global"))
+            if "sharpness" in summary["metrics"].get(model, {}).get("local", {})
+            and (prefix == "deployed" or summary["model"] != "global")
+        }
+        return [(f"{prefix}_sharpness", title) for prefix, title in titles.items() if prefix in has]
 
     def seed_results(self) -> list[SeedResult]:
         """Returns the numbers of every job, with the share of clients that beat LocalTrain of the same seed."""
@@ -117,6 +130,8 @@ class ExperimentResult:
             for prefix, model in (("deployed", summary["model"]), ("shared", "global")):
                 for name in summary["metrics"].get(model, {}):
                     values[f"{prefix}.{name}"] = values[f"{model}.{name}.{self.metric}.mean"]
+                if f"{model}.local.sharpness.mean" in values:
+                    values[f"{prefix}_sharpness"] = values[f"{model}.local.sharpness.mean"]
             out.append(SeedResult(found.label, found.method, found.seed, values))
         return out
 

@@ -28,9 +28,11 @@ from tailorfl.engines.rounds import RoundResult
 from tailorfl.engines.simulation import Simulation, make_engine
 from tailorfl.errors import ConfigError, DataError, DivergenceError, TailorflError
 from tailorfl.evaluation.generation import Generation
+from tailorfl.evaluation.metrics import LOWER_IS_BETTER, primary
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import evaluate, headline, means, summaries
 from tailorfl.evaluation.summary import summarize
+from tailorfl.experiments.curves import check_target
 from tailorfl.experiments.final_cost import long_final
 from tailorfl.experiments.folders import check_folder, check_source, discard_jobs, locked
 from tailorfl.experiments.jobs import Job, Observer
@@ -81,6 +83,7 @@ def run_experiment(
             seed = config.data.seed_of(job.seed)
             if federation is None or seed != built:
                 federation, built = make_federation(config, seed, source, said), seed
+                check_target(config.eval.target, primary(federation.source.task)[0])
             sim = make_simulation(job, federation, folder)
             if not begun:  # only now: data or a model that cannot be used replace no earlier experiment
                 discard_jobs(out)
@@ -224,7 +227,7 @@ def _rounds(
         due = config.eval.every > 0 and sim.round % config.eval.every == 0
         record = _round_record(sim, done, time.perf_counter() - begin)
         if due or last:
-            records = evaluate(sim, _protocol(config, final=last))
+            records = evaluate(sim, _protocol(config, final=last), done.clients)
             found = means(records)
             record |= found
             store.append_clients(records)
@@ -249,6 +252,7 @@ def _protocol(config: ExperimentConfig, final: bool) -> EvaluationProtocol:
         tuple(config.eval.adapt_steps),
         config.eval.max_samples,
         config.eval.feature_distance,
+        config.eval.sharpness,
         Generation(**config.eval.generation.model_dump()),
     )
 
@@ -304,8 +308,6 @@ def _best_by_validation(frame: Any, model: str, metric: str) -> dict[str, Any] |
     means = mine.groupby(["set", "round"])[metric].mean()
     if "val" not in means.index.get_level_values(0) or means["val"].isna().all():
         return None
-    from tailorfl.evaluation.metrics import LOWER_IS_BETTER
-
     best = int(means["val"].idxmin() if metric in LOWER_IS_BETTER else means["val"].idxmax())
     return {
         "round": best,

@@ -1,0 +1,65 @@
+"""How steep the loss is around a model: what sharpness-aware methods (FedSAM, PLGU) make small.
+
+    sharpness(w) = F(w + ρ g/‖g‖₂) − F(w),   g = ∇F(w)
+
+It is the increase of the loss that SAM (Foret et al., ICLR 2021) descends along: to first order the largest within the
+radius ρ. F is the mean loss of the task over the samples, in evaluation mode; g is taken over all parameters that may
+change, as one vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core import tree
+from tailorfl.core.cohort import rows_at_once
+from tailorfl.core.objective import LOSSES
+from tailorfl.data.source import Source
+from tailorfl.models.functional import Model
+
+
+def sharpness(model: Model, state: TensorDict, source: Source, rows: Tensor, rho: float) -> float:
+    """Returns F(w + ρ g/‖g‖) − F(w) on samples `rows`; NaN without samples, 0 where the gradient is zero."""
+    if not len(rows):
+        return float("nan")
+    leaves = {n: state.get(n).detach().clone().requires_grad_() for n in model.parameters}
+    rest = tree.tensors(state)
+    total = torch.zeros(())
+    with torch.enable_grad():
+        for part, share in _blocks(source, rows):
+            value = share * _loss(model, {**rest, **leaves}, source, part)
+            value.backward()  # type: ignore[no-untyped-call]
+            total += value.detach()
+    gradient = {n: t.grad for n, t in leaves.items() if t.grad is not None}
+    norm = torch.stack([g.square().sum() for g in gradient.values()]).sum().sqrt()
+    if not norm > 0:
+        return 0.0 if norm == 0 else float("nan")
+    moved = {n: leaves[n].detach() + g * (rho / norm) for n, g in gradient.items()}
+    return mean_loss(model, {**rest, **moved}, source, rows) - float(total)
+
+
+def mean_loss(model: Model, state: dict[str, Tensor] | TensorDict, source: Source, rows: Tensor) -> float:
+    """Returns the mean loss of the task of one model on samples `rows`, in evaluation mode; NaN without samples."""
+    if not len(rows):
+        return float("nan")
+    held = tree.tensors(state) if isinstance(state, TensorDict) else state
+    with torch.no_grad():
+        return sum(float(share * _loss(model, held, source, part)) for part, share in _blocks(source, rows))
+
+
+def _blocks(source: Source, rows: Tensor) -> Iterator[tuple[Tensor, float]]:
+    """Samples that go through the model together, and their share of all.
+
+    The Cox loss compares all samples with each other, so they stay together.
+    """
+    size = len(rows) if source.task == "survival" else rows_at_once(source)
+    for part in torch.split(rows, size):
+        yield part, len(part) / len(rows)
+
+
+def _loss(model: Model, state: dict[str, Tensor], source: Source, rows: Tensor) -> Tensor:
+    return LOSSES[source.task](model(state, source.take(rows)), source.targets(rows), None)

@@ -1,0 +1,76 @@
+"""Planes through models: exact losses, filter norms, and where the models lie."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from tailorfl.data.source import Source
+from tailorfl.errors import ConfigError
+from tailorfl.evaluation.landscape import losses, plane_through, random_plane
+from tailorfl.evaluation.sharpness import mean_loss
+from tailorfl.models.functional import Model
+
+torch.manual_seed(0)
+MODEL = Model.of(nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 4)))
+SOURCE = Source("tiny", torch.randn(20, 1, 4, 4), torch.randint(0, 4, (20,)), "classification", 4)
+ROWS = torch.arange(20)
+
+
+def test_random_directions_have_the_norm_of_every_filter_and_leave_biases_and_norms() -> None:
+    state = MODEL.init(3)
+    plane = random_plane(MODEL, state, seed=1)
+    for direction in (plane.u, plane.v):
+        for name in ("0.weight", "3.weight"):
+            drawn, given = (t.flatten(1).norm(dim=1) for t in (direction[name], state[name]))
+            torch.testing.assert_close(drawn, given)
+        for name in ("0.bias", "1.weight", "1.bias", "3.bias"):
+            assert not direction[name].any()
+    again, other = random_plane(MODEL, state, seed=1), random_plane(MODEL, state, seed=2)
+    assert torch.equal(plane.u["0.weight"], again.u["0.weight"])
+    assert not torch.equal(plane.u["0.weight"], other.u["0.weight"])
+    assert not torch.allclose(plane.u["0.weight"], plane.v["0.weight"])
+
+
+def test_every_place_has_the_loss_of_the_model_that_lies_there() -> None:
+    state = MODEL.init(3)
+    plane = random_plane(MODEL, state, seed=1)
+    found = losses(MODEL, plane, SOURCE, ROWS, [-1.0, 0.0, 0.5], [0.0, 2.0])
+    assert found.shape == (2, 3)
+    for j, b in enumerate((0.0, 2.0)):
+        for i, a in enumerate((-1.0, 0.0, 0.5)):
+            at = {n: state[n] + a * plane.u[n] + b * plane.v[n] for n in plane.u}
+            at |= {n: state[n] for n in MODEL.buffers}
+            with torch.no_grad():
+                wanted = nn.functional.cross_entropy(MODEL(at, SOURCE.x), SOURCE.y)
+            assert found[j, i] == pytest.approx(float(wanted), rel=1e-5)
+    assert found[0, 1] == pytest.approx(mean_loss(MODEL, state, SOURCE, ROWS))
+
+
+def test_the_plane_through_three_models_holds_them_at_their_distances() -> None:
+    states = [MODEL.init(k) for k in range(3)]
+    plane = plane_through(MODEL, states)
+    flat = [torch.cat([s[n].flatten() for n in MODEL.parameters]) for s in states]
+    for (a, b), state in zip(plane.points, states, strict=True):
+        at = plane.at(a, b)
+        for name in MODEL.parameters:
+            torch.testing.assert_close(at[name], state[name], rtol=1e-4, atol=1e-5)
+    unit = float((flat[1] - flat[0]).norm())
+    places = np.array(plane.points)
+    for k, m in ((0, 1), (0, 2), (1, 2)):
+        apart = float((flat[k] - flat[m]).norm()) / unit
+        assert np.linalg.norm(places[k] - places[m]) == pytest.approx(apart, rel=1e-4)
+    assert float(sum((plane.u[n] * plane.v[n]).sum() for n in plane.u)) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_models_on_a_line_span_no_plane() -> None:
+    one, other = MODEL.init(0), MODEL.init(1)
+    between = TensorDict({n: (one[n] + other[n]) / 2 for n in MODEL.sizes}, batch_size=[])
+    for states in ([one, one, other], [one, other, other], [one, other, between]):
+        with pytest.raises(ConfigError, match="on a line"):
+            plane_through(MODEL, states)
+    with pytest.raises(ConfigError, match="three models, but 2"):
+        plane_through(MODEL, [one, other])
