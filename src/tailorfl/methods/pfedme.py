@@ -8,7 +8,8 @@
                keeps θ as its personal model, sends w_i
     server:    w = (1 − β) w + β Σ_S a_i w_i
 
-θ is warm-started across the R repetitions, as in the official code.
+θ is warm-started across the R repetitions, as in the official code. The optimizer of the run takes its steps, anew on
+every batch.
 
 With `personal_epochs` a client instead trains its θ of the round before for so many epochs with the same penalty and
 then takes one step of w, as the baseline of that name in FedOA (2025) does; its step φ − 2λη(φ − φ_e) is `lr` = 2η. The
@@ -56,7 +57,9 @@ class PFedMe(TwoModels):
         None, gt=0, description="η_p: step of the personal model; default the run's lr"
     )
     inner_wd: float = Field(
-        0.0, ge=0, description="extra shrinkage of θ in the inner step (the official code uses 1e-3)"
+        0.0,
+        ge=0,
+        description="shrinkage of θ in the inner step beside the run's weight decay (the official code uses 1e-3)",
     )
     personal_epochs: int | None = Field(
         None, ge=1, description="train θ for so many epochs before one step of w, in place of K and R"
@@ -65,13 +68,14 @@ class PFedMe(TwoModels):
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         w = theta = received
+        decay = client.config.weight_decay + self.inner_wd
         if self.personal_epochs is not None:
             theta = client.fit(
                 state,
                 prox=(self.lam, w),
                 epochs=self.personal_epochs,
                 lr=self.personal_lr,
-                weight_decay=self.inner_wd,
+                weight_decay=decay,
             )
             return theta, self._stepped(client, w, theta)
         for r in range(self.local_rounds):
@@ -82,7 +86,7 @@ class PFedMe(TwoModels):
                 repeat=self.inner_steps,
                 first=r,
                 lr=self.personal_lr,
-                weight_decay=self.inner_wd,
+                weight_decay=decay,
             )
             w = self._stepped(client, w, theta)
         return theta, w

@@ -1,0 +1,67 @@
+"""Several models: HypCluster's on the server, FedFomo's mixtures of other clients' models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from references.plain import Outcome, Problem, State, clone, fit, mean, norm_of, weights_of
+from references.two_models import everywhere, validation_loss
+
+
+def hypcluster(p: Problem, clusters: int, weights: str) -> Outcome:
+    w = [{n: p.first_server[f"{j}/{n}"].clone() for n in p.init} for j in range(clusters)]
+
+    def best(i: int) -> int:
+        losses = [validation_loss(p, model, i, "train") for model in w]
+        return losses.index(min(losses))
+
+    for t, sampled in enumerate(p.rounds):
+        choice = {i: best(i) for i in sampled}
+        trained = {i: fit(p, w[choice[i]], p.batches(i, t)) for i in sampled}
+        for j in range(clusters):
+            members = [i for i in sampled if choice[i] == j]
+            if members:
+                w[j] = mean([trained[i] for i in members], weights_of(p, members, weights))
+    server = {f"{j}/{n}": s for j in range(clusters) for n, s in w[j].items()}
+    return Outcome(None, [clone(w[best(i)]) for i in p.clients], server)
+
+
+def fedfomo(p: Problem, fallback: str, **options: Any) -> Outcome:
+    """Who downloads whose model is drawn: `downloads[t][i]`."""
+    theta, previous = everywhere(p), everywhere(p)
+    pool: dict[int, State] = {}
+    affinity = torch.zeros(len(p.sizes), len(p.sizes))
+    for t, sampled in enumerate(p.rounds):
+        uploads = {}
+        for i in sampled:
+            others = p.draws["downloads"][t][i]
+            candidates = {i: theta[i], **{n: pool[n] for n in others}}
+            gain = {n: worth(p, i, previous[i], model) for n, model in candidates.items()}
+            for n in others:
+                affinity[i, n] += gain[n]
+            good = {n: g for n, g in gain.items() if g > 0}
+            if good:
+                mixed = mean([candidates[n] for n in good], list(good.values()))
+            else:
+                mixed = clone(theta[i] if fallback == "own" or t == 0 else previous[i])
+            previous[i] = mixed
+            theta[i] = uploads[i] = fit(p, mixed, p.batches(i, t))
+        pool = uploads
+    private = [
+        {
+            **{f"theta/{n}": s for n, s in theta[i].items()},
+            **{f"previous/{n}": s for n, s in previous[i].items()},
+        }
+        for i in p.clients
+    ]
+    return Outcome(None, theta, {"affinity": affinity}, private)
+
+
+def worth(p: Problem, i: int, baseline: State, model: State) -> float:
+    """Δ: what the validation loss falls by, a unit of distance of the parameters."""
+    if not len(p.whole(i, "val")[1]):
+        return 0.0
+    gap = norm_of({n: model[n] - baseline[n] for n in p.parameters})
+    return (validation_loss(p, baseline, i) - validation_loss(p, model, i)) / (float(gap) + 1e-5)

@@ -1,0 +1,95 @@
+"""pFedHN and PLGU-GHN: an MLP on the server writes every client's model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from references.plain import Outcome, Problem, State, clone, fit, norm_of, sub
+
+
+def write(p: Problem, phi: State, e: Tensor) -> State:
+    """h(e; φ): embedding -> hidden, then ReLU and linear for every further trunk layer, one linear head a tensor."""
+    z = linear(e, phi["trunk_w/0"], phi["trunk_b/0"])
+    depth = sum(n.startswith("trunk_w/") for n in phi) - 1
+    for k in range(1, depth + 1):
+        z = linear(torch.relu(z), phi[f"trunk_w/{k}"], phi[f"trunk_b/{k}"])
+    return {
+        n: linear(z, phi[f"head_w/{n}"], phi[f"head_b/{n}"]).reshape(p.init[n].shape) for n in p.parameters
+    }
+
+
+def vjp(p: Problem, phi: State, e: Tensor, change: State) -> tuple[State, Tensor]:
+    """The gradient of <change, h(e; φ)> by φ and by e."""
+    phi = {n: t.detach().clone().requires_grad_() for n, t in phi.items()}
+    e = e.detach().clone().requires_grad_()
+    written = write(p, phi, e)
+    value = sum((change[n] * written[n]).sum() for n in written)
+    grads = torch.autograd.grad(value, [*phi.values(), e])  # type: ignore[arg-type]
+    return dict(zip(phi, grads[:-1], strict=True)), grads[-1]
+
+
+def average(found: list[State]) -> State:
+    return {n: sum(g[n] for g in found) / len(found) for n in found[0]}  # type: ignore[misc]
+
+
+def start(p: Problem) -> tuple[State, Tensor]:
+    phi = {n.partition("/")[2]: t.clone() for n, t in p.first_server.items() if n.startswith("phi/")}
+    return phi, p.first_server["embeddings"].clone()
+
+
+def changes(p: Problem, phi: State, e: Sequence[Tensor], t: int) -> dict[int, State]:
+    """Δ_i = θ_i − θ̃_i of the sampled clients."""
+    sent = {i: {k: s.detach() for k, s in write(p, phi, e[i]).items()} for i in p.rounds[t]}
+    return {i: sub(s, fit(p, s, p.batches(i, t))) for i, s in sent.items()}
+
+
+def done(p: Problem, phi: State, e: Tensor) -> Outcome:
+    server = {**{f"phi/{n}": t for n, t in phi.items()}, "embeddings": e}
+    with torch.no_grad():
+        return Outcome(None, [clone(write(p, phi, e[i])) for i in p.clients], server)
+
+
+def pfedhn(
+    p: Problem,
+    server_lr: float,
+    server_momentum: float,
+    server_weight_decay: float,
+    server_clip: float | None,
+    **shape: int,
+) -> Outcome:
+    """A torch optimizer over φ and the embeddings; one of a client that is not sampled has no gradient and stays."""
+    phi, table = start(p)
+    e = [row.clone().requires_grad_() for row in table]
+    variables = [*(t.requires_grad_() for t in phi.values()), *e]
+    optimizer = torch.optim.SGD(
+        variables, server_lr, momentum=server_momentum, weight_decay=server_weight_decay
+    )
+    for t in range(len(p.rounds)):
+        found = {i: vjp(p, phi, e[i], change) for i, change in changes(p, phi, e, t).items()}
+        optimizer.zero_grad()
+        for n, g in average([g for g, _ in found.values()]).items():
+            phi[n].grad = g
+        for i, (_, g) in found.items():
+            e[i].grad = g
+        if server_clip is not None:
+            torch.nn.utils.clip_grad_norm_(variables, server_clip)
+        optimizer.step()
+    return done(p, clone(phi), torch.stack(e).detach())
+
+
+def plgu_ghn(p: Problem, server_lr: float, rho: float, **shape: int) -> Outcome:
+    phi, e = start(p)
+    for t in range(len(p.rounds)):
+        delta = changes(p, phi, e, t)
+        g = average([vjp(p, phi, e[i], d)[0] for i, d in delta.items()])
+        above = {n: phi[n] + rho * g[n] / norm_of(g) for n in phi}
+        found = {i: vjp(p, above, e[i], d) for i, d in delta.items()}
+        step = average([g for g, _ in found.values()])
+        phi = {n: phi[n] - server_lr * step[n] for n in phi}
+        for i, (_, slope) in found.items():
+            e[i] = e[i] - server_lr * slope
+    return done(p, phi, e)

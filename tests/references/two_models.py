@@ -1,0 +1,189 @@
+"""A personal model on every client: LocalTrain, MR-MTL, Ditto, pFedMe, APFL, L2GD, Per-FedAvg."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from references.plain import (
+    Outcome,
+    Problem,
+    State,
+    Trainer,
+    add,
+    clone,
+    fit,
+    mean,
+    outputs,
+    plain,
+    pull,
+    sub,
+    weights_of,
+)
+
+
+def everywhere(p: Problem) -> list[State]:
+    """Personal models that start where the global one does."""
+    return [clone(p.init) for _ in p.clients]
+
+
+def local(p: Problem, **options: Any) -> Outcome:
+    v = everywhere(p)
+    for t, sampled in enumerate(p.rounds):
+        for i in sampled:
+            v[i] = fit(p, v[i], p.batches(i, t))
+    return Outcome(None, v)
+
+
+def local_average(p: Problem, weights: str) -> Outcome:
+    """The reported global model is the mean of the models that came up last."""
+    v = local(p).personal
+    last = p.rounds[-1]
+    return Outcome(mean([v[i] for i in last], weights_of(p, last, weights)), v)
+
+
+def mr_mtl(p: Problem, lam: float, **options: Any) -> Outcome:
+    """v̄ is the mean of ALL clients' latest models."""
+    v = everywhere(p)
+    for t, sampled in enumerate(p.rounds):
+        centre = mean(v, [1.0] * len(v))
+        for i in sampled:
+            v[i] = fit(p, v[i], p.batches(i, t), term=pull(lam, centre))
+    return Outcome(None, v, mean(v, [1.0] * len(v)))
+
+
+def ditto(
+    p: Problem, lam: float, weights: str, personal_epochs: int | None, dynamic_lam: tuple[float, ...] = ()
+) -> Outcome:
+    w, v = clone(p.init), everywhere(p)
+    for t, sampled in enumerate(p.rounds):
+        up = []
+        for i in sampled:
+            up.append(fit(p, w, p.batches(i, t)))
+            tried = [
+                fit(p, v[i], p.batches(i, t, epochs=personal_epochs), term=pull(each, w))
+                for each in (dynamic_lam or (lam,))
+            ]
+            v[i] = min(tried, key=lambda s: validation_loss(p, s, i)) if dynamic_lam else tried[0]
+        w = mean(up, weights_of(p, sampled, weights))
+    return Outcome(w, v)
+
+
+def validation_loss(p: Problem, state: State, client: int, part: str = "val") -> float:
+    x, y = p.whole(client, part)
+    return float(torch.nn.functional.cross_entropy(outputs(p, state, x), y))
+
+
+def pfedme(
+    p: Problem,
+    lam: float,
+    inner_steps: int,
+    local_rounds: int,
+    lr: float,
+    personal_lr: float | None,
+    inner_wd: float,
+    beta: float,
+    weights: str,
+    personal_epochs: int | None,
+) -> Outcome:
+    """θ is warm-started within a round; with `personal_epochs` it goes on from the round before."""
+    w, v = clone(p.init), everywhere(p)
+    rate = p.train.lr if personal_lr is None else personal_lr
+    for t, sampled in enumerate(p.rounds):
+        up = []
+        for i in sampled:
+            if personal_epochs is not None:
+                rule = replace(p.train, lr=rate)
+                v[i] = fit(p, v[i], p.batches(i, t, epochs=personal_epochs), term=pull(lam, w), train=rule)
+                up.append(step_to(p, w, v[i], lr * lam))
+                continue
+            theta, own = clone(w), clone(w)
+            for r in range(local_rounds):
+                (step,) = p.batches(i, t, steps=1, first=r)
+                rule = replace(p.train, lr=rate, weight_decay=p.train.weight_decay + inner_wd)
+                theta = fit(p, theta, [step] * inner_steps, term=pull(lam, own), train=rule)
+                own = step_to(p, own, theta, lr * lam)
+            v[i] = theta
+            up.append(own)
+        average = mean(up, weights_of(p, sampled, weights))
+        w = {n: (1 - beta) * w[n] + beta * average[n] if n in p.parameters else average[n] for n in w}
+    return Outcome(w, v)
+
+
+def step_to(p: Problem, w: State, theta: State, share: float) -> State:
+    """w − share (w − θ); running statistics are θ's."""
+    return {n: w[n] - share * (w[n] - theta[n]) if n in p.parameters else theta[n] for n in w}
+
+
+def apfl(p: Problem, alpha: float, adaptive: bool, weights: str) -> Outcome:
+    w, v = clone(p.init), everywhere(p)
+    last, mix = everywhere(p), [alpha for _ in p.clients]
+    for t, sampled in enumerate(p.rounds):
+        for i in sampled:
+            steps = p.batches(i, t)
+            own, personal = Trainer(p, w, len(steps)), Trainer(p, v[i], len(steps))
+            if adaptive:
+                (first,) = steps[0]
+                g = personal.gradient(first, at=mixture(mix[i], personal.now, own.now), update_norms=False)
+                slope = sum((g[n] * (personal.now[n] - own.now[n])).sum() for n in g)
+                mix[i] = min(max(mix[i] - p.train.lr * float(slope), 0.0), 1.0)
+            for (batch,) in steps:
+                own.step(own.gradient(batch))
+                g = personal.gradient(batch, at=mixture(mix[i], personal.now, own.now))
+                personal.step({n: mix[i] * d for n, d in g.items()})
+            v[i], last[i] = personal.state, own.state
+        w = mean([last[i] for i in sampled], weights_of(p, sampled, weights))
+    personal_models = [{**mixture(mix[i], v[i], last[i])} for i in p.clients]
+    private = [{"alpha": torch.tensor(mix[i]), **{f"v/{n}": x for n, x in v[i].items()}} for i in p.clients]
+    return Outcome(w, personal_models, {}, private)
+
+
+def mixture(alpha: float, v: State, w: State) -> State:
+    return {n: alpha * v[n] + (1 - alpha) * w[n] if v[n].is_floating_point() else v[n] for n in v}
+
+
+def l2gd(
+    p: Problem, lam: float, p_mean: float, smoothness: float | None, weights: str, **options: Any
+) -> Outcome:
+    """One iteration a round with a shared coin; x̄ is exchanged where it turns from 0 to 1."""
+    x, known, coins = everywhere(p), clone(p.init), p.draws["coins"]
+    prob = p_mean if smoothness is None else lam / (lam + smoothness)
+    for t, sampled in enumerate(p.rounds):
+        for i in p.clients:
+            if coins[t]:
+                share = p.train.lr * lam * (1 - prob) / prob
+                x[i] = add(x[i], sub(x[i], known), -share)
+            else:
+                x[i] = fit(p, x[i], p.batches(i, t, steps=1))
+        if not coins[t] and coins[t + 1]:
+            known = mean([x[i] for i in sampled], weights_of(p, sampled, weights))
+    return Outcome(known, x)
+
+
+def per_fedavg(
+    p: Problem, alpha: float, variant: str, delta: float, adapt_steps: int, weights: str
+) -> Outcome:
+    w = clone(p.init)
+    for t, sampled in enumerate(p.rounds):
+        up = []
+        for i in sampled:
+            steps = p.batches(i, t, per_step=3 if variant == "HF" else 2)
+            model = Trainer(p, w, len(steps))
+            for b1, b2, *b3 in steps:
+                now = model.now
+                adapted = add(now, model.gradient(b1), -alpha)
+                g = model.gradient(b2, at=adapted)
+                if b3:
+                    high = model.gradient(b3[0], at=add(now, g, delta))
+                    low = model.gradient(b3[0], at=add(now, g, -delta))
+                    g = {n: g[n] - alpha * (high[n] - low[n]) / (2 * delta) for n in g}
+                model.step(g)
+            up.append(model.state)
+        w = mean(up, weights_of(p, sampled, weights))
+    rule, last = replace(plain(p.train), lr=alpha), len(p.rounds)
+    adapted_models = [
+        fit(p, w, p.batches(i, last, steps=adapt_steps, purpose="finetune"), train=rule) for i in p.clients
+    ]
+    return Outcome(w, adapted_models)
