@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -36,8 +37,12 @@ from peer_work import BATCH, CHECK_LR, CHECK_STEPS, CLIENTS, LR, SAMPLES, Work, 
 HERE = Path(__file__).parent
 WARMUP = {"logistic": 3, "cnn2": 1}
 ROUNDS = {"logistic": 10, "cnn2": 2}
-TOLERANCE = 1e-3
-"""Largest difference of two programs' weights after the checked round, as a share of the largest change."""
+TOLERANCE = 5e-3
+"""Largest distance of two programs' weights after the checked round, as a share of the way that they went.
+
+Rounding alone comes to 1e-3 with AVX-512, where one ReLU of `cnn2` lets a sample through that it stops elsewhere; a
+rate that is off by a hundredth comes to 1e-2, one client of the hundred left out to more.
+"""
 
 QUIET = {
     "OMP_NUM_THREADS": "1",
@@ -68,14 +73,15 @@ def measure(python: str, program: str, work: Path, model: str, check: Path | Non
 
 
 def difference(weights: Path, reference: Path, work: Work) -> float:
-    """Returns the largest difference from the reference's weights over the largest change since the start."""
+    """Returns ‖w − r‖₂ / ‖r − start‖₂ of the weights w and the reference's r, over all weights together."""
     own, other = torch.load(weights), torch.load(reference)
     if set(own) != set(other):
         raise SystemExit(
             f"{weights.stem} and {reference.stem} have different weights: {set(own) ^ set(other)}"
         )
-    change = max(float((other[name] - work.init[name]).abs().max()) for name in other)
-    return max(float((own[name] - other[name]).abs().max()) for name in other) / change
+    went = sum(float((other[name] - work.init[name]).double().square().sum()) for name in other)
+    apart = sum(float((own[name] - other[name]).double().square().sum()) for name in other)
+    return math.sqrt(apart / went)
 
 
 def summary(records: list[dict[str, Any]], ours: list[dict[str, Any]]) -> dict[str, Any]:

@@ -18,7 +18,9 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "peers"
 def programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     """The scripts that need no peer, imported by name."""
     monkeypatch.syspath_prepend(FOLDER)
-    return {name: importlib.import_module(name) for name in ("peer_work", "run_plain", "run_tailorfl")}
+    return {
+        name: importlib.import_module(name) for name in ("compare", "peer_work", "run_plain", "run_tailorfl")
+    }
 
 
 @pytest.mark.parametrize("model", ["logistic", "cnn2"])
@@ -48,3 +50,40 @@ def test_the_plain_loop_and_the_library_agree_on_full_batches(
     change = max((weights["run_plain"][n] - work.init[n]).abs().max().item() for n in work.init)
     for name, ours in weights["run_tailorfl"].items():
         torch.testing.assert_close(ours, weights["run_plain"][name], rtol=0, atol=1e-3 * change)
+
+
+def test_weights_are_compared_by_the_distance_of_all_of_them(
+    programs: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    """A ReLU that flips moves one row of weights by little and is none; a hundredth of the rate is a difference."""
+    work, compare = programs["peer_work"].make_work("cnn2"), programs["compare"]
+    change = {name: torch.randn(t.shape) for name, t in work.init.items()}
+    exact = {name: t + change[name] for name, t in work.init.items()}
+    flipped = {name: t.clone() for name, t in exact.items()}
+    largest = max(t.abs().max() for t in change.values())
+    flipped["fc1.weight"][7] += 3e-3 * largest
+    rate = {name: t + 1.01 * change[name] for name, t in work.init.items()}
+    for name, weights in (("exact", exact), ("flipped", flipped), ("rate", rate)):
+        torch.save(weights, tmp_path / f"{name}.pt")
+    off = {
+        n: compare.difference(tmp_path / f"{n}.pt", tmp_path / "exact.pt", work) for n in ("flipped", "rate")
+    }
+    row = work.init["fc1.weight"][7].numel()
+    norm = torch.cat([t.flatten() for t in change.values()]).norm()
+    assert off["flipped"] == pytest.approx(float(3e-3 * largest * row**0.5 / norm), rel=1e-3)
+    assert off["rate"] == pytest.approx(0.01, rel=1e-3)
+    assert off["flipped"] < compare.TOLERANCE < off["rate"]
+
+
+def test_a_client_left_out_is_a_difference(
+    programs: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, plain, compare = (programs[name] for name in ("peer_work", "run_plain", "compare"))
+    work = shared.make_work("logistic")
+    for clients in (shared.CLIENTS, shared.CLIENTS - 1):
+        monkeypatch.setattr(plain, "CLIENTS", clients)
+        job = shared.Job(1, shared.SAMPLES, shared.CHECK_LR, rounds=1)
+        plain.run(work, Path(), (job,))
+        torch.save(job.weights, tmp_path / f"{clients}.pt")
+    off = compare.difference(tmp_path / "99.pt", tmp_path / "100.pt", work)
+    assert off > compare.TOLERANCE
