@@ -21,7 +21,7 @@ from tailorfl.core.distill import Distill
 from tailorfl.core.ledger import EVERYONE, Ledger, Record, Use
 from tailorfl.core.privacy import SampleDP
 from tailorfl.data.source import Source
-from tailorfl.errors import TailorflError
+from tailorfl.errors import ConfigError, TailorflError
 
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 NOISE = 0.7
@@ -233,5 +233,11 @@ def test_a_dump_is_plain_and_whole() -> None:
     again.book("training", {0: Counter({Use(0.1, 1.0): 1})})
     assert again != ledger
     assert not Ledger()
-    assert Ledger.restore([]) == Ledger()
-    assert ledger
+    assert Ledger.restore(Ledger().dump()) == Ledger()
+
+
+@pytest.mark.parametrize("old", [[["training", 0, 0.1, 1.0, 1, 7]], [], {"rules": 1, "uses": []}])
+def test_a_ledger_of_earlier_rules_is_refused(old: Any) -> None:
+    """Its batches were counted as Poisson samples, which they were not."""
+    with pytest.raises(ConfigError, match=r"rules of an earlier version.*Start the run anew"):
+        Ledger.restore(old)

@@ -197,9 +197,11 @@ def test_what_is_accounted_is_known_beforehand(name: str) -> None:
     for _ in range(4):
         sim.step()
     assert sim.ledger == planned
-    assert set(sim.ledger.clients) == (
-        set() if name not in EACH else {c for r in range(4) for c in sim.sample(r)}
-    )
+    took_part = {c for r in range(4) for c in sim.sample(r)} if sim.ledger else set()
+    assert set(sim.ledger.clients) <= took_part
+    assert (
+        set(sim.ledger.clients) == took_part or name == "l2gd"
+    )  # whose coins send models up in some rounds only
     assert make(name).averages_replies == (name not in EACH)
 
 
@@ -258,14 +260,11 @@ def test_a_server_that_averages_is_shown_no_single_reply_and_no_numbers_beside_i
 
 @pytest.mark.parametrize(
     ("settings", "rate"),
-    [
-        ({}, 1.0),
-        ({"fraction": 0.6}, 0.6),
-        ({"fraction": 0.5}, 0.6),  # 2.5 clients are 3
-        ({"fraction": 0.5, "sampling": "bernoulli"}, 0.5),
-    ],
+    [({}, 1.0), ({"fraction": 0.5, "sampling": "bernoulli"}, 0.5), ({"sampling": "bernoulli"}, 1.0)],
 )
-def test_a_mean_of_drawn_clients_counts_with_their_share(settings: dict[str, Any], rate: float) -> None:
+def test_a_mean_of_clients_drawn_each_by_itself_counts_with_their_rate(
+    settings: dict[str, Any], rate: float
+) -> None:
     sim = run("fedavg", NOISY, rounds=3, **settings)
     assert sim.ledger.entries(EVERYONE) == sim.ledger.entries(0) == ((rate, 1.0, 3),)
     assert sim.ledger.clients == ()
@@ -273,8 +272,13 @@ def test_a_mean_of_drawn_clients_counts_with_their_share(settings: dict[str, Any
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("feddf", {}), ("fedavg", {"sampling": "proportional"})],
-    ids=["each reply", "preferred"],
+    [
+        ("feddf", {}),
+        ("feddf", {"sampling": "bernoulli"}),
+        ("fedavg", {"sampling": "proportional"}),
+        ("fedavg", {"sampling": "uniform"}),
+    ],
+    ids=["each reply", "each reply, drawn by itself", "preferred", "fixed size"],
 )
 def test_where_drawing_hides_nobody_rounds_count_in_full(name: str, settings: dict[str, Any]) -> None:
     sim = run(name, NOISY, rounds=4, fraction=0.6, **settings)

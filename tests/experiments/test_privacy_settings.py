@@ -233,7 +233,8 @@ def result_config(out: Path) -> Any:
 @opacus
 def test_client_level_is_one_row_for_all(tmp_path: Path) -> None:
     method = {"name": "fedavg", "weights": "uniform"}
-    results(tmp_path / "out", methods=[method], train=dp(noise=1.0, level="client"), fraction=0.5)
+    drawn = {"fraction": 0.5, "sampling": "bernoulli"}
+    results(tmp_path / "out", methods=[method], train=dp(noise=1.0, level="client"), **drawn)
     summary = json.loads((tmp_path / "out/fedavg/seed-0/summary.json").read_text())["privacy"]
     expected = epsilon([(0.5, 1.0, 3)], 1e-5)
     assert summary["level"] == "client"

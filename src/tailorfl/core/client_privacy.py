@@ -6,18 +6,24 @@ Models", ICLR 2018): nobody can tell from what the server makes of the replies w
     the server needs only the mean:      Δ ← (1/m) ( Σ_i Δ_i + N(0, σ²C²) )        and sees nothing else
     it looks at replies one by one:      Δ_i ← Δ_i + N(0, σ²C²)                    for every client
 
-The server is trusted to clip and to add the noise. Neighbours are two runs in one of which a client's updates are all
-zero: who takes part, and how many do, is the same in both and may be known. An update that is not finite counts as
-zero, since leaving it out would tell that there was one.
+The server is trusted to clip and to add the noise. An update that is not finite counts as zero, since leaving it out
+would tell that there was one. Neighbours are two runs in one of which a client's updates are all zero ("zero-out"), so
+what one client changes is at most C.
 
-A mean of clients that are drawn at random hides who was drawn, so a round counts as the sampled Gaussian mechanism
-with the share of clients as its rate (fixed-size and Bernoulli sampling alike, as is usual). Replies that are looked at
-one by one, and sampling that prefers some clients, hide nobody: there every round in which a client took part counts
-in full.
+| clients of a round | m | what a round costs a client |
+|---|---|---|
+| `bernoulli`, of a mean | the expected number qN | the Gaussian mechanism of σ, Poisson-sampled with rate q |
+| all others | the number of clients in it | one Gaussian mechanism of σ in a round it takes part in, else nothing |
+
+Only clients that are drawn each by itself, in secret, make a round cheaper than taking part in it: then nobody may see
+who was drawn nor how many, so the mean is over the expected number and a round of nobody is noise like all others. A
+sample of fixed size has no such bound (whoever is drawn keeps another one out), `proportional` sampling prefers some,
+and replies that are looked at one by one show who sent them; there the cohort is taken as public.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -46,16 +52,21 @@ def private_replies(
     key: tuple[int, int, str],
     clients: Sequence[int],
     mean_only: bool,
+    expected: float | None = None,
 ) -> TensorDict:
     """Returns what the server may see of the replies `stack` [clients, ...].
 
     With `mean_only` every row is its anchor plus the one noisy mean of all updates: the mean over rows is what it
-    should be, and a single row tells no more than the mean. `anchor` has the entries, by path, that an update is the
-    difference from, in the shape of one reply or [clients, ...]. Noise is a function of `key` (seed, round and
-    architecture) and, with replies one by one, of the client.
+    should be, and a single row tells no more than the mean. With `expected`, the number of clients of a round that
+    hides who is in it, there is a single row, whose sum is divided by that number; nobody may be in it.
+
+    `anchor` has the entries, by path, that an update is the difference from, in the shape of one reply or
+    [clients, ...]. Noise is a function of `key` (seed, round and architecture) and, with replies one by one, of the
+    client.
 
     Raises:
-        ConfigError: a reply holds whole numbers that the client had not received, which noise cannot cover.
+        ConfigError: a reply holds whole numbers that the client had not received, which noise cannot cover, or clients
+            had received different things in a round that hides who is in it.
     """
     known = dict(tree.leaves(anchor))
     whole: dict[str, Tensor] = {}
@@ -63,6 +74,11 @@ def private_replies(
     origins: dict[str, Tensor] = {}
     for path, tensor in tree.leaves(stack):
         origin = _matching(known.get(path), tensor)
+        if expected is not None and origin is not None and len(origin) != 1:
+            raise ConfigError(
+                f"clients received different things ('{path}'), so their mean shows who took part, which "
+                "sampling=bernoulli hides under client-level privacy; set sampling=uniform"
+            )
         if tensor.is_floating_point():
             origins[path] = torch.zeros(()) if origin is None else origin
             updates[path] = tensor - origins[path]
@@ -71,13 +87,17 @@ def private_replies(
                 f"replies hold whole numbers ('{path}'), which the noise of client-level privacy cannot cover"
             )
         else:
-            whole[path] = tensor
+            whole[path] = tensor if expected is None else origin
     _clip(updates, dp.clip)
     seed = derive(key[0], "client-level privacy", key[1], key[2])
     if mean_only:
-        scale = dp.noise * dp.clip / len(clients) if dp.noise > 0 else 0.0
+        number = len(clients) if expected is None else expected
+        rows = len(clients) if expected is None else 1
+        scale = dp.noise * dp.clip / number if dp.noise > 0 else 0.0
         for n, (path, u) in enumerate(updates.items()):
-            updates[path] = (u.mean(0) + _noise(seed, n, u[0], scale)).expand_as(u)
+            total = u.sum(0)
+            mean = total / number + _noise(seed, n, total, scale)
+            updates[path] = mean.expand(rows, *mean.shape)
     elif dp.noise > 0:
         seeds = derive(seed, np.array(clients, dtype=np.uint64))
         for n, u in enumerate(updates.values()):
@@ -85,7 +105,8 @@ def private_replies(
                 row += _noise(own, n, row, dp.noise * dp.clip)
     found = {p: origins[p] + u for p, u in updates.items()}
     paths = [p for p, _ in tree.leaves(stack)]
-    return tree.nest(((p, found[p] if p in found else whole[p]) for p in paths), stack.batch_size)
+    size = stack.batch_size if expected is None else [1]
+    return tree.nest(((p, found[p] if p in found else whole[p]) for p in paths), size)
 
 
 def check_payload(stack: TensorDict, buffers: Collection[str]) -> None:
@@ -120,7 +141,7 @@ def _matching(origin: Tensor | None, reply: Tensor) -> Tensor | None:
 
 def _clip(updates: dict[str, Tensor], limit: float) -> None:
     """Scales every client's update to norm `limit` at most, over all entries together; not finite becomes 0."""
-    squares = [u.double().square().reshape(len(u), -1).sum(1) for u in updates.values()]
+    squares = [u.double().square().reshape(len(u), math.prod(u.shape[1:])).sum(1) for u in updates.values()]
     if not squares:
         return
     norm = torch.stack(squares).sum(0).sqrt()

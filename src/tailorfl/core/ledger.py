@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailorfl.core.accounting import Entry
+from tailorfl.errors import ConfigError
+
+RULES = 2
+"""Which rules a ledger's uses were written by; 1 counted everything as Poisson samples."""
 
 EVERYONE = -1
 """The client of a use that concerns all clients alike, whether they took part or not."""
@@ -122,14 +126,27 @@ class Ledger:
                 for use, steps in sorted(held[client].items()):
                     yield purpose, client, use, steps
 
-    def dump(self) -> list[list[Any]]:
+    def dump(self) -> dict[str, Any]:
         """Returns everything as plain values, which `restore` reads."""
-        return [[p, c, u.rate, u.noise, u.gradients, steps] for p, c, u, steps in self.rows()]
+        return {
+            "rules": RULES,
+            "uses": [[p, c, u.rate, u.noise, u.gradients, n] for p, c, u, n in self.rows()],
+        }
 
     @classmethod
-    def restore(cls, rows: Iterable[Iterable[Any]]) -> Ledger:
-        """Returns the ledger that was dumped."""
+    def restore(cls, dumped: Mapping[str, Any]) -> Ledger:
+        """Returns the ledger that was dumped.
+
+        Raises:
+            ConfigError: an earlier version made it, whose uses are not what they would be counted as now.
+        """
+        if not isinstance(dumped, Mapping) or dumped.get("rules") != RULES:
+            raise ConfigError(
+                "this checkpoint has an account of privacy by the rules of an earlier version, which took shuffled "
+                "batches and cohorts of fixed size for Poisson samples; its ε was too small and cannot be continued. "
+                "Start the run anew (--overwrite)"
+            )
         ledger = cls()
-        for purpose, client, rate, noise, gradients, steps in rows:
+        for purpose, client, rate, noise, gradients, steps in dumped["uses"]:
             ledger.book(purpose, {int(client): Counter({Use(rate, noise, int(gradients)): int(steps)})})
         return ledger

@@ -70,11 +70,19 @@ class Replies:
     """
     parts: Mapping[str, Replies] = field(default_factory=dict)
     """The replies of each architecture, by name; only where clients have different ones."""
+    rate: float | None = None
+    """With what probability a client is drawn, where client-level privacy hides who and how many were: the stack is
+    then one row, Σ of the private updates over the expected number of clients."""
 
     @property
     def total_clients(self) -> int:
         """N, all training clients, whether sampled or not."""
         return self.context.num_clients
+
+    @property
+    def share(self) -> float:
+        """|S|/N, the share of the clients that replied; what is expected of it where the true one must not show."""
+        return len(self.clients) / self.total_clients if self.rate is None else self.rate
 
     @property
     def parameters(self) -> frozenset[str]:

@@ -35,7 +35,7 @@ def load(sim: Simulation, tensors: Mapping[str, Tensor], facts: Mapping[str, Any
         place = _place(group)
         group.states.load({p.removeprefix(place): t for p, t in tensors.items() if p.startswith(place)})
     sim.round, sim.traffic = int(facts["round"]), Traffic(**facts["traffic"])
-    sim.ledger = Ledger.restore(facts.get("ledger", ()))
+    sim.ledger = Ledger.restore(facts["ledger"]) if "ledger" in facts else Ledger()
     sim.engine.resume(str(facts["engine"]))
 
 

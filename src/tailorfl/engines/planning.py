@@ -19,7 +19,7 @@ from tailorfl.core.messages import PerClient, table_of
 from tailorfl.engines.base import Parts
 from tailorfl.engines.deployment import Deployment, deployment_message, in_parts
 from tailorfl.engines.groups import by_group, message_for
-from tailorfl.engines.private_updates import updates_used
+from tailorfl.engines.private_updates import cohort_is_secret, nobody, updates_used
 from tailorfl.engines.vectorized import Vectorized
 
 if TYPE_CHECKING:
@@ -36,12 +36,15 @@ def planned_ledger(sim: Simulation, rounds: int, adapt_steps: int | None = None)
         sampled = sim.sample(number)
         training = sim.trainees(sampled)
         message = sim.method.broadcast(sim.server, training)
+        if cohort_is_secret(sim):  # everybody pays alike, whoever takes part
+            for group in sim.groups:
+                ledger.book("updates", updates_used(sim, (), nobody(sim, group, number).replies))
         for group, where in by_group(sim.groups, training):
             ids = tuple(training[k] for k in where)
             part, states = message_for(message, group, where), group.states.get(ids)
             uses, (_, replies, _) = _counted(sim, ids, number, states, part, sim.local)
             ledger.book("training", uses.uses)
-            if sim.client_dp is not None:
+            if sim.client_dp is not None and not cohort_is_secret(sim):
                 asked = [k for k, i in enumerate(ids) if i in set(sampled)]
                 ledger.book("updates", updates_used(sim, [ids[k] for k in asked], replies[asked]))
     if sim.method.has_personal:

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from tensordict import TensorDict
 
 from tailorfl.core import tree
-from tailorfl.core.client_privacy import ClientDP, check_payload, private_replies, uses_of_updates
-from tailorfl.core.ledger import Uses
-from tailorfl.core.messages import PerClient
+from tailorfl.core.client_privacy import check_payload, private_replies, uses_of_updates
+from tailorfl.core.ledger import EVERYONE, Record, Uses
+from tailorfl.core.messages import PerClient, Replies, table_of
 from tailorfl.core.method import Method
 from tailorfl.core.privacy import Level
-from tailorfl.engines.rounds import Trained, sampled_clients
+from tailorfl.engines.groups import Group, message_for
+from tailorfl.engines.rounds import Trained
+from tailorfl.engines.vectorized import Vectorized
 from tailorfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,26 +48,69 @@ def check_private(method: Method, level: Level) -> None:
         )
 
 
-def hidden(part: Trained, dp: ClientDP, method: Method, server: TensorDict, key: tuple[int, int]) -> Trained:
-    """Returns what the server may see of a round: private replies, and nothing that clients report beside them.
+def cohort_is_secret(sim: Simulation) -> bool:
+    """Whether privacy counts on nobody seeing who takes part in a round: a mean of clients drawn each by itself."""
+    alone = sim.sampling == "bernoulli" and sim.fraction < 1
+    return sim.client_dp is not None and alone and sim.method.averages_replies
 
-    `key` is (seed, round).
+
+def hidden(sim: Simulation, part: Trained) -> Replies:
+    """Returns what the server may see of a round: private replies, and nothing that clients report beside them.
 
     Raises:
         ConfigError, ModelError: replies hold what noise cannot cover.
     """
+    assert sim.client_dp is not None
     check_payload(part.replies, part.group.model.buffers)
     received = part.message
     known = received.payloads[received.rows] if isinstance(received, PerClient) else received
+    expected = sim.fraction * len(_members(sim, part.group)) if cohort_is_secret(sim) else None
     replies = private_replies(
         part.replies,
-        method.anchor(server, known),
-        dp,
-        (*key, part.group.name),
+        sim.method.anchor(sim.server, known),
+        sim.client_dp,
+        (sim.seed, sim.round, part.group.name),
         part.ids,
-        method.averages_replies,
+        sim.method.averages_replies,
+        expected,
     )
-    return replace(part, replies=replies, metrics=TensorDict({}, batch_size=[len(part.ids)]))
+    shown = replace(part, replies=replies, metrics=TensorDict({}, batch_size=replies.batch_size))
+    if expected is None:
+        return sim.replies(shown)
+    return replace(sim.replies(replace(shown, ids=(EVERYONE,))), rate=sim.fraction)
+
+
+def with_the_absent(sim: Simulation, asked: Sequence[Trained]) -> list[Trained]:
+    """Returns the parts of a round that have clients; where the cohort is secret, all architectures in order.
+
+    A group of which nobody was drawn then has replies of no rows, in the shape of those of a client that looks at no
+    sample: what the server gets of it is noise alone.
+    """
+    if not cohort_is_secret(sim):
+        return [part for part in asked if part.ids]
+    there = {part.group.name: part for part in asked}
+    return [
+        there[group.name] if group.name in there else nobody(sim, group, sim.round)
+        for group in sim.groups
+        if _members(sim, group)
+    ]
+
+
+def nobody(sim: Simulation, group: Group, round: int) -> Trained:
+    """Returns what a round is of a group of which nobody takes part: no rows, in the shape of a client's reply."""
+    one = (_members(sim, group)[0],)
+    message = message_for(sim.method.broadcast(sim.server, one), group, (0,))
+    cohort = replace(sim.cohort(one), round=round, record=Record(), counting=True)
+    received, index = table_of(message)
+    with torch.no_grad():
+        found = Vectorized().map(sim.local, cohort, group.states.get(one), received, index)
+    none = torch.ones(0, dtype=torch.bool)
+    return Trained(group, (), found[1][:0], found[2][:0], none, message, {})
+
+
+def _members(sim: Simulation, group: Group) -> list[int]:
+    """The clients of a group that may be drawn."""
+    return sorted(i for i in group.clients if i < sim.participants)
 
 
 def updates_used(sim: Simulation, ids: Sequence[int], replies: TensorDict) -> dict[int, Uses]:
@@ -72,10 +118,6 @@ def updates_used(sim: Simulation, ids: Sequence[int], replies: TensorDict) -> di
     assert sim.client_dp is not None
     if not any(tensor.is_floating_point() for _, tensor in tree.leaves(replies)):
         return {}
-    rate = None
-    if sim.method.averages_replies and sim.sampling != "proportional":
-        clients = sim.federation.num_clients
-        rate = (
-            sim.fraction if sim.sampling == "bernoulli" else sampled_clients(sim.fraction, clients) / clients
-        )
+    everyone = sim.method.averages_replies and len(ids) == sim.participants
+    rate = sim.fraction if cohort_is_secret(sim) else 1.0 if everyone else None
     return uses_of_updates(ids, sim.client_dp.noise, rate)

@@ -78,18 +78,25 @@ class Trained:
 
 
 def sample_clients(
-    seed: int, round: int, sizes: NDArray[np.int64], fraction: float, sampling: Sampling
+    seed: int,
+    round: int,
+    sizes: NDArray[np.int64],
+    fraction: float,
+    sampling: Sampling,
+    may_be_empty: bool = False,
 ) -> tuple[int, ...]:
     """Returns the clients of a round in rising order, a function of its arguments only.
 
     `sizes` [clients] training samples; uniform and proportional sampling take the share `fraction`, at least one.
+    Bernoulli sampling draws again where nobody was drawn, unless the cohort `may_be_empty`: then each client is in it
+    with probability `fraction`, which drawing again raises to fraction/(1 − (1 − fraction)^N).
     """
     total = len(sizes)
     rng = generator(seed, "sample", round)
     if sampling == "bernoulli":
         while True:
             chosen = np.flatnonzero(rng.random(total) < fraction)
-            if len(chosen):
+            if len(chosen) or may_be_empty:
                 return tuple(int(c) for c in chosen)
     share = sizes / sizes.sum() if sampling == "proportional" else None
     size = min(sampled_clients(fraction, total), total)
@@ -129,7 +136,9 @@ def count_traffic(
 
 
 def means_of(metrics: Sequence[TensorDict]) -> dict[str, float]:
-    """Returns the mean over clients of every metric, whatever architecture a client has."""
+    """Returns the mean over clients of every metric, whatever architecture a client has; nothing without clients."""
+    if not metrics:
+        return {}
     leaves = [dict(tree.leaves(part)) for part in metrics]
     return {name: float(torch.cat([part[name] for part in leaves]).double().mean()) for name in leaves[0]}
 

@@ -31,7 +31,13 @@ from tailorfl.engines.deployment import Deployment, Training, deployment_message
 from tailorfl.engines.devices import device_of
 from tailorfl.engines.groups import Group, by_group, gather, make_groups, message_for
 from tailorfl.engines.memory import keep_freed_memory
-from tailorfl.engines.private_updates import check_private, hidden, updates_used
+from tailorfl.engines.private_updates import (
+    check_private,
+    cohort_is_secret,
+    hidden,
+    updates_used,
+    with_the_absent,
+)
 from tailorfl.engines.processes import Processes
 from tailorfl.engines.rounds import (
     RoundResult,
@@ -104,7 +110,7 @@ class Simulation:
         assignment: the name of every client's architecture, held-out clients included (with several models).
         fraction: share of training clients sampled each round, in (0, 1]; at least one client.
         sampling: uniform without replacement; proportional to training samples; bernoulli (each client by
-            itself, redrawn if none).
+            itself, redrawn if none, but not under client-level privacy, whose rounds may be empty).
         state_folder: where private states are memory-mapped; None keeps them in memory.
         client_dp: client-level privacy of what clients send (that of their samples is in `train`).
 
@@ -212,7 +218,8 @@ class Simulation:
                 self.round + 1,
                 listed(rejected),
             )
-        if len(rejected) == len(training):
+        # With client-level privacy a stop would tell what a single client's update was.
+        if training and len(rejected) == len(training) and self.client_dp is None:
             raise DivergenceError(
                 f"round {self.round + 1}: all {len(training)} clients diverged (updates are NaN or infinite); "
                 "lower train.lr, set train.clip, or check the scale of the data"
@@ -221,18 +228,19 @@ class Simulation:
         wanted = set(sampled)
         # Under client-level privacy an update that is not finite counts as none: that there was one must not show.
         asked = [t.among(wanted) for t in (accepted if self.client_dp is None else done)]
-        arrived = {part.group.name: self._replies(part) for part in asked if part.ids}
+        asked = with_the_absent(self, asked)
+        arrived = {part.group.name: self._shown(part) for part in asked}
         traffic = self._count(message, done, wanted)
         middle = time.perf_counter()
         server = self.server
         if arrived:  # else the server keeps what it has: idle clients trained, those that were asked diverged
             server = tree.contiguous(self.method.aggregate(server, gather(arrived)))
         end = time.perf_counter()
-        losses = means_of([part.metrics for part in accepted])
+        losses = means_of([part.metrics for part in accepted if part.ids])
         for part in accepted:
             part.group.states.commit(part.ids)
         self.server = server
-        self._book(done, [part for part in asked if part.ids])
+        self._book(done, asked)
         self.traffic.add(traffic)
         result = RoundResult(self.round, sampled, rejected, losses, end - begin, traffic, end - middle)
         self.round += 1
@@ -257,9 +265,11 @@ class Simulation:
     def _record(self) -> Record | None:
         return Record() if self.train.dp is not None else None
 
-    def _replies(self, part: Trained) -> Replies:
-        if self.client_dp is not None:
-            part = hidden(part, self.client_dp, self.method, self.server, (self.seed, self.round))
+    def _shown(self, part: Trained) -> Replies:
+        return self.replies(part) if self.client_dp is None else hidden(self, part)
+
+    def replies(self, part: Trained) -> Replies:
+        """Returns the replies of a part of a round for the server."""
         return Replies(
             stack=part.replies,
             clients=part.ids,
@@ -275,7 +285,10 @@ class Simulation:
 
         They depend on (seed, round) only, so all methods see the same cohorts.
         """
-        return sample_clients(self.seed, round, self._sizes, self.fraction, self.sampling)
+        may_be_empty = cohort_is_secret(self)
+        return sample_clients(
+            self.seed, round, self._sizes, self.fraction, self.sampling, may_be_empty=may_be_empty
+        )
 
     def trainees(self, sampled: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the clients that train where `sampled` are those that are aggregated."""

@@ -118,7 +118,7 @@ def bench(
 
 def _round(sim: Simulation, seconds: float) -> tuple[Round, int]:
     """A round with as many of its clients as the time allows, and how many it has."""
-    sampled = sim.sample(0)
+    sampled = sim.sample(0) or (0,)  # nobody may be drawn where a mean hides who was
     training = sim.trainees(sampled)
     sizes = np.concatenate([part.cohort.sizes for part in parts_of(sim, training)])
     ids = np.concatenate([part.cohort.ids for part in parts_of(sim, training)])

@@ -108,7 +108,7 @@ def _probe(sim: Simulation) -> tuple[dict[str, float], float]:
     sim.engine = Sequential()
     everyone = (
         tuple(range(sim.federation.num_clients)) if sim.method.participation == "all" else sim.sample(0)
-    )
+    ) or (0,)  # nobody may be drawn where a mean hides who was
     everyone = (0,) if sim.method.pooled else everyone
     group, where = next(by_group(sim.groups, everyone))
     sampled = tuple(everyone[k] for k in where)

@@ -15,6 +15,7 @@ from tailorfl.core.client_privacy import ClientDP
 from tailorfl.core.ledger import EVERYONE, Ledger
 from tailorfl.core.privacy import SampleDP
 from tailorfl.engines.planning import planned_ledger
+from tailorfl.engines.private_updates import cohort_is_secret
 from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import TailorflError
 from tailorfl.experiments.jobs import Job
@@ -24,6 +25,19 @@ log = logging.getLogger(__name__)
 
 SLACK = 1e-6
 """Share by which ε may exceed a target for want of digits."""
+
+NEIGHBOURS = {
+    "sample": "zero-out: one sample of a client contributes nothing, all else is equal",
+    "client": "zero-out: the updates of one client are zero, all else is equal",
+}
+"""Between which runs ε bounds the difference."""
+SECRETS = (
+    "the seed",
+    "who took part in a round, and how many",
+    "bytes and losses of single rounds",
+    "checkpoints",
+)
+"""What must not be released where ε counts on nobody seeing who takes part."""
 
 Build = Callable[[SampleDP | None, ClientDP | None], Simulation]
 """Makes the simulation of a job with privacy of one level, or with none."""
@@ -93,6 +107,7 @@ class Spent:
         ledger: all uses.
         epsilons: client -> (ε, the accountant that tells it), of all that a client took part in; held-out ones too.
         clients: how many train; their ids come first.
+        secret: whether ε counts on nobody seeing who took part in a round.
     """
 
     settings: PrivacyConfig
@@ -100,6 +115,7 @@ class Spent:
     ledger: Ledger
     epsilons: Mapping[int, tuple[float, Accountant]]
     clients: int
+    secret: bool
 
     @property
     def largest(self) -> float:
@@ -113,6 +129,7 @@ class Spent:
         settings = self.settings
         return {
             "level": settings.level,
+            "neighbours": NEIGHBOURS[settings.level],
             "clip": settings.clip,
             "noise": self.noise,
             "target": settings.epsilon,
@@ -122,6 +139,7 @@ class Spent:
             "epsilon": _statistics(of_training),
             **({"epsilon_heldout": _statistics(of_others)} if of_others else {}),
             "composed": _composed(self.ledger),
+            **({"not_for_release": list(SECRETS)} if self.secret else {}),
         }
 
     def csv(self) -> str:
@@ -170,7 +188,7 @@ def spent(job: Job, sim: Simulation, ledger: Ledger | None = None) -> Spent | No
     book = sim.ledger if ledger is None else ledger
     ids = sorted({*range(sim.participants), *book.clients})
     epsilons = {i: _told(book.entries(i), settings.delta, settings.accountant) for i in ids}
-    found = Spent(settings, dp.noise, book, epsilons, sim.participants)
+    found = Spent(settings, dp.noise, book, epsilons, sim.participants, cohort_is_secret(sim))
     if any(by != settings.accountant for _, by in epsilons.values()):
         log.warning(
             "%s, seed %d: epsilon is too large for the accountant prv; the looser bound of rdp is reported",

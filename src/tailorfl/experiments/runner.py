@@ -24,6 +24,7 @@ from tailorfl.data.build import build as build_federation
 from tailorfl.data.federation import Federation
 from tailorfl.data.validate import validate
 from tailorfl.engines.groups import assign_by_size
+from tailorfl.engines.private_updates import cohort_is_secret
 from tailorfl.engines.rounds import RoundResult
 from tailorfl.engines.simulation import Simulation, make_engine
 from tailorfl.errors import ConfigError, DataError, DivergenceError, TailorflError
@@ -259,10 +260,11 @@ def _protocol(config: ExperimentConfig, final: bool) -> EvaluationProtocol:
 
 def _round_record(sim: Simulation, done: RoundResult, seconds: float) -> dict[str, Any]:
     traffic = sim.traffic.as_dict()
+    # Where ε counts on nobody seeing who took part, no record says it.
+    who = {} if cohort_is_secret(sim) else {"clients": list(done.clients), "rejected": list(done.rejected)}
     return {
         "round": sim.round,
-        "clients": list(done.clients),
-        "rejected": list(done.rejected),
+        **who,
         **{f"loss/{stage}": value for stage, value in done.losses.items()},
         **traffic,
         "bytes": traffic["bytes_up"] + traffic["bytes_down"],
@@ -298,7 +300,7 @@ def _summary(sim: Simulation, store: RunStore, identity: dict[str, Any], seconds
         "seconds": seconds,
         "engine": sim.engine.name,
         "clients": sim.federation.num_clients,
-        "rejected": int(store.rounds()["rejected"].map(len).sum()),
+        **({} if cohort_is_secret(sim) else {"rejected": int(store.rounds()["rejected"].map(len).sum())}),
     }
 
 

@@ -99,8 +99,7 @@ class Scaffold(Corrected):
         w, c, mean = server["w"], server["correction"], replies.mean()
         old, new = replies.of_parameters(w), replies.of_parameters(mean["y"])
         w = tree.merge(mean["y"], old + (new - old) * self.global_lr)
-        share = len(replies.clients) / replies.total_clients
-        return TensorDict({"w": w, "correction": c + mean["change"] * share}, batch_size=[])
+        return TensorDict({"w": w, "correction": c + mean["change"] * replies.share}, batch_size=[])
 
 
 @register
@@ -136,8 +135,7 @@ class FedDyn(Corrected):
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         w, h, mean = server["w"], server["correction"], replies.mean()
         theta = replies.of_parameters(mean)
-        share = len(replies.clients) / replies.total_clients
-        h = h - (theta - replies.of_parameters(w)) * (self.alpha * share)
+        h = h - (theta - replies.of_parameters(w)) * (self.alpha * replies.share)
         new = {"w": tree.merge(mean, theta - h / self.alpha), "correction": h}
         return TensorDict({**dict(server.items()), **new}, batch_size=[])
 

@@ -56,6 +56,7 @@ class MRMTL(TwoModels):
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         change = replies.mean()
-        share = len(replies.clients) / replies.total_clients
-        moved = {n: t * share if t.is_floating_point() else t for n, t in tree.tensors(change).items()}
+        moved = {
+            n: t * replies.share if t.is_floating_point() else t for n, t in tree.tensors(change).items()
+        }
         return server + TensorDict(moved, batch_size=[])

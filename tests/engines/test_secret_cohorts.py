@@ -1,0 +1,251 @@
+"""Client-level privacy where nobody may see who takes part: rounds of nobody, and what they cost, by other means."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from core.divergence import epsilon_of
+from methods.settings import NAMES, make
+from methods.small import (
+    SIZES,
+    TRAIN,
+    assert_close,
+    assert_same,
+    everything,
+    federation,
+    replaced,
+    simulation,
+)
+from tailorfl.core.accounting import epsilon
+from tailorfl.core.client_privacy import ClientDP
+from tailorfl.core.ledger import EVERYONE
+from tailorfl.core.method import Method
+from tailorfl.engines.planning import planned_ledger
+from tailorfl.engines.simulation import Simulation
+from tailorfl.errors import DivergenceError
+from tailorfl.experiments.api import run as run_experiment
+from tailorfl.runs.store import RunStore
+
+opacus = pytest.mark.skipif(
+    find_spec("opacus") is None, reason="accounting needs opacus: pip install 'tailorfl[privacy]'"
+)
+N = len(SIZES)
+PLAIN = replace(TRAIN, momentum=0.0, weight_decay=0.0)
+NOISY = ClientDP(0.3, 1.0)
+AVERAGED = [n for n in NAMES if make(n).averages_replies and not make(n).pooled]
+
+
+def run(method: str | Method, dp: ClientDP = NOISY, rounds: int = 0, **settings: Any) -> Simulation:
+    made = make(method, weights="uniform") if isinstance(method, str) else method
+    given = {"train": PLAIN, "engine": "vectorized", "fraction": 0.2, "sampling": "bernoulli", **settings}
+    return simulation(made, given.pop("model", "logistic"), client_dp=dp, rounds=rounds, **given)
+
+
+def empty_first(**settings: Any) -> int:
+    """A seed whose first round has nobody in it."""
+    return next(s for s in range(100) if not run("fedavg", seed=s, **settings).sample(0))
+
+
+def vector(sim: Simulation) -> Tensor:
+    return torch.cat([t.flatten() for t in sim.server["w"].values()])
+
+
+# -- who takes part ------------------------------------------------------------------------------------------
+
+
+def test_clients_take_part_as_often_as_stated() -> None:
+    """P(i in S) = q, and P(nobody) = (1 − q)^N; drawing again made it q/(1 − (1−q)^N)."""
+    rounds, q = 4000, 0.2
+    sim = run("fedavg", fraction=q)
+    cohorts = [sim.sample(r) for r in range(rounds)]
+    found = np.array([sum(i in c for c in cohorts) for i in range(N)]) / rounds
+    assert (np.abs(found - q) < 4.5 * math.sqrt(q * (1 - q) / rounds)).all()
+    nobody = sum(not c for c in cohorts) / rounds
+    assert nobody == pytest.approx((1 - q) ** N, abs=4.5 * math.sqrt(0.33 * 0.67 / rounds))
+
+
+@opacus
+@pytest.mark.parametrize(("clients", "q", "rounds"), [(10, 0.05, 100), (5, 0.1, 50)])
+def test_the_rate_that_is_accounted_is_the_one_clients_have(clients: int, q: float, rounds: int) -> None:
+    """ε of opacus at the measured rate; drawing again would have cost 8.85 for 3.51, and 12.4 for 5.16."""
+    from opacus.accountants import PRVAccountant
+
+    sim = run("fedavg", fraction=q, data=federation((3,) * clients))
+    taken = [len(sim.sample(r)) for r in range(20_000)]
+    theirs = PRVAccountant()
+    theirs.history = [(1.0, float(np.mean(taken)) / clients, rounds)]
+    ours = epsilon([(q_, s, n * rounds) for q_, s, n in planned_ledger(sim, 1).entries(EVERYONE)], 1e-5)
+    assert ours == pytest.approx(theirs.get_epsilon(1e-5), rel=0.06)
+
+
+@opacus
+def test_a_sample_of_fixed_size_is_counted_as_much_as_it_can_tell() -> None:
+    """One of ten clients is drawn, σ = 1, all others send +C: by integration 3.747 where Poisson sampling has 1.69."""
+    here, gone = [(0.1, -1.0), (0.9, 1.0)], [(0.1, 0.0), (0.9, 1.0)]
+    possible = epsilon_of(here, gone, 1e-5)
+    assert possible == pytest.approx(3.747, abs=2e-3)
+    assert epsilon_of([(0.1, 1.0), (0.9, 0.0)], [(1.0, 0.0)], 1e-5) == pytest.approx(1.69, abs=1e-2)
+    sim = run("fedavg", rounds=1, sampling="uniform", fraction=0.1, data=federation((3,) * 10))
+    (drawn,) = sim.ledger.clients
+    told = epsilon(sim.ledger.entries(drawn), 1e-5)
+    assert told > possible
+    assert told == pytest.approx(epsilon_of([(1.0, 1.0)], [(1.0, 0.0)], 1e-5), rel=0.02)
+
+
+# -- a round of nobody ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", AVERAGED)
+def test_a_round_of_nobody_moves_the_server_by_noise_alone_and_is_accounted(name: str) -> None:
+    sim, still = (run(name, dp, seed=empty_first(), model="mlp") for dp in (NOISY, ClientDP(0.3, 0.0)))
+    planned = planned_ledger(sim, 2)
+    for one in (sim, still):
+        result = one.step()
+        assert (result.clients, result.rejected, result.traffic.up) == ((), (), 0)
+        assert not result.losses or one.method.participation == "all"
+    assert not sim.states.clients or sim.method.participation == "all"
+    sim.step()
+    assert sim.ledger == planned
+
+
+def test_the_noise_of_a_round_of_nobody_is_that_of_all_rounds() -> None:
+    """(σC/(qN)) Z, also where one took part whose update is nothing: the two cannot be told apart."""
+    q, dp = 0.1, ClientDP(0.5, 2.0)
+    scale = 0.5 * 2.0 / (q * N)
+    moved: dict[int, list[Tensor]] = {0: [], 1: [], 2: []}
+    for seed in range(60):
+        sim = run("fedavg", dp, seed=seed, fraction=q, train=replace(PLAIN, lr=1e-12))
+        before, drawn = vector(sim).clone(), len(sim.sample(0))
+        sim.step()
+        moved.setdefault(drawn, []).append((vector(sim) - before) / scale)
+    for drawn in (0, 1):
+        z = torch.stack(moved[drawn])
+        assert len(z) > 10
+        # Variance of so many draws: five standard deviations.
+        assert float(z.var()) == pytest.approx(1.0, abs=5 * math.sqrt(2 / z.numel()))
+        assert float(z.mean()) == pytest.approx(0.0, abs=5 / math.sqrt(z.numel()))
+
+
+def test_a_client_changes_the_server_by_the_clip_over_the_expected_number_whoever_else_is_there() -> None:
+    """‖Δ‖ ≤ C/(qN): with the number that took part below the line its own presence would scale all others."""
+    q, dp = 0.6, ClientDP(0.2, 0.0)
+    nothing = replaced(federation(), 3, lambda x: 0.0 * x)
+    for seed in range(6):
+        sims = [run("fedavg", dp, seed=seed, fraction=q, data=d) for d in (federation(), nothing)]
+        sampled = sims[0].sample(0)
+        without = tuple(i for i in sampled if i != 3)
+        sims[0].step()
+        sims[1].step(without)
+        apart = float((vector(sims[0]) - vector(sims[1])).norm())
+        assert apart <= 0.2 / (q * N) * (1 + 1e-4)
+        assert (apart > 0.5 * 0.2 / (q * N)) == (3 in sampled)
+
+
+def test_the_mean_is_over_the_expected_number() -> None:
+    q = 0.6
+    sim = run("fedavg", ClientDP(math.inf, 0.0), fraction=q)
+    ids = sim.sample(0)
+    start = sim.server["w"].clone()
+    replies = sim.run(ids, sim.states.get(ids), start, sim.local)[1]
+    sim.step()
+    for name, tensor in sim.server["w"].items():
+        updates = (replies[name] - start[name]).sum(0) / (q * N)
+        torch.testing.assert_close(tensor, start[name] + updates, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "mr_mtl"])
+def test_shares_of_clients_are_the_expected_ones(name: str) -> None:
+    """|S|/N in a method's mathematics would scale noise with how many took part: it is q instead, also for nobody."""
+    seed, dp = empty_first(), ClientDP(0.3, 1.0)
+    sim = run(name, dp, seed=seed)
+    seen: list[float] = []
+    original = type(sim.method).aggregate
+
+    def watching(self: Method, server: Any, replies: Any) -> Any:
+        seen.append(replies.share)
+        assert len(replies.clients) == replies.stack.batch_size[0] == 1
+        return original(self, server, replies)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(sim.method), "aggregate", watching)
+        for _ in range(5):
+            sim.step()
+    assert seen == [0.2] * 5
+    moved = [t for n, t in everything(sim).items() if n.startswith("server")]
+    assert all(bool(t.isfinite().all()) for t in moved if t.is_floating_point())
+
+
+# -- engines, resuming, records ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "ditto", "l2gd", "pfedme"])
+def test_engines_agree_and_resumed_runs_go_on_exactly(name: str) -> None:
+    seed = empty_first()
+    whole = run(name, rounds=5, seed=seed)
+    assert_close(
+        everything(whole), everything(run(name, rounds=5, seed=seed, engine="sequential")), atol=1e-4
+    )
+    first, second = run(name, rounds=1, seed=seed), run(name, seed=seed)
+    second.load(*first.dump())
+    for _ in range(4):
+        second.step()
+    assert_same(everything(whole), everything(second))
+    assert whole.ledger == second.ledger
+
+
+def test_all_may_train_where_nobody_is_asked() -> None:
+    sim = run(make("pfedme", weights="uniform", participation="all"), seed=empty_first())
+    before = vector_of(sim)
+    assert set(sim.step().losses) == {"train"}
+    assert sim.states.clients == tuple(range(N))
+    assert not torch.equal(before, vector_of(sim))
+
+
+def vector_of(sim: Simulation) -> Tensor:
+    return torch.cat([t.flatten().clone() for n, t in everything(sim).items() if n.startswith("server")])
+
+
+def test_a_client_whose_update_is_no_number_does_not_stop_the_run() -> None:
+    """It would tell that it was there; without privacy the run does stop."""
+    data = federation()
+    for client in range(N):
+        data = replaced(data, client, lambda x: x * math.nan)
+    run("fedavg", data=data, fraction=0.9).step()
+    with pytest.raises(DivergenceError):
+        simulation(make("fedavg"), "logistic", data=data, rounds=1)
+
+
+@opacus
+@pytest.mark.parametrize("sampling", ["bernoulli", "uniform"])
+def test_records_do_not_say_who_took_part_where_epsilon_counts_on_it(sampling: str, tmp_path: Path) -> None:
+    settings = {
+        "data": {"name": "digits", "clients": 4, "samples": 100},
+        "model": "logistic",
+        "methods": [{"name": "fedavg", "weights": "uniform"}],
+        "train": {"dp": {"level": "client", "clip": 1.0, "noise": 1.0}},
+        "rounds": 3,
+        "seeds": 1,
+        "fraction": 0.25,
+        "sampling": sampling,
+        "eval": {"every": 1},
+    }
+    run_experiment(
+        settings, {}, out=tmp_path / "out", observer=None, resume=False, overwrite=False, source=None
+    )
+    folder = tmp_path / "out/fedavg/seed-0"
+    rounds = RunStore.open(folder, readonly=True).rounds()
+    assert len(rounds) == 3
+    summary = json.loads((folder / "summary.json").read_text())
+    for name, shown in (("clients", rounds.columns), ("rejected", rounds.columns), ("rejected", summary)):
+        assert (name in shown) == (sampling == "uniform")
+    assert ("who took part" in json.dumps(summary["privacy"])) == (sampling == "bernoulli")
