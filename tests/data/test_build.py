@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tailorfl.data import build as build_module
 from tailorfl.data.build import build
 from tailorfl.data.federation import Federation
 from tailorfl.data.partition import available
@@ -335,6 +336,25 @@ def test_corruptions_become_shifted_sets() -> None:
     assert list(federation.shifted) == ["fog-1", "fog-3", "contrast-1", "contrast-3"]
     tested = federation.source.y[torch.from_numpy(federation.global_test())]
     assert set(federation.shifted["fog-1"].y.tolist()) <= set(tested.tolist())
+
+
+def test_corrupted_sets_are_of_the_test_images_of_training_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With corruptions that change nothing, which rows they are of can be read off; the seed is passed on."""
+    numbered = Source("numbered", torch.zeros(400, 1, 8, 8), torch.arange(400) % 4, "classification", 4)
+    seeds: list[int] = []
+
+    def corrupted(source: Source, rows: Any, options: Any, seed: int) -> dict[str, Source]:
+        seeds.append(seed)
+        rows = torch.from_numpy(rows)
+        return {"fog-1": Source("fog", source.x[rows], rows, "classification", 400)}
+
+    monkeypatch.setattr(build_module, "corrupted_sets", corrupted)
+    found = build(source=numbered, partition="iid", corruptions={}, clients=5, heldout_clients=1, seed=3)
+    tested = set(np.concatenate([found.test[i] for i in range(5)]).tolist())
+    assert set(found.shifted["fog-1"].y.tolist()) == tested
+    for part in ("train", "val"):
+        assert not tested & set(np.concatenate(getattr(found, part)).tolist())
+    assert seeds == [3]
 
 
 def test_samples_limit_what_is_decoded(need_data: Callable[[str], Path]) -> None:

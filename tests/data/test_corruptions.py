@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
+from tailorfl.data import corruptions
 from tailorfl.data.corruptions import KINDS, _corrupted, corrupted_sets
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, DataError, MissingExtraError, TailorflError
@@ -141,3 +145,61 @@ class TestSets:
         wide = Source("wide", source.x[:, :, :20].contiguous(), source.y, "classification", 3)
         sets = corrupted_sets(wide, ALL, {"severities": [3]}, seed=0)
         assert {tuple(found.x.shape) for found in sets.values()} == {(3, 3, 20, 32)}
+
+
+class TestWithoutThePackage:
+    """What surrounds the corruptions, with one of our own in their place: noise from NumPy's global generator."""
+
+    @pytest.fixture(autouse=True)
+    def _noise(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def corrupt(
+            image: NDArray[np.uint8], severity: int, corruption_name: str, seed: int | None = None
+        ) -> Any:
+            noise = np.random.randint(0, 100, image.shape)  # noqa: NPY002
+            if seed is not None:
+                noise = np.random.default_rng(seed).integers(0, 100, image.shape)
+            return (image.astype(np.int64) // 2 + noise).astype(np.uint8)
+
+        monkeypatch.setattr(corruptions, "_library", lambda: corrupt)
+
+    @staticmethod
+    def of(
+        seed: int, kinds: Any = ("fog", "glass_blur"), rows: Any = ALL, **options: Any
+    ) -> dict[str, Source]:
+        options = {"kinds": kinds, "severities": [1, 2], **options}
+        return corrupted_sets(pictures(), np.asarray(rows), options, seed=seed)
+
+    def test_the_same_seed_gives_the_same_images_and_another_seed_others(self) -> None:
+        first, again, other = self.of(0), self.of(0), self.of(1)
+        for name, found in first.items():
+            assert torch.equal(found.x, again[name].x)
+            assert not torch.equal(found.x, other[name].x)
+
+    def test_every_image_kind_and_severity_has_noise_of_its_own(self) -> None:
+        flat = replace(pictures(), x=torch.zeros_like(pictures().x))
+        found = corrupted_sets(flat, ALL, {"kinds": ["fog", "snow"], "severities": [1, 2]}, seed=0)
+        looks = {image.numpy().tobytes() for one in found.values() for image in one.x}
+        assert len(looks) == 2 * 2 * 3
+
+    def test_an_image_is_corrupted_alike_whichever_others_are(self) -> None:
+        assert torch.equal(self.of(5, rows=[1])["fog-2"].x[0], self.of(5)["fog-2"].x[1])
+
+    def test_a_cap_draws_by_the_seed(self) -> None:
+        many = Source(
+            "many", torch.zeros(100, 1, 8, 8, dtype=torch.uint8), torch.arange(100), "classification", 100
+        )
+        drawn = [
+            corrupted_sets(many, np.arange(100), {"kinds": "fog", "severities": [1], "samples": 20}, seed)
+            for seed in (0, 0, 1)
+        ]
+        one, again, other = (set(found["fog-1"].y.tolist()) for found in drawn)
+        assert len(one) == 20
+        assert one == again != other
+        assert max(one) >= 50  # not the first rows
+
+    def test_floats_come_back_as_floats(self) -> None:
+        whole = pictures()
+        scaled = replace(whole, x=whole.x.float() / 255, mean=None, std=None)
+        options = {"kinds": "fog", "severities": [1]}
+        expected = corrupted_sets(whole, ALL, options, seed=0)["fog-1"].x.float() / 255
+        torch.testing.assert_close(corrupted_sets(scaled, ALL, options, seed=0)["fog-1"].x, expected)

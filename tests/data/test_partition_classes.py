@@ -117,6 +117,14 @@ class TestClassesProb:
             assert held.max() / held.min() <= 1.5 * 1.01
             assert held.max() > 1.1 * held.min()
 
+    def test_shares_are_as_wide_as_the_recipe(self) -> None:
+        """U(0.4, 0.6) has a standard deviation of (0.2/√12)/0.5 = 11.5 % of its mean; of 1,000 shares here."""
+        strata = balanced(1_000_000, 10)
+        deal = partition("classes_prob", strata, 500, np.random.default_rng(0), options={"classes": 2})
+        table = np.stack([np.bincount(strata[positions], minlength=10) for positions in deal.train])
+        relative = np.concatenate([column[column > 0] / column[column > 0].mean() for column in table.T])
+        assert relative.std() == pytest.approx(0.2 / np.sqrt(12) / 0.5, rel=0.05)
+
     def test_both_parts_use_the_same_shares(self) -> None:
         strata, test = balanced(20_000, 10), balanced(10_000, 10)
         deal = partition("classes_prob", strata, 10, np.random.default_rng(0), test=test)

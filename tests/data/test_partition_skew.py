@@ -153,6 +153,12 @@ class TestPerAda:
         logs = np.array([[0.0, -50.0], [0.0, -50.0]])
         assert _balanced_counts(ids, logs, limit=3).tolist() == [[6, 0], [0, 6]]
 
+    def test_a_client_with_exactly_its_share_is_full(self) -> None:
+        """Client 0 gets three of class 0, just what the limit is, so of class 1 it gets none."""
+        logs = np.array([[0.0, -50.0], [0.0, -50.0]])
+        assert _balanced_counts(np.repeat([0, 1], 3), logs, limit=3).tolist() == [[3, 0], [0, 3]]
+        assert _balanced_counts(np.repeat([0, 1], 3), logs, limit=3.5).tolist() == [[3, 0], [3, 0]]
+
     def test_classes_missing_from_the_test_part_are_no_trouble(self) -> None:
         deal = partition(
             "dirichlet_perada", self.strata, 10, np.random.default_rng(0), test=np.zeros(20, dtype=np.int64)

@@ -108,6 +108,25 @@ def test_looking_at_models_before_training_does_not_decide(
     assert sim.engine.name == "sequential"
 
 
+@pytest.mark.parametrize(("looped", "batched"), [(3.0, 1.0), (1.0, 3.0), (0.3, 0.1), (0.1, 0.3)])
+def test_the_faster_engine_is_kept(looped: float, batched: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured once where that takes long; else the least of several, so one slow moment does not count."""
+    times: dict[str, list[float]] = {"sequential": [], "vectorized": []}
+
+    def seconds(engine: Any, part: Any) -> float:
+        engine.map(*part)
+        true = looped if engine.name == "sequential" else batched
+        disturbed = len(times[engine.name]) == 1 and true == min(looped, batched)
+        times[engine.name].append(true + 5.0 if disturbed else true)
+        return times[engine.name][-1]
+
+    monkeypatch.setattr(auto, "_seconds", seconds)
+    sim = simulation("fedavg", engine="auto", rounds=1)
+    assert sim.engine.name == ("vectorized" if batched < looped else "sequential")
+    runs = 1 if looped + batched >= auto.PROBE_SECONDS else 1 + min(7, 1 + int(2.0 / (looped + batched)))
+    assert [len(found) for found in times.values()] == [runs, runs]
+
+
 def test_an_error_in_the_model_is_not_taken_for_a_missing_rule(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ClientError, match=r"client.*round 1.*train"):
         own(Broken, Auto()).step()

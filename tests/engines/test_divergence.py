@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from methods.settings import NAMES, make, row
 from methods.small import (
@@ -20,6 +21,7 @@ from methods.small import (
     simulation,
 )
 from tailorfl.core import tree
+from tailorfl.engines.base import finite_clients
 from tailorfl.errors import DivergenceError
 
 BAD = 3
@@ -60,6 +62,18 @@ def test_a_diverging_client_is_rejected_and_the_others_proceed(
     assert all(torch.isfinite(t.float()).all() for t in everything(sim).values())
     sim.step()
     assert all(torch.isfinite(t.float()).all() for t in everything(sim).values())
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [("a", 0), ("a", 5), ("b", 2), ("other", 3)])
+def test_one_bad_number_anywhere_marks_its_client_alone(bad: float, place: tuple[str, int]) -> None:
+    state = TensorDict({"a": torch.ones(3, 2, 3), "b": torch.ones(3, 3)}, batch_size=[3])
+    reply = TensorDict({"other": torch.ones(3, 4), "counts": torch.full((3, 4), 2**62)}, batch_size=[3])
+    assert finite_clients(state, reply).tolist() == [True, True, True]
+    name, position = place
+    held = (reply if name == "other" else state)[name]
+    held.view(3, -1)[1, position] = bad
+    assert finite_clients(state, reply).tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])

@@ -31,7 +31,16 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
 from tailorfl.engines.simulation import Simulation
-from tailorfl.evaluation.protocols import SERVER, SETS, Protocol, Record, evaluate, headline, summaries
+from tailorfl.evaluation.protocols import (
+    SERVER,
+    SETS,
+    Protocol,
+    Record,
+    common_sets,
+    evaluate,
+    headline,
+    summaries,
+)
 
 CLIENTS = tuple(range(len(SIZES)))
 EVERYTHING = Protocol(SETS, adapt_steps=(0, 2))
@@ -218,6 +227,36 @@ def test_a_cap_on_common_test_sets_takes_the_same_samples_always() -> None:
                 5 if common else len((data.val if name == "val" else data.test)[client])
             )
     assert {name: len(sets) for name, sets in taken.items()} == {"global": 1, "fog-3": 1}
+
+
+def test_a_cap_draws_at_random_from_rows_that_are_sorted_by_class() -> None:
+    """300 of 1,000 rows, 100 a class: about 30 of each, from all over the set; one draw for each set's name."""
+    y = torch.arange(1000) // 100
+    sets = {name: Source(name, torch.zeros(1000, 1), y, "classification", 10) for name in ("fog", "snow")}
+    data = replace(federation(), shifted=sets)
+    found = common_sets(data, Protocol(("shifted",), max_samples=300))
+    fog, snow = (found[name][1] for name in sets)
+    assert len(set(fog.tolist())) == 300
+    counts = torch.bincount(y[fog], minlength=10)
+    assert counts.min() >= 15  # hypergeometric: mean 30, deviation 4.4
+    assert counts.max() <= 45
+    assert set(fog.tolist()) != set(snow.tolist())
+    assert torch.equal(common_sets(data, Protocol(("shifted",)))["fog"][1], torch.arange(1000))
+    assert torch.equal(
+        common_sets(data, Protocol(("shifted",), max_samples=1000))["fog"][1], torch.arange(1000)
+    )
+
+
+def test_the_worst_clients_have_the_largest_losses_and_the_smallest_accuracies() -> None:
+    records = [
+        {"round": 1, "client": c, "set": "local", "model": "global", "samples": 1, "accuracy": c, "loss": c}
+        for c in range(20)
+    ]
+    of = summaries(records)["global"]["local"]
+    assert (of["accuracy"]["worst5"], of["accuracy"]["worst10"]) == (0, 0.5)
+    assert (of["accuracy"]["best5"], of["accuracy"]["best10"]) == (19, 18.5)
+    assert (of["loss"]["worst5"], of["loss"]["worst10"]) == (19, 18.5)
+    assert (of["loss"]["best5"], of["loss"]["best10"]) == (0, 0.5)
 
 
 def test_a_client_without_test_samples_gets_no_number_and_spoils_none() -> None:

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -96,6 +97,73 @@ def test_same_data_same_picture(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         plots.client_distribution(clients_frame(), tmp_path / name)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The axes of every plot, in place of its file."""
+    kept: list[Any] = []
+    monkeypatch.setattr(plots, "_save", lambda figure, axes, path: kept.append(axes))
+    return kept
+
+
+def test_the_band_is_students_interval_of_95_percent(drawn: list[Any], tmp_path: Path) -> None:
+    """Three seeds: mean ± t(0.975, 2 degrees) s/√3, with t = 4.302653 from a printed table."""
+    values = {1: (1.0, 2.0, 6.0), 2: (4.0, 4.0, 4.0)}
+    rows = [("a", seed, r, v) for r, found in values.items() for seed, v in enumerate(found)]
+    frame = pd.DataFrame(rows, columns=["label", "seed", "round", "mse"])
+    plots.metric_per_round(frame, tmp_path / "plot.png", metric="mse")
+    (axes,) = drawn
+    (line,) = axes.get_lines()
+    np.testing.assert_allclose(line.get_xydata(), [(1, 3), (2, 4)])
+    (band,) = axes.collections
+    corners = band.get_paths()[0].vertices
+    at = {r: corners[corners[:, 0] == r, 1] for r in values}
+    half = 4.302653 * np.sqrt((4 + 1 + 9) / 2) / np.sqrt(3)
+    np.testing.assert_allclose([at[1].min(), at[1].max()], [3 - half, 3 + half], rtol=1e-6)
+    np.testing.assert_allclose([at[2].min(), at[2].max()], [4, 4])
+
+
+def test_the_box_is_the_quartiles_and_the_whiskers_are_the_tails(drawn: list[Any], tmp_path: Path) -> None:
+    """Of 0, 1, ..., 99 and 200 the q-th percentile is q, and the mean is (4950 + 200) / 101."""
+    frame = pd.DataFrame({"label": "a", "mse": [*range(100), 200]}).sample(frac=1, random_state=0)
+    plots.client_distribution(frame, tmp_path / "plot.png", metric="mse")
+    (axes,) = drawn
+    (box,) = axes.patches
+    assert (box.get_x(), box.get_x() + box.get_width()) == pytest.approx((25, 75))
+    assert box.get_y() + box.get_height() / 2 == pytest.approx(0)
+    dots, whiskers, median = axes.collections
+    assert sorted(dots.get_offsets()[:, 0]) == [*range(100), 200]
+    assert np.abs(dots.get_offsets()[:, 1]).max() < box.get_height() / 2
+    ends = sorted(tuple(segment[:, 0]) for segment in whiskers.get_segments())
+    np.testing.assert_allclose(ends, [(5, 25), (75, 95)])
+    np.testing.assert_allclose([segment[:, 0] for segment in median.get_segments()], [(50, 50)])
+    (diamond,) = axes.get_lines()
+    assert diamond.get_xdata()[0] == pytest.approx(5150 / 101)
+
+
+def test_bytes_are_the_mean_over_seeds_and_silence_is_a_level(drawn: list[Any], tmp_path: Path) -> None:
+    rows = [("a", seed, r, r * 1000 * (seed + 1), r + seed) for r in (1, 2) for seed in (0, 1)]
+    rows += [("b", 0, r, 0, 10.0 * r) for r in (1, 2)]
+    frame = pd.DataFrame(rows, columns=["label", "seed", "round", "bytes", "mse"])
+    plots.metric_by_bytes(frame, tmp_path / "plot.png", metric="mse")
+    (axes,) = drawn
+    line, level = axes.get_lines()
+    np.testing.assert_allclose(line.get_xydata(), [(1500, 1.5), (3000, 2.5)])
+    np.testing.assert_allclose(level.get_ydata(), [20, 20])
+    assert level.get_label() == "b (no communication)"
+
+
+def test_shares_are_shown_in_percent_and_other_metrics_as_they_are(drawn: list[Any], tmp_path: Path) -> None:
+    row = pd.DataFrame({"label": ["a"], "seed": [0], "round": [1], "accuracy": [0.5], "auc": [0.5]})
+    for metric, text in (("accuracy", "50"), ("auc", "0.5")):
+        plots.metric_per_round(row, tmp_path / "plot.png", metric=metric)
+        assert drawn[-1].yaxis.get_major_formatter().format_ticks([0.25, 0.5])[1].startswith(text)
+        plots.client_distribution(row, tmp_path / "plot.png", metric=metric)
+        assert drawn[-1].xaxis.get_major_formatter().format_ticks([0.25, 0.5])[1].startswith(text)
+    assert [axes.get_ylabel() or axes.get_xlabel().split(" (")[0] for axes in drawn] == [
+        "accuracy in %", "accuracy in %", "AUC", "AUC",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("plot", "frame"), PLOTS)

@@ -291,7 +291,7 @@ def _summary(sim: Simulation, store: RunStore, identity: dict[str, Any], seconds
         "rounds": sim.round,
         "model": model,
         "metric": metric,
-        "metrics": {**summarize(own[metric], own["samples"]), **summaries(rows)},
+        "metrics": {**_over_clients(own, metric), **summaries(rows)},
         "best_by_validation": _best_by_validation(frame, model, metric),
         "bytes_up": sim.traffic.bytes_up,
         "bytes_down": sim.traffic.bytes_down,
@@ -302,6 +302,10 @@ def _summary(sim: Simulation, store: RunStore, identity: dict[str, Any], seconds
         "clients": sim.federation.num_clients,
         **({} if cohort_is_secret(sim) else {"rejected": int(store.rounds()["rejected"].map(len).sum())}),
     }
+
+
+def _over_clients(own: Any, metric: str) -> dict[str, float]:
+    return summarize(own[metric], own["samples"], higher_is_better=metric not in LOWER_IS_BETTER)
 
 
 def _best_by_validation(frame: Any, model: str, metric: str) -> dict[str, Any] | None:
