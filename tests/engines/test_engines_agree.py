@@ -15,6 +15,7 @@ from torch import Tensor
 
 from methods.settings import NAMES, make, row
 from methods.small import (
+    EXACT,
     FACTORIES,
     NEWCOMER,
     SIZES,
@@ -45,7 +46,7 @@ def outcome(sim: Simulation) -> dict[str, Tensor]:
 @cache
 def reference(name: str, model_name: str) -> dict[str, Tensor]:
     """Two rounds of the sequential engine, clients of 15, 1, 7, 9 and 3 samples."""
-    return outcome(simulation(name, model_name, rounds=2))
+    return outcome(simulation(name, model_name + EXACT, rounds=2))
 
 
 @pytest.mark.parametrize(("name", "model_name"), PAIRS)
@@ -53,8 +54,11 @@ def reference(name: str, model_name: str) -> dict[str, Tensor]:
 def test_vectorized_equals_sequential_whatever_the_chunk(
     name: str, model_name: str, chunk: int | None
 ) -> None:
-    sim = simulation(name, model_name, "vectorized", chunk=chunk, rounds=2)
-    assert_close(outcome(sim), reference(name, model_name), atol=1e-4, rtol=1e-3)
+    """In float64: what single precision rounds away depends on the processor, and the first steps of Adam make a whole
+    step of the sign of a gradient near zero.
+    """
+    sim = simulation(name, model_name + EXACT, "vectorized", chunk=chunk, rounds=2)
+    assert_close(outcome(sim), reference(name, model_name), atol=1e-9, rtol=1e-7)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -113,8 +113,22 @@ FACTORIES: dict[str, Callable[[], nn.Module]] = {
 
 @cache
 def model(name: str) -> Model:
-    """A model of the table, made once."""
-    return Model(FACTORIES[name])
+    """A model of the table, made once; that of a name with `EXACT` after it calculates in float64."""
+    return Model(
+        _in_float64(FACTORIES[name.removesuffix(EXACT)]) if name.endswith(EXACT) else FACTORIES[name]
+    )
+
+
+EXACT = " in float64"
+
+
+def _in_float64(factory: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        module = factory().double()
+        module.register_forward_pre_hook(lambda _, given: (given[0].double(),))
+        return module
+
+    return make
 
 
 def fits(method: str, model_name: str) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from tensordict import TensorDict
+from torch import Tensor
 
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.keys import torch_seed
@@ -41,6 +43,12 @@ class Context:
     def architectures(self) -> Mapping[str, Context]:
         """The context of every architecture by name: a single one where all clients have the same."""
         return {c.architecture: c for c in self.siblings or (self,)}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In what precision the model is trained."""
+        first: Tensor = self.init.get(self.split.trainable[0])
+        return first.dtype
 
     def fresh(self, number: int) -> TensorDict:
         """Returns another initial model, a different one for every `number`."""

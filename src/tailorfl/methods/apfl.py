@@ -44,7 +44,8 @@ class APFL(ServerModel):
     adaptive: bool = Field(False, description="learn α_i on each client")
 
     def client_state(self, ctx: Context) -> TensorDict:
-        return TensorDict({"v": ctx.init, "w": ctx.init, "alpha": torch.tensor(self.alpha)}, batch_size=[])
+        alpha = torch.tensor(self.alpha, dtype=ctx.dtype)
+        return TensorDict({"v": ctx.init, "w": ctx.init, "alpha": alpha}, batch_size=[])
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         v, w, alpha = state["v"], received, state["alpha"]

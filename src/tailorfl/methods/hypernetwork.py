@@ -64,7 +64,9 @@ class Hypernetwork(Method):
                 torch.nn.Linear(width if d == 0 else self.hidden, self.hidden) for d in range(self.depth + 1)
             ]
             heads = {n: torch.nn.Linear(self.hidden, size) for n, size in sizes.items()}
-            embeddings = torch.randn(ctx.num_clients, width)
+            embeddings = torch.randn(ctx.num_clients, width).to(ctx.dtype)
+        for layer in (*trunk, *heads.values()):
+            layer.to(ctx.dtype)
         phi = {
             "trunk_w": {str(d): layer.weight.detach() for d, layer in enumerate(trunk)},
             "trunk_b": {str(d): layer.bias.detach() for d, layer in enumerate(trunk)},
