@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -22,7 +23,9 @@ from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.experiments.check import check
 from tailorfl.experiments.config import parse
-from tailorfl.experiments.runner import run_experiment
+from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.runner import make_federation, make_simulation, run_experiment
+from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.models.functional import Model
 
 MODELS = {"small": model("mlp"), "large": model("batch_norm")}
@@ -130,6 +133,45 @@ def test_larger_models_go_to_clients_with_more_data() -> None:
         Simulation(make("local"), federation(), {"a/b": model("mlp")}, TRAIN, assignment=("a/b",) * 6)
     with pytest.raises(ConfigError, match="not one model"):
         Simulation(make("local"), federation(), model("mlp"), TRAIN, assignment=ASSIGNMENT)
+
+
+def test_who_has_a_larger_model_may_be_drawn_with_chances_that_grow_with_the_data() -> None:
+    """Successive draws without replacement: n_i/Σn for the first of the largest, and the law of the others follows."""
+    sizes, names, draws = [1, 2, 3, 10], ["small", "middle", "large"], 4000
+    found = [assign_by_size(sizes, names, np.random.default_rng(k)) for k in range(draws)]
+    # Shares as without chance: two of four are small, and one each of the others.
+    assert all(sorted(f) == ["large", "middle", "small", "small"] for f in found)
+    share = {name: np.array([[f == name for f in one] for one in found]).mean(0) for name in names}
+    p = np.array(sizes) / sum(sizes)
+    second = [sum(p[j] * p[i] / (1 - p[j]) for j in range(4) if j != i) for i in range(4)]
+    np.testing.assert_allclose(share["large"], p, atol=0.03)
+    np.testing.assert_allclose(share["middle"], second, atol=0.03)
+    assert assign_by_size(sizes, names, np.random.default_rng(5)) == found[5]
+
+
+def test_an_experiment_draws_the_architectures_by_its_seed() -> None:
+    settings: dict[str, Any] = {
+        "data": {"name": "digits", "clients": 10, "partition_options": {"alpha": 0.3}},
+        "model": {"name": "logistic", "larger": [{"name": "mlp", "hidden": [16]}], "assign": "random"},
+        "methods": ["local"],
+        "seeds": [0, 1],
+    }
+
+    def owners(config: ExperimentConfig, seed: int) -> list[frozenset[int]]:
+        [method] = config.methods
+        sim = make_simulation(Job(config, method, seed), data)
+        return [group.clients for group in sim.groups]
+
+    config = parse(settings)
+    data = make_federation(config, 0)
+    assert owners(config, 0) == owners(parse(settings), 0)
+    assert owners(config, 0) != owners(config, 1)
+    assert [len(ids) for ids in owners(config, 0)] == [5, 5]
+    del settings["model"]["assign"]
+    fixed = parse(settings)
+    largest = {int(i) for i in np.argsort(data.sizes(), kind="stable")[-5:]}
+    assert [set(ids) for ids in owners(fixed, 0)] == [set(range(10)) - largest, largest]
+    assert owners(fixed, 0) == owners(fixed, 1)
 
 
 def test_any_other_name_will_do() -> None:

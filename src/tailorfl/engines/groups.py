@@ -131,15 +131,23 @@ def _check(
             raise unknown("architecture", name, models)
 
 
-def assign_by_size(sizes: Sequence[int], architectures: Sequence[str]) -> list[str]:
+def assign_by_size(
+    sizes: Sequence[int], architectures: Sequence[str], rng: np.random.Generator | None = None
+) -> list[str]:
     """Returns every client's architecture: equal shares, the last ones for the clients with most samples.
+
+    With `rng` by chance: the clients of the largest are drawn without replacement, each time with probabilities
+    n_i / Σ n over those that are left, then those of the next (by log n_i + a Gumbel number, which has that law).
 
     `sizes` [clients] training samples; `architectures` from the smallest to the largest.
 
     >>> assign_by_size([30, 5, 20, 10], ["small", "large"])
     ['large', 'small', 'large', 'small']
     """
-    rank = np.argsort(np.argsort(np.asarray(sizes), kind="stable"), kind="stable")
+    keys = np.asarray(sizes, dtype=np.float64)
+    if rng is not None:
+        keys = np.log(np.maximum(keys, np.finfo(np.float64).tiny)) + rng.gumbel(size=len(keys))
+    rank = np.argsort(np.argsort(keys, kind="stable"), kind="stable")
     return [architectures[int(r) * len(architectures) // len(sizes)] for r in rank]
 
 

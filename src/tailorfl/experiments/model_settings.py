@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import (
     Field,
 )
@@ -32,6 +34,10 @@ class ModelConfig(OneModelConfig):
     larger: tuple[OneModelConfig, ...] = Field(
         default=(),
         description="models of the clients with more data, from the second smallest to the largest; equal shares",
+    )
+    assign: Literal["size", "random"] = Field(
+        default="size",
+        description="who gets the larger models: those with most data, or clients drawn with chances that grow with it",
     )
 
     @property

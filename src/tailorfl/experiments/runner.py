@@ -18,6 +18,7 @@ import torch
 import tailorfl.methods as _methods  # noqa: F401  registers the library's methods
 from tailorfl.core.client_privacy import ClientDP
 from tailorfl.core.cohort import TrainConfig
+from tailorfl.core.keys import generator
 from tailorfl.core.method import make_method
 from tailorfl.core.privacy import SampleDP
 from tailorfl.data.build import build as build_federation
@@ -136,6 +137,9 @@ def make_simulation(job: Job, federation: Federation, folder: Path | None = None
     wanted = config.model_of(job.method).architectures
     models = {name: make_model(c, federation.source, job.seed) for name, c in wanted.items()}
     several = len(models) > 1
+    drawn = config.model_of(job.method).assign == "random"
+    chance = generator(job.seed, "architectures") if drawn else None
+    owners = assign_by_size(federation.sizes().tolist(), list(models), chance) if several else ()
 
     def build(sample_dp: SampleDP | None, client_dp: ClientDP | None) -> Simulation:
         return Simulation(
@@ -143,7 +147,7 @@ def make_simulation(job: Job, federation: Federation, folder: Path | None = None
             federation,
             models if several else next(iter(models.values())),
             replace(train_config(job), dp=sample_dp),
-            assignment=assign_by_size(federation.sizes().tolist(), list(models)) if several else (),
+            assignment=owners,
             engine=make_engine(**config.engine.arguments),
             seed=job.seed,
             fraction=config.fraction,
