@@ -161,7 +161,7 @@ def test_the_report_has_the_target_and_the_choice_of_rounds(run: ExperimentResul
 
 def test_a_landscape_of_a_stored_run_has_its_models_losses(run: ExperimentResult, tmp_path: Path) -> None:
     found = landscape(run.path, ["global", "1", "4"], method="ditto", part="local", points=5)
-    _, sim = restored(run.path, "ditto", None, None)
+    _, sim, _ = restored(run.path, "ditto", None, None)
     assert sim.round == 4
     assert list(found.marks) == ["global", "client 1", "client 4"]
     assert found.loss.shape == (5, 5)

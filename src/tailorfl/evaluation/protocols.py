@@ -10,7 +10,8 @@
 | shifted | every shifted set of the federation, by its own name | personal, global |
 
 Every client is evaluated, not only the sampled ones (whom `participants` shows beside the others, or alone), in
-evaluation mode and without gradients; nothing of the run changes.
+evaluation mode and without gradients; nothing of the run changes. The personal models of training clients are the
+present ones, or with `eval.select: val` each client's of its best validation round (`tailorfl.evaluation.selection`).
 A record of the global model on data of no single client has client −1.
 """
 
@@ -39,6 +40,7 @@ from tailorfl.evaluation.generation import Generation
 from tailorfl.evaluation.judges import make_judge
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER, primary
 from tailorfl.evaluation.portions import Portions, tensors
+from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.sharpness import sharpness
 from tailorfl.evaluation.summary import mean, summarize
 from tailorfl.models.functional import Model
@@ -78,11 +80,17 @@ class Protocol:
     generation: Generation = field(default_factory=Generation)
 
 
-def evaluate(sim: Simulation, protocol: Protocol, participants: Sequence[int] = ()) -> list[Record]:
+def evaluate(
+    sim: Simulation,
+    protocol: Protocol,
+    participants: Sequence[int] = (),
+    selection: Selection | None = None,
+) -> list[Record]:
     """Returns one record per client, set and model, of the simulation as it stands.
 
     `participants` are the clients that the last round had sampled; the set of that name is of them (and of all clients
-    where training is pooled).
+    where training is pooled). With `selection`, which is told of the present ones, the personal models of training
+    clients are those that it has chosen.
     """
     measure = _Measure(sim, protocol)
     training = tuple(range(sim.federation.num_clients))
@@ -90,11 +98,14 @@ def evaluate(sim: Simulation, protocol: Protocol, participants: Sequence[int] = 
     own = [s for s in ("val", "local") if s in protocol.sets]
     common = common_sets(sim.federation, protocol)
     if sim.method.has_personal:
-        for ids, models in sim.personal_models(training, measure.at_once(training, own, common)):
+        seen = own if selection is None else [*own, "val"]
+        for ids, models in sim.personal_models(training, measure.at_once(training, seen, common)):
+            if selection is not None:
+                models = selection.update(ids, models, measure.validation(ids, models), sim.round)
             measure.clients("personal", ids, models, own, common)
     measure.shared(training, own, common)
     if "participants" in protocol.sets:
-        measure.participants(training if sim.method.pooled else tuple(participants))
+        measure.participants(training if sim.method.pooled else tuple(participants), selection)
     if "heldout" in protocol.sets and heldout:
         at_once = measure.at_once(heldout, ["local"], {})
         for steps in protocol.adapt_steps if sim.method.has_personal else ():
@@ -191,6 +202,15 @@ class _Measure:
         """The validation or test rows of clients."""
         return self.sim.federation.part("val" if part == "val" else "test").of_clients(np.asarray(ids))
 
+    def validation(self, ids: Sequence[int], models: TensorDict) -> dict[str, list[float]]:
+        """Returns the loss and the metrics of some clients' models [clients, ...] on their own validation parts."""
+        cohort, source = self.sim.cohort(ids, own=True), self.sim.federation.source
+        once, which = self._rows("val", ids).once()
+        held = tensors(once)
+        rows = [held[k] for k in which]
+        with torch.no_grad():
+            return self.judge.numbers(self.judge.own(cohort, models, rows), source, rows)
+
     def clients(
         self,
         model: str,
@@ -240,7 +260,7 @@ class _Measure:
         found = [sharpness(model, s, source, r, rho) for s, r in zip(states, rows, strict=True)]
         return {"sharpness": found}
 
-    def participants(self, ids: tuple[int, ...]) -> None:
+    def participants(self, ids: tuple[int, ...], selection: Selection | None) -> None:
         """Adds the set `participants`: the records of `local` of those clients where they are at hand, or measured."""
         known, chosen = "local" in self.protocol.sets, set(ids)
         for model in ("personal", "global") if known else ():
@@ -252,6 +272,7 @@ class _Measure:
             return
         if self.sim.method.has_personal:
             for part, models in self.sim.personal_models(ids, self.at_once(ids, ["local"], {})):
+                models = models if selection is None else selection.models(part)
                 self.clients("personal", part, models, ["local"], {}, "participants")
         self.shared(ids, ["local"], {}, "participants")
 

@@ -40,6 +40,7 @@ def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
     import tailorfl.methods  # noqa: F401  registers the library's methods
     from tailorfl.core.method import make_method, needs_one_architecture, needs_public
     from tailorfl.engines.private_updates import check_private
+    from tailorfl.evaluation.selection import refuse_private
     from tailorfl.experiments.jobs import Job
     from tailorfl.experiments.privacy import privacy_of
     from tailorfl.experiments.runner import train_config
@@ -55,6 +56,8 @@ def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
     privacy = privacy_of(job)
     if privacy is not None:
         check_private(made, privacy.level)
+        if config.eval.select == "val" and made.has_personal:
+            refuse_private(privacy.level)
 
 
 def _check_folders(methods: Iterable[MethodConfig]) -> None:

@@ -64,6 +64,8 @@ def estimate(config: ExperimentConfig) -> Estimate:
         found, state_bytes = _probe(sim)
         total = found["seconds_per_round"] * job.rounds * len(config.seeds)
         rows[method.label] = {**of_model, **found, "seconds": total, **privacy}
+        if config.eval.select == "val" and sim.method.has_personal:  # the chosen models beside the states
+            state_bytes += 4 * sim.model.scalars
         states = max(states, state_bytes * federation.num_clients)
     source = federation.source
     return Estimate(

@@ -45,6 +45,11 @@ class EvalConfig(Settings):
     max_samples: Whole | None = Field(
         default=None, ge=1, description="at most so many samples of the global and of each shifted test set"
     )
+    select: Literal["last", "val"] = Field(
+        default="last",
+        description="the personal model that each client deploys: the last, or that of its best validation score "
+        "among the rounds that are evaluated",
+    )
     feature_distance: bool = Field(
         default=False,
         description="also how far personal features lie from those of the global model, on every set",
@@ -68,3 +73,12 @@ class EvalConfig(Settings):
         if "local" not in (*final, *info.data.get("sets", ("local",))):
             raise ValueError("should contain 'local', which methods are compared by")
         return final
+
+    @field_validator("select")
+    @classmethod
+    def _something_to_choose_from(cls, select: str, info: ValidationInfo) -> str:
+        if select == "val" and info.data.get("every") == 0:
+            raise ValueError(
+                "'val' chooses among rounds that are evaluated, and every = 0 evaluates only the last"
+            )
+        return select

@@ -18,9 +18,10 @@ from tailorfl.core.keys import generator
 from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ConfigError, RunError, unknown
 from tailorfl.evaluation.landscape import losses, plane_through, random_plane
+from tailorfl.evaluation.selection import Selection
 from tailorfl.experiments.folders import check_source, experiment_in
 from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.runner import make_federation, make_simulation
+from tailorfl.experiments.runner import make_federation, make_selection, make_simulation
 from tailorfl.runs.files import write_text
 from tailorfl.runs.store import RunStore
 
@@ -105,8 +106,8 @@ def landscape(
         )
     if len(models) not in (1, 3):
         raise ConfigError(f"name one model or three, but got {len(models)}: {', '.join(models)}")
-    job, sim = restored(Path(folder), method, seed, source)
-    states = [_state(sim, job, name) for name in models]
+    job, sim, selection = restored(Path(folder), method, seed, source)
+    states = [_state(sim, job, name, selection) for name in models]
     clients = [int(name) for name in models if name != GLOBAL]
     rows = _rows(sim, clients, part, samples)
     if len(states) == 3:
@@ -121,8 +122,11 @@ def landscape(
     return Landscape(title, a, b, found, dict(zip(named, plane.points, strict=True)))
 
 
-def restored(folder: Path, method: str | None, seed: int | None, source: Any) -> tuple[Job, Simulation]:
-    """Returns a job of a result folder, the first that fits, and its simulation as the newest checkpoint has it.
+def restored(
+    folder: Path, method: str | None, seed: int | None, source: Any
+) -> tuple[Job, Simulation, Selection | None]:
+    """Returns a job of a result folder, the first that fits, and its simulation and chosen models as the newest
+    checkpoint has them.
 
     Raises:
         ConfigError: no such line or seed; data of your own are missing, or given where there were none.
@@ -146,10 +150,13 @@ def restored(folder: Path, method: str | None, seed: int | None, source: Any) ->
     sim = make_simulation(job, make_federation(config, config.data.seed_of(job.seed), source))
     _, tensors, facts = found
     sim.load(tensors, facts)
-    return job, sim
+    selection = make_selection(config, sim, None)
+    if selection is not None:
+        selection.load(tensors)
+    return job, sim, selection
 
 
-def _state(sim: Simulation, job: Job, name: str) -> TensorDict:
+def _state(sim: Simulation, job: Job, name: str, selection: Selection | None) -> TensorDict:
     if len(sim.groups) > 1:
         raise ConfigError("a landscape needs clients of one architecture, but this run has several")
     if name == GLOBAL:
@@ -162,6 +169,9 @@ def _state(sim: Simulation, job: Job, name: str) -> TensorDict:
         raise ConfigError(f"no model '{name}'; there are '{GLOBAL}' and the clients 0 to {clients - 1}")
     if not sim.method.has_personal:
         raise ConfigError(f"{job.method.label} has no personal models; name '{GLOBAL}'")
+    if selection is not None:
+        chosen: TensorDict = selection.models((int(name),))[0]
+        return chosen
     ((_, models),) = sim.personal_models((int(name),))
     found: TensorDict = models[0]
     return found

@@ -84,6 +84,8 @@ class ExperimentResult:
         if any({"personal", "global"} <= set(summary["metrics"]) for summary, _ in self.jobs):
             columns += [Column(key, title, unit, better) for key, title in self._extra("global", "shared")]
         columns += [Column(key, title, better="lower") for key, title in self._sharpness()]
+        if any("selection" in summary for summary, _ in self.jobs):
+            columns.append(Column("selected_round", "round chosen by validation"))
         if any("privacy" in summary for summary, _ in self.jobs):
             columns.append(Column("epsilon", "ε (largest)"))
         return (*columns, Column("bytes", "sent", "bytes"), Column("seconds", "time", "seconds"))
@@ -117,6 +119,7 @@ class ExperimentResult:
             values = dict(found.values)
             # A row without privacy guarantees nothing.
             values["epsilon"] = summary["privacy"]["epsilon"]["max"] if "privacy" in summary else math.inf
+            values["selected_round"] = summary.get("selection", {}).get("round", math.nan)
             local = reference.get(summary["seed"])
             if local is not None and summary["method"] not in REFERENCES:
                 own = self._own(summary, store)

@@ -33,6 +33,7 @@ from tailorfl.evaluation.generation import Generation
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER, primary
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import evaluate, headline, means, summaries
+from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.summary import summarize
 from tailorfl.experiments.curves import check_target
 from tailorfl.experiments.final_cost import long_final
@@ -195,11 +196,14 @@ def _run_job(
             overwrite=True,
         ) as store
     ):
+        selection = make_selection(job.config, sim, folder)
         found = store.latest_checkpoint() if exists else None
         seconds = 0.0
         if found is not None:
             _, tensors, facts = found
             sim.load(tensors, facts)
+            if selection is not None:
+                selection.load(tensors)
             seconds = float(facts["seconds"])
         if exists:
             _keep_engine(sim, store)
@@ -208,7 +212,14 @@ def _run_job(
         if expensive is not None:
             log.warning("%s", expensive)
         watch.job_started(job, position, total, job.rounds, sim.round)
-        _rounds(job, sim, store, watch, seconds, identity)
+        _rounds(job, sim, store, watch, seconds, identity, selection)
+
+
+def make_selection(config: ExperimentConfig, sim: Simulation, folder: Path | None) -> Selection | None:
+    """What chooses personal models, where something does; it keeps them where private states are kept."""
+    if config.eval.select == "last" or not sim.method.has_personal:
+        return None
+    return Selection(sim, folder if config.engine.states == "disk" else None)
 
 
 def _keep_engine(sim: Simulation, store: RunStore) -> None:
@@ -219,11 +230,17 @@ def _keep_engine(sim: Simulation, store: RunStore) -> None:
 
 
 def _rounds(
-    job: Job, sim: Simulation, store: RunStore, watch: Observer, seconds: float, identity: dict[str, Any]
+    job: Job,
+    sim: Simulation,
+    store: RunStore,
+    watch: Observer,
+    seconds: float,
+    identity: dict[str, Any],
+    selection: Selection | None,
 ) -> None:
     config = job.config
     begin = time.perf_counter() - seconds
-    saver = Saver(sim, store, config.checkpoint_every)
+    saver = Saver(sim, store, config.checkpoint_every, selection)
     if job.rounds == sim.round and not sim.round:
         raise ConfigError("rounds is 0: there is nothing to run")
     while sim.round < job.rounds:
@@ -232,7 +249,7 @@ def _rounds(
         due = config.eval.every > 0 and sim.round % config.eval.every == 0
         record = _round_record(sim, done, time.perf_counter() - begin)
         if due or last:
-            records = evaluate(sim, _protocol(config, final=last), done.clients)
+            records = evaluate(sim, _protocol(config, final=last), done.clients, selection)
             found = means(records)
             record |= found
             store.append_clients(records)
@@ -242,6 +259,9 @@ def _rounds(
             saver.save(time.perf_counter() - begin)
         watch.round_done(job, done)
     summary = _summary(sim, store, identity, time.perf_counter() - begin)
+    if selection is not None:
+        summary["selection"] = selection.summary()
+        write_text(store.path / "selection.csv", selection.csv())
     used = spent(job, sim)
     if used is not None:
         summary["privacy"] = used.summary()

@@ -1,0 +1,151 @@
+"""The personal model of every client's best validation round (`eval.select: val`).
+
+Of the rounds that are evaluated each client keeps the model with the highest validation score of its own: the task's
+primary metric, of equals the lower loss, of equals the earlier round. Where the metric is not defined on a client's
+validation part the loss decides alone; a client without validation samples keeps the last model. Test samples are never
+looked at.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.privacy import Level
+from tailorfl.core.state import StateStore
+from tailorfl.engines.groups import by_group
+from tailorfl.engines.simulation import Simulation
+from tailorfl.errors import ConfigError
+from tailorfl.evaluation.metrics import LOWER_IS_BETTER, primary
+
+PREFIX = "selected/"
+"""Of the selection's tensors in a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The model that a client has chosen: after which round, and what it scored on the validation part."""
+
+    round: int
+    value: float
+    """The primary metric; NaN where it is not defined."""
+    loss: float
+
+    def beats(self, other: Choice, lower_is_better: bool) -> bool:
+        """Whether this model, of a later round, takes the place of the other."""
+        if math.isnan(self.loss) or math.isnan(other.loss):
+            return math.isnan(other.loss)  # no validation samples, or a model that had diverged
+        if self.value == other.value or math.isnan(self.value) or math.isnan(other.value):
+            return self.loss < other.loss
+        return self.value < other.value if lower_is_better else self.value > other.value
+
+
+def refuse_private(level: Level | None) -> None:
+    """Raises ConfigError under privacy of samples, which a choice by validation samples would break."""
+    if level == "sample":
+        raise ConfigError(
+            "eval.select=val chooses personal models by the validation samples of their client without noise, which "
+            "sample-level privacy does not cover; take eval.select=last, or train.dp.level=client, which hides what "
+            "clients send and leaves to them what they keep"
+        )
+
+
+class Selection:
+    """What every training client has chosen so far.
+
+    `folder` is where the models are memory-mapped; None keeps them in memory.
+
+    Raises:
+        ConfigError: sample-level privacy, or no client has validation samples.
+    """
+
+    def __init__(self, sim: Simulation, folder: Path | None = None) -> None:
+        refuse_private(sim.level)
+        if not sim.federation.sizes("val")[: sim.federation.num_clients].any():
+            raise ConfigError(
+                "eval.select=val needs validation samples, but no client has any; leave a share for them in "
+                "data.split, such as {train: 0.7, val: 0.1, test: 0.2}, or take eval.select=last"
+            )
+        self.metric = primary(sim.federation.source.task)[0]
+        self._groups = sim.groups
+        self._models = {g.name: StateStore(g.context.init, folder) for g in sim.groups}
+        self.choices: dict[int, Choice] = {}
+        """By client."""
+
+    def update(
+        self, ids: Sequence[int], models: TensorDict, scores: Mapping[str, Sequence[float]], round: int
+    ) -> TensorDict:
+        """Returns the chosen models of clients of one architecture, `models` [clients, ...] and `scores` among them.
+
+        `scores` has the primary metric and the loss of each on its validation part.
+        """
+        lower, better = self.metric in LOWER_IS_BETTER, []
+        for k, (client, value, loss) in enumerate(zip(ids, scores[self.metric], scores["loss"], strict=True)):
+            new = Choice(round, value, loss)
+            if client not in self.choices or new.beats(self.choices[client], lower):
+                self.choices[client] = new
+                better.append(k)
+        self._store(ids).put([ids[k] for k in better], models[torch.tensor(better, dtype=torch.int64)])
+        return self.models(ids)
+
+    def models(self, ids: Sequence[int]) -> TensorDict:
+        """Returns the chosen models of clients of one architecture, [clients, ...]."""
+        return self._store(ids).get(ids)
+
+    def _store(self, ids: Sequence[int]) -> StateStore:
+        ((group, _),) = by_group(self._groups, ids)
+        return self._models[group.name]
+
+    def summary(self) -> dict[str, Any]:
+        """Returns by what was chosen, and the mean, first and last of the chosen rounds."""
+        rounds = [choice.round for choice in self.choices.values()]
+        return {
+            "by": "val",
+            "metric": self.metric,
+            "round": sum(rounds) / len(rounds),
+            "first": min(rounds),
+            "last": max(rounds),
+        }
+
+    def csv(self) -> str:
+        """Returns a table with a row for every client: the chosen round, and its validation score."""
+        import pandas as pd
+
+        rows = [
+            {"client": client, "round": c.round, f"val/{self.metric}": c.value, "val/loss": c.loss}
+            for client, c in sorted(self.choices.items())
+        ]
+        text = io.StringIO()
+        pd.DataFrame(rows).to_csv(text, index=False, lineterminator="\n")
+        return text.getvalue()
+
+    # -- checkpoints ----------------------------------------------------------------------------------------
+
+    def dump(self) -> dict[str, Tensor]:
+        """Returns everything as named tensors, from which `load` continues exactly."""
+        chosen = sorted(self.choices.items())
+        tensors = {
+            f"{PREFIX}clients": torch.tensor([client for client, _ in chosen], dtype=torch.int64),
+            f"{PREFIX}rounds": torch.tensor([c.round for _, c in chosen], dtype=torch.int64),
+            f"{PREFIX}scores": torch.tensor([[c.value, c.loss] for _, c in chosen], dtype=torch.float64),
+        }
+        for name, store in self._models.items():
+            tensors |= {f"{PREFIX}models/{name}/{p}": t for p, t in store.dump().items()}
+        return tensors
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restores what `dump` returned; other tensors are left alone."""
+        ids, rounds = (tensors[f"{PREFIX}{n}"].tolist() for n in ("clients", "rounds"))
+        scores = tensors[f"{PREFIX}scores"].tolist()
+        self.choices = {i: Choice(r, *s) for i, r, s in zip(ids, rounds, scores, strict=True)}
+        for name, store in self._models.items():
+            place = f"{PREFIX}models/{name}/"
+            store.load({p.removeprefix(place): t for p, t in tensors.items() if p.startswith(place)})

@@ -1,0 +1,223 @@
+"""`eval.select: val`: each client deploys the personal model of its best validation round, and of no other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from methods.settings import make
+from methods.small import SIZES, assert_same, federation, model, simulation
+from tailorfl.core.cohort import TrainConfig
+from tailorfl.core.privacy import SampleDP
+from tailorfl.data.federation import Federation
+from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.errors import ConfigError
+from tailorfl.evaluation.protocols import Protocol, evaluate
+from tailorfl.evaluation.selection import Choice, Selection
+from tailorfl.experiments.check import check
+from tailorfl.experiments.config import parse
+from tailorfl.experiments.jobs import Job, Observer
+from tailorfl.experiments.runner import run_experiment
+
+ROUNDS = 6
+RESTLESS = TrainConfig(epochs=2, batch_size=4, lr=0.5)
+"""A rate at which validation scores go up and down."""
+UNWATCHED = 3
+"""A client without validation samples."""
+
+
+def data() -> Federation:
+    """The tiny federation with half of its labels wrong, and with more validation samples, but for one client."""
+    base = federation()
+    rng = np.random.default_rng(5)
+    wrong = torch.from_numpy(rng.random(len(base.source.y)) < 0.5)
+    y = torch.where(wrong, torch.from_numpy(rng.integers(0, 4, len(wrong))), base.source.y)
+    val = [np.concatenate([v, t[:2]]) for v, t in zip(base.val, base.test, strict=True)]
+    val[UNWATCHED] = val[UNWATCHED][:0]
+    test = tuple(t[2:] for t in base.test)
+    return replace(base, source=replace(base.source, y=y), val=tuple(val), test=test)
+
+
+def scored(sim: Simulation, client: int, state: dict[str, Tensor]) -> tuple[float, float]:
+    """(accuracy, minus loss) on the validation part, in plain torch; (0, 0) without samples."""
+    rows = torch.from_numpy(sim.federation.val[client])
+    if not len(rows):
+        return 0.0, 0.0
+    source = sim.federation.source
+    outputs = torch.func.functional_call(sim.model.module.eval(), state, (source.take(rows),))
+    accuracy = (outputs.argmax(1) == source.y[rows]).double().mean()
+    return float(accuracy), -float(F.cross_entropy(outputs.double(), source.y[rows]))
+
+
+def present(sim: Simulation) -> list[dict[str, Tensor]]:
+    found = [models for _, models in sim.personal_models(range(len(SIZES)))]
+    return [{n: torch.cat([m.get(n) for m in found])[i] for n in found[0].keys()} for i in range(len(SIZES))]  # noqa: SIM118
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("name", ["ditto", "fedrep", "local"])
+def test_every_client_keeps_the_model_of_its_best_round(name: str, engine: str) -> None:
+    sim = Simulation(make(name), data(), model("mlp"), RESTLESS, engine=make_engine(engine), fraction=0.6)
+    selection = Selection(sim)
+    best: list[tuple[tuple[float, float], int, dict[str, Tensor]]] = []
+    for _ in range(ROUNDS):
+        sim.step()
+        records = evaluate(sim, Protocol(("val", "local")), selection=selection)
+        for i, state in enumerate(present(sim)):
+            score = scored(sim, i, state)
+            if len(best) <= i:
+                best.append((score, sim.round, state))
+            elif score > best[i][0] or i == UNWATCHED:
+                best[i] = (score, sim.round, state)
+        for i in range(len(SIZES)):
+            assert selection.choices[i].round == best[i][1]
+            [local] = [
+                r["loss"] for r in records if (r["client"], r["set"], r["model"]) == (i, "local", "personal")
+            ]
+            rows = torch.from_numpy(sim.federation.test[i])
+            outputs = torch.func.functional_call(
+                sim.model.module.eval(), best[i][2], (sim.federation.source.take(rows),)
+            )
+            assert local == pytest.approx(
+                float(F.cross_entropy(outputs, sim.federation.source.y[rows])), rel=1e-4
+            )
+    rounds = [c.round for c in selection.choices.values()]
+    assert selection.choices[UNWATCHED].round == ROUNDS
+    assert len(set(rounds)) > 2, "the test says nothing where all choose alike"
+
+
+def test_test_labels_choose_nothing() -> None:
+    base = data()
+    y = base.source.y.clone()
+    rows = torch.from_numpy(np.concatenate(base.test))
+    y[rows] = (y[rows] + 1) % 4
+    chosen = []
+    for source in (base.source, replace(base.source, y=y)):
+        sim = Simulation(make("ditto"), replace(base, source=source), model("mlp"), RESTLESS)
+        selection = Selection(sim)
+        for _ in range(4):
+            sim.step()
+            evaluate(sim, Protocol(), selection=selection)
+        chosen.append(selection.choices)
+    pd.testing.assert_frame_equal(*(pd.DataFrame({i: vars(c) for i, c in one.items()}) for one in chosen))
+
+
+def test_of_equals_the_lower_loss_and_then_the_earlier() -> None:
+    nan = float("nan")
+    held = Choice(1, 0.5, 0.7)
+    assert Choice(2, 0.6, 0.9).beats(held, lower_is_better=False)
+    assert not Choice(2, 0.6, 0.9).beats(held, lower_is_better=True)
+    assert Choice(2, 0.5, 0.6).beats(held, lower_is_better=False)
+    assert not Choice(2, 0.5, 0.7).beats(held, lower_is_better=False)
+    assert not Choice(2, 0.4, 0.1).beats(held, lower_is_better=False)
+    assert Choice(2, nan, 0.6).beats(Choice(1, nan, 0.7), lower_is_better=False)
+    assert not Choice(2, nan, 0.8).beats(Choice(1, nan, 0.7), lower_is_better=False)
+    assert Choice(2, nan, nan).beats(Choice(1, nan, nan), lower_is_better=False)
+    assert not Choice(2, 0.9, nan).beats(held, lower_is_better=False)  # a model that has diverged
+    assert held.beats(Choice(0, 0.9, nan), lower_is_better=False)
+
+
+def test_participants_alone_are_shown_with_what_they_chose() -> None:
+    sim = Simulation(make("ditto"), data(), model("mlp"), RESTLESS, fraction=0.6)
+    selection = Selection(sim)
+    for _ in range(ROUNDS):
+        ids = sim.step().clients
+        both = [evaluate(sim, Protocol(sets), ids, selection) for sets in (("participants",), ("local",))]
+    personal = [{r["client"]: r["loss"] for r in rs if r["model"] == "personal"} for rs in both]
+    assert personal[0] == {i: personal[1][i] for i in ids}
+    later = [i for i in ids if selection.choices[i].round < ROUNDS]
+    assert later, "the test says nothing if all that took part chose the last round"
+
+
+def test_training_is_as_without() -> None:
+    plain, chosen = simulation("ditto", rounds=3, train=RESTLESS), simulation("ditto", train=RESTLESS)
+    selection = Selection(chosen)
+    for _ in range(3):
+        chosen.step()
+        evaluate(chosen, Protocol(), selection=selection)
+    assert_same(plain.dump()[0], chosen.dump()[0])
+
+
+# -- experiments ----------------------------------------------------------------------------------------------
+
+SETTINGS: dict[str, Any] = {
+    "methods": ["ditto", "fedavg"],
+    "seeds": 1,
+    "rounds": 5,
+    "fraction": 0.5,
+    "data": {"samples": 300, "clients": 6, "heldout_clients": 1},
+    "model": {"name": "mlp", "hidden": [8]},
+    "train": {"lr": 0.8},
+    "engine": "vectorized",
+    "eval": {"every": 1, "select": "val", "adapt_steps": [0]},
+    "checkpoint_every": 1,
+}
+
+
+class Interrupted(Observer):
+    """Stops the first job after three rounds."""
+
+    def round_done(self, job: Job, done: Any) -> None:
+        """Ctrl-C."""
+        if done.round == 2 and job.method.name == "ditto":
+            raise KeyboardInterrupt
+
+
+def test_an_experiment_goes_on_with_what_was_chosen_wherever_states_lie(tmp_path: Path) -> None:
+    whole = run_experiment(parse(SETTINGS), tmp_path / "whole")
+    for where in ("memory", "disk"):
+        config = parse({**SETTINGS, "engine": {"name": "vectorized", "states": where}})
+        with pytest.raises(KeyboardInterrupt):
+            run_experiment(config, tmp_path / where, observer=Interrupted())
+        resumed = run_experiment(config, tmp_path / where, resume=True)
+        pd.testing.assert_frame_equal(whole.clients, resumed.clients)
+        for result in (whole, resumed):
+            assert result.jobs[0][0]["selection"] == whole.jobs[0][0]["selection"]
+    table = pd.read_csv(tmp_path / "whole" / "ditto" / "seed-0" / "selection.csv")
+    assert list(table["client"]) == list(range(6))
+    assert len(set(table["round"])) > 1
+    assert set(table["round"]) - {5}, "the test says nothing if all choose the last round"
+    # What is deployed is what was chosen: its validation score in the records of the last round is the best of all.
+    last = whole.clients.query("label == 'ditto' and set == 'val' and model == 'personal' and round == 5")
+    np.testing.assert_allclose(
+        last.sort_values("client")["accuracy"].to_numpy(), table["val/accuracy"].to_numpy()
+    )
+
+
+def test_the_table_says_which_rounds_were_chosen(tmp_path: Path) -> None:
+    result = run_experiment(parse(SETTINGS), tmp_path / "out")
+    chosen = pd.read_csv(tmp_path / "out" / "ditto" / "seed-0" / "selection.csv")["round"]
+    assert result.table["selected_round"]["ditto"] == pytest.approx(chosen.mean())
+    assert np.isnan(result.table["selected_round"]["fedavg"])
+    head, _, *rows = (tmp_path / "out" / "comparison.md").read_text().splitlines()
+    place = head.split("|").index(" round chosen by validation ")
+    assert rows[1].split("|")[place].strip() == "–"
+    last = parse({**SETTINGS, "eval": {**SETTINGS["eval"], "select": "last"}})
+    assert "selected_round" not in run_experiment(last, tmp_path / "last").table.columns
+
+
+def test_what_cannot_be_chosen_honestly_is_refused(tmp_path: Path) -> None:
+    private = {**SETTINGS, "train": {"dp": {"clip": 1.0, "noise": 1.0}}}
+    with pytest.raises(ConfigError, match=r"eval.select=val.*sample-level privacy does not cover"):
+        check(parse(private))
+    check(parse({**private, "methods": ["fedavg"]}))  # has nothing to choose
+    hidden = {"dp": {"clip": 1.0, "noise": 1.0, "level": "client"}}
+    check(parse({**SETTINGS, "methods": ["ditto"], "train": hidden}))
+    with pytest.raises(ConfigError, match="every = 0"):
+        parse({**SETTINGS, "eval": {"every": 0, "select": "val"}})
+    without = parse(
+        {**SETTINGS, "data": {**SETTINGS["data"], "split": {"train": 0.7, "val": 0, "test": 0.3}}}
+    )
+    with pytest.raises(ConfigError, match=r"no client has any.*data.split"):
+        run_experiment(without, tmp_path / "none")
+    noisy = TrainConfig(epochs=1, batch_size=4, lr=0.1, dp=SampleDP(1.0, 1.0))
+    with pytest.raises(ConfigError, match="sample-level privacy"):
+        Selection(simulation("ditto", train=noisy))
