@@ -28,7 +28,7 @@ def hypcluster(p: Problem, clusters: int, weights: str) -> Outcome:
     return Outcome(None, [clone(w[best(i)]) for i in p.clients], server)
 
 
-def fedfomo(p: Problem, fallback: str, **options: Any) -> Outcome:
+def fedfomo(p: Problem, fallback: str, norm: str, **options: Any) -> Outcome:
     """Who downloads whose model is drawn: `downloads[t][i]`."""
     theta, previous = everywhere(p), everywhere(p)
     pool: dict[int, State] = {}
@@ -38,12 +38,11 @@ def fedfomo(p: Problem, fallback: str, **options: Any) -> Outcome:
         for i in sampled:
             others = p.draws["downloads"][t][i]
             candidates = {i: theta[i], **{n: pool[n] for n in others}}
-            gain = {n: worth(p, i, previous[i], model) for n, model in candidates.items()}
+            gain = {n: worth(p, i, previous[i], model, norm) for n, model in candidates.items()}
             for n in others:
                 affinity[i, n] += gain[n]
-            good = {n: g for n, g in gain.items() if g > 0}
-            if good:
-                mixed = mean([candidates[n] for n in good], list(good.values()))
+            if max(gain.values()) > 0:
+                mixed = mean(list(candidates.values()), [max(g, 0.0) for g in gain.values()])
             else:
                 mixed = clone(theta[i] if fallback == "own" or t == 0 else previous[i])
             previous[i] = mixed
@@ -59,9 +58,10 @@ def fedfomo(p: Problem, fallback: str, **options: Any) -> Outcome:
     return Outcome(None, theta, {"affinity": affinity}, private)
 
 
-def worth(p: Problem, i: int, baseline: State, model: State) -> float:
+def worth(p: Problem, i: int, baseline: State, model: State, norm: str) -> float:
     """Δ: what the validation loss falls by, a unit of distance of the parameters."""
     if not len(p.whole(i, "val")[1]):
         return 0.0
-    gap = norm_of({n: model[n] - baseline[n] for n in p.parameters})
+    apart = {n: model[n] - baseline[n] for n in p.parameters}
+    gap = norm_of(apart) if norm == "l2" else sum(t.abs().sum() for t in apart.values())
     return (validation_loss(p, baseline, i) - validation_loss(p, model, i)) / (float(gap) + 1e-5)

@@ -50,12 +50,14 @@ def regularised(
 
 
 def feature_term(p: Problem, w: State, lam: float, kind: str, micro_batch: int) -> Term:
-    fixed, moving = copy.deepcopy(p.module).eval(), copy.deepcopy(p.module).eval()
+    """The features in training are those of the training pass."""
+    fixed, moving = copy.deepcopy(p.module).eval(), copy.deepcopy(p.module).train()
 
     def term(state: State, batch: Batch) -> Tensor:
         with torch.no_grad():
             centre = features(fixed, w, batch[0])
-        return lam * distance(kind, features(moving, state, batch[0]), centre, micro_batch)
+        now = {n: t if t.requires_grad else t.clone() for n, t in state.items()}
+        return lam * distance(kind, features(moving, now, batch[0]), centre, micro_batch)
 
     return term
 

@@ -128,21 +128,24 @@ def scaffold(p: Problem, global_lr: float, **options: Any) -> Outcome:
     return Outcome(w, [], {f"correction/{n}": v for n, v in c.items()}, own)
 
 
-def feddyn(p: Problem, alpha: float, **options: Any) -> Outcome:
+def feddyn(p: Problem, alpha: float, scale_alpha: bool, **options: Any) -> Outcome:
+    """With `scale_alpha` a client's own α is α n̄/n_i; the server's stays."""
     w = clone(p.init)
     zero = {n: torch.zeros_like(w[n]) for n in p.parameters}
     h, own = clone(zero), [clone(zero) for _ in p.clients]
+    average_size = sum(p.sizes) / len(p.sizes)
     for t, sampled in enumerate(p.rounds):
         trained = []
         for i in sampled:
+            a = alpha * average_size / p.sizes[i] if scale_alpha else alpha
             steps = p.batches(i, t)
             model = Trainer(p, w, len(steps))
             for (batch,) in steps:
                 g, now = model.gradient(batch), model.now
-                model.step({n: g[n] - own[i][n] + alpha * (now[n] - w[n]) for n in g})
+                model.step({n: g[n] - own[i][n] + a * (now[n] - w[n]) for n in g})
             trained.append(model.state)
-            own[i] = {n: own[i][n] - alpha * (trained[-1][n] - w[n]) for n in zero}
+            own[i] = {n: own[i][n] - a * (trained[-1][n] - w[n]) for n in zero}
         h = {n: h[n] - alpha / len(p.sizes) * sum(s[n] - w[n] for s in trained) for n in h}
-        average = mean(trained, weights_of(p, sampled, options.get("weights", "uniform")))
+        average = mean(trained, [1.0] * len(trained))
         w = {n: average[n] - h[n] / alpha if n in h else average[n] for n in w}
     return Outcome(w, [], {f"correction/{n}": v for n, v in h.items()}, own)

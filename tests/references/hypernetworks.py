@@ -17,9 +17,10 @@ def write(p: Problem, phi: State, e: Tensor) -> State:
     depth = sum(n.startswith("trunk_w/") for n in phi) - 1
     for k in range(1, depth + 1):
         z = linear(torch.relu(z), phi[f"trunk_w/{k}"], phi[f"trunk_b/{k}"])
-    return {
+    written = {
         n: linear(z, phi[f"head_w/{n}"], phi[f"head_b/{n}"]).reshape(p.init[n].shape) for n in p.parameters
     }
+    return {n: written.get(n, t) for n, t in p.init.items()}
 
 
 def vjp(p: Problem, phi: State, e: Tensor, change: State) -> tuple[State, Tensor]:
@@ -27,7 +28,7 @@ def vjp(p: Problem, phi: State, e: Tensor, change: State) -> tuple[State, Tensor
     phi = {n: t.detach().clone().requires_grad_() for n, t in phi.items()}
     e = e.detach().clone().requires_grad_()
     written = write(p, phi, e)
-    value = sum((change[n] * written[n]).sum() for n in written)
+    value = sum((change[n] * written[n]).sum() for n in p.parameters)
     grads = torch.autograd.grad(value, [*phi.values(), e])  # type: ignore[arg-type]
     return dict(zip(phi, grads[:-1], strict=True)), grads[-1]
 

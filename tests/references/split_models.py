@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from references.global_models import head_names, tuned
-from references.plain import Outcome, Problem, State, clone, fit, mean, weights_of
+from references.plain import Batch, Outcome, Problem, State, Term, clone, fit, mean, weights_of
 
 Local = Callable[[int, int, State], State]
 
@@ -31,9 +32,9 @@ def part(p: Problem, name: str) -> list[str]:
 
 
 def split(
-    p: Problem, local: Local, personal: list[str], weights: str, final_epochs: int, sent_to_all: bool = True
+    p: Problem, local: Local, personal: list[str], weights: str, final_epochs: int, server_lr: float = 1.0
 ) -> Outcome:
-    """Rounds of u = Σ a_i u_i, everyone deploying the present u with its own v_i."""
+    """Rounds of u = u − η_s Σ a_i (u − u_i), everyone deploying the present u with its own v_i."""
     u, v = clone(p.init), [{n: p.init[n].clone() for n in personal} for _ in p.clients]
     for t, sampled in enumerate(p.rounds):
         up = []
@@ -41,7 +42,9 @@ def split(
             trained = local(i, t, {**u, **v[i]})
             v[i] = {n: trained[n] for n in personal}
             up.append({n: s for n, s in trained.items() if n not in personal})
-        u = {**u, **mean(up, weights_of(p, sampled, weights))} if up[0] else u
+        average = mean(up, weights_of(p, sampled, weights))
+        for n, new in average.items():
+            u[n] = u[n] - server_lr * (u[n] - new) if n in p.parameters else new
     shared = {n: t for n, t in u.items() if n not in personal}
     models, last = [{**u, **v[i]} for i in p.clients], len(p.rounds)
     if final_epochs:
@@ -49,15 +52,41 @@ def split(
             fit(p, m, p.batches(i, last, epochs=final_epochs, purpose="finetune"), personal)
             for i, m in zip(p.clients, models, strict=True)
         ]
-    return Outcome(None, models, shared, v)
+    return Outcome(None, models, shared)
+
+
+def held(p: Problem, own: list[str], lam: float, centre: str) -> Term:
+    """(λ/2)‖v − c‖² of the personal part alone, wherever it trains."""
+
+    def term(state: State, batch: Batch) -> Tensor:
+        moving = [n for n in own if state[n].requires_grad]
+        to = p.init if centre == "start" else {n: torch.zeros_like(p.init[n]) for n in moving}
+        return lam / 2 * sum(((state[n] - to[n]) ** 2).sum() for n in moving)  # type: ignore[return-value]
+
+    return term
 
 
 def together(
-    p: Problem, personal_part: str, weights: str, final_personal_epochs: int, **options: Any
+    p: Problem,
+    personal_part: str,
+    weights: str,
+    final_personal_epochs: int,
+    lam: float = 0.0,
+    centre: str = "start",
+    server_lr: float = 1.0,
+    **options: Any,
 ) -> Outcome:
     """FedPer, FedSim, FedBN and LG-FedAvg: one training of both parts."""
     own = part(p, personal_part)
-    return split(p, lambda i, t, s: fit(p, s, p.batches(i, t)), own, weights, final_personal_epochs)
+    term = held(p, own, lam, centre) if lam else None
+    return split(
+        p,
+        lambda i, t, s: fit(p, s, p.batches(i, t), term=term),
+        own,
+        weights,
+        final_personal_epochs,
+        server_lr,
+    )
 
 
 def alternating(
@@ -67,16 +96,20 @@ def alternating(
     final_personal_epochs: int,
     head_epochs: int,
     body_epochs: int,
+    lam: float = 0.0,
+    centre: str = "start",
+    server_lr: float = 1.0,
 ) -> Outcome:
     """FedRep and FedAlt: first v_i under u, then u under the new v_i."""
     own = part(p, personal_part)
     rest = [n for n in p.init if n not in own]
+    term = held(p, own, lam, centre) if lam else None
 
     def local(i: int, t: int, state: State) -> State:
-        state = fit(p, state, p.batches(i, t, epochs=head_epochs), own)
+        state = fit(p, state, p.batches(i, t, epochs=head_epochs), own, term)
         return fit(p, state, p.batches(i, t, epochs=body_epochs), rest)
 
-    return split(p, local, own, weights, final_personal_epochs)
+    return split(p, local, own, weights, final_personal_epochs, server_lr)
 
 
 def fedbabu(p: Problem, weights: str, personal_part: str, ft_epochs: int, ft_scope: str) -> Outcome:

@@ -44,14 +44,18 @@ def local_average(p: Problem, weights: str) -> Outcome:
     return Outcome(mean([v[i] for i in last], weights_of(p, last, weights)), v)
 
 
-def mr_mtl(p: Problem, lam: float, **options: Any) -> Outcome:
-    """v̄ is the mean of ALL clients' latest models."""
-    v = everywhere(p)
+def mr_mtl(p: Problem, lam: float, mean_of: str, **options: Any) -> Outcome:
+    """v̄ is the mean of ALL clients' latest models, or steps by m/N to that of the sampled ones."""
+    v, centre, total = everywhere(p), clone(p.init), len(p.sizes)
     for t, sampled in enumerate(p.rounds):
-        centre = mean(v, [1.0] * len(v))
         for i in sampled:
             v[i] = fit(p, v[i], p.batches(i, t), term=pull(lam, centre))
-    return Outcome(None, v, mean(v, [1.0] * len(v)))
+        if mean_of == "all":
+            centre = mean(v, [1.0] * total)
+        else:
+            new = mean([v[i] for i in sampled], [1.0] * len(sampled))
+            centre = add(centre, sub(new, centre), len(sampled) / total)
+    return Outcome(None, v, centre)
 
 
 def ditto(
@@ -73,6 +77,8 @@ def ditto(
 
 def validation_loss(p: Problem, state: State, client: int, part: str = "val") -> float:
     x, y = p.whole(client, part)
+    if not len(y):
+        return 0.0
     return float(torch.nn.functional.cross_entropy(outputs(p, state, x), y))
 
 
@@ -126,22 +132,23 @@ def apfl(p: Problem, alpha: float, adaptive: bool, weights: str) -> Outcome:
             own, personal = Trainer(p, w, len(steps)), Trainer(p, v[i], len(steps))
             if adaptive:
                 (first,) = steps[0]
-                g = personal.gradient(first, at=mixture(mix[i], personal.now, own.now), update_norms=False)
+                g = personal.gradient(first, at=mixture(p, mix[i], personal.now, own.now), update_norms=False)
                 slope = sum((g[n] * (personal.now[n] - own.now[n])).sum() for n in g)
                 mix[i] = min(max(mix[i] - p.train.lr * float(slope), 0.0), 1.0)
             for (batch,) in steps:
                 own.step(own.gradient(batch))
-                g = personal.gradient(batch, at=mixture(mix[i], personal.now, own.now))
+                g = personal.gradient(batch, at=mixture(p, mix[i], personal.now, own.now))
                 personal.step({n: mix[i] * d for n, d in g.items()})
             v[i], last[i] = personal.state, own.state
         w = mean([last[i] for i in sampled], weights_of(p, sampled, weights))
-    personal_models = [{**mixture(mix[i], v[i], last[i])} for i in p.clients]
+    personal_models = [mixture(p, mix[i], v[i], last[i]) for i in p.clients]
     private = [{"alpha": torch.tensor(mix[i]), **{f"v/{n}": x for n, x in v[i].items()}} for i in p.clients]
     return Outcome(w, personal_models, {}, private)
 
 
-def mixture(alpha: float, v: State, w: State) -> State:
-    return {n: alpha * v[n] + (1 - alpha) * w[n] if v[n].is_floating_point() else v[n] for n in v}
+def mixture(p: Problem, alpha: float, v: State, w: State) -> State:
+    """Of the parameters; v's running statistics were measured at the mixture."""
+    return {n: alpha * v[n] + (1 - alpha) * w[n] if n in p.parameters else v[n] for n in v}
 
 
 def l2gd(
@@ -174,10 +181,10 @@ def per_fedavg(
             for b1, b2, *b3 in steps:
                 now = model.now
                 adapted = add(now, model.gradient(b1), -alpha)
-                g = model.gradient(b2, at=adapted)
+                g = model.gradient(b2, at=adapted, update_norms=False)
                 if b3:
-                    high = model.gradient(b3[0], at=add(now, g, delta))
-                    low = model.gradient(b3[0], at=add(now, g, -delta))
+                    high = model.gradient(b3[0], at=add(now, g, delta), update_norms=False)
+                    low = model.gradient(b3[0], at=add(now, g, -delta), update_norms=False)
                     g = {n: g[n] - alpha * (high[n] - low[n]) / (2 * delta) for n in g}
                 model.step(g)
             up.append(model.state)

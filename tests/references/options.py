@@ -1,0 +1,169 @@
+"""The cases of `cases.py` that look at one option each, by method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from references.settings import (
+    AVERAGE,
+    CKT,
+    DISTIL,
+    FEDCLUP,
+    FEDOA,
+    FOMO,
+    GREP,
+    HYPER,
+    L2GD,
+    LF,
+    OA,
+    PENALTY,
+    PER,
+    PERADA,
+    PFEDHN,
+    PFEDME,
+    SERVER,
+    SPLIT,
+    Case,
+)
+
+
+def each(base: Mapping[str, Any], model: str = "mlp", **options: tuple[Any, ...]) -> list[Case]:
+    """One case for every value of every option, all others as in `base`."""
+    return [
+        Case({**base, name: value}, model, f"{name}={value}")
+        for name, found in options.items()
+        for value in found
+    ]
+
+
+def server(kind: str, **more: float) -> Case:
+    chosen = {**SERVER, "kind": kind, "lr": 0.1, "beta2": 0.9, "eps": 0.01, "initial": 0.02, **more}
+    return Case({**AVERAGE, "server": chosen}, why=f"server {kind}")
+
+
+def distil(base: Mapping[str, Any], **more: Any) -> Case:
+    why = ", ".join(f"{n}={v}" for n, v in more.items())
+    return Case({**base, "distil": {**DISTIL, **more}}, why=why)
+
+
+def normed(base: Mapping[str, Any], **more: Any) -> Case:
+    """On a model with running statistics."""
+    return Case({**base, **more}, "norm", "running statistics")
+
+
+TAUGHT = (
+    {"temperature": 2.0},
+    {"average": "probabilities"},
+    {"link": "sigmoid"},
+    {"rounds": 1},
+    {"batch_size": 9},
+)
+DITTO = {"weights": "samples", "lam": 0.6, "personal_epochs": None, "dynamic_lam": ()}
+TUNED = {**AVERAGE, "ft_epochs": 2, "ft_scope": "all"}
+APFL = {"weights": "samples", "alpha": 0.3, "adaptive": False}
+BABU = {"weights": "uniform", "personal_part": "head", "ft_epochs": 2, "ft_scope": "full"}
+REP = {**SPLIT, "head_epochs": 2, "body_epochs": 1}
+ALT = {**REP, **PENALTY}
+KNOWN = {**FEDCLUP, "smoothness": 2.5, "convexity": 0.4}
+CONSTANT = {"kind": "constant"}
+DYNAMIC = {"kind": "dynamic", "values": (0.0, 0.2, 0.9), "patience": 1, "tol": 0.9}
+HEURISTIC = {"kind": "heuristic", "switch": 1, "constant": 5.0, "samples": 20.0, "most": 3.0}
+COROLLARY = {"kind": "corollary", "radius": 1.0, "rho": 2.0, "samples": 15, "clients": 5}
+
+OPTIONS: dict[str, list[Case]] = {
+    "local": [normed({"weights": "uniform"})],
+    "local_average": [Case({"weights": "uniform"}, why="uniform"), normed({"weights": "samples"})],
+    "fedavg": [
+        *each(AVERAGE, weights=("uniform",)),
+        server("sgd", momentum=0.7),
+        server("adam", momentum=0.7),
+        server("yogi", momentum=0.7),
+        server("adagrad", momentum=0.7),
+        Case(AVERAGE, "half frozen", "frozen layers"),
+        Case(AVERAGE, "lora", "AdamW", train="adamw"),
+        normed(AVERAGE),
+    ],
+    "fedprox": [normed({**AVERAGE, "mu": 0.5})],
+    "fedsam": [normed({**AVERAGE, "rho": 0.3})],
+    "fedavg_ft": [*each(TUNED, ft_epochs=(0,), ft_scope=("head",)), normed(TUNED)],
+    "fedit": [Case(AVERAGE, "lora", "AdamW", train="adamw")],
+    "fedlora": [Case(TUNED, "lora", "AdamW", train="adamw")],
+    "scaffold": [normed({"weights": "uniform", "global_lr": 0.7})],
+    "feddyn": [
+        Case({"weights": "uniform", "alpha": 0.4, "scale_alpha": True}, why="scaled"),
+        normed({"weights": "uniform", "alpha": 0.4, "scale_alpha": False}),
+    ],
+    "mr_mtl": [Case({"weights": "uniform", "lam": 0.6, "mean_of": "sampled"}, why="sampled")],
+    "ditto": [
+        *each(DITTO, weights=("uniform",), personal_epochs=(2, 0), dynamic_lam=((0.0, 4.0, 0.5),)),
+        normed(DITTO),
+    ],
+    "pfedme": [
+        *each(PFEDME, beta=(0.6, 0.0), inner_wd=(0.2,), personal_lr=(None,), weights=("uniform",)),
+        *each(PFEDME, personal_epochs=(2,)),
+        normed(PFEDME),
+    ],
+    "apfl": [*each(APFL, alpha=(0.3, 0.0, 1.0)), normed(APFL)],
+    "l2gd": [Case({**L2GD, "smoothness": 1.1}, why="smoothness", rounds=6)],
+    "per_fedavg": [*each(PER, variant=("HF",), adapt_steps=(0,), weights=("samples",)), normed(PER)],
+    "fedclup": [
+        *each(KNOWN, gamma=("theory", "edge"), lr_rule=("deterministic", "stochastic")),
+        *each(FEDCLUP, local_steps=(3,), weights=("samples",)),
+        *each({**FEDCLUP, "local_steps": 3}, batch_reuse=(True,)),
+        Case({**KNOWN, "gamma": "theory", "schedule": HEURISTIC}, why="heuristic λ", rounds=3),
+        Case({**KNOWN, "gamma": "theory", "schedule": COROLLARY}, why="λ of the corollary"),
+        Case({**FEDCLUP, "schedule": DYNAMIC}, why="dynamic λ", rounds=5),
+        normed({**KNOWN, "gamma": "theory"}),
+    ],
+    "fedper": [*each(SPLIT, personal_part=("none", "all"), final_personal_epochs=(2,)), normed(SPLIT)],
+    "fedsim": [
+        *each({**SPLIT, **PENALTY}, server_lr=(0.6,), weights=("uniform",)),
+        *each({**SPLIT, **PENALTY, "lam": 0.5}, centre=("start", "zero")),
+    ],
+    "fedbn": [Case({**SPLIT, "personal_part": "norm", "final_personal_epochs": 2}, "norm", "final epochs")],
+    "lg_fedavg": [
+        Case({**SPLIT, "personal_part": "extractor:2", "broadcast_all": True}, "deep", "two shared layers"),
+        normed({**SPLIT, "personal_part": "extractor", "broadcast_all": False}),
+    ],
+    "fedrep": [*each(REP, "deep", personal_part=("head",), final_personal_epochs=(2,)), normed(REP)],
+    "fedalt": [
+        *each(ALT, server_lr=(0.6,), weights=("uniform",)),
+        *each({**ALT, "lam": 0.5}, centre=("start", "zero")),
+    ],
+    "fedbabu": [*each(BABU, ft_scope=("head", "body"), ft_epochs=(0,)), normed(BABU)],
+    "feddf": [distil({"weights": "samples"}, **more) for more in TAUGHT]
+    + [normed({"weights": "uniform", "distil": DISTIL})],
+    "perada": [distil(PERADA, **more) for more in TAUGHT]
+    + each(PERADA, variant=("released",), personal_epochs=(2,), personal_lr=(0.03,), weights=("samples",))
+    + [normed(PERADA)],
+    "perfed_ckt": [*each(CKT, clusters=(1, 3), own_init=(False,), public_batch=(128,)), normed(CKT)],
+    "fedoa": [
+        *each(FEDOA, distance=("batch_l2", "cosine", "pearson"), own_init=(False,), weights=("samples",)),
+        *each({**FEDOA, "own_init": False}, personal_start=(0,)),
+        normed(FEDOA),
+    ],
+    "fedsdr": [*each(OA, personal_start=(0,), own_init=(False,)), normed(OA)],
+    "plgu_lf": [
+        *each(LF, "deep", score_norm=("mean", "none", "ones"), lwsam_form=("asam",), grad_at=("personal",)),
+        *each(LF, "deep", eps_from=("global",), power=(4.0, float("inf")), personal_layers=(0, 2, 3)),
+        *each({**LF, "lwsam_form": "asam"}, "deep", power=(1.5,)),
+        normed(LF),
+    ],
+    "plgu_grep": [
+        *each(GREP, "deep", score_norm=("mean", "none", "ones"), lwsam_form=("asam",), reuse_grad=(True,)),
+        *each(GREP, "deep", power=(4.0,), final_personal_epochs=(2,), body_steps=(0, 1, 3)),
+        normed(GREP),
+    ],
+    "pfedhn": [*each(PFEDHN, depth=(0,), server_clip=(None,), server_momentum=(0.0,)), normed(PFEDHN)],
+    "plgu_ghn": [*each({**HYPER, "rho": 0.3}, depth=(0,), rho=(0.0,))],
+    "hypcluster": [
+        *each({"weights": "samples", "clusters": 2}, clusters=(1, 3), weights=("uniform",)),
+        normed({"weights": "samples", "clusters": 2}),
+    ],
+    "fedfomo": [
+        Case({**FOMO, name: value}, why=f"{name}={value}", rounds=3)
+        for name, value in (("norm", "l1"), ("fallback", "baseline"), ("downloads", 1), ("explore", 1.0))
+    ]
+    + [Case(FOMO, "norm", "running statistics", rounds=3)],
+}
