@@ -11,23 +11,42 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 from references.plain import Outcome, Problem, State, Trainer, clone, fit, mean, outputs, pull, weights_of
 from references.two_models import everywhere
 
 
-def distilled(p: Problem, student: State, teachers: Sequence[State], t: int, distil: dict[str, Any]) -> State:
-    """R steps of Adam, at a rate that falls by cosine to 0, on T² KL(teachers' mean ‖ student)."""
+def teaching(teachers: Sequence[tuple[Problem, State]], distil: dict[str, Any]) -> Tensor:
+    """The teachers' mean prediction on the public set, whatever their architectures."""
+    link = torch.sigmoid if distil["link"] == "sigmoid" else (lambda z: z.softmax(-1))
+    logits = torch.stack([outputs(q, s, q.public) / distil["temperature"] for q, s in teachers])
+    return link(logits.mean(0)) if distil["average"] == "logits" else link(logits).mean(0)
+
+
+def distilled(p: Problem, student: State, teacher: Tensor, t: int, distil: dict[str, Any]) -> State:
+    """R steps of Adam, at a rate that falls by cosine to 0, on T² KL(teacher ‖ student).
+
+    With `select` = best the model with the lowest validation loss that was seen is kept.
+    """
     steps, temperature = distil["steps"], distil["temperature"]
     if steps == 0 or (distil["rounds"] is not None and t >= distil["rounds"]):
         return student
-    link = torch.sigmoid if distil["link"] == "sigmoid" else (lambda z: z.softmax(-1))
-    logits = torch.stack([outputs(p, s, p.public) / temperature for s in teachers])
-    teacher = link(logits.mean(0)) if distil["average"] == "logits" else link(logits).mean(0)
     params = {n: student[n].clone().requires_grad_() for n in p.parameters}
     module = p.module.eval()
     optimizer = torch.optim.Adam(list(params.values()), distil["lr"])
+    seen: list[tuple[float, int, State]] = []
+
+    def look(step: int) -> bool:
+        x, y = p.validation
+        loss = float(cross_entropy(outputs(p, {**student, **params}, x), y))
+        seen.append((loss, step, clone(params)))
+        return step - min(seen, key=lambda s: s[0])[1] >= distil["patience"]
+
+    best = distil["select"] == "best"
     for k, rows in enumerate(p.distil_batches(t, distil["batch_size"], steps)):
+        if best and k % distil["check_every"] == 0 and look(k):
+            break
         optimizer.param_groups[0]["lr"] = distil["lr"] * (1 + math.cos(math.pi * k / steps)) / 2
         q, z = teacher[rows], functional_call(module, {**student, **params}, (p.public[rows],)) / temperature
         if distil["link"] == "sigmoid":
@@ -38,15 +57,27 @@ def distilled(p: Problem, student: State, teachers: Sequence[State], t: int, dis
         optimizer.zero_grad()
         (temperature**2 * kl.sum() / len(rows)).backward()
         optimizer.step()
+    else:
+        if best:
+            look(steps)
+    params = min(seen, key=lambda s: s[0])[2] if best else params
     return {n: params[n].detach() if n in params else s for n, s in student.items()}
 
 
 def feddf(p: Problem, weights: str, distil: dict[str, Any]) -> Outcome:
-    w = clone(p.init)
+    """Of one architecture or several, whose clients teach all of them."""
+    kinds = p.siblings or {"": p}
+    w = {kind: clone(q.init) for kind, q in kinds.items()}
     for t, sampled in enumerate(p.rounds):
-        trained = [fit(p, w, p.batches(i, t)) for i in sampled]
-        w = distilled(p, mean(trained, weights_of(p, sampled, weights)), trained, t, distil)
-    return Outcome(w, [])
+        trained = {i: fit(p.of(i), w[p.kind(i)], p.batches(i, t)) for i in sampled}
+        teacher = teaching([(p.of(i), s) for i, s in trained.items()], distil)
+        for kind, q in kinds.items():
+            members = [i for i in sampled if p.kind(i) == kind]
+            if members:
+                w[kind] = mean([trained[i] for i in members], weights_of(p, members, weights))
+            w[kind] = distilled(q, w[kind], teacher, t, distil)
+    server = {f"w {kind}/{n}": x for kind, model in w.items() for n, x in model.items()}
+    return Outcome(None if p.siblings else w[""], [], server)
 
 
 def perada(
@@ -68,7 +99,8 @@ def perada(
             steps = p.batches(i, t, epochs=personal_epochs)
             v[i] = fit(p, v[i], steps, term=pull(strength, w), train=rule)
             trained.append(fit(p, w, p.batches(i, t)))
-        w = distilled(p, mean(trained, weights_of(p, sampled, weights)), trained, t, distil)
+        teacher = teaching([(p, s) for s in trained], distil)
+        w = distilled(p, mean(trained, weights_of(p, sampled, weights)), teacher, t, distil)
     return Outcome(w, v)
 
 
@@ -79,10 +111,10 @@ def perfed_ckt(p: Problem, clusters: int, lam: float, public_batch: int, **optio
     for t, sampled in enumerate(p.rounds):
         said = []
         for i in sampled:
-            before = outputs(p, w[i], p.public).softmax(1)
+            before = outputs(p.of(i), w[i], p.public).softmax(1)
             target = min(centroids, key=lambda c: float(((c - before) ** 2).sum())) if centroids else None
-            w[i] = taught(p, w[i], i, t, target, lam, public_batch)
-            said.append(outputs(p, w[i], p.public).softmax(1))
+            w[i] = taught(p.of(i), w[i], i, t, target, lam, public_batch)
+            said.append(outputs(p.of(i), w[i], p.public).softmax(1))
         centroids = k_means(said, clusters)
     found = torch.stack(sorted(centroids, key=lambda c: float(c[0, 0])))
     return Outcome(None, w, {"centroids": found})

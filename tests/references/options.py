@@ -58,6 +58,7 @@ TAUGHT = (
     {"link": "sigmoid"},
     {"rounds": 1},
     {"batch_size": 9},
+    {"steps": 9, "select": "best", "lr": 0.2},
 )
 DITTO = {"weights": "samples", "lam": 0.6, "personal_epochs": None, "dynamic_lam": ()}
 TUNED = {**AVERAGE, "ft_epochs": 2, "ft_scope": "all"}

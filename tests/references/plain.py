@@ -59,6 +59,8 @@ class Problem:
     """
     whole: Callable[[int, str], Batch]
     """(client, "train" or "val"): all samples."""
+    validation: Batch
+    """The server's own labelled samples."""
     public: Tensor
     """Inputs of the public set."""
     public_batches: Callable[[int, int, int, int], list[Tensor]]
@@ -71,6 +73,18 @@ class Problem:
     """Every client's, likewise."""
     draws: dict[str, Any] = field(default_factory=dict)
     """Other random draws of the method."""
+
+    siblings: dict[str, Problem] = field(default_factory=dict)
+    """The problem of every architecture, where clients have several: they differ in module and states."""
+    assignment: tuple[str, ...] = ()
+    """The architecture of every client."""
+
+    def kind(self, client: int) -> str:
+        return self.assignment[client] if self.assignment else ""
+
+    def of(self, client: int) -> Problem:
+        """The problem as a client of its architecture sees it."""
+        return self.siblings[self.kind(client)] if self.assignment else self
 
     @property
     def clients(self) -> range:

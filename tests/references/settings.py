@@ -36,6 +36,8 @@ DISTIL = {
     "link": "softmax",
     "rounds": None,
     "select": "last",
+    "patience": 2,
+    "check_every": 2,
 }
 PFEDME = {
     "weights": "samples",

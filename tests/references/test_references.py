@@ -116,7 +116,7 @@ def compare(sim: Simulation, wanted: Outcome) -> None:
         assert not sim.method.has_global
     assert bool(wanted.personal) == sim.method.has_personal
     if wanted.personal:
-        models = [world.flat(m, k) for part, m in sim.personal_models(ids) for k in range(len(part))]
+        models = {i: world.flat(m, k) for part, m in sim.personal_models(ids) for k, i in enumerate(part)}
         for i in ids:
             same(f"the personal model of client {i}", models[i], wanted.personal[i])
     server = world.flat(sim.server)

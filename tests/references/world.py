@@ -33,6 +33,8 @@ INPUTS, CLASSES = 6, 3
 SIZES = (7, 3, 5, 4, 6)
 """Training samples of the clients; in batches of 3 they leave rests of 1, 0, 2, 1 and 0."""
 VALIDATION = (2, 3, 1, 2, 0)
+SERVERS = 6
+"""Labelled samples of the server."""
 PUBLIC = 7
 SEED = 27
 """Of 5 clients it samples (0, 2, 3), then (0, 1, 2): some come again, one late, and one never."""
@@ -98,13 +100,15 @@ def federation() -> Federation:
         val.append(ids[size : size + more])
         test.append(ids[size + more :])
         start += len(ids)
+    held = np.arange(start, start + SERVERS)
+    start += SERVERS
     x = torch.from_numpy(rng.normal(size=(start, INPUTS)).astype(np.float32))
     y = torch.from_numpy(rng.integers(0, CLASSES, start))
     source = Source("tiny", x, y, "classification", CLASSES)
     x = torch.from_numpy(rng.normal(size=(PUBLIC, INPUTS)).astype(np.float32))
     public = Source("public", x, torch.zeros(PUBLIC, dtype=torch.int64), "classification", CLASSES)
     names = tuple(f"client {i}" for i in range(len(SIZES)))
-    return Federation(source, tuple(train), tuple(val), tuple(test), names, len(SIZES), public=public)
+    return Federation(source, tuple(train), tuple(val), tuple(test), names, len(SIZES), held, public)
 
 
 def simulation(
@@ -125,7 +129,8 @@ def problem(sim: Simulation, rounds: int) -> Problem:
     """The problem that a run is about to solve; before its first round."""
     data, train = sim.federation, sim.train
     state = {str(n): t.clone() for n, t in tree.leaves(sim.init)}
-    private = [flat(sim.states.get((i,)), 0) for i in range(sim.participants)]
+    several = len(sim.groups) > 1
+    private = [] if several else [flat(sim.states.get((i,)), 0) for i in range(sim.participants)]
     return Problem(
         module=copy.deepcopy(sim.model.module),
         init=state,
@@ -141,6 +146,7 @@ def problem(sim: Simulation, rounds: int) -> Problem:
         sizes=list(SIZES),
         batches=lambda *request, **more: _batches(sim, *request, **more),
         whole=lambda client, part: _samples(data.source, torch.from_numpy(data.part(part)[client])),  # type: ignore[arg-type]
+        validation=_samples(data.source, torch.from_numpy(data.server)),
         public=data.public.x if data.public is not None else torch.empty(0),
         public_batches=lambda client, t, size, steps: list(
             public_rows(
@@ -153,6 +159,26 @@ def problem(sim: Simulation, rounds: int) -> Problem:
         first_server=flat(sim.server),
         first_private=private,
     )
+
+
+def several(sim: Simulation, rounds: int, assignment: tuple[str, ...]) -> Problem:
+    """The problem of a run whose clients have several architectures."""
+    base = problem(sim, rounds)
+    siblings, private = {}, {}
+    for group in sim.groups:
+        context = group.context
+        siblings[group.name] = replace(
+            base,
+            module=copy.deepcopy(group.model.module),
+            init=flat(context.init),
+            distil_batches=lambda t, size, steps, context=context: list(
+                ServerDistillation(steps=steps, batch_size=size)._batches(PUBLIC, context, t)
+            ),
+        )
+        for i in (i for i, kind in enumerate(assignment) if kind == group.name):
+            private[i] = flat(group.states.get((i,)), 0)
+    states = [private[i] for i in range(len(SIZES))]
+    return replace(base, siblings=siblings, assignment=assignment, first_private=states)
 
 
 def coins(seed: int, probability: float, rounds: int) -> list[bool]:

@@ -1,0 +1,42 @@
+"""Methods whose clients may have different architectures, against their references."""
+
+from __future__ import annotations
+
+import pytest
+
+from references import world
+from references.cases import MAIN
+from references.settings import CKT, DISTIL, Case
+from references.test_references import PLAIN, SOME, compare, same
+from tailorfl.core.method import make_method
+from tailorfl.engines.simulation import Simulation, make_engine
+
+KINDS = ("mlp", "deep", "deep", "mlp", "norm")
+CASES = {
+    "feddf": Case({"weights": "samples", "distil": {**DISTIL, "average": "probabilities"}}),
+    "perfed_ckt": Case(CKT),
+}
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_architectures_teach_each_other_as_the_reference_says(name: str, engine: str) -> None:
+    case = CASES[name]
+    sim = Simulation(
+        make_method(name, case.of_method()),
+        world.federation(),
+        {kind: world.model(kind) for kind in KINDS},
+        PLAIN,
+        assignment=KINDS,
+        engine=make_engine(engine, None),
+        seed=world.SEED,
+        fraction=SOME,
+    )
+    wanted = MAIN[name][0](world.several(sim, 2, KINDS), **case.options)
+    for _ in range(2):
+        sim.step()
+    if not sim.method.has_global:
+        compare(sim, wanted)
+    else:
+        server = world.flat(sim.server)
+        same("the server", {n: server[n] for n in wanted.server}, wanted.server)
