@@ -104,7 +104,13 @@ def head_names(p: Problem) -> list[str]:
     return [n for n in p.parameters if n.rpartition(".")[0] == owner]
 
 
-def scaffold(p: Problem, global_lr: float, **options: Any) -> Outcome:
+def share_of(p: Problem, client: int, weights: str) -> float:
+    """p_i among ALL clients."""
+    everyone = weights_of(p, p.clients, weights)
+    return everyone[client] / sum(everyone)
+
+
+def scaffold(p: Problem, global_lr: float, weights: str) -> Outcome:
     """Option II, with plain steps whatever the optimizer of the run."""
     w = clone(p.init)
     zero = {n: torch.zeros_like(w[n]) for n in p.parameters}
@@ -120,15 +126,15 @@ def scaffold(p: Problem, global_lr: float, **options: Any) -> Outcome:
             travelled = len(steps) * p.train.lr
             new = {n: own[i][n] - c[n] + (w[n] - y.now[n]) / travelled for n in p.parameters}
             moved.append(y.state)
-            changed.append(sub(new, own[i]))
+            changed.append({n: share_of(p, i, weights) * (new[n] - own[i][n]) for n in new})
             own[i] = new
-        average = mean(moved, weights_of(p, sampled, options.get("weights", "uniform")))
+        average = mean(moved, weights_of(p, sampled, weights))
         w = {n: w[n] + global_lr * (average[n] - w[n]) if n in p.parameters else average[n] for n in w}
-        c = {n: c[n] + sum(d[n] for d in changed) / len(p.sizes) for n in c}
+        c = {n: c[n] + sum(d[n] for d in changed) for n in c}
     return Outcome(w, [], {f"correction/{n}": v for n, v in c.items()}, own)
 
 
-def feddyn(p: Problem, alpha: float, scale_alpha: bool, **options: Any) -> Outcome:
+def feddyn(p: Problem, alpha: float, scale_alpha: bool, weights: str) -> Outcome:
     """With `scale_alpha` a client's own α is α n̄/n_i; the server's stays."""
     w = clone(p.init)
     zero = {n: torch.zeros_like(w[n]) for n in p.parameters}
@@ -145,7 +151,10 @@ def feddyn(p: Problem, alpha: float, scale_alpha: bool, **options: Any) -> Outco
                 model.step({n: g[n] - own[i][n] + a * (now[n] - w[n]) for n in g})
             trained.append(model.state)
             own[i] = {n: own[i][n] - a * (trained[-1][n] - w[n]) for n in zero}
-        h = {n: h[n] - alpha / len(p.sizes) * sum(s[n] - w[n] for s in trained) for n in h}
-        average = mean(trained, [1.0] * len(trained))
+        shares = [share_of(p, i, weights) for i in sampled]
+        h = {
+            n: h[n] - alpha * sum(a * (s[n] - w[n]) for a, s in zip(shares, trained, strict=True)) for n in h
+        }
+        average = mean(trained, weights_of(p, sampled, weights))
         w = {n: average[n] - h[n] / alpha if n in h else average[n] for n in w}
     return Outcome(w, [], {f"correction/{n}": v for n, v in h.items()}, own)
