@@ -110,10 +110,11 @@ def test_reproduce_shows_published_numbers_beside_ours(
         "name: tiny\nmethod: local\npublished:\n  source: a table\n  local: {mean: 0.25, clients: [0.5]}\n"
     )
     monkeypatch.setattr("tailorfl.experiments.config.recipes", lambda: {"tiny": recipe})
-    output = invoke("reproduce", "tiny", "--quiet", *SMALL).output
-    assert "source: a table" in output
-    assert "0.2500" in output
-    assert "client 0" in output
+    for given in ("tiny", str(recipe)):  # a recipe by its name, or a file of one's own
+        output = invoke("reproduce", given, "--quiet", *SMALL).output
+        assert "source: a table" in output
+        assert "0.2500" in output
+        assert "client 0" in output
 
 
 def test_dry_run_trains_nothing() -> None:

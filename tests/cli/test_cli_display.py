@@ -169,3 +169,28 @@ def test_time_left_stands_with_the_experiment() -> None:
     everything._progress.extend([ProgressSample(0.0, 0.0), ProgressSample(10.0, 0.5)])
     assert column.render(everything).plain == "0/2 jobs · 40.0 s left"
     assert "left" not in column.render(job).plain
+
+
+def test_a_warning_is_printed_once_where_packages_log_to_the_root_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Packages of transformers give the root logger a handler of its own."""
+    root, console, other = logging.getLogger(), terminal(), logging.StreamHandler()
+    root.addHandler(other)
+    try:
+        with observer(console, CONFIG, quiet=True):
+            logging.getLogger("tailorfl.engines").warning("look out")
+        logging.getLogger("tailorfl.engines").warning("afterwards")
+    finally:
+        root.removeHandler(other)
+    assert shown(console) == "warning: look out\n"
+    assert capsys.readouterr().err == "afterwards\n"
+
+
+def test_what_every_seed_would_say_is_said_once() -> None:
+    console = terminal()
+    with observer(console, CONFIG, quiet=True):
+        for seed in range(3):
+            logging.getLogger("tailorfl.any").warning("seed %d: dear", seed, extra={"once": "dear"})
+            logging.getLogger("tailorfl.any").warning("round 2: rejected")
+    assert shown(console).splitlines() == ["warning: seed 0: dear"] + 3 * ["warning: round 2: rejected"]

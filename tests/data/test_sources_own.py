@@ -242,6 +242,24 @@ def test_image_tensors_stay_bytes() -> None:
     torch.testing.assert_close(constant.take(torch.arange(2)), torch.zeros(2, 1, 4, 4), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_images_with_the_channels_last_are_told_how_to_be_turned(channels: int, dtype: torch.dtype) -> None:
+    x = torch.randint(0, 256, (6, 9, 8, channels)).to(dtype)
+    with pytest.raises(DataError, match=r"x\.permute\(0, 3, 1, 2\)") as error:
+        from_tensors(x, [0, 1] * 3)
+    assert f"[6, 9, 8, {channels}] looks like images [samples, height, width, channels]" in str(error.value)
+    turned = from_tensors(x.permute(0, 3, 1, 2), [0, 1] * 3)
+    assert turned.input_shape == (channels, 9, 8)
+    torch.testing.assert_close(turned.x[2, 0], x[2, :, :, 0])
+    assert from_tensors(x.flatten(1).float(), [0, 1] * 3).input_shape == (72 * channels,)
+
+
+@pytest.mark.parametrize("shape", [(6, 1, 8, 4), (6, 3, 4, 4), (6, 3, 32, 32), (6, 16, 8, 8), (6, 3, 3, 3)])
+def test_images_with_the_channels_first_pass(shape: tuple[int, ...]) -> None:
+    assert from_tensors(torch.rand(shape), [0, 1] * 3).input_shape == shape[1:]
+
+
 def test_tensor_mistakes_are_named() -> None:
     x = torch.zeros(3, 2)
     with pytest.raises(DataError, match=r"x has 3, y has 2"):

@@ -130,8 +130,22 @@ class TestWarnings:
         )
 
     def test_one_class(self) -> None:
-        federation = replace(healthy(), train=(rows(0, 18), rows(6, 7), rows(12, 13)))
-        assert any(w.startswith("1 of 3 clients have one class only") for w in validate(federation))
+        """Guessing is perfect only where the test part has that class and no other."""
+        train = (rows(0, 18), rows(6, 7), rows(12, 13))
+        guessable, training = (
+            "have one class only, so always guessing it is perfect there",
+            "of one class only:",
+        )
+        for test, said, not_said in (
+            (rows(4), guessable, training),  # class 0, as in training
+            (rows(4, 5), training, guessable),
+            (rows(5), training, guessable),
+            (rows(), training, guessable),
+        ):
+            found = "\n".join(validate(replace(healthy(), train=train, test=(test, rows(10), rows(16)))))
+            assert f"1 of 3 clients have {'training samples ' if said is training else ''}" in found
+            assert said in found
+            assert not_said not in found
 
     def test_nothing_to_test_or_select_by(self) -> None:
         federation = replace(healthy(), test=(rows(), rows(10), rows(16)), val=(rows(2), rows(), rows(14)))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
+from tailorfl.core.local_sgd import LocalSGD
+from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.experiments.config import parse
 from tailorfl.experiments.estimate import estimate
 from tailorfl.experiments.jobs import Job
@@ -25,9 +28,13 @@ METHODS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("seconds", [1e9, 0.0], ids=["trained", "counted"])
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m["name"])
-def test_traffic_of_a_round_is_that_of_the_second_round(method: dict[str, Any]) -> None:
+def test_traffic_of_a_round_is_that_of_the_second_round(
+    method: dict[str, Any], seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first one sends less in FedFomo and PerFed-CKT; clusters of two probed clients may be fewer than asked."""
+    monkeypatch.setattr("tailorfl.experiments.estimate.PROBE_SECONDS", seconds)
     config = parse(
         {
             "data": {"name": "digits", "clients": 6, "public": "digits", "public_samples": 30},
@@ -59,3 +66,69 @@ def test_the_servers_time_counts_once_a_round_and_the_clients_with_their_number(
     methods = [{"name": "fedavg"}, {"name": "feddf", "distil": {"steps": 400}}]
     rows = estimate(parse({**settings, "methods": methods})).methods
     assert rows["feddf"]["seconds_per_round"] > rows["fedavg"]["seconds_per_round"]
+
+
+SLOW: list[tuple[dict[str, Any], int]] = [
+    ({"name": "fedavg"}, 4),
+    ({"name": "ditto"}, 8),
+    ({"name": "fedrep"}, 8),
+    ({"name": "per_fedavg"}, 12),
+    ({"name": "pfedme", "inner_steps": 5, "local_rounds": 20}, 20),
+    ({"name": "feddf", "distil": {"steps": 400}}, 4),
+]
+
+
+@pytest.mark.parametrize(("method", "most"), SLOW, ids=[m["name"] for m, _ in SLOW])
+def test_a_slow_model_is_tried_for_a_few_steps_of_one_client(
+    method: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One step, one and two of every training, whatever the epochs; of the server's distillation at most two."""
+    taken, distilled, gradient, student = [], [], LocalSGD._gradient, ServerDistillation.distil
+
+    def counted(self: Any, *arguments: Any, **options: Any) -> Any:
+        taken.append(1)
+        return gradient(self, *arguments, **options)
+
+    def shown(self: Any, *arguments: Any, **options: Any) -> Any:
+        distilled.append(self.steps)
+        return student(self, *arguments, **options)
+
+    monkeypatch.setattr("tailorfl.experiments.estimate.PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(LocalSGD, "_gradient", counted)
+    monkeypatch.setattr(ServerDistillation, "distil", shown)
+    settings: dict[str, Any] = {
+        "data": {"name": "digits", "clients": 4, "samples": 400, "public": "digits"},
+        "model": {"name": "mlp", "hidden": [4]},
+        "train": {"epochs": 50, "batch_size": 4},
+        "seeds": 1,
+    }
+    (row,) = estimate(parse({**settings, "methods": [method]})).methods.values()
+    assert 0 < len(taken) <= most
+    assert max(distilled, default=0) <= 2
+    assert row["seconds"] > 0
+
+
+def test_seconds_of_a_slow_model_are_those_of_all_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every gradient sleeps 10 ms, beside which the rest is small."""
+    gradient = LocalSGD._gradient
+
+    def slow(self: Any, *arguments: Any, **options: Any) -> Any:
+        time.sleep(0.01)
+        return gradient(self, *arguments, **options)
+
+    monkeypatch.setattr("tailorfl.experiments.estimate.PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(LocalSGD, "_gradient", slow)
+    data = {"name": "digits", "clients": 2, "samples": 100, "partition": "iid"}
+    config = parse(
+        {
+            "data": data,
+            "model": "logistic",
+            "train": {"epochs": 4, "batch_size": 5},
+            "methods": ["fedavg"],
+            "seeds": 1,
+        }
+    )
+    federation = make_federation(config, 0)
+    gradients = 4 * sum(-(-int(n) // 5) for n in federation.sizes("train"))
+    (row,) = estimate(config).methods.values()
+    assert 0.7 <= row["seconds_per_round"] / (0.01 * gradients) <= 2.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from types import ModuleType
 
@@ -209,3 +210,25 @@ def test_a_users_factory_by_dotted_path():
 def test_a_users_factory_that_fails(path, options, message):
     with pytest.raises(ModelError, match=message):
         build(path, (4,), 2, **options)
+
+
+@pytest.mark.parametrize("shape", [(28, 28, 1), (28, 28, 3), (32, 32, 4), (3, 2, 9), (1, 7, 7)])
+@pytest.mark.parametrize("name", ["vgg11", "lenet", "cnn2", "resnet20"])
+def test_a_model_for_larger_images_recommends_only_models_that_can_be_built(
+    name: str, shape: tuple[int, ...]
+) -> None:
+    try:
+        build(name, shape, 3)
+        return
+    except ModelError as error:
+        told = str(error)
+    assert "(channels, height, width)" in told
+    assert "x.permute(0, 3, 1, 2)" in told
+    recommended = re.findall(r"'(\w+)'", told.split("such as")[1])
+    assert "mlp" in recommended
+    assert name not in recommended
+    for other in recommended:
+        build(other, shape, 3)
+    for other in {"cnn2", "resnet20"} - set(recommended):  # and leaves out none of the smallest
+        with pytest.raises(ModelError):
+            build(other, shape, 3)

@@ -141,7 +141,9 @@ def compare(
 @app.command()
 def reproduce(
     ctx: typer.Context,
-    recipe: Annotated[str, typer.Argument(help="Name of a packaged recipe, see: tailorfl list recipes.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A packaged recipe (see: tailorfl list recipes), or a file like one.")
+    ],
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.", show_default=False)
     ] = None,
@@ -150,12 +152,10 @@ def reproduce(
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a packaged recipe and show a paper's numbers beside ours."""
-    from tailorfl.errors import unknown
-    from tailorfl.experiments.config import recipes
+    """Run a recipe and show a paper's numbers beside ours."""
+    from tailorfl.experiments.config import read
 
-    if recipe not in recipes():
-        raise unknown("recipe", recipe, recipes())
+    read(recipe)  # refuses what is neither a recipe nor a file, KEY=VALUE too
     _experiment(ctx, [recipe, *(settings or ())], None, out, None, overwrite, dry_run, quiet)
 
 

@@ -37,22 +37,36 @@ def observer(console: Console, config: ExperimentConfig, *, quiet: bool = False)
 def messages(console: Console) -> Iterator[None]:
     """Prints log messages of the library on a console meanwhile, above the bars where it shows some."""
     log, handler = logging.getLogger("tailorfl"), _Messages(console)
+    passed_on = log.propagate
     log.addHandler(handler)
+    log.propagate = (
+        False  # packages of transformers give the root logger a handler, which would print it again
+    )
     try:
         yield
     finally:
         log.removeHandler(handler)
+        log.propagate = passed_on
 
 
 class _Messages(logging.Handler):
-    """`warning: ...`, in the manner of the command line's `error: ...`."""
+    """`warning: ...`, in the manner of the command line's `error: ...`.
+
+    Messages with an `extra={"once": key}` are printed once for a key, whatever else they say: a warning that every
+    seed gives. All others come as often as what they tell of.
+    """
 
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._console = console
+        self._printed: set[object] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints one message."""
+        key = getattr(record, "once", None)
+        if key is not None and key in self._printed:
+            return
+        self._printed.add(key)
         style = "bold yellow" if record.levelno >= logging.WARNING else "dim"
         text = Text.assemble((f"{record.levelname.lower()}:", style), f" {self.format(record)}")
         self._console.print(text, soft_wrap=True)

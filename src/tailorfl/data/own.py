@@ -32,7 +32,8 @@ def from_tensors(
     """A source from tensors or arrays.
 
     Args:
-        x: `[samples, ...]`; uint8 with four axes stays an image set, everything else becomes float32.
+        x: `[samples, ...]`, images as `[samples, channels, height, width]`; uint8 with four axes stays an image
+            set, everything else becomes float32.
         y: `[samples]` classes counted from 0 for classification and binary; `[samples]` or `[samples,
             outputs]` for multilabel and regression; `[samples, 2]` (event, time) for survival.
         clients: `[samples]` ids, numbers or names, or None for a set without natural clients.
@@ -41,7 +42,8 @@ def from_tensors(
         name: for messages and tables.
 
     Raises:
-        DataError: for lengths that differ, classes that are not whole numbers, missing ids, NaN or infinity.
+        DataError: for lengths that differ, images with the channels last, classes that are not whole numbers,
+            missing ids, NaN or infinity.
     """
     features, targets = torch.as_tensor(x), torch.as_tensor(y)
     lengths = {"x": len(features), "y": len(targets)}

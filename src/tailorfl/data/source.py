@@ -34,7 +34,8 @@ class Source:
     Attributes:
         name: name of the set, for messages and tables.
         x: `[samples, ...]` float32 features, uint8 images `[samples, channels, height, width]`, or int64 token ids
-            `[samples, length]`, padded with `info["pad"]` (0 where it is not given).
+            `[samples, length]`, padded with `info["pad"]` (0 where it is not given). Float images have the same
+            order; four axes of which the last looks like channels are refused.
         y: `[samples]` int64 for classification and binary; `[samples, outputs]` float32 for multilabel (0/1)
             and regression; `[samples, 2]` float32 (event 0/1, time) for survival; `[samples, length]` int64 for
             generation, the token of `x` where it belongs to the response and else `NO_TARGET`.
@@ -166,6 +167,12 @@ class Source:
             raise DataError(
                 f"source '{self.name}': uint8 images must be [samples, channels, height, width], "
                 f"but x has shape {list(self.x.shape)}"
+            )
+        if self.x.dim() == 4 and self.x.shape[3] in (1, 3, 4) and min(self.x.shape[1:3]) > 4:
+            raise DataError(
+                f"source '{self.name}': x of shape {list(self.x.shape)} looks like images [samples, height, width, "
+                "channels], but the order here is [samples, channels, height, width]; pass x.permute(0, 3, 1, 2), of "
+                "an array x.transpose(0, 3, 1, 2). Samples that are no images can be given as vectors: x.flatten(1)"
             )
         if self.augment not in get_args(Augmentation):
             raise unknown("augmentation", self.augment, get_args(Augmentation))

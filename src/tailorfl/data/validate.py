@@ -19,7 +19,8 @@ def validate(federation: Federation, min_batch: int = 1) -> list[str]:
     """Warnings about a federation; an empty list if there is nothing to say.
 
     Warnings are about clients with a single training sample, with fewer than `min_batch`, with one class
-    only, with test classes they never see in training, and with nothing to be tested or selected by.
+    only (in training, or in testing too), with test classes they never see in training, and with nothing to be
+    tested or selected by.
 
     Args:
         federation: what to check.
@@ -120,11 +121,13 @@ def _check_labels(federation: Federation) -> None:
 def _warnings(federation: Federation, min_batch: int) -> list[str]:
     train = federation.sizes("train")
     several = bool((federation.describe("train").sum(axis=0) > 0).sum() > 1)
-    one_class = (_strata_held(federation) == 1) & (train > 1)
+    one_class = (_strata_held(federation) == 1) & (train > 1) & several
+    guessable = one_class & (federation.sizes("test") > 0) & (_unseen(federation) == 0)
     cases = [
         (train == 1, "have a single training sample"),
         ((train > 1) & (train < min_batch), f"have fewer training samples than a batch of {min_batch}"),
-        (one_class & several, "have one class only, so always guessing it is perfect there"),
+        (guessable, "have one class only, so always guessing it is perfect there"),
+        (one_class & ~guessable, "have training samples of one class only"),
         (federation.sizes("test") == 0, "have no test samples and cannot be evaluated"),
     ]
     if len(federation.part("test").once()[0]) > 1:  # one global test set holds unseen classes by intention
@@ -146,10 +149,14 @@ def _warnings(federation: Federation, min_batch: int) -> list[str]:
 
 def _mostly_unseen(federation: Federation) -> NDArray[np.bool_]:
     """`[clients]` bool, True where more than half of the test samples are of classes not trained on."""
-    test = federation.describe("test")
-    unseen = np.where(federation.describe("train") == 0, test, 0).sum(axis=1)
-    mostly: NDArray[np.bool_] = 2 * unseen > test.sum(axis=1)
+    mostly: NDArray[np.bool_] = 2 * _unseen(federation) > federation.describe("test").sum(axis=1)
     return mostly
+
+
+def _unseen(federation: Federation) -> Ints:
+    """`[clients]` test samples of classes that the client has no training samples of."""
+    unseen = np.where(federation.describe("train") == 0, federation.describe("test"), 0)
+    return np.asarray(unseen.sum(axis=1), dtype=np.int64)
 
 
 def _strata_held(federation: Federation) -> Ints:

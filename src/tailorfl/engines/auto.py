@@ -168,7 +168,9 @@ class Auto(InProcess):
 
     def _give_up(self, error: Exception) -> None:
         log.warning(
-            "the vectorized engine cannot run this model (%s); using the sequential one", _first_line(error)
+            "the vectorized engine cannot run this model (%s); using the sequential one",
+            _first_line(error),
+            extra={"once": _first_line(error)},
         )
         self._chosen = self._sequential
 

@@ -1,27 +1,41 @@
-"""What an experiment would cost, found by building everything and training two small clients for a round."""
+"""What an experiment would cost, found by building everything and training two small clients for a few rounds.
+
+Where that would take long, for one batch: the rest is counted (`core/counting.py`), not trained.
+"""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from tailorfl.core.cohort import Cohort
 from tailorfl.core.messages import Traffic, count_up
+from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.federation import Federation
+from tailorfl.engines.base import Parts
 from tailorfl.engines.groups import by_group
 from tailorfl.engines.rounds import sampled_clients
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.simulation import Simulation
+from tailorfl.experiments.bench_work import Part, count_work, parts_of
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.privacy import planned, spent
 from tailorfl.experiments.runner import make_federation, make_simulation
 from tailorfl.experiments.schema import ExperimentConfig
 
 PROBE_CLIENTS, PROBE_ROUNDS = 2, 4
+PROBE_SECONDS = 3.0
+"""What trying whole rounds of a method may take; longer ones are counted."""
+PROBE_REPEATS = 5
+"""One and two steps are tried so often, or less where they take long."""
+LARGEST_STEP = 8
+"""No method takes so many batches for one step."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +121,6 @@ def _probe(sim: Simulation) -> tuple[dict[str, float], float]:
     Where clients have different architectures, all are taken to cost as much as those of the first one sampled. The
     first round sends less than others in some methods, and is not counted.
     """
-    sim.engine = Sequential()
     everyone = (
         tuple(range(sim.federation.num_clients)) if sim.method.participation == "all" else sim.sample(0)
     ) or (0,)  # nobody may be drawn where a mean hides who was
@@ -120,14 +133,7 @@ def _probe(sim: Simulation) -> tuple[dict[str, float], float]:
     some = tuple(
         sorted(sampled[i] for i in fitting[np.argsort(sizes[fitting], kind="stable")][:PROBE_CLIENTS])
     )
-    clients = server = math.inf
-    traffic = Traffic()
-    for r in range(PROBE_ROUNDS):
-        done = sim.step(some, training=some)
-        clients = min(clients, done.seconds - done.server_seconds)
-        server = min(server, done.server_seconds)
-        if r:
-            traffic.add(done.traffic)
+    clients, server, traffic = _rounds(sim, some)
     states = count_up(group.states.get(some), ()).bytes_up
     mine = sim.cohort(some).sizes
     share = len(everyone) / len(some)
@@ -145,3 +151,78 @@ def _probe(sim: Simulation) -> tuple[dict[str, float], float]:
         "seconds_per_round": clients * larger + server,
     }
     return shown, states / len(some)
+
+
+class _Counting(Sequential):
+    """An engine whose clients train nothing, but send what they would."""
+
+    def map(self, function: Any, cohort: Cohort, states: Any, received: Any, index: Any = None) -> Parts:
+        """Returns `function` of every client, as if no training had moved anything."""
+        return super().map(function, replace(cohort, counting=True), states, received, index)
+
+
+def _rounds(sim: Simulation, some: tuple[int, ...]) -> tuple[float, float, Traffic]:
+    """(seconds of the clients `some` in a round, of the server, traffic of all rounds but the first)."""
+    method, distil = sim.method, getattr(sim.method, "distil", None)
+
+    def server_seconds(steps: int) -> float:
+        if isinstance(distil, ServerDistillation):
+            short = distil.model_copy(update={"steps": min(steps, distil.steps)})
+            sim.method = method.model_copy(update={"distil": short})
+        return sim.step(some, training=some).server_seconds
+
+    sim.engine = _Counting()
+    first = server_seconds(1)
+    server = min(first, server_seconds(1))
+    if isinstance(distil, ServerDistillation) and distil.steps > 1:
+        server += max(server_seconds(2) - server, 0.0) * (distil.steps - 1)
+    (part,) = parts_of(sim, some)
+    clients = _client_seconds(sim, part)
+    whole = PROBE_ROUNDS * (clients + server) <= PROBE_SECONDS
+    if whole:
+        sim.engine, sim.method = Sequential(), method
+        clients = server = math.inf
+    traffic = Traffic()
+    for r in range(PROBE_ROUNDS):
+        done = sim.step(some, training=some)
+        if whole:
+            clients = min(clients, done.seconds - done.server_seconds)
+            server = min(server, done.server_seconds)
+        if r:
+            traffic.add(done.traffic)
+    return clients, server, traffic
+
+
+def _client_seconds(sim: Simulation, part: Part) -> float:
+    """What the clients of a part take in a round, from what the first takes for one and for two steps a training."""
+    index = None if part.index is None else part.index[:1]
+    first = replace(part, cohort=part.cohort.part((0,)), states=part.states[:1], index=index)
+
+    def limited(batches: int) -> Part:
+        return replace(first, cohort=replace(first.cohort, limit=batches, plans={}))
+
+    # A step may take several batches.
+    short = next((n for n in range(1, LARGEST_STEP) if _gradients(sim, limited(n))), 1)
+    work = {n: _gradients(sim, limited(n)) for n in (short, 2 * short)}
+
+    def tried(batches: int) -> float:
+        it, start = limited(batches), time.perf_counter()
+        Sequential().map(sim.local, it.cohort, it.states, it.received, it.index)
+        return time.perf_counter() - start
+
+    tried(short)  # the first one is slow in a new process
+    seconds, begin = dict.fromkeys(work, math.inf), time.perf_counter()
+    for _ in range(PROBE_REPEATS):
+        for n in work:
+            seconds[n] = min(seconds[n], tried(n))
+        if time.perf_counter() - begin > PROBE_SECONDS / 4:
+            break
+    more = max(work[2 * short] - work[short], 1)
+    of_a_gradient = max(seconds[2 * short] - seconds[short], 0.0) / more
+    fixed = max(seconds[short] - of_a_gradient * work[short], 0.0)
+    return len(part.cohort.ids) * fixed + of_a_gradient * _gradients(sim, part)
+
+
+def _gradients(sim: Simulation, part: Part) -> int:
+    """How many gradients of a batch the clients of a part take in a round, counted without training."""
+    return sum(fit.steps * fit.gradients for fits in count_work(sim, part).fits for fit in fits)

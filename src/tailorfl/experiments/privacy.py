@@ -194,6 +194,7 @@ def spent(job: Job, sim: Simulation, ledger: Ledger | None = None) -> Spent | No
             "%s, seed %d: epsilon is too large for the accountant prv; the looser bound of rdp is reported",
             job.method.label,
             job.seed,
+            extra={"once": (job.method.label, "the accountant")},
         )
     if settings.epsilon is not None and found.largest > settings.epsilon * (1 + SLACK):
         log.warning(
@@ -203,6 +204,7 @@ def spent(job: Job, sim: Simulation, ledger: Ledger | None = None) -> Spent | No
             job.seed,
             found.largest,
             settings.epsilon,
+            extra={"once": (job.method.label, "the wanted epsilon")},
         )
     return found
 

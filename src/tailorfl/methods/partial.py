@@ -64,6 +64,7 @@ class SplitMethod(ServerModel):
                 "%s shares nothing: '%s' is the whole of this model, so every client trains alone",
                 self.title,
                 self.personal_part,
+                extra={"once": (self.title, self.personal_part)},
             )
         return split
 

@@ -10,21 +10,28 @@ from tailorfl.errors import ConfigError, ModelError, unknown
 Image = tuple[int, int, int]
 
 
+SMALLEST = {"cnn2": 4, "resnet20": 3}
+"""Pixels that the models for small images need at least along each side."""
+
+
 def image_shape(model: str, input_shape: Sequence[int], least: int) -> Image:
     """(channels, height, width) of one sample.
 
     Raises ModelError if `input_shape` is not an image or a side has fewer than `least` pixels.
     """
     if len(input_shape) != 3:
+        hint = "; images of one channel need an axis for it, x.unsqueeze(1)" if len(input_shape) == 2 else ""
         raise ModelError(
             f"model '{model}' takes images of shape (channels, height, width), the data has samples of shape "
-            f"{tuple(input_shape)}; use 'logistic' or 'mlp' for vectors."
+            f"{tuple(input_shape)}; use 'logistic' or 'mlp' for vectors{hint}."
         )
     channels, height, width = input_shape
     if min(height, width) < least:
+        fitting = ["'mlp'", *(f"'{name}'" for name, side in SMALLEST.items() if side <= min(height, width))]
         raise ModelError(
             f"model '{model}' needs images of at least {least}x{least} pixels, the data has "
-            f"{height}x{width}; use a smaller model such as 'mlp', 'cnn2' or 'resnet20', or larger images."
+            f"{height}x{width} with {channels} channels; use a smaller model such as {' or '.join(fitting)}, or larger "
+            "images. Samples are (channels, height, width): others need x.permute(0, 3, 1, 2)."
         )
     return channels, height, width
 

@@ -48,6 +48,7 @@ def natural(
             everyone - len(groups),
             everyone,
             min_size,
+            extra={"once": ("natural", everyone - len(groups), everyone, min_size)},
         )
     if len(groups) < (1 if clients is None else clients):
         raise DataError(
