@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,14 @@ import pytest
 import torch
 
 import tailorfl.methods  # noqa: F401
+from methods import plain, small
+from methods.small import TRAIN
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.registry import load_source
 from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 
@@ -75,6 +79,48 @@ def test_every_client_keeps_its_best_candidate(engine: str) -> None:
         picked.append(best)
         assert all(torch.allclose(found[n][client], alone[best][n][client], atol=1e-6) for n in found)
     assert len(set(picked)) > 1, "the test says nothing if every client prefers the same strength"
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_lambda_is_chosen_at_every_step_by_validation_loss(engine: str) -> None:
+    """In plain torch: a step with each λ from where the best of the step before led; clients of 15 to 1 samples."""
+    lams, train = (0.0, 2.0, 9.0), replace(TRAIN, epochs=2, momentum=0.0, weight_decay=0.0, lr=0.1)
+    method = make_method("ditto", {"dynamic_lam": lams, "dynamic_every": "step"})
+    sim = small.simulation(method, engine=engine, train=train, rounds=1)
+    data, clients = sim.federation, range(sim.federation.num_clients)
+
+    def validation_loss(client: int, state: plain.State) -> float:
+        rows = torch.from_numpy(data.val[client])
+        outputs = torch.func.functional_call(sim.model.module.eval(), dict(state), (data.source.take(rows),))
+        return float(torch.nn.functional.cross_entropy(outputs, data.source.y[rows]))
+
+    w, picked = dict(sim.global_model().items()), []  # type: ignore[union-attr]
+    before = {n: t.clone() for n, t in small.personal(sim).items()}
+    expected = []
+    for i in clients:
+        v: plain.State = {n: t[i] for n, t in before.items()}
+        for rows in plain.batches(sim, i, 2):
+            moved = [plain.train(sim, v, [rows], prox=(lam, w)) for lam in lams]
+            losses = [validation_loss(i, state) for state in moved]
+            picked.append(int(np.argmin(losses)))
+            v = moved[picked[-1]]
+        expected.append(v)
+    sim.step()
+    small.assert_close(small.personal(sim), {n: torch.stack([v[n] for v in expected]) for n in before})
+    assert len(set(picked)) > 1, "the test says nothing if one strength is always best"
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_one_candidate_at_every_step_is_ditto_with_that_strength(engine: str) -> None:
+    train = replace(TRAIN, epochs=2, momentum=0.0, weight_decay=0.0)
+    fixed, chosen = (
+        small.simulation(make_method("ditto", options), engine=engine, train=train, rounds=2)
+        for options in ({"lam": 0.5}, {"dynamic_lam": (0.5,), "dynamic_every": "step"})
+    )
+    small.assert_close(small.personal(fixed), small.personal(chosen))
+    small.assert_same(small.shared(fixed), small.shared(chosen))
+    with pytest.raises(ConfigError, match="dynamic_lam, which is empty"):
+        make_method("ditto", {"dynamic_every": "step"})
 
 
 @pytest.mark.parametrize("method", ["fedper", "fedrep", "lg_fedavg", "fedalt", "fedsim"])

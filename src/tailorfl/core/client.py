@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -62,11 +63,15 @@ class Client:
         batches: int = 1,
     ) -> Tensor:
         """Number of SGD steps K a fit with these settings takes, 0-d float tensor."""
-        c = self._cohort
-        epochs, steps = self._length(epochs, steps)
-        taken = steps_of(c.sizes, self._batch(batch_size), epochs, steps, c.min_batch, batches)
-        taken = taken if c.limit is None else np.minimum(taken, c.limit // batches)
-        return torch.from_numpy(taken).float()[self._position].to(self._cohort.device)
+        taken = torch.from_numpy(self._taken(epochs, steps, batch_size, batches))
+        return taken.float()[self._position].to(self._cohort.device)
+
+    def most_steps(self, epochs: int | None = None, steps: int | None = None) -> int:
+        """Returns a number of steps that is enough for a loop of fits of one step each: no client takes more.
+
+        It is that of the clients that happen to run together; what a step does must depend on `steps` alone.
+        """
+        return int(self._taken(epochs, steps, None, 1).max())
 
     def fit(
         self,
@@ -286,6 +291,15 @@ class Client:
     def select(self, part: str) -> tuple[str, ...]:
         """Returns the names of a part of the model: head, body, norm, ..."""
         return self._cohort.model.split(part).personal
+
+    def _taken(
+        self, epochs: int | None, steps: int | None, batch_size: int | None, batches: int
+    ) -> NDArray[np.int64]:
+        """The steps of every client of the cohort, [clients]."""
+        c = self._cohort
+        epochs, steps = self._length(epochs, steps)
+        taken = steps_of(c.sizes, self._batch(batch_size), epochs, steps, c.min_batch, batches)
+        return taken if c.limit is None else np.minimum(taken, c.limit // batches)
 
     def _batch(self, batch_size: int | None) -> int:
         return self.config.batch_size if batch_size is None else batch_size

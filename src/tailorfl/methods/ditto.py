@@ -17,16 +17,17 @@ trainings here see the same batches, and as they do not interact the result is t
 | E_p | `personal_epochs` (default: E) |
 
 With `dynamic_lam` every client tries several λ each round and keeps the personal model with the lowest validation loss.
-The official code chooses at every step; a round is the unit here, since the choice must not see test data and the
-validation part of a client is small.
+The official code chooses at every step, `dynamic_every = step`: each λ takes one step of plain SGD from v_i (no
+momentum, weight decay or schedule), and the best of them is where the next step starts. That looks at the validation
+part as often as there are steps, which a small one does not stand; the default is once a round.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from tensordict import TensorDict
 
 from tailorfl.core import tree
@@ -34,6 +35,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
 from tailorfl.core.privacy import Level
+from tailorfl.core.update import PLAIN
 from tailorfl.methods.bases import TwoModels
 
 
@@ -52,6 +54,9 @@ class Ditto(TwoModels):
         (),
         description="choose λ among these by validation loss, on every client in every round; empty: use lam",
     )
+    dynamic_every: Literal["round", "step"] = Field(
+        "round", description="how often λ is chosen; step is the official code's, with plain SGD"
+    )
     personal_epochs: int | None = Field(
         None, ge=0, description="epochs of personal training; default as local training"
     )
@@ -59,11 +64,33 @@ class Ditto(TwoModels):
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         v, w = state, received
         theta = client.fit(w)
+        if self.dynamic_every == "step":
+            return self.stepwise(client, v, w), theta - w
         candidates = [
             client.fit(v, prox=(lam, w), epochs=self.personal_epochs)
             for lam in self.dynamic_lam or (self.lam,)
         ]
         return best_of(client, candidates), theta - w
+
+    def stepwise(self, client: Client, v: TensorDict, w: TensorDict) -> TensorDict:
+        """Returns v_i after as many steps as its training has, each with the λ whose step validates best."""
+        own, reported = client.steps(self.personal_epochs), dict(client.metrics)
+        for number in range(client.most_steps(self.personal_epochs)):
+            # The batch of this number, whichever λ: what the whole training would take.
+            moved = [client.fit(v, prox=(c, w), steps=1, first=number, **PLAIN) for c in self.dynamic_lam]
+            best, goes_on = best_of(client, moved), number < own
+            kept = {n: torch.where(goes_on, best.get(n), t) for n, t in tree.tensors(v).items()}
+            v = TensorDict(kept, batch_size=[])
+        client.metrics = reported  # the loss of one step is not the loss of a training
+        return v
+
+    @model_validator(mode="after")
+    def _something_to_choose_from(self) -> Self:
+        if self.dynamic_every == "step" and not self.dynamic_lam:
+            raise ValueError(
+                "dynamic_every = step chooses among dynamic_lam, which is empty; such as [0.1, 1, 2]"
+            )
+        return self
 
     def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
         return tree.empty()

@@ -8,6 +8,13 @@ FedLoRA: its tuned copies, as the baseline of FedOA (2025) has them.
     client i:  φ_i = AdamW(φ, E epochs, rate falling to 0 within the round)          sends φ_i
     server:    φ = (1/m) Σ_S φ_i,   A and B each averaged by itself: mean(B) mean(A) is not mean(B A)
 
+`mean_of` = product, no part of FedIT, makes the server's update the mean of what clients add to the weights:
+
+    P = Σ_S a_i B_i A_i = U S Vᵀ;   A = c V_rᵀ,  B = U_r S_r / c     r largest singular values, c² r = Σ_S a_i ‖A_i‖²
+
+which is P itself where its rank is at most r, and else the nearest matrix of rank r. A keeps its scale and no row of it
+vanishes, so that every direction can still be learned. Of both signs of a pair that with a positive largest entry of A.
+
     FedLoRA: client i deploys φ tuned for E_ft more epochs, which it keeps to itself
 
 So FedIT is FedAvg with equal weights on whatever the model trains. The authors' own code weighs clients by their
@@ -19,21 +26,98 @@ samples (`weights: samples`). Optimizer, rate and schedule are the run's trainin
 | φ | server state `w` |
 | E, η | the run's training settings |
 | E_ft | `ft_epochs` |
+| A, B | parameters `…lora_A…weight` [r, in], `…lora_B…weight` [out, r] |
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+import torch
+from pydantic import Field, model_validator
+from tensordict import TensorDict
+from torch import Tensor
 
-from tailorfl.core.messages import Weights
+from tailorfl.core import tree
+from tailorfl.core.context import Context
+from tailorfl.core.messages import Replies, Weights
 from tailorfl.core.method import register
+from tailorfl.errors import ConfigError
 from tailorfl.methods.fedavg import FedAvg, FedAvgFT
 
 
+class MeanOfLoRA(FedAvg):
+    """FedAvg on adapters, whose factors or whose products are averaged."""
+
+    mean_of: Literal["factors", "product"] = Field(
+        "factors", description="average A and B each by itself, or B·A, cut to the rank of A (not FedIT)"
+    )
+
+    @model_validator(mode="after")
+    def _products_are_no_gradient(self) -> Self:
+        if self.mean_of == "product" and not self.server.is_plain_average:
+            raise ValueError(
+                "mean_of = product replaces A and B, so the server can take no step of its own; leave out server"
+            )
+        return self
+
+    @property
+    def averages_replies(self) -> bool:
+        return self.mean_of == "factors"
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        if self.mean_of == "product" and not lora_pairs(ctx.split.trainable):
+            raise ConfigError(
+                "mean_of = product averages the factors of LoRA, but the model trains none; take one with lora"
+            )
+        return super().server_state(ctx)
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        state = super().aggregate(server, replies)
+        if self.mean_of == "factors":
+            return state
+        stack, weights = replies.stack, replies.weights()
+        new = {}
+        for a, b in lora_pairs(replies.context.split.trainable):
+            new[a], new[b] = mean_of_products(stack.get(a), stack.get(b), weights)
+        return TensorDict(
+            {**dict(state.items()), "w": tree.merge(state["w"], TensorDict(new))}, batch_size=[]
+        )
+
+
+def lora_pairs(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Returns (name of A, name of B) of every pair of factors among the names of parameters."""
+    known = set(names)
+    pairs = (
+        (n, n.replace("lora_A", "lora_B")) for n in sorted(known) if "lora_A" in n and n.endswith("weight")
+    )
+    return tuple(pair for pair in pairs if pair[1] in known)
+
+
+def mean_of_products(a: Tensor, b: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns (A [r, in], B [out, r]) whose product is nearest to Σ_i weights[i]·b[i] @ a[i].
+
+    `a` [clients, r, in]; `b` [clients, out, r]; `weights` [clients] sum to 1. The sum is never made: only its factors.
+    """
+    wide, tall, share = a.double(), b.double(), weights.double()
+    clients, rank = a.shape[:2]
+    rows = wide.reshape(clients * rank, -1)
+    columns = (tall * share[:, None, None]).transpose(0, 1).reshape(-1, clients * rank)
+    q_b, r_b = torch.linalg.qr(columns)
+    q_a, r_a = torch.linalg.qr(rows.T)
+    u, s, vt = torch.linalg.svd(r_b @ r_a.T, full_matrices=False)
+    kept = min(rank, len(s))
+    v, left = vt[:kept] @ q_a.T, q_b @ u[:, :kept]
+    sign = v.gather(1, v.abs().argmax(1, keepdim=True)).sign()
+    c = ((share * wide.square().sum((1, 2))).sum() / rank).sqrt().clamp(min=torch.finfo(torch.float32).tiny)
+    new_a, new_b = torch.zeros_like(wide[0]), torch.zeros_like(tall[0])
+    new_a[:kept], new_b[:, :kept] = c * sign * v, left * sign.T * s[:kept] / c
+    return new_a.to(a.dtype), new_b.to(b.dtype)
+
+
 @register
-class FedIT(FedAvg):
+class FedIT(MeanOfLoRA):
     """One global adapter: the mean of locally trained ones."""
 
     name: ClassVar[str] = "fedit"
@@ -43,7 +127,7 @@ class FedIT(FedAvg):
 
 
 @register
-class FedLoRA(FedAvgFT):
+class FedLoRA(MeanOfLoRA, FedAvgFT):
     """FedIT, then every client tunes its own copy of the adapter."""
 
     name: ClassVar[str] = "fedlora"
