@@ -198,3 +198,49 @@ def test_an_error_of_a_direction_names_client_round_and_stage(engine):
         ClientError, match=r"client.*, round 1, stage 'finetune': ZeroDivisionError: no such thing"
     ):
         fit(engine, cohort, start, direction=broken, purpose="finetune")
+
+
+@engines
+def test_models_that_train_together_are_clipped_each_by_itself(engine):
+    """What one does to the other's norm cannot show: each is the plain clipped training of its own start."""
+    cohort, start = setting(**SETTINGS)
+    other = start.apply(lambda t: 3.0 * t)
+
+    def together(state, grad):
+        return TensorDict({n: grad(state[n], of=n) for n in ("a", "b")})
+
+    def local(client, state, received):
+        return TensorDict(client.fit(dict(received.items()), direction=together), batch_size=[])
+
+    found = run(engine, cohort, local, received=TensorDict({"a": start, "b": other}, batch_size=[]))
+    for name, begin in (("a", start), ("b", other)):
+        for i in range(len(SIZES)):
+            expected = torch_sgd(cohort, i, begin, batches(cohort, i), **SETTINGS)
+            assert_states(found[name][i], expected, rtol=1e-3, atol=1e-5)
+
+
+@engines
+def test_in_turn_a_model_sees_those_before_it_after_their_step(engine):
+    """b goes all the way to the a that it sees: it ends where a's last step ends."""
+    cohort, start = setting()
+    directions = {
+        "a": lambda state, grad: grad(state["a"], of="a") + (state["b"] - state["a"]) * 0.5,
+        "b": lambda state, grad: (state["b"] - state["a"]) * (1 / 0.1),
+    }
+
+    def local(client, state, received):
+        out = client.fit({"a": received, "b": received}, direction=directions, repeat=2)
+        return TensorDict(out, batch_size=[])
+
+    found, plain = run(engine, cohort, local, received=start), fit(engine, cohort, start, repeat=2)
+    for n in start.keys():  # noqa: SIM118
+        torch.testing.assert_close(found["a"][n], plain[n])  # b was at a before the step of a
+        torch.testing.assert_close(found["b"][n], found["a"][n])
+
+
+def test_directions_that_do_not_fit_the_models_are_refused():
+    cohort, start = setting()
+    with pytest.raises(TailorflError, match="directions for a, but trains a, b"):
+        alone(cohort).fit({"a": start, "b": start}, direction={"a": lambda state, grad: grad(state["a"])})
+    with pytest.raises(TailorflError, match="clips what a `direction` asks for"):
+        alone(cohort).fit(start, clip_each=True)

@@ -100,6 +100,7 @@ def quadratic_simulation(
     engine: str = "vectorized",
     lr: float = LR,
     equal: bool = False,
+    clip: float | None = None,
     **settings: Any,
 ) -> Simulation:
     """A run with full batches and `steps` local steps."""
@@ -107,7 +108,7 @@ def quadratic_simulation(
         make(method) if isinstance(method, str) else method,
         quadratic_federation(equal=equal),
         Model(lambda: build("linear", (DIM,), 1)),
-        TrainConfig(epochs=1, steps=steps, batch_size=0, lr=lr),
+        TrainConfig(epochs=1, steps=steps, batch_size=0, lr=lr, clip=clip),
         engine=make_engine(engine),
         **settings,
     )

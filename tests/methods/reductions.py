@@ -11,6 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Which = Literal["personal", "global"]
+TRAININGS: Mapping[str, Mapping[str, Any]] = {
+    "plain steps": {"momentum": 0.0, "weight_decay": 0.0},
+    "clip": {"clip": 0.3},
+    "linear decay": {"schedule": "linear"},
+    "adamw": {"optimizer": "adamw", "momentum": 0.0, "lr": 0.01, "clip": 0.3, "schedule": "linear"},
+}
+"""Changes of the training settings, which have momentum, weight decay and a constant rate. Every row of the table holds
+under each of them: a row that did not would have to name those it needs in its `train`.
+"""
 ALL_MODELS = ("mlp", "batch_norm", "dropout")
 
 

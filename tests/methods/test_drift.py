@@ -9,6 +9,7 @@ import torch
 from methods.quadratics import (
     CLIENTS,
     COPIES,
+    DIM,
     WEIGHT,
     Reference,
     global_weight,
@@ -131,6 +132,30 @@ def test_the_servers_correction_is_the_mean_of_all_clients(name: str) -> None:
         sim.step()
         mean = sim.states.get(range(CLIENTS))[WEIGHT].double().mean(0)
         torch.testing.assert_close(sim.server["correction"][WEIGHT].double(), mean, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_scaffolds_variate_is_the_mean_of_the_clipped_gradients_it_followed(engine: str) -> None:
+    """Clipped is ∇F_i(y), of norms far above the bound here, and not ∇F_i(y) − c_i + c."""
+    steps, lr, limit = 3, 0.1, 0.2
+    sim = quadratic_simulation(make_method("scaffold"), steps, engine=engine, lr=lr, clip=limit, fraction=0.5)
+    local, w, c, own = Reference(), global_weight(sim), 0.0, [np.zeros(DIM) for _ in range(CLIENTS)]
+    assert all(np.linalg.norm(local.grad(i, w)) > limit for i in range(CLIENTS))
+    for _ in range(4):
+        ends, changes = [], []
+        for i in sim.sample(sim.round):
+            y, followed = w.copy(), []
+            for _ in range(steps):
+                g = local.grad(i, y)
+                followed.append(g * min(1.0, limit / (np.linalg.norm(g) + 1e-6)))
+                y = y - lr * (followed[-1] - own[i] + c)
+            ends.append(y)
+            changes.append(np.mean(followed, axis=0) - own[i])
+            own[i] = np.mean(followed, axis=0)
+        w, c = np.mean(ends, axis=0), c + np.sum(changes, axis=0) / CLIENTS
+        sim.step()
+        np.testing.assert_allclose(states(sim), own, atol=1e-5)
+        np.testing.assert_allclose(global_weight(sim), w, atol=1e-5)
 
 
 def test_scaffolds_first_round_is_fedavg() -> None:

@@ -21,6 +21,7 @@ from references import (
 from references.options import OPTIONS
 from references.plain import Outcome
 from references.settings import (
+    APFL,
     AVERAGE,
     CKT,
     DISTIL,
@@ -65,7 +66,7 @@ MAIN: dict[str, tuple[Reference, Case]] = {
     "mr_mtl": (two_models.mr_mtl, Case({"weights": "uniform", "lam": 0.6, "mean_of": "all"})),
     "ditto": (two_models.ditto, Case(DITTO)),
     "pfedme": (two_models.pfedme, Case(PFEDME)),
-    "apfl": (two_models.apfl, Case({"weights": "samples", "alpha": 0.3, "adaptive": True})),
+    "apfl": (two_models.apfl, Case(APFL)),
     "l2gd": (two_models.l2gd, Case(L2GD, rounds=6)),
     "per_fedavg": (two_models.per_fedavg, Case(PER)),
     "fedclup": (fedclup.fedclup, Case(FEDCLUP)),

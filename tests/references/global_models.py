@@ -111,7 +111,7 @@ def share_of(p: Problem, client: int, weights: str) -> float:
 
 
 def scaffold(p: Problem, global_lr: float, weights: str) -> Outcome:
-    """Option II, with plain steps whatever the optimizer of the run."""
+    """Option II, with plain steps whatever the optimizer of the run; the local gradient is clipped, not the step."""
     w = clone(p.init)
     zero = {n: torch.zeros_like(w[n]) for n in p.parameters}
     c, own = clone(zero), [clone(zero) for _ in p.clients]
@@ -122,7 +122,7 @@ def scaffold(p: Problem, global_lr: float, weights: str) -> Outcome:
             y = Trainer(p, w, len(steps), train=plain(p.train))
             shift = sub(c, own[i])
             for (batch,) in steps:
-                y.step(add(y.gradient(batch), shift))
+                y.step(add(y.clipped(y.gradient(batch)), shift), clip=False)
             travelled = len(steps) * p.train.lr
             new = {n: own[i][n] - c[n] + (w[n] - y.now[n]) / travelled for n in p.parameters}
             moved.append(y.state)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from references.settings import (
+    APFL,
     AVERAGE,
     CKT,
     DISTIL,
@@ -62,7 +63,7 @@ TAUGHT = (
 )
 DITTO = {"weights": "samples", "lam": 0.6, "personal_epochs": None, "dynamic_lam": ()}
 TUNED = {**AVERAGE, "ft_epochs": 2, "ft_scope": "all"}
-APFL = {"weights": "samples", "alpha": 0.3, "adaptive": False}
+FIXED = {**APFL, "adaptive": False}
 BABU = {"weights": "uniform", "personal_part": "head", "ft_epochs": 2, "ft_scope": "full"}
 REP = {**SPLIT, "head_epochs": 2, "body_epochs": 1}
 ALT = {**REP, **PENALTY}
@@ -105,7 +106,12 @@ OPTIONS: dict[str, list[Case]] = {
         *each(PFEDME, personal_epochs=(2,)),
         normed(PFEDME),
     ],
-    "apfl": [*each(APFL, alpha=(0.3, 0.0, 1.0)), normed(APFL)],
+    "apfl": [
+        *each(FIXED, alpha=(0.3, 0.0, 1.0), personal_w=("global",)),
+        Case(APFL, why="adamw", train="adamw"),
+        *(Case({**APFL, "mixture": "old"}, why=f"old {t}", train=t) for t in ("momentum", "adamw")),
+        normed(FIXED),
+    ],
     "l2gd": [Case({**L2GD, "smoothness": 1.1}, why="smoothness", rounds=6)],
     "per_fedavg": [*each(PER, variant=("HF",), adapt_steps=(0,), weights=("samples",)), normed(PER)],
     "fedclup": [

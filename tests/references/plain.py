@@ -215,13 +215,20 @@ class Trainer:
         found = torch.autograd.grad(loss, list(point.values()))
         return dict(zip(point, found, strict=True))
 
-    def step(self, direction: State) -> None:
+    def clipped(self, gradient: State) -> State:
+        """A gradient of norm `clip` at most, for directions that add something to it which is not clipped."""
+        if self.rule.clip is None:
+            return gradient
+        norm = torch.stack([t.square().sum() for t in gradient.values()]).sum().sqrt()
+        return {n: t * min(1.0, self.rule.clip / (float(norm) + 1e-6)) for n, t in gradient.items()}
+
+    def step(self, direction: State, clip: bool = True) -> None:
         """Clips as torch does, this model by itself, and takes one step of the optimizer."""
         if self.optimizer is None:
             return
         for n, t in self.params.items():
             t.grad = direction[n].clone()
-        if self.rule.clip is not None:
+        if clip and self.rule.clip is not None:
             nn.utils.clip_grad_norm_(list(self.params.values()), self.rule.clip)
         self.optimizer.step()
         self.scheduler.step()

@@ -103,7 +103,7 @@ def plgu_lf(
     return Outcome(w, v)
 
 
-def plgu_grep(  # plain steps of the body, of which clipping sees the sum
+def plgu_grep(  # plain steps of the body, each of a clipped gradient
     p: Problem,
     head_epochs: int,
     body_steps: int,
@@ -125,13 +125,13 @@ def plgu_grep(  # plain steps of the body, of which clipping sees the sum
         steps = p.batches(i, t, steps=body_steps)
         phi = Trainer(p, state, len(steps), body, plain(p.train))
         for (batch,) in steps:
-            g = phi.gradient(batch)
+            g = phi.clipped(phi.gradient(batch))
             after = add(phi.now, g, -p.train.lr)
             xi = scores(sub(after, phi.now), layers, score_norm)
-            uphill = g if reuse_grad else phi.gradient(batch, at=after, update_norms=False)
+            uphill = g if reuse_grad else phi.clipped(phi.gradient(batch, at=after, update_norms=False))
             at = add(after, perturbation(uphill, xi, layers, rho, lwsam_form, power))
-            flat = phi.gradient(batch, at=at, update_norms=False)
-            phi.step({n: g[n] + flat[n] for n in g})
+            flat = phi.clipped(phi.gradient(batch, at=at, update_norms=False))
+            phi.step({n: g[n] + flat[n] for n in g}, clip=False)
         return phi.state
 
     return split(p, local, own, weights, final_personal_epochs)

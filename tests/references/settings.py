@@ -50,6 +50,7 @@ PFEDME = {
     "beta": 1.0,
     "personal_epochs": None,
 }
+APFL = {"weights": "samples", "alpha": 0.3, "adaptive": True, "mixture": "new", "personal_w": "local"}
 FEDCLUP = {
     "weights": "uniform",
     "lam": 0.5,

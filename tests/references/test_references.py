@@ -33,19 +33,13 @@ CLOSE = 1e-7
 """Largest difference allowed, of entries up to 1: the library sends λ and counts samples in float32."""
 
 
-WAITING = {("apfl", "clip"), ("apfl", "momentum"), ("apfl", "decay"), ("plgu_lf", "clip")}
-"""Models that train together are clipped together, and APFL's mixture sees another w than the one after its step."""
-
-
 def cases() -> list[Any]:
     """(method, number of the case, training settings, fraction, engine)."""
     out = []
     for name, (_, found) in REFERENCES.items():
         for train in ("plain", "clip", "momentum", "decay"):
-            marks = [pytest.mark.xfail] if (name, train) in WAITING else []
             for engine in ENGINES:
-                identity = f"{name}-{train}-3 of 5-{engine}"
-                out.append(pytest.param(name, 0, train, SOME, engine, id=identity, marks=marks))
+                out.append(pytest.param(name, 0, train, SOME, engine, id=f"{name}-{train}-3 of 5-{engine}"))
         out += [pytest.param(name, 0, "plain", 1.0, engine, id=f"{name}-all-{engine}") for engine in ENGINES]
         for k, case in enumerate(found[1:], start=1):
             # The engines agree in their own tests.

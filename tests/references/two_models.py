@@ -123,7 +123,9 @@ def step_to(p: Problem, w: State, theta: State, share: float) -> State:
     return {n: w[n] - share * (w[n] - theta[n]) if n in p.parameters else theta[n] for n in w}
 
 
-def apfl(p: Problem, alpha: float, adaptive: bool, weights: str) -> Outcome:
+def apfl(
+    p: Problem, alpha: float, adaptive: bool, mixture: str, personal_w: str, weights: str
+) -> Outcome:
     w, v = clone(p.init), everywhere(p)
     last, mix = everywhere(p), [alpha for _ in p.clients]
     for t, sampled in enumerate(p.rounds):
@@ -132,21 +134,25 @@ def apfl(p: Problem, alpha: float, adaptive: bool, weights: str) -> Outcome:
             own, personal = Trainer(p, w, len(steps)), Trainer(p, v[i], len(steps))
             if adaptive:
                 (first,) = steps[0]
-                g = personal.gradient(first, at=mixture(p, mix[i], personal.now, own.now), update_norms=False)
+                g = personal.gradient(first, at=mixed(p, mix[i], personal.now, own.now), update_norms=False)
+                g = personal.clipped(g)
                 slope = sum((g[n] * (personal.now[n] - own.now[n])).sum() for n in g)
                 mix[i] = min(max(mix[i] - p.train.lr * float(slope), 0.0), 1.0)
             for (batch,) in steps:
+                before = own.now
                 own.step(own.gradient(batch))
-                g = personal.gradient(batch, at=mixture(p, mix[i], personal.now, own.now))
+                w_seen = own.now if mixture == "new" else before
+                g = personal.gradient(batch, at=mixed(p, mix[i], personal.now, w_seen))
                 personal.step({n: mix[i] * d for n, d in g.items()})
             v[i], last[i] = personal.state, own.state
         w = mean([last[i] for i in sampled], weights_of(p, sampled, weights))
-    personal_models = [mixture(p, mix[i], v[i], last[i]) for i in p.clients]
+    deployed = [w if personal_w == "global" else last[i] for i in p.clients]
+    personal_models = [mixed(p, mix[i], v[i], deployed[i]) for i in p.clients]
     private = [{"alpha": torch.tensor(mix[i]), **{f"v/{n}": x for n, x in v[i].items()}} for i in p.clients]
     return Outcome(w, personal_models, {}, private)
 
 
-def mixture(p: Problem, alpha: float, v: State, w: State) -> State:
+def mixed(p: Problem, alpha: float, v: State, w: State) -> State:
     """Of the parameters; v's running statistics were measured at the mixture."""
     return {n: alpha * v[n] + (1 - alpha) * w[n] if n in p.parameters else v[n] for n in v}
 

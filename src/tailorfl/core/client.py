@@ -22,9 +22,10 @@ from torch import Tensor
 from tailorfl.core import operations, tree
 from tailorfl.core.ascent import Ascent, Groups
 from tailorfl.core.cohort import Cohort
+from tailorfl.core.directed import Directions
 from tailorfl.core.distill import Distill
 from tailorfl.core.feature_pull import FeaturePull
-from tailorfl.core.gradients import Direction, Gradient
+from tailorfl.core.gradients import Gradient
 from tailorfl.core.local_sgd import FitOptions
 from tailorfl.core.plan import steps_of
 from tailorfl.core.privacy import check_separable
@@ -88,8 +89,9 @@ class Client:
         optimizer: Optimizer | None = None,
         schedule: Schedule | None = None,
         ascent: Ascent | None = None,
-        direction: Direction | None = None,
+        direction: Directions | None = None,
         given: Sequence[Tensor | TensorDict] = (),
+        clip_each: bool = False,
         batches: int = 1,
         public: Distill | None = None,
         pull: FeaturePull | None = None,
@@ -116,7 +118,11 @@ class Client:
             ascent: sharpness-aware ascent (SAM, layer-wise SAM) before each gradient.
             direction: `direction(state, grad, *given)` returns what to descend along; `grad(parameters,
                 of="", batch=0)` is the batch gradient anywhere. It must take per-client tensors through
-                `given`, not by closure.
+                `given`, not by closure. Of several models it moves all together; a mapping with one for each
+                lets them take their steps in its order, so that a direction sees the models before its own as
+                they are after this step, whatever the optimizer, and returns what its own descends along.
+            clip_each: the run's clip bounds each gradient that the direction asks for, in place of what the
+                direction, the pull and the other terms add up to.
             batches: independent batches that every step draws for `direction`, which asks for them by their
                 number; the loss that is reported is that of the first gradient of a step.
             public: adds λ · the mean of ‖softmax(f(x)) − target(x)‖² over a batch of the public set to the
@@ -149,6 +155,14 @@ class Client:
             if len(components) > 1:
                 raise TailorflError("fit(pull=...) trains one model at a time, but got several")
             pull = pull if pull.strength > 0 else None
+        if isinstance(direction, Mapping) and set(direction) != set(components):
+            raise TailorflError(
+                f"fit() got directions for {', '.join(direction) or 'nothing'}, but trains "
+                f"{', '.join(components) if any(components) else 'one model'}; give one direction for each model, "
+                "or a single one"
+            )
+        if clip_each and direction is None:
+            raise TailorflError("fit(clip_each=True) clips what a `direction` asks for, but none was given")
         if ascent is not None:
             if direction is not None:
                 raise TailorflError("fit() takes either `ascent` or `direction`, not both")
@@ -170,6 +184,7 @@ class Client:
             components=tuple(components),
             rule=replace(config.rule, **{key: value for key, value in own.items() if value is not None}),
             clip=config.clip,
+            clip_each=clip_each,
             repeat=repeat,
             batches=batches,
             prox=None if isinstance(strength, Tensor) else strength,

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.arranged import Arranged
-from tailorfl.core.gradients import gradients_asked
+from tailorfl.core.directed import gradients_asked
 from tailorfl.core.plan import batches_of
 
 if TYPE_CHECKING:

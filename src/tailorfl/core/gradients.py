@@ -1,15 +1,12 @@
-"""Gradients of one batch: of every client at once (the sum's gradient), or a method's own direction.
+"""Gradients of one batch of every client at once.
 
-Both differentiate the SUM of the clients' losses with respect to stacked parameters: clients share no variable, so each
-client's slice is its own gradient, and autograd runs once for the cohort. A method's `direction` is the mathematics of
-one client and is mapped over the cohort; each gradient that it asks for is taken outside the map, of all clients at
-once. Only private gradients are taken inside it, sample by sample, with `torch.func.grad`.
+What is differentiated is the SUM of the clients' losses with respect to stacked parameters: clients share no variable,
+so each client's slice is its own gradient, and autograd runs once for the cohort.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,15 +14,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
 from tailorfl.core.feature_pull import FeaturePull
 from tailorfl.core.objective import Loss
-from tailorfl.core.privacy import SampleDP, private_gradient
-from tailorfl.errors import TailorflError
 from tailorfl.models.descent import Share, descending, used_once
-from tailorfl.models.dropout import dropout_key, fold_key
+from tailorfl.models.dropout import dropout_key
 from tailorfl.models.functional import Model
-from tailorfl.models.mapping import Level, outside, over_clients
+from tailorfl.models.mapping import Level, over_clients
 
 Gradient = Callable[..., TensorDict]
 """`grad(parameters, of="", batch=0)`: the gradient of component `of` at `parameters` on a batch of the step."""
@@ -138,7 +132,7 @@ def sum_gradient(
         values, found, buffers = gradients_of(objective, carry, leaves, batch, stacked)
     carry.keep(buffers)
     rest = [k for k, leaf in enumerate(leaves) if leaf.data_ptr() not in descent.taken]
-    own = dict(zip(rest, _filled([found[k] for k in rest], [leaves[k] for k in rest]), strict=True))
+    own = dict(zip(rest, filled([found[k] for k in rest], [leaves[k] for k in rest]), strict=True))
     return values, [own.get(k) for k in range(len(leaves))]
 
 
@@ -154,7 +148,7 @@ def gradients_of(
     return values.detach(), tuple(found), buffers
 
 
-def _filled(found: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> list[Tensor]:
+def filled(found: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> list[Tensor]:
     """Gradients with zeros where the loss does not depend on a leaf."""
     return [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
 
@@ -184,152 +178,3 @@ def _losses(
             clients.each(carry.anchor),
         )
         return clients.all(value), {name: clients.all(t) for name, t in moved.items()}
-
-
-@dataclass(frozen=True)
-class Directed:
-    """How to find a direction that is not simply the gradient.
-
-    Attributes:
-        components: names of the models that train together.
-        direction: the method's own, or None for the (private) gradient.
-        dp: privacy of every gradient, or None.
-        number: which fit of its client in this round this is (privacy noise must differ between fits).
-    """
-
-    objective: Objective
-    components: tuple[str, ...]
-    direction: Direction | None
-    dp: SampleDP | None
-    number: int
-
-    def gradient(
-        self,
-        carries: Sequence[Carry],
-        params: list[Tensor],
-        batches: Sequence[Batch],
-        given: list[Tensor],
-        rebuild: Rebuild,
-        stacked: bool,
-    ) -> tuple[Tensor, list[Tensor | None], list[int]]:
-        """Returns each client's loss, the direction to descend along, in the order of `params`, and how many
-        gradients of each batch were taken for it.
-
-        `batches` are those of one step.
-        """
-        with over_clients(len(batches[0].keys)) if stacked else nullcontext() as clients:
-            passes = _Passes(self, carries, batches, clients)
-            rest = iter(passes.seen(params))
-            parts = [TensorDict({n: next(rest) for n in c.trained}, batch_size=[]) for c in carries]
-            alone = self.components == ("",)
-            state = parts[0] if alone else TensorDict(dict(zip(self.components, parts, strict=True)))
-            found = (self.direction or plain)(state, passes.gradient, *rebuild(passes.seen(given)))
-            back = [found] if alone else [found.get(n) for n in self.components]
-            flat = [part.get(n) for part, c in zip(back, carries, strict=True) for n in c.trained]
-            gradient = [g.clone() if clients is None else clients.all(g).clone() for g in flat]
-        for carry, new in zip(carries, passes.moved, strict=True):
-            carry.keep(new)
-        return passes.loss(), list(gradient), passes.passes
-
-
-def plain(state: TensorDict, grad: Gradient) -> TensorDict:
-    """The direction of ordinary SGD: the gradient where the client is."""
-    return grad(state)
-
-
-def gradients_asked(
-    direction: Direction | None, state: TensorDict, given: Sequence[Any], batches: int
-) -> list[int]:
-    """Returns how many gradients a direction asks for on each of the batches of a step; no sample is looked at.
-
-    `state` and `given` are those of one client. A direction has no conditions on values, so any will do.
-    """
-    asked = [0] * batches
-
-    def grad(parameters: TensorDict, of: str = "", batch: int = 0) -> TensorDict:
-        asked[batch] += 1
-        return parameters * 0.0
-
-    (direction or plain)(state, grad, *given)
-    return asked
-
-
-class _Passes:
-    """Forward and backward passes on the batches of one step, for one client or, inside a map, for all of them.
-
-    A direction is the mathematics of one client, but its gradients are taken of all clients at once: what it asks for
-    is evaluated outside the map. The first pass of a component updates its batch statistics.
-    """
-
-    def __init__(
-        self, how: Directed, carries: Sequence[Carry], batches: Sequence[Batch], clients: Level | None
-    ) -> None:
-        self.how, self.carries, self.batches, self.clients = how, carries, batches, clients
-        self.moved: list[dict[str, Tensor]] = [{} for _ in carries]
-        self.passes = [0] * len(batches)
-        self.met: set[str] = set()
-        self.first: Tensor | None = None
-
-    def seen(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What the direction sees of tensors: those of one client."""
-        return list(tensors) if self.clients is None else [self.clients.one(t) for t in tensors]
-
-    def gradient(self, parameters: TensorDict, of: str = "", batch: int = 0) -> TensorDict:
-        """Returns the gradient of a batch's loss at `parameters` (trained names of component `of`)."""
-        if not 0 <= batch < len(self.batches):
-            raise TailorflError(
-                f"a direction asked for batch {batch}, but its steps have {len(self.batches)}, counted from 0; "
-                "say how many with fit(..., batches=...)"
-            )
-        which = self.how.components.index(of)
-        carry, at = self.carries[which], tree.tensors(parameters)
-        if self.how.dp is not None:
-            gradient, value = self._private(carry, at, self.batches[batch])
-            moved = carry.moving
-        else:
-            gradient, value, moved = self._plain(carry, at, self.batches[batch])
-        self.passes[batch] += 1
-        if of not in self.met:
-            self.met.add(of)
-            self.moved[which] = moved
-        if self.first is None:
-            self.first = value
-        return TensorDict(gradient, batch_size=[])
-
-    def _plain(
-        self, carry: Carry, at: dict[str, Tensor], batch: Batch
-    ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
-        objective, clients = self.how.objective, self.clients
-        if clients is None:
-            leaves = [at[n].detach().requires_grad_() for n in carry.trained]
-            value, found, moved = gradients_of(objective, carry, leaves, batch, stacked=False)
-            return dict(zip(carry.trained, _filled(found, leaves), strict=True)), value, moved
-        with outside():
-            leaves = [clients.back(at[n]).detach().requires_grad_() for n in carry.trained]
-            value, found, moved = gradients_of(objective, carry, leaves, batch, stacked=True)
-        every = zip(carry.trained, _filled(found, leaves), strict=True)
-        return {n: clients.one(g) for n, g in every}, value, moved
-
-    def _private(self, carry: Carry, at: dict[str, Tensor], batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        how, clients = self.how, self.clients
-        own, moving, anchor = carry.own, carry.moving, carry.anchor
-        x, y, weight, key = batch.only() if clients is None else batch.seen(clients)
-        if clients is not None:
-            own, moving, anchor = clients.each(own), clients.each(moving), clients.each(anchor)
-        constant = {**carry.common, **own}
-
-        def loss_of(
-            values: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None, key: Tensor
-        ) -> tuple[Tensor, dict[str, Tensor]]:
-            return how.objective.value(values, constant, moving, carry.names, (x, y, weight, key), anchor)
-
-        assert how.dp is not None
-        noise = fold_key(fold_key(key, how.number), sum(self.passes))
-        gradient, value = private_gradient(loss_of, at, x, y, weight, how.dp, noise, key)
-        return gradient, value if clients is None else clients.all(value)
-
-    def loss(self) -> Tensor:
-        """The loss of the first pass of this step, [clients] (0-d of one client)."""
-        if self.first is not None:
-            return self.first
-        return torch.zeros(()) if self.clients is None else torch.zeros(self.clients.clients)

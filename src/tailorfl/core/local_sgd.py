@@ -13,20 +13,21 @@ clients' losses, since clients share no variable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tailorfl.core.cut import Active, Cut
+from tailorfl.core.directed import Directed, Directions, Passes
 from tailorfl.core.distill import PublicTerm
 from tailorfl.core.gradients import (
     Batch,
     Carry,
-    Directed,
-    Direction,
     Objective,
     Rebuild,
     single_users,
@@ -34,9 +35,12 @@ from tailorfl.core.gradients import (
 )
 from tailorfl.core.plan import BatchPlan, runs
 from tailorfl.core.privacy import SampleDP
-from tailorfl.core.update import Rule, Update, along
+from tailorfl.core.update import Rule, Update, along, clip_norm
 from tailorfl.data.source import Source
 from tailorfl.models.descent import Share
+
+PublicGradient = Callable[[Carry, list[Tensor]], list[Tensor]]
+"""The gradient of the term on public data at the parameters given."""
 
 
 class Step(NamedTuple):
@@ -58,10 +62,12 @@ class FitOptions:
     rule: Rule
     components: tuple[str, ...] = ("",)
     clip: float | None = None
+    clip_each: bool = False
+    """Whether every gradient that the direction asks for is clipped, and not what is made of them."""
     repeat: int = 1
     batches: int = 1
     prox: float | None = None
-    direction: Direction | None = None
+    direction: Directions | None = None
     dp: SampleDP | None = None
     number: int = 0
     """Which fit of its client this is: fits may share batches and dropout masks, never privacy noise."""
@@ -83,7 +89,12 @@ class LocalSGD:
         self.directed: Directed | None = None
         if options.direction is not None or options.dp is not None:
             self.directed = Directed(
-                objective, options.components, options.direction, options.dp, options.number
+                objective,
+                options.components,
+                options.direction,
+                options.dp,
+                options.number,
+                options.clip if options.clip_each else None,
             )
 
     def run(
@@ -117,45 +128,95 @@ class LocalSGD:
         total = torch.zeros(clients, device=keys.device)
         self.gradients = np.zeros(plan.count.shape, dtype=np.int64)
         for step in self._steps(plan):
-            cut = _Cut(step.who, clients, self.stacked)
+            cut = Cut(step.who, clients, self.stacked)
             part = carries if cut.whole else [cut.carry(carry) for carry in carries]
-            p, memory, extra = cut.take(params), cut.take(update.memory), cut.take(given)
-            pull = None if centre is None else cut.take(centre)
             force, own_rate = (t if t is None or not self.stacked else t[cut.index] for t in (strength, rate))
+            pull = None if centre is None else cut.take(centre)
+            now = Active(part, cut.take(params), cut.take(update.memory), cut.take(given), pull, force)
             own = keys if cut.whole else keys[cut.index]
             loaded = self._loaded(step, own)
+            at = step.number * options.batches
             for again in range(options.repeat):
-                batches = [Batch(x, y, w, own + (at * options.repeat + again)) for at, x, y, w in loaded]
+                batches = [Batch(x, y, w, own + (of * options.repeat + again)) for of, x, y, w in loaded]
                 number = step.number * options.repeat + again
                 pace = update.pace(number, cut.index, own_rate)
-                # A public term is taken at the parameters before the step, so they must all wait for it.
-                shares = self._shares(part, p, batches, pull, force, pace) if public is None else {}
-                value, gradient, asked = self._gradient(part, p, batches, extra, rebuild, shares)
-                at = step.number * options.batches
+                pushed = None if public is None else partial(public.gradient, step=step.number, who=cut.index)
+                value, asked = self._step(now, batches, number, pace, update, rebuild, pushed)
                 self.gradients[cut.index, at : at + options.batches] += asked
-                # Without those that have taken their step already.
-                rest = [k for k, g in enumerate(gradient) if g is not None]
-                left, slope = [p[k] for k in rest], [g for g in gradient if g is not None]
-                if public is not None:
-                    torch._foreach_add_(slope, public.gradient(part[0], p, step.number, cut.index))
-                if pull is not None and left:
-                    self._pull(left, slope, [pull[k] for k in rest], force)
-                if options.clip is not None:
-                    self._clip(slope, options.clip)
-                if left:
-                    update.apply(number, left, memory, slope, pace)
                 if cut.whole:
                     total += value
                 else:
                     total[cut.index] += value
-            cut.put(params, p)
-            cut.put(update.memory, memory)
+            cut.put(params, now.params)
+            cut.put(update.memory, now.memory)
             for carry, piece in zip(carries, part, strict=True):
                 cut.put(list(carry.moving.values()), list(piece.moving.values()))
         for leaf in params:
             leaf.requires_grad_(False)
         mean = total / taken.clamp(min=1) / options.repeat
         return mean if self.stacked else mean[0]
+
+    def _step(
+        self,
+        now: Active,
+        batches: Sequence[Batch],
+        number: int,
+        pace: float | Tensor,
+        update: Update,
+        rebuild: Rebuild,
+        public: PublicGradient | None,
+    ) -> tuple[Tensor, list[int]]:
+        """Takes step `number` and returns each client's loss, and how many gradients of each batch that took."""
+        if self.directed is None:
+            # A public term is taken at the parameters before the step, so they must all wait for it.
+            shares = self._shares(now, batches, pace) if public is None else {}
+            leaves = _leaves(now.params)
+            value, found = sum_gradient(
+                self.objective, now.carries[0], leaves, batches[0], self.stacked, shares
+            )
+            self._move(now, self.options.components, found, number, pace, update, public)
+            return value, [1]
+        passes = Passes(self.directed, now.carries, batches)
+        for turn in self.directed.turns:
+            along = passes.along(turn, now.params, now.given, rebuild, self.stacked)
+            self._move(now, turn, along, number, pace, update, public)
+        return passes.close(), passes.taken
+
+    def _move(
+        self,
+        now: Active,
+        turn: Sequence[str],
+        gradient: Sequence[Tensor | None],
+        number: int,
+        pace: float | Tensor,
+        update: Update,
+        public: PublicGradient | None,
+    ) -> None:
+        """Moves the components of `turn` along their gradient, which is None where a tensor has moved already."""
+        options, every = self.options, self._places(turn)
+        where = [k for places in every for k in places]
+        rest = [k for k, g in zip(where, gradient, strict=True) if g is not None]
+        slope = {k: g for k, g in zip(where, gradient, strict=True) if g is not None}
+        if public is not None:
+            torch._foreach_add_(list(slope.values()), public(now.carries[0], now.params))
+        if not rest:
+            return
+        params, along = [now.params[k] for k in rest], list(slope.values())
+        if now.centre is not None:
+            self._pull(params, along, [now.centre[k] for k in rest], now.strength)
+        if options.clip is not None and not options.clip_each:
+            for places in every:
+                clip_norm([slope[k] for k in places], options.clip, self.stacked)
+        held = [now.memory[first + k] for first in range(0, len(now.memory), len(now.params)) for k in rest]
+        update.apply(number, params, held, along, pace)
+
+    def _places(self, turn: Sequence[str]) -> list[range]:
+        """Where the trained tensors of each of these components are among those of all."""
+        found, first = {}, 0
+        for name, names in zip(self.options.components, self.options.trained, strict=True):
+            found[name] = range(first, first + len(names))
+            first += len(names)
+        return [found[name] for name in turn]
 
     def _steps(self, plan: BatchPlan) -> list[Step]:
         """Every step in order.
@@ -204,49 +265,27 @@ class LocalSGD:
             for number, (rows, weight) in enumerate(step.batches, start=first)
         ]
 
-    def _gradient(
-        self,
-        carries: Sequence[Carry],
-        params: list[Tensor],
-        batches: Sequence[Batch],
-        given: list[Tensor],
-        rebuild: Rebuild,
-        shares: Mapping[int, Share],
-    ) -> tuple[Tensor, list[Tensor | None], list[int]]:
-        if self.directed is not None:
-            return self.directed.gradient(carries, params, batches, given, rebuild, self.stacked)
-        leaves = _leaves(params)
-        return *sum_gradient(self.objective, carries[0], leaves, batches[0], self.stacked, shares), [1]
-
-    def _shares(
-        self,
-        carries: Sequence[Carry],
-        params: list[Tensor],
-        batches: Sequence[Batch],
-        centre: list[Tensor] | None,
-        strength: Tensor | None,
-        pace: float | Tensor,
-    ) -> dict[int, Share]:
+    def _shares(self, now: Active, batches: Sequence[Batch], pace: float | Tensor) -> dict[int, Share]:
         """What happens to each parameter that may take its step inside the backward pass, by its place in memory.
 
         That is for cohorts and plain gradient descent, where nothing has to see the gradient first.
         """
         options = self.options
         waits = options.clip is not None or not options.rule.is_plain
-        if not self.stacked or self.directed is not None or waits:
+        if not self.stacked or waits:
             return {}
-        carry, model = carries[0], self.objective.model
+        carry, model = now.carries[0], self.objective.model
         if carry.names not in model.single_users:
             model.single_users[carry.names] = single_users(
-                self.objective, carry, _leaves(params), batches[0], self.stacked
+                self.objective, carry, _leaves(now.params), batches[0], self.stacked
             )
         pull: float | Tensor = 0.0
-        if centre is not None:
-            pull = pace * (strength if strength is not None else float(options.prox or 0.0))
+        if now.centre is not None:
+            pull = pace * (now.strength if now.strength is not None else float(options.prox or 0.0))
         keep = 1.0 - pace * options.rule.weight_decay - pull
         return {
-            p.data_ptr(): Share(pace, keep, pull, None if centre is None else centre[k])
-            for k, (p, single) in enumerate(zip(params, model.single_users[carry.names], strict=True))
+            p.data_ptr(): Share(pace, keep, pull, None if now.centre is None else now.centre[k])
+            for k, (p, single) in enumerate(zip(now.params, model.single_users[carry.names], strict=True))
             if single
         }
 
@@ -261,50 +300,12 @@ class LocalSGD:
         else:
             torch._foreach_add_(gradient, [along(strength, d) * d for d in pull])
 
-    def _clip(self, gradient: list[Tensor], limit: float) -> None:
-        """Scales each client's whole gradient to norm `limit` at most, as torch's clip_grad_norm_ does."""
-        first = 1 if self.stacked else 0
-        squares = sum(g.square().flatten(first).sum(-1) if g.ndim > first else g.square() for g in gradient)
-        assert isinstance(squares, Tensor)
-        scale = (limit / (squares.sqrt() + 1e-6)).clamp(max=1.0)
-        for g in gradient:
-            g.mul_(along(scale, g))
-
 
 def _leaves(params: Sequence[Tensor]) -> list[Tensor]:
     """The tensors that gradients are taken of: a slice of a leaf calls itself a leaf too, but autograd does not see it
     used.
     """
     return [p if p.requires_grad and p._base is None else p.detach().requires_grad_() for p in params]
-
-
-class _Cut:
-    """The part of a cohort's tensors that takes a step.
-
-    Neighbours are views, chosen clients are copies that `put` writes back.
-    """
-
-    def __init__(self, index: slice | Tensor, clients: int, stacked: bool) -> None:
-        self.index, self.stacked = index, stacked
-        self.whole = not stacked or (isinstance(index, slice) and (index.start, index.stop) == (0, clients))
-
-    def take(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The active part of each tensor."""
-        return list(tensors) if self.whole else [t[self.index] for t in tensors]
-
-    def carry(self, carry: Carry) -> Carry:
-        """The active part of a carry; its trained tensors only lend their names."""
-        fixed = {n: t if n in carry.shared else t[self.index] for n, t in carry.fixed.items()}
-        moving, anchor = (
-            {n: t[self.index] for n, t in held.items()} for held in (carry.moving, carry.anchor)
-        )
-        return Carry(carry.trained, moving, fixed, carry.shared, anchor)
-
-    def put(self, tensors: Sequence[Tensor], new: Sequence[Tensor]) -> None:
-        """Writes chosen clients back; views have been written already."""
-        if not self.whole and isinstance(self.index, Tensor):
-            for tensor, value in zip(tensors, new, strict=True):
-                tensor[self.index] = value
 
 
 def _weights(plan: BatchPlan, first: int, end: int, at: int) -> Tensor | None:

@@ -43,6 +43,8 @@ class Plain(TypedDict):
 PLAIN = Plain(optimizer="sgd", schedule="constant", momentum=0.0, weight_decay=0.0)
 """Arguments of a fit whose steps must be p − η g and nothing else, whatever the run's settings are."""
 BETA_1, BETA_2, EPS = 0.9, 0.999, 1e-8
+CLIP_EPS = 1e-6
+"""What torch's clip_grad_norm_ adds to a norm."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,19 @@ class Update:
             torch._foreach_sub_(params, [along(share, m) * m / s for m, s in zip(mean, scale, strict=True)])
         else:
             torch._foreach_addcdiv_(params, mean, scale, -share)
+
+
+def clip_norm(gradient: Sequence[Tensor], limit: float, stacked: bool) -> None:
+    """Scales one model's gradient to norm `limit` at most, each client's by itself, as torch's clip_grad_norm_ does.
+
+    `gradient` are all its tensors, [clients, ...] (without the client axis where not `stacked`).
+    """
+    first = 1 if stacked else 0
+    squares = sum(g.square().flatten(first).sum(-1) if g.ndim > first else g.square() for g in gradient)
+    assert isinstance(squares, Tensor)
+    scale = (limit / (squares.sqrt() + CLIP_EPS)).clamp(max=1.0)
+    for g in gradient:
+        g.mul_(along(scale, g))
 
 
 def along(scale: Tensor, like: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.cohort import Cohort
-from tailorfl.core.gradients import gradients_asked
+from tailorfl.core.directed import gradients_asked
 from tailorfl.core.messages import table_of
 from tailorfl.core.plan import BatchPlan, runs
 from tailorfl.engines.auto import Auto

@@ -30,7 +30,9 @@ class TrainSettings(Settings):
     momentum: Number = Field(default=0.0, ge=0, lt=1, description="of sgd")
     weight_decay: Number = Field(default=0.0, ge=0, description="of adamw apart from the gradient")
     clip: Number | None = Field(
-        default=None, gt=0, description="largest norm of a gradient; null: no clipping"
+        default=None,
+        gt=0,
+        description="largest norm of a step's gradient, of each model by itself; null: no clipping",
     )
     dp: PrivacyConfig | None = Field(
         default=None, description="differential privacy: {level, clip, noise or epsilon, delta, accountant}"

@@ -7,7 +7,13 @@
     once a round, if adaptive:   α_i = clip(α_i − η ⟨∇F(v̄_i), v_i − w_i⟩, 0, 1)     before the first step
     client sends w_i             server:  w = mean_S w_i
 
-Parameters are mixed, as in the paper; one reference implementation mixes logits instead.
+w_i and v_i train side by side, each with an optimizer of its own: momentum, weight decay, AdamW, a schedule and
+`train.clip` act on each model by itself, and the new w_i is what its optimizer made of it. The step of α_i is plain, at
+the run's rate. The official code takes w_i first, as above; the paper's algorithm takes both gradients at the models of
+before the step (`mixture: old`).
+
+Parameters are mixed, as in the paper; one reference implementation mixes logits instead. A client deploys v̄_i with the
+w_i of its last training, or with the global w that it receives now (`personal_w: global`).
 
 | symbol | here |
 |---|---|
@@ -17,7 +23,7 @@ Parameters are mixed, as in the paper; one reference implementation mixes logits
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -27,7 +33,8 @@ from torch import Tensor
 from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.gradients import Direction, Gradient
+from tailorfl.core.directed import Directions
+from tailorfl.core.gradients import Gradient
 from tailorfl.core.method import register
 from tailorfl.methods.bases import ServerModel
 
@@ -42,6 +49,13 @@ class APFL(ServerModel):
     models_trained: ClassVar[int] = 2
     alpha: float = Field(0.5, ge=0, le=1, description="α: share of the local model in the mixture")
     adaptive: bool = Field(False, description="learn α_i on each client")
+    mixture: Literal["new", "old"] = Field(
+        "new",
+        description="w_i in the mixture that moves v_i: of after its step of the batch, or of before (paper)",
+    )
+    personal_w: Literal["local", "global"] = Field(
+        "local", description="w in the deployed mixture: the client's of its last training, or the server's"
+    )
 
     def client_state(self, ctx: Context) -> TensorDict:
         alpha = torch.tensor(self.alpha, dtype=ctx.dtype)
@@ -53,12 +67,13 @@ class APFL(ServerModel):
             v_p, w_p = client.parameters(v), client.parameters(w)
             g, gap = client.gradient(tree.merge(v, mix(alpha, v_p, w_p))), v_p - w_p
             alpha = (alpha - client.config.lr * tree.dot(g, gap)).clamp(0.0, 1.0)
-        trained = client.fit({"w": w, "v": v}, direction=both(client.config.lr), given=(alpha,))
+        directions: Directions = {"w": of_global, "v": of_mixture} if self.mixture == "new" else of_both
+        trained = client.fit({"w": w, "v": v}, direction=directions, given=(alpha,))
         v, w = trained["v"], trained["w"]
         return TensorDict({"v": v, "w": w, "alpha": alpha}, batch_size=[]), w
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        v, w = state["v"], state["w"]
+        v, w = state["v"], received if self.personal_w == "global" else state["w"]
         return tree.merge(v, mix(state["alpha"], client.parameters(v), client.parameters(w)))
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
@@ -70,13 +85,17 @@ def mix(alpha: Tensor, v: TensorDict, w: TensorDict) -> TensorDict:
     return v * alpha + w * (1 - alpha)
 
 
-def both(lr: float) -> Direction:
-    """The direction of (w, v): ∇F(w), then α∇F at the mixture built with the w of AFTER its step."""
+def of_global(state: TensorDict, grad: Gradient, alpha: Tensor) -> TensorDict:
+    """∇F(w)."""
+    return grad(state["w"], of="w")
 
-    def direction(state: TensorDict, grad: Gradient, alpha: Tensor) -> TensorDict:
-        w, v = state["w"], state["v"]
-        g_w = grad(w, of="w")
-        g_mix = grad(mix(alpha, v, w - g_w * lr), of="v")
-        return TensorDict({"w": g_w, "v": g_mix * alpha}, batch_size=[])
 
-    return direction
+def of_mixture(state: TensorDict, grad: Gradient, alpha: Tensor) -> TensorDict:
+    """α∇F at the mixture."""
+    return grad(mix(alpha, state["v"], state["w"]), of="v") * alpha
+
+
+def of_both(state: TensorDict, grad: Gradient, alpha: Tensor) -> TensorDict:
+    """The direction of (w, v), both at the models of before the step."""
+    directions = {"w": of_global(state, grad, alpha), "v": of_mixture(state, grad, alpha)}
+    return TensorDict(directions, batch_size=[])

@@ -7,11 +7,17 @@ SCAFFOLD, option II (Karimireddy et al., ICML 2020)
                sends y − w and c_i⁺ − c_i;   c_i = c_i⁺
     server:    w = w + η_g mean_S (y − w);   c = c + (1/N) Σ_S (c_i⁺ − c_i)
 
+`train.clip` bounds ∇F_i(y), not the step: so (w − y)/(Kη) = mean ∇F_i − c_i + c still, and c_i⁺ is the mean of the
+clipped gradients that were followed. Of a clipped step, what clipping took away would count as a gradient.
+
 FedDyn (Acar et al., ICLR 2021)
 
     server sends w
     client i:  θ = LocalSGD from w on F_i(θ) − ⟨g_i, θ⟩ + (α/2)‖θ − w‖²;   g_i = g_i − α (θ − w);   sends θ
     server:    h = h − (α/N) Σ_S (θ − w);   w = mean_S θ − h/α
+
+`train.clip` bounds the gradient of all three terms together, as in the official code: g_i⁺ is what the stationary point
+of the local objective makes it, however the client gets there.
 
 Invariants at any participation: c = mean_i c_i over ALL clients, h = mean_i g_i. Both reach the optimum of the mean of
 all F_i with K > 1 steps and partial participation, where FedAvg is biased.
@@ -90,7 +96,7 @@ class Scaffold(Corrected):
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         w, c, c_i = received["w"], received["correction"], state
         # Momentum, weight decay, AdamW or a decaying rate would make (w − y)/(Kη) another thing than a mean gradient.
-        y = client.fit(w, direction=corrected, given=(c_i, c), **PLAIN)
+        y = client.fit(w, direction=corrected, given=(c_i, c), clip_each=True, **PLAIN)
         moved = client.parameters(w) - client.parameters(y)
         c_new = c_i - c + moved / (client.steps().clamp(min=1.0) * client.config.lr)
         return c_new, TensorDict({"y": y, "change": c_new - c_i}, batch_size=[])

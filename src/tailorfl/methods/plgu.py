@@ -147,6 +147,7 @@ class PLGUGRep(FedRep):
             train=client.split.shared,
             steps=self.body_steps,
             direction=twice,
+            clip_each=True,
             **PLAIN,
         )
         return trained
