@@ -20,6 +20,7 @@ VARIED = [
     "model={name: cnn2, norm: batch, weights: start.npz, skip_head: 1}",
     "data={name: digits, split: {train: 0.6, test: 0.4}, corruptions: {kinds: [fog]}, heldout_clients: 3}",
     "train.dp={clip: 1, noise: 0.5}",
+    "train.round_schedule={kind: step, milestones: [0.3, 20], factor: 0.5}",
     "engine=vectorized",
     "published={source: a paper, local: {mean: 0.5}}",
 ]

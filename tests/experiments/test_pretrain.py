@@ -217,6 +217,7 @@ def test_the_rate_falls_by_a_cosine() -> None:
         ({"train": {"steps": 5}}, "epochs as rounds"),
         ({"train": {"epochs": 2}}, "epochs as rounds"),
         ({"train": {"dp": {"clip": 1.0, "noise": 1.0}}}, "needs? no privacy"),
+        ({"train": {"round_schedule": "step"}}, "cosine by itself"),
         ({"model": {"name": "logistic", "larger": ["mlp"]}}, "one model"),
         ({"variants": {"a": {"rounds": 1}}}, "one model"),
         ({"model": {"name": "resnet10", "widht": 8}}, "Did you mean 'width'"),

@@ -123,9 +123,7 @@ def step_to(p: Problem, w: State, theta: State, share: float) -> State:
     return {n: w[n] - share * (w[n] - theta[n]) if n in p.parameters else theta[n] for n in w}
 
 
-def apfl(
-    p: Problem, alpha: float, adaptive: bool, mixture: str, personal_w: str, weights: str
-) -> Outcome:
+def apfl(p: Problem, alpha: float, adaptive: bool, mixture: str, personal_w: str, weights: str) -> Outcome:
     w, v = clone(p.init), everywhere(p)
     last, mix = everywhere(p), [alpha for _ in p.clients]
     for t, sampled in enumerate(p.rounds):

@@ -56,6 +56,13 @@ class Client:
         """Number of training samples n_i, 0-d float tensor."""
         return torch.from_numpy(self._cohort.sizes).float()[self._position].to(self._cohort.device)
 
+    def rate(self, own: float | None) -> float | None:
+        """Returns a rate of the method's own as it is in this round (`train.round_schedule`).
+
+        None, which stands for the run's rate in `fit`, stays None. `config.lr` has fallen already.
+        """
+        return None if own is None else own * self.config.decay
+
     def steps(
         self,
         epochs: int | None = None,

@@ -16,6 +16,7 @@ from tailorfl.core.ledger import Record
 from tailorfl.core.objective import Loss
 from tailorfl.core.plan import BatchPlan, Rows, make_plan
 from tailorfl.core.privacy import SampleDP
+from tailorfl.core.round_schedule import CONSTANT, RoundSchedule
 from tailorfl.core.update import Optimizer, Rule, Schedule
 from tailorfl.data.source import Source
 from tailorfl.models.functional import Model
@@ -49,9 +50,16 @@ class TrainConfig:
     dp: SampleDP | None = None
     optimizer: Optimizer = "sgd"
     schedule: Schedule = "constant"
+    round_schedule: RoundSchedule = CONSTANT
+    decay: float = 1.0
+    """What `lr` was multiplied by in this round, and rates of a method's own have to be."""
 
     def __post_init__(self) -> None:
         _ = self.rule
+
+    def decayed(self, share: float) -> TrainConfig:
+        """Returns the settings of a round in which rates are that share of what they were at first."""
+        return replace(self, lr=self.lr * share, decay=share)
 
     @property
     def rule(self) -> Rule:

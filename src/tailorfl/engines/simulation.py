@@ -299,11 +299,13 @@ class Simulation:
     def cohort(self, ids: Sequence[int], limit: int | None = None, own: bool = False) -> Cohort:
         """Returns the cohort `ids` of this round, clients of one architecture.
 
-        `own` reads the federation's clients even where training is pooled.
+        `own` are the clients as they deploy: the federation's even where training is pooled, at the rate of tuning.
         """
         ((group, _),) = by_group(self.groups, ids)
         members = self.federation.train if own else self._members
         val = self.federation.val if own else self._val
+        falls = self.train.round_schedule
+        share = falls.deployed(self.round) if own else falls.share(self.round)
         return Cohort(
             ids=tuple(ids),
             members=tuple(members[i] for i in ids),
@@ -313,7 +315,7 @@ class Simulation:
             split=group.context.split,
             public=self.federation.public,
             loss=LOSSES[self.federation.source.task],
-            config=self.train,
+            config=self.train if share == 1 else self.train.decayed(share),
             seed=self.seed,
             round=self.round,
             limit=limit,

@@ -120,6 +120,10 @@ def central(config: ExperimentConfig) -> ExperimentConfig:
             train.steps is not None or train.epochs != 1,
             "pretraining counts epochs as rounds, such as rounds=10; leave train.epochs at 1 and train.steps out",
         ),
+        (
+            train.round_schedule.kind != "constant",
+            "pretraining lets the rate fall as a cosine by itself; leave out train.round_schedule",
+        ),
         (train.dp, "pretraining is on public data, which need no privacy; leave out train.dp"),
     ):
         if wrong:

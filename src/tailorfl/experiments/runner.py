@@ -21,6 +21,7 @@ from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.keys import generator
 from tailorfl.core.method import make_method
 from tailorfl.core.privacy import SampleDP
+from tailorfl.core.round_schedule import RoundSchedule
 from tailorfl.data.build import build as build_federation
 from tailorfl.data.federation import Federation
 from tailorfl.data.validate import validate
@@ -168,7 +169,8 @@ def train_config(job: Job) -> TrainConfig:
     """
     settings = {**job.config.train.model_dump(), **job.method.train}
     del settings["dp"]
-    return TrainConfig(**settings)
+    falls = RoundSchedule(**settings.pop("round_schedule"), rounds=job.rounds)
+    return TrainConfig(**settings, round_schedule=falls)
 
 
 def _is_finished(folder: Path) -> bool:

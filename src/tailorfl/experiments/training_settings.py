@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
@@ -11,6 +11,43 @@ from pydantic import (
 
 from tailorfl.experiments.privacy_settings import PrivacyConfig
 from tailorfl.experiments.settings import Number, Settings, Whole
+
+
+class RoundScheduleSettings(Settings):
+    """How the learning rate falls from round to round; the kind alone is a short form."""
+
+    kind: Literal["constant", "step", "cosine", "inverse"] = Field(
+        default="constant",
+        description="step: × factor at milestones; cosine: to floor; inverse: shift/(shift + t)",
+    )
+    milestones: tuple[Annotated[Number, Field(gt=0)], ...] = Field(
+        default=(0.5, 0.75), description="of step: below 1 shares of all rounds, else rounds"
+    )
+    factor: Number = Field(default=0.1, gt=0, description="of step")
+    floor: Number = Field(default=0.0, ge=0, le=1, description="of cosine: share of the rate that is left")
+    shift: Number = Field(
+        default=1.0, gt=0, description="of inverse: after so many rounds the rate is halved"
+    )
+    deployment: Literal["last", "first"] = Field(
+        default="last", description="rate of tuning before a model is used: of the last round, or the first"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_alone(cls, given: Any) -> Any:
+        return {"kind": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _of_this_kind(self) -> Self:
+        for name, kind in (
+            ("milestones", "step"),
+            ("factor", "step"),
+            ("floor", "cosine"),
+            ("shift", "inverse"),
+        ):
+            if self.kind != kind and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"has {name}, which belongs to kind={kind}, but kind={self.kind}")
+        return self
 
 
 class TrainSettings(Settings):
@@ -26,6 +63,10 @@ class TrainSettings(Settings):
     schedule: Literal["constant", "linear"] = Field(
         default="constant",
         description="of the learning rate inside a round; linear: to 0 over the client's steps",
+    )
+    round_schedule: RoundScheduleSettings = Field(
+        default=RoundScheduleSettings(),
+        description="of the learning rate over the rounds: constant, step, cosine or inverse (1/t)",
     )
     momentum: Number = Field(default=0.0, ge=0, lt=1, description="of sgd")
     weight_decay: Number = Field(default=0.0, ge=0, description="of adamw apart from the gradient")

@@ -116,10 +116,10 @@ class FedCLUP(TwoModels):
         if self.local_steps == "theory":
             train = ctx.train
             plain = train.optimizer == "sgd" and train.schedule == "constant" and not train.momentum
-            if not plain or train.clip is not None:
+            if not plain or train.clip is not None or train.round_schedule.kind != "constant":
                 raise ConfigError(
                     "local_steps = theory is for plain gradient steps of one size: it needs train.optimizer = sgd, "
-                    "momentum = 0, schedule = constant and no clip, or give local_steps a number"
+                    "momentum = 0, schedule and round_schedule = constant and no clip, or give local_steps a number"
                 )
             self.steps_of_theory(train.lr)
         if not self.schedule.changes:
@@ -196,12 +196,12 @@ class FedCLUP(TwoModels):
             None if self.lr_rule == "run" else float(self.client_step(torch.tensor(lam, dtype=torch.float64)))
         )
         prox = None if w is None else (lam, w)
-        v: TensorDict = client.fit(start, prox=prox, lr=lr, **self._length(client))
+        v: TensorDict = client.fit(start, prox=prox, lr=client.rate(lr), **self._length(client))
         return v
 
     def _fit_told(self, client: Client, start: TensorDict, lam: Tensor, w: TensorDict) -> TensorDict:
         """Local training with the λ that the server has sent."""
-        eta = None if self.lr_rule == "run" else self.client_step(lam)
+        eta = None if self.lr_rule == "run" else self.client_step(lam) * client.config.decay
         v: TensorDict = client.fit(start, prox=(lam, w), lr=eta, **self._length(client))
         return v
 

@@ -68,7 +68,7 @@ class PerFedAvg(ServerModel):
         adapted: TensorDict = client.fit(
             received,
             steps=self.adapt_steps,
-            lr=self.alpha,
+            lr=self.alpha,  # of the objective, so it does not fall with the rounds
             **PLAIN,
             purpose="finetune",
         )

@@ -84,7 +84,7 @@ class PerAda(TwoModels):
         v, w = state, received
         theta = client.fit(w)
         lam = 2 * self.lam if self.variant == "released" else self.lam
-        v = client.fit(v, prox=(lam, w), epochs=self.personal_epochs, lr=self.personal_lr)
+        v = client.fit(v, prox=(lam, w), epochs=self.personal_epochs, lr=client.rate(self.personal_lr))
         return v, theta
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:

@@ -19,7 +19,7 @@ released code of that baseline has a pull without gradient, which is `lam` = 0.
 |---|---|
 | λ | `lam` |
 | K, R | `inner_steps`, `local_rounds` |
-| η, η_p | `lr`, `personal_lr` (default: the run's learning rate) |
+| η, η_p | `lr`, `personal_lr` (default: the run's learning rate), times what `train.round_schedule` leaves |
 | β | `beta` |
 | θ_i | client state |
 """
@@ -74,7 +74,7 @@ class PFedMe(TwoModels):
                 state,
                 prox=(self.lam, w),
                 epochs=self.personal_epochs,
-                lr=self.personal_lr,
+                lr=client.rate(self.personal_lr),
                 weight_decay=decay,
             )
             return theta, self._stepped(client, w, theta)
@@ -85,7 +85,7 @@ class PFedMe(TwoModels):
                 steps=1,
                 repeat=self.inner_steps,
                 first=r,
-                lr=self.personal_lr,
+                lr=client.rate(self.personal_lr),
                 weight_decay=decay,
             )
             w = self._stepped(client, w, theta)
@@ -93,7 +93,7 @@ class PFedMe(TwoModels):
 
     def _stepped(self, client: Client, w: TensorDict, theta: TensorDict) -> TensorDict:
         """Returns w after its step towards θ, with the running statistics of θ."""
-        pulled = w - (w - theta) * (self.lr * self.lam)
+        pulled = w - (w - theta) * (self.lr * client.config.decay * self.lam)
         return tree.merge(theta, client.parameters(pulled))
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
