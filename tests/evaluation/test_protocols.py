@@ -294,3 +294,12 @@ def test_selection_looks_at_validation_samples_only(tmp_path: Path) -> None:
     means = rounds.set_index("round")["personal/val/accuracy"]
     assert best["round"] == means.idxmax()
     assert best["local"] == rounds.set_index("round")["personal/local/accuracy"][best["round"]]
+
+
+def test_participants_alone_have_their_models_made_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim, made = simulation("ditto", fraction=0.4), []
+    every = sim.personal_models
+    monkeypatch.setattr(sim, "personal_models", lambda ids, *rest: [made.extend(ids), *every(ids, *rest)][1:])
+    done = sim.step()
+    evaluate(sim, Protocol(("participants",)), done.clients)
+    assert made == list(done.clients)

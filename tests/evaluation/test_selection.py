@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from methods.settings import make
 from methods.small import SIZES, assert_same, federation, model, simulation
 from tailorfl.core.cohort import TrainConfig
+from tailorfl.core.method import methods
 from tailorfl.core.privacy import SampleDP
 from tailorfl.data.federation import Federation
 from tailorfl.engines.simulation import Simulation, make_engine
@@ -135,6 +136,37 @@ def test_participants_alone_are_shown_with_what_they_chose() -> None:
     assert personal[0] == {i: personal[1][i] for i in ids}
     later = [i for i in ids if selection.choices[i].round < ROUNDS]
     assert later, "the test says nothing if all that took part chose the last round"
+
+
+@pytest.mark.parametrize("name", sorted(name for name, method in methods().items() if method.has_personal))
+def test_what_any_method_deploys_is_chosen_stored_and_restored(name: str, tmp_path: Path) -> None:
+    """Of models with running statistics; states on disk are read back into memory."""
+    sim = simulation(name, "batch_norm", fraction=0.6)
+    selection, other = Selection(sim, tmp_path), Selection(sim)
+    for _ in range(2):
+        sim.step()
+        records = evaluate(sim, Protocol(("val",)), selection=selection)
+    other.load({n: t.clone() for n, t in selection.dump().items()})
+    assert other.choices == selection.choices
+    everyone = range(len(SIZES))
+    assert_same(dict(other.models(everyone).items()), dict(selection.models(everyone).items()))
+    scores = {r["client"]: r["accuracy"] for r in records if r["model"] == "personal"}
+    assert scores == {i: c.value for i, c in selection.choices.items()}
+
+
+def test_clients_of_several_architectures_choose_each_among_its_own() -> None:
+    models = {"small": model("mlp"), "large": model("batch_norm")}
+    owners = ("large", "small", "small", "large", "small", "large")
+    sim = Simulation(make("perfed_ckt"), data(), models, RESTLESS, assignment=owners)
+    selection, other = Selection(sim), Selection(sim)
+    for _ in range(3):
+        sim.step()
+        evaluate(sim, Protocol(), selection=selection)
+    other.load({n: t.clone() for n, t in selection.dump().items()})
+    for name, ids in (("large", (0, 3)), ("small", (1, 2, 4))):
+        found = dict(selection.models(ids).items())
+        assert found.keys() == set(models[name].init(0).keys())
+        assert_same(found, dict(other.models(ids).items()))
 
 
 def test_training_is_as_without() -> None:

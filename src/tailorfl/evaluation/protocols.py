@@ -97,7 +97,7 @@ def evaluate(
     heldout = tuple(range(sim.federation.num_clients, len(sim.federation.train)))
     own = [s for s in ("val", "local") if s in protocol.sets]
     common = common_sets(sim.federation, protocol)
-    if sim.method.has_personal:
+    if sim.method.has_personal and (own or common or selection is not None):
         seen = own if selection is None else [*own, "val"]
         for ids, models in sim.personal_models(training, measure.at_once(training, seen, common)):
             if selection is not None:
