@@ -32,7 +32,9 @@ STEPS = [math.ceil(n / 4) for n in SIZES]
 def recorded(**settings: Any) -> tuple[Cohort, TensorDict, Record]:
     data = source(sum(SIZES))
     model, record = model_of("mlp", data, hidden=(8,)), Record()
-    cohort = cohort_of(model, data, **{"dp": SampleDP(0.5, NOISE), "public": source(6, seed=1), **settings})
+    cohort = cohort_of(
+        model, data, **{"dp": SampleDP(0.5, NOISE, "poisson"), "public": source(6, seed=1), **settings}
+    )
     return replace(cohort, record=record), model.init(1), record
 
 
@@ -159,7 +161,7 @@ def test_with_noise_every_training_has_batches_of_its_own() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Cohort, "plan", watching)
-        for dp in (SampleDP(0.5, NOISE), SampleDP(0.5, 0.0), None):
+        for dp in (SampleDP(0.5, NOISE, "poisson"), SampleDP(0.5, 0.0), None):
             alone(replace(cohort, config=replace(cohort.config, dp=dp), plans={})).fit(start)
             client = alone(replace(cohort, config=replace(cohort.config, dp=dp), plans={}))
             client.fit(client.fit(start))

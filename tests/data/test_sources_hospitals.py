@@ -52,6 +52,35 @@ def test_heart_is_standardised_by_each_clients_own_training_part(need_data: Need
         torch.testing.assert_close(std, expected, atol=1e-6, rtol=0)
 
 
+def test_publicly_scaled_heart_is_a_function_of_each_patient_alone(need_data: Need) -> None:
+    """(x − c)/s cut off at ±3 of the file's own columns, with guidelines' constants; the split is the protocol's."""
+    path = need_data("flamby/processed.cleveland.data")
+    source, protocol = load_source("heart", scaling="public"), load_source("heart")
+    assert source.test is not None
+    assert protocol.test is not None
+    assert torch.equal(source.test, protocol.test)
+    assert torch.equal(source.y, protocol.y)
+    assert source.info["features"] == protocol.info["features"]
+    assert source.info.get("private scaling") is None
+    assert "each client's own" in str(protocol.info["private scaling"])
+    raw = pd.read_csv(path, header=None, na_values="?").drop(columns=[10, 11, 12]).dropna().to_numpy()
+    own = source.x[source.groups["client"] == 0].double().numpy()
+    constants = {
+        0: (50, 10),
+        1: (0, 1),
+        3: (120, 20),
+        4: (200, 40),
+        5: (0, 1),
+        7: (145, 25),
+        8: (0, 1),
+        9: (1, 1),
+    }
+    for place, (column, (middle, scale)) in enumerate(constants.items()):
+        assert own[:, place] == pytest.approx(((raw[:, column] - middle) / scale).clip(-3, 3), abs=1e-6)
+    for place, (column, value) in enumerate([(2, 2), (2, 3), (2, 4), (6, 1), (6, 2)], start=8):
+        assert own[:, place].tolist() == (raw[:, column] == value).astype(float).tolist()
+
+
 def test_heart_split_keeps_the_share_of_the_ill_where_it_is_stratified(need_data: Need) -> None:
     need_data("flamby/processed.va.data")
     source = load_source("heart")

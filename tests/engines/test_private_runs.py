@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from methods.settings import NAMES, make
-from methods.small import FACTORIES, NEWCOMER, SIZES, TRAIN, federation, replaced, simulation
+from methods.small import FACTORIES, NEWCOMER, SIZES, TRAIN, federation, simulation
 from tailorfl.core.client import Client
 from tailorfl.core.ledger import Ledger, Use
 from tailorfl.core.method import Method
@@ -31,7 +31,7 @@ from tailorfl.models.functional import Model
 from tailorfl.runs import checkpoints
 
 NOISE = 0.8
-PRIVATE = replace(TRAIN, momentum=0.0, weight_decay=0.0, dp=SampleDP(0.5, NOISE))
+PRIVATE = replace(TRAIN, momentum=0.0, weight_decay=0.0, dp=SampleDP(0.5, NOISE, "poisson"))
 TOGETHER = {"fedsdr"}
 """Methods whose loss sees the samples of a batch together, which clipping by sample cannot bound."""
 COVERED = [name for name in NAMES if not make(name).unprotected("sample") and name not in TOGETHER]
@@ -124,12 +124,43 @@ def test_a_pass_that_is_made_again_counts_once() -> None:
     assert again.ledger == plain.ledger
 
 
+class Breaking(FedAvg):
+    """Trains, and then the client of nine samples sends no numbers."""
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        new = client.fit(received)
+        return state, new.apply(lambda t: torch.where(client.samples == 9, torch.nan, t))
+
+
 def test_clients_whose_update_was_rejected_looked_at_their_data_too() -> None:
-    """Clipping bounds what an input does, but not that of one that is no number."""
-    data = replaced(federation(), 3, lambda x: x * math.nan)
-    sim = private("fedavg", data=data, fraction=1.0)
-    assert sim.step().rejected == (3,)
+    sim = private(Breaking(), fraction=1.0)
+    assert sim.step().rejected == (SIZES.index(9),)
     assert sim.ledger.clients == tuple(TRAINING)
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "sequential"])
+@pytest.mark.parametrize("broken", [math.nan, math.inf, 1e30])
+def test_a_sample_that_is_no_number_does_not_show_but_by_its_clipped_gradient(
+    engine: str, broken: float
+) -> None:
+    """Nobody is rejected, and the others' gradients count as they do without it."""
+    base = federation()
+    row = int(base.train[3][0])
+    x = base.source.x.clone()
+    x[row] = broken
+    data = replace(base, source=replace(base.source, x=x))
+    dp = SampleDP(0.5, 0.0, "poisson")
+    without, with_it = (
+        simulation("fedavg", "logistic", engine, train=replace(PRIVATE, dp=dp, steps=1, batch_size=0), data=d)
+        for d in (base, data)
+    )
+    w = {n: t.clone() for n, t in without.server["w"].items()}
+    first, second = without.step(), with_it.step()
+    assert first.rejected == second.rejected == ()
+    moved = torch.cat([(without.server["w"][n] - with_it.server["w"][n]).flatten() for n in w])
+    share = len(base.train[3]) / sum(SIZES)
+    # One gradient of norm 0.5 at most is missing, of the nine of client 3.
+    assert 0 < float(moved.norm()) <= 0.05 * 0.5 / 9 * share * (1 + 1e-4)
 
 
 @pytest.mark.parametrize("name", ["ditto", "fedavg_ft"])

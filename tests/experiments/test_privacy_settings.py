@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from tailorfl.core.accounting import epsilon
@@ -151,6 +152,85 @@ def test_noise_is_that_of_the_costliest_client() -> None:
 
 
 @opacus
+@pytest.mark.parametrize(
+    ("sampling", "calibrate"), [("poisson", None), ("shuffle", "client"), ("poisson", "run")]
+)
+def test_noise_of_each_client_brings_it_to_the_target_by_opacus(sampling: str, calibrate: str | None) -> None:
+    """The rate, σ and steps of each client, by Opacus' own accountant."""
+    from opacus.accountants import PRVAccountant
+
+    data = {"name": "digits", "clients": 3, "samples": 150, "partition": "dirichlet", "heldout_clients": 1}
+    given = dp(epsilon=3.0, delta=1e-3, sampling=sampling, calibrate=calibrate)
+    job = job_of(methods=["fedavg"], train=given, data=data)
+    federation = make_federation(job.config, 0)
+    sim = make_simulation(job, federation)
+    assert sim.train.dp is not None
+    told = []
+    for client in range(3):
+        n = len(federation.train[client])
+        theirs = PRVAccountant()
+        steps = 3 * math.ceil(n / 10) if sampling == "poisson" else 3
+        rate = min(1.0, 10 / n) if sampling == "poisson" else 1.0
+        theirs.history = [(sim.train.dp.noise_of(client), rate, steps)]
+        told.append(theirs.get_epsilon(1e-3))
+    assert max(told) == pytest.approx(3.0, abs=0.06)
+    assert (min(told) > 2.94) == (calibrate != "run" or sampling == "shuffle")
+    found = spent(job, sim, planned(job, sim))
+    assert found is not None
+    assert found.largest <= 3.0
+    summary = found.summary()
+    assert ("noise_of_clients" in summary) == (calibrate != "run")
+    if calibrate != "run":
+        own = [sim.train.dp.noise_of(i) for i in range(3)]
+        of_clients = summary["noise_of_clients"]
+        assert (of_clients["min"], of_clients["max"]) == (min(own), max(own)) == (min(own), summary["noise"])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"noise": 1.0, "calibrate": "client"}, "leave it out with noise"),
+        ({"epsilon": 1.0, "calibrate": "client", "level": "client"}, "one noise to what all clients send"),
+        ({"noise": 1.0, "sampling": "poison"}, "should be one of poisson, shuffle"),
+    ],
+)
+def test_settings_that_say_nothing_are_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse(settings(train=dp(**given)))
+
+
+@pytest.mark.parametrize("level", ["sample", "client"])
+def test_samples_scaled_by_statistics_of_private_ones_are_refused(level: str) -> None:
+    """One sample then changes all others; at client level they stay within the client."""
+    from tailorfl.data.source import Source
+
+    rng = torch.Generator().manual_seed(0)
+    source = Source("own", 3 + torch.randn(60, 4, generator=rng), torch.arange(60) % 2, "classification", 2)
+    train = {"lr": 0.1, "dp": {"clip": 1.0, "noise": 1.0, "level": level}}
+    data = {"clients": 2, "normalise": "client"}
+    given = {**settings(methods=[{"name": "fedavg", "weights": "uniform"}], train=train), "data": data}
+    job = Job(config := parse({**given, "data": {**data, "name": "digits"}}), config.methods[0], 0)
+    federation = make_federation(job.config, 0, source=source)
+    if level == "client":
+        make_simulation(job, federation)
+        return
+    with pytest.raises(ConfigError, match=r"one sample changes all others.*leave out data.normalise=client"):
+        make_simulation(job, federation)
+
+
+def test_heart_is_private_with_public_constants_only(need_data: Any) -> None:
+    need_data("flamby/processed.va.data")
+    for options in ({}, {"scaling": "public"}):
+        job = job_of(methods=["local"], data={"name": "heart", "options": options})
+        federation = make_federation(job.config, 0)
+        if options:
+            make_simulation(job, federation)
+        else:
+            with pytest.raises(ConfigError, match=r"FLamby's protocol.*data\.options\.scaling=public"):
+                make_simulation(job, federation)
+
+
+@opacus
 def test_more_than_was_planned_is_said(caplog: pytest.LogCaptureFixture) -> None:
     job = job_of(train=dp(epsilon=5.0, delta=1e-3), rounds=1)
     sim = make_simulation(job, make_federation(job.config, 0))
@@ -197,7 +277,8 @@ def test_summary_and_table_of_a_run(tmp_path: Path) -> None:
         None,
     )
     assert (summary["delta"], summary["accountant"]) == (1e-5, "prv")
-    assert summary["batches_accounted_as"] == "Poisson samples"
+    assert summary["batches"] == "poisson"
+    assert "zero-out" in summary["neighbours"]
     assert set(summary["composed"]) == {"training", "deployment", "newcomer"}
     with (tmp_path / "out/fedavg_ft/seed-0/privacy.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -238,7 +319,7 @@ def test_client_level_is_one_row_for_all(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "out/fedavg/seed-0/summary.json").read_text())["privacy"]
     expected = epsilon([(0.5, 1.0, 3)], 1e-5)
     assert summary["level"] == "client"
-    assert summary["batches_accounted_as"] is None
+    assert summary["batches"] is None
     assert [summary["epsilon"][k] for k in ("mean", "min", "max")] == pytest.approx([expected] * 3)
     assert summary["epsilon"]["std"] == 0
     with (tmp_path / "out/fedavg/seed-0/privacy.csv").open() as file:

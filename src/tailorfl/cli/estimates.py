@@ -60,7 +60,8 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def _words(name: str) -> str:
     """A field's name for people; its unit stands with the value."""
-    return {"seconds": "time", "memory_bytes": "memory"}.get(name, name.replace("_", " "))
+    known = {"seconds": "time", "memory_bytes": "memory", "epsilon": "epsilon (zero-out)"}
+    return known.get(name, name.replace("_", " "))
 
 
 def _text(name: str, value: Any) -> str:

@@ -233,25 +233,39 @@ def dp(
     delta: Annotated[float, typer.Option("--delta", help="Of (epsilon, delta)-privacy.")] = 1e-5,
     trainings: Annotated[int, typer.Option("--trainings", help="Models trained in a round; Ditto: 2.")] = 1,
     gradients: Annotated[int, typer.Option("--gradients", help="Taken of each batch; SAM: 2.")] = 1,
+    sampling: Annotated[
+        str, typer.Option("--sampling", help="How batches are drawn: poisson, or shuffle (passes).")
+    ] = "poisson",
     target: Annotated[
         float | None, typer.Option("--target-epsilon", help="Also show the noise that reaches this epsilon.")
     ] = None,
 ) -> None:
     """What DP-SGD costs a client, by two accountants; needs the extra 'privacy'."""
-    from typing import get_args
+    from typing import cast, get_args
 
     from tailorfl.core.accounting import Accountant, epsilon, noise_for
+    from tailorfl.core.privacy import BatchSampling
+    from tailorfl.errors import unknown
     from tailorfl.theory.privacy import releases
 
+    if sampling not in get_args(BatchSampling):
+        raise unknown("sampling", sampling, get_args(BatchSampling))
+    way = cast(BatchSampling, sampling)
     of = (samples, batch, epochs, rounds, trainings, gradients)
-    rate, _, steps = releases(*of)
+    rate, _, steps = releases(*of, sampling=way)
     rows: list[tuple[str, float | str]] = [("rate q", rate), ("steps", steps)]
     for by in get_args(Accountant):
-        rows.append((f"epsilon by {by}", epsilon([releases(*of, noise)], delta, by)))
+        rows.append((f"epsilon by {by}", epsilon([releases(*of, noise, way)], delta, by)))
     for by in get_args(Accountant) if target is not None else ():
         assert target is not None
-        rows.append((f"noise for epsilon {target:g} by {by}", noise_for(target, delta, [releases(*of)], by)))
-    _show(f"DP-SGD at delta {delta:g}, batches accounted as Poisson samples", *rows)
+        rows.append(
+            (
+                f"noise for epsilon {target:g} by {by}",
+                noise_for(target, delta, [releases(*of, sampling=way)], by),
+            )
+        )
+    drawn = "Poisson samples" if way == "poisson" else "passes of shuffled batches"
+    _show(f"DP-SGD at delta {delta:g}, {drawn}, neighbours zero-out", *rows)
 
 
 def _numbers(name: str, text: str) -> list[float]:

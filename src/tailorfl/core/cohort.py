@@ -133,6 +133,7 @@ class Cohort:
         steps: int | None,
         first: int,
         batches: int = 1,
+        poisson: bool = False,
     ) -> BatchPlan:
         """Returns the batch plan of the clients at `positions`; every step takes `batches` batches.
 
@@ -144,7 +145,7 @@ class Cohort:
             together = tuple(range(block, min(block + PLAN_BLOCK, len(self.ids))))
         else:
             together = positions
-        request = (purpose, batch, epochs, steps, first, batches)
+        request = (purpose, batch, epochs, steps, first, batches, poisson)
         if self.plans.get("positions") != together:
             self.plans.clear()
             self.plans["positions"] = together
@@ -159,6 +160,7 @@ class Cohort:
                 min_batch=self.min_batch,
                 limit=self.left(first),
                 batches=batches,
+                poisson=poisson,
             )
         plan: BatchPlan = self.plans[request]
         return plan if together == positions else plan.of(positions[0] - together[0])

@@ -18,21 +18,33 @@ from torch import Tensor
 
 from tailorfl.core.arranged import Arranged
 from tailorfl.core.directed import gradients_asked
-from tailorfl.core.plan import batches_of
+from tailorfl.core.plan import batches_of, batches_per_pass
 
 if TYPE_CHECKING:
     from tailorfl.core.operations import Fit
 
 
 def note(fit: Fit, positions: Sequence[int], gradients: NDArray[np.int64]) -> None:
-    """Records how many gradients a private fit released of each batch, [clients, batches]; nothing without privacy."""
+    """Records what a private fit released, from the gradients of each batch [clients, batches].
+
+    Of shuffled batches a sample is in one a pass, so what counts is how many passes there were, and how many gradients
+    the batch with most of them had.
+    """
     dp, cohort = fit.options.dp, fit.cohort
     if dp is None or cohort.record is None:
         return
     for position, mine in zip(positions, gradients, strict=True):
-        samples = max(len(cohort.members[position]), 1)
-        rate = 1.0 if fit.batch <= 0 else min(1.0, fit.batch / samples)
-        cohort.record.add(cohort.ids[position], rate, dp.noise, mine)
+        samples, client = max(len(cohort.members[position]), 1), cohort.ids[position]
+        rate = 1.0 if fit.batch <= 0 or dp.sampling == "shuffle" else min(1.0, fit.batch / samples)
+        used = _of_passes(fit, samples, mine) if dp.sampling == "shuffle" else mine
+        cohort.record.add(client, rate, dp.noise_of(client), used)
+
+
+def _of_passes(fit: Fit, samples: int, gradients: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The most gradients that a batch of each pass has, from those of all batches."""
+    (length,) = batches_per_pass(np.array([samples]), fit.batch, fit.cohort.min_batch)
+    which = (fit.first + np.arange(len(gradients))) // max(length, 1)
+    return np.array([gradients[which == n].max() for n in np.unique(which)], dtype=np.int64)
 
 
 def counted(fit: Fit, arranged: Arranged, positions: Sequence[int]) -> tuple[Tensor, ...]:

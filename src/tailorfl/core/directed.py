@@ -27,7 +27,7 @@ from tailorfl.core.gradients import (
     filled,
     gradients_of,
 )
-from tailorfl.core.privacy import SampleDP, private_gradient
+from tailorfl.core.privacy import Release, SampleDP, private_gradient
 from tailorfl.core.update import CLIP_EPS
 from tailorfl.errors import TailorflError
 from tailorfl.models.dropout import fold_key
@@ -179,8 +179,14 @@ class Passes:
         how, clients = self.how, self.clients
         own, moving, anchor = carry.own, carry.moving, carry.anchor
         x, y, weight, key = batch.only() if clients is None else batch.seen(clients)
+        release = batch.release
+        assert release is not None
         if clients is not None:
             own, moving, anchor = clients.each(own), clients.each(moving), clients.each(anchor)
+            size = None if release.size is None else clients.one(release.size)
+            release = Release(clients.one(release.noise), size)
+        else:
+            release = release.of(0)
         constant = {**carry.common, **own}
 
         def loss_of(
@@ -190,7 +196,7 @@ class Passes:
 
         assert how.dp is not None
         noise = fold_key(fold_key(key, how.number), sum(self.taken))
-        gradient, value = private_gradient(loss_of, at, x, y, weight, how.dp, noise, key)
+        gradient, value = private_gradient(loss_of, at, x, y, weight, how.dp, noise, key, release)
         return gradient, value if clients is None else clients.all(value)
 
     def close(self) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tailorfl.core.feature_pull import FeaturePull
 from tailorfl.core.objective import Loss
+from tailorfl.core.privacy import Release
 from tailorfl.models.descent import Share, descending, used_once
 from tailorfl.models.dropout import dropout_key
 from tailorfl.models.functional import Model
@@ -70,6 +71,8 @@ class Batch:
     """1 for real samples, 0 for padding; None if all are real."""
     keys: Tensor
     """[clients] int64 keys of the dropout masks and of privacy noise."""
+    release: Release | None = None
+    """How a private sum becomes a gradient; None without privacy."""
 
     def seen(self, clients: Level) -> Pass:
         """(x, y, weight, key) as the code of one client sees them inside a map over clients."""

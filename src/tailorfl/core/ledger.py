@@ -5,9 +5,9 @@ training takes its batches, `tailorfl.core.operations`, so no method can forget 
 (the two of SAM, the K inner steps of pFedMe) are one release with less noise: r Gaussian releases of deviation σ of the
 same samples tell as much as a single one of deviation σ/√r.
 
-Batches here are passes over shuffled samples. As is usual in the literature they are accounted as if each were drawn
-by Poisson sampling with rate q = batch size / samples: the ε of a ledger is that of the sampled Gaussian mechanism with
-the same rates, noise and steps. Shuffled batches may cost more (Chua et al., "How Private are DP-SGD
+A batch that is a Poisson sample is a use of its rate q = batch size / samples. Of shuffled batches a pass is one use of
+rate 1: every sample is in exactly one of them, whichever it is, so a pass tells of it what one Gaussian mechanism does,
+and no drawing hides it (counting them as Poisson samples would be no bound: Chua et al., "How Private are DP-SGD
 Implementations?", ICML 2024).
 """
 
@@ -38,10 +38,10 @@ updates that left a client, under client-level privacy."""
 
 @dataclass(frozen=True, order=True)
 class Use:
-    """How one batch was used."""
+    """How one batch was used, or one pass of shuffled batches."""
 
     rate: float
-    """q: the share of the client's samples that the batch holds."""
+    """q: with what probability a sample is in the batch; 1 for a pass, in which every sample is."""
     noise: float
     """σ of each gradient, in units of the clip."""
     gradients: int = 1
@@ -53,7 +53,7 @@ class Use:
 
 
 Uses = Counter[Use]
-"""How many batches were used in which way."""
+"""How many batches, or passes, were used in which way."""
 
 
 class Record:
@@ -63,7 +63,7 @@ class Record:
         self.uses: dict[int, Uses] = {}
 
     def add(self, client: int, rate: float, noise: float, gradients: NDArray[np.int64]) -> None:
-        """Notes a fit: `gradients` [batches] of each of its batches, 0 where the client has already finished."""
+        """Notes a fit: `gradients` [uses] of each of its batches or passes, 0 where the client has already finished."""
         counts, batches = np.unique(gradients[gradients > 0], return_counts=True)
         mine = self.uses.setdefault(client, Counter())
         for r, steps in zip(counts.tolist(), batches.tolist(), strict=True):

@@ -34,7 +34,7 @@ from tailorfl.core.gradients import (
     sum_gradient,
 )
 from tailorfl.core.plan import BatchPlan, runs
-from tailorfl.core.privacy import SampleDP
+from tailorfl.core.privacy import Release, SampleDP
 from tailorfl.core.update import Rule, Update, along, clip_norm
 from tailorfl.data.source import Source
 from tailorfl.models.descent import Share
@@ -108,13 +108,14 @@ class LocalSGD:
         rebuild: Rebuild,
         keys: Tensor,
         public: PublicTerm | None = None,
+        release: Release | None = None,
     ) -> Tensor:
         """Trains in place and returns the mean training loss of each client, [clients] (0-d for one client).
 
         `plan` is ordered by falling steps; `centre` is the proximal centre, in the order of the trained
         tensors, `strength` λ and `rate` η where they are tensors ([clients]); `given` are extra inputs of the
         direction, which `rebuild` makes its arguments; `keys` [clients] int64; `public` adds a term of the loss on
-        public data.
+        public data; `release` is how private sums become gradients.
         """
         options = self.options
         params = [t for carry in carries for t in carry.trained.values()]
@@ -134,10 +135,13 @@ class LocalSGD:
             pull = None if centre is None else cut.take(centre)
             now = Active(part, cut.take(params), cut.take(update.memory), cut.take(given), pull, force)
             own = keys if cut.whole else keys[cut.index]
+            noisy = release if release is None or cut.whole else release.of(cut.index)
             loaded = self._loaded(step, own)
             at = step.number * options.batches
             for again in range(options.repeat):
-                batches = [Batch(x, y, w, own + (of * options.repeat + again)) for of, x, y, w in loaded]
+                batches = [
+                    Batch(x, y, w, own + (of * options.repeat + again), noisy) for of, x, y, w in loaded
+                ]
                 number = step.number * options.repeat + again
                 pace = update.pace(number, cut.index, own_rate)
                 pushed = None if public is None else partial(public.gradient, step=step.number, who=cut.index)
@@ -225,7 +229,8 @@ class LocalSGD:
         (batch norm): there the clients with equal sizes of all batches of a step are batched together.
         """
         rows, n = torch.from_numpy(plan.rows).to(self.source.x.device), self.options.batches
-        apart = self.objective.model.has_batch_statistics
+        # Poisson batches are for privacy, which trains no batch norm; there empty ones are all padding.
+        apart = self.objective.model.has_batch_statistics and plan.taken is None
         uneven = ((plan.count > 0) & (plan.count < plan.count.max(0, initial=0))).any(0).tolist()
         cuts = runs(plan)
         out: list[Step] = []
@@ -234,7 +239,7 @@ class LocalSGD:
             if not (apart and any(uneven[k] for k in at)):
                 # The batches of one step are those of the same clients.
                 for a, b in cuts[at[0]] if n == 1 else [(0, cuts[at[0]][-1][1])]:
-                    widest = plan.count[a:b, at[0] : at[-1] + 1].max(0)
+                    widest = plan.count[a:b, at[0] : at[-1] + 1].max(0).clip(min=1)
                     batches = [
                         (rows[a:b, k, :wide], _weights(plan, a, b, k))
                         for k, wide in zip(at, widest, strict=True)
@@ -311,6 +316,6 @@ def _leaves(params: Sequence[Tensor]) -> list[Tensor]:
 def _weights(plan: BatchPlan, first: int, end: int, at: int) -> Tensor | None:
     """Returns 1 for real samples and 0 for padding, float [clients, widest]; None where nothing is padded."""
     counts = plan.count[first:end, at]
-    if (counts == counts[0]).all():
+    if (counts == counts[0]).all() and counts[0] > 0:
         return None
-    return (torch.arange(int(counts.max()))[None, :] < torch.from_numpy(counts)[:, None]).float()
+    return (torch.arange(max(int(counts.max()), 1))[None, :] < torch.from_numpy(counts)[:, None]).float()

@@ -25,6 +25,7 @@ from tailorfl.core.gradients import Carry, Objective
 from tailorfl.core.local_sgd import FitOptions, LocalSGD
 from tailorfl.core.objective import cox
 from tailorfl.core.plan import BatchPlan
+from tailorfl.core.privacy import Release, SampleDP
 from tailorfl.data.source import Source
 from tailorfl.errors import ClientError, TailorflError
 
@@ -117,11 +118,13 @@ class Fit:
         cohort, options = self.cohort, self.options
         if cohort.counting:
             return counted(self, Arranged(tensors, dims, len(positions), None), positions)
-        length = (self.batch, self.epochs, self.steps, self.first, options.batches)
+        dp = options.dp
+        poisson = dp is not None and dp.sampling == "poisson"
+        length = (self.batch, self.epochs, self.steps, self.first, options.batches, poisson)
         plan = cohort.plan(positions, self.sequence, *length)
         order, back = _by_falling_steps(plan)
         if order is not None:
-            plan = BatchPlan(plan.rows[order], plan.count[order])
+            plan = plan.ordered(order)
         clients = len(positions)
         by_steps = None if order is None else torch.from_numpy(order).to(cohort.device)
         arranged = Arranged(tensors, dims, clients, by_steps)
@@ -147,13 +150,26 @@ class Fit:
         keys = torch.from_numpy(noise if order is None else noise[order]).to(cohort.device)
         objective = Objective(cohort.model, cohort.loss, self.pull)
         loop = LocalSGD(objective, cohort.source, options, stacked, self.first)
-        loss = loop.run(carries, plan, centre, strength, rate, given, self.given, keys, public)
-        note(self, positions if order is None else [positions[k] for k in order], loop.gradients)
+        ranked = positions if order is None else [positions[k] for k in order]
+        release = None if dp is None else self._release(dp, ranked)
+        loss = loop.run(carries, plan, centre, strength, rate, given, self.given, keys, public, release)
+        note(self, ranked, loop.gradients)
         out = [loss, *(t for c in carries for t in (*c.trained.values(), *c.moving.values()))]
         if back is not None and stacked:
             back = back.to(cohort.device)
             out = [t.index_select(0, back) for t in out]
         return tuple(out)
+
+    def _release(self, dp: SampleDP, positions: Sequence[int]) -> Release:
+        """What the private gradients of the clients at `positions` are divided by and made noisy with."""
+        cohort = self.cohort
+        noise = torch.tensor([dp.noise_of(cohort.ids[p]) for p in positions], dtype=torch.float32)
+        size = None
+        if dp.sampling == "poisson":
+            samples = cohort.sizes[list(positions)]
+            expected = samples if self.batch <= 0 else np.minimum(samples, self.batch)
+            size = torch.from_numpy(expected).float().clamp(min=1.0).to(cohort.device)
+        return Release(noise.to(cohort.device), size)
 
     @property
     def sequence(self) -> str:

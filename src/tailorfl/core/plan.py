@@ -3,6 +3,9 @@
 A pass visits a client's samples once in an order drawn from (key, pass); it is cut into batches, the last of
 which may be smaller. Epochs run whole passes; a number of steps walks through as many passes as it needs. The
 plan of a client does not depend on the other clients it is planned with.
+
+Poisson batches, which differential privacy wants, are as many; but each holds every sample by itself with
+probability q = min(1, batch / samples), drawn from (key, batch). Their sizes vary, and they may be empty.
 """
 
 from __future__ import annotations
@@ -26,17 +29,32 @@ class BatchPlan:
     """[clients, steps, batch] int64; entries past `count` repeat a row of the same client."""
     count: Rows
     """[clients, steps] int64: real samples of the batch; 0 where the client has already finished."""
+    taken: Rows | None = None
+    """[clients] int64: batches of each client where they are Poisson samples, of which some may be empty."""
 
     @property
     def steps(self) -> Rows:
         """[clients] int64: batches of each client, which are its steps where a step takes one batch."""
-        taken: Rows = (self.count > 0).sum(1)
-        return taken
+        full: Rows = (self.count > 0).sum(1)
+        return full if self.taken is None else self.taken
+
+    @property
+    def active(self) -> Rows:
+        """[steps] int64: how many clients have not yet finished."""
+        found: Rows = (np.arange(self.count.shape[1]) < self.steps[:, None]).sum(0)
+        return found
+
+    def ordered(self, order: Rows) -> BatchPlan:
+        """Returns the plan of the clients at `order`, in that order."""
+        return BatchPlan(
+            self.rows[order], self.count[order], None if self.taken is None else self.taken[order]
+        )
 
     def of(self, client: int) -> BatchPlan:
         """Returns the plan of one client alone."""
-        length = int(np.count_nonzero(self.count[client]))
-        return BatchPlan(self.rows[client : client + 1, :length], self.count[client : client + 1, :length])
+        length, one = int(self.steps[client]), slice(client, client + 1)
+        taken = None if self.taken is None else self.taken[one]
+        return BatchPlan(self.rows[one, :length], self.count[one, :length], taken)
 
 
 MOST_PADDING = 0.1
@@ -49,7 +67,7 @@ def runs(plan: BatchPlan) -> list[list[tuple[int, int]]]:
     All that are active, where that pads few samples; else those with few samples apart. `plan` is ordered by falling
     steps, so the active clients of a batch are its first ones.
     """
-    active = (plan.count > 0).sum(0)
+    active = plan.active
     widest = plan.count.max(0, initial=0)
     real = plan.count.sum(0)
     out = [[(0, int(clients))] for clients in active]
@@ -129,19 +147,22 @@ def make_plan(
     min_batch: int = 1,
     limit: int | None = None,
     batches: int = 1,
+    poisson: bool = False,
 ) -> BatchPlan:
     """Returns the plan of a cohort, in which step k takes the `batches` batches from k·`batches` on.
 
     `members[i]` are client i's rows; `keys` [clients] uint64; `batch` samples a batch (0: all in one); either
     `epochs` or `steps`; `first` skips that many batches of the same endless sequence (so that batch r can be
     asked for alone); `min_batch` 2 leaves out a last batch of one sample, which batch norm cannot train on;
-    `limit` cuts every client's batches to that many, down to whole steps.
+    `limit` cuts every client's batches to that many, down to whole steps; `poisson` draws every sample by itself.
     """
     sizes = np.array([len(m) for m in members], dtype=np.int64)
     widest = int(sizes.max(initial=1))
     width = widest if batch <= 0 else min(batch, widest)
     per_pass = batches_per_pass(sizes, batch, min_batch)
     wanted = batches_of(sizes, batch, epochs, steps, min_batch, limit, batches)
+    if poisson:
+        return _poisson_plan(members, keys, np.minimum(width, sizes), wanted, first)
     longest = int(wanted.max(initial=0))
     if longest == 0:
         empty = np.zeros((len(sizes), 0), dtype=np.int64)
@@ -169,3 +190,35 @@ def _orders(sizes: Rows, keys: Keys, passes: Rows, widest: int) -> Rows:
     padding = np.arange(widest)[None, :] >= sizes[:, None]
     draws[:, padding] = np.iinfo(np.uint64).max
     return np.argsort(draws, axis=2, kind="stable")
+
+
+DRAWS_AT_ONCE = 2**21
+"""Random numbers that are drawn for Poisson batches at a time."""
+
+
+def _poisson_plan(members: Sequence[Rows], keys: Keys, expected: Rows, wanted: Rows, first: int) -> BatchPlan:
+    """Returns the plan whose batches hold each sample by itself; `expected` [clients] is the mean size of a batch."""
+    drawn: list[list[Rows]] = []
+    for member, key, size, length in zip(members, keys, expected, wanted, strict=True):
+        mine: list[Rows] = []
+        block = max(1, DRAWS_AT_ONCE // max(len(member), 1))
+        for start in range(0, int(length), block):
+            numbers = first + np.arange(start, min(start + block, int(length)))
+            words = bits(derive(key, "poisson", numbers.astype(np.uint64)), len(member))
+            if size < len(member):
+                # q · 2⁶⁴ rounded down, which a word in 0..2⁶⁴ − 1 lies below with probability q.
+                chosen = words < np.uint64((int(size) << 64) // len(member))
+            else:
+                chosen = np.ones(words.shape, dtype=bool)
+            mine += [member[row] for row in chosen]
+        drawn.append(mine)
+    longest = max(map(len, drawn), default=0)
+    count = np.zeros((len(members), longest), dtype=np.int64)
+    for i, mine in enumerate(drawn):
+        count[i, : len(mine)] = [len(batch) for batch in mine]
+    rows = np.zeros((len(members), longest, max(int(count.max(initial=0)), 1)), dtype=np.int64)
+    for i, (member, mine) in enumerate(zip(members, drawn, strict=True)):
+        rows[i] = member[0] if len(member) else 0
+        for step, batch in enumerate(mine):
+            rows[i, step, : len(batch)] = batch
+    return BatchPlan(rows, count, wanted.astype(np.int64))

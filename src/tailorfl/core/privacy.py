@@ -1,6 +1,14 @@
 """Sample-level differential privacy of a training step (DP-SGD, Abadi et al., CCS 2016).
 
-    g = (1/B) ( Σ_b clip(g_b, C) + N(0, σ²C²) ),   clip(g, C) = g · min(1, C/‖g‖₂)
+    g = (1/B) ( Σ_b clip(g_b, C) + N(0, σ²C²) ),   clip(g, C) = g · min(1, C/‖g‖₂), 0 where g is not finite
+
+Neighbours are two data sets in one of which one sample contributes nothing, all else being equal ("zero-out": how many
+samples a client has is public), so the sum changes by C at most. `sampling` says what a batch is:
+
+| `sampling` | a batch | B | what ⌈n/B⌉ batches cost a sample |
+|---|---|---|---|
+| `poisson` | each sample by itself with probability q = B/n | qn | as many Gaussian mechanisms, sampled with rate q |
+| `shuffle` | the next ones of a random order | its size | one Gaussian mechanism: it is in one batch, whichever |
 
 Noise is drawn from the client's key, so every engine adds the same noise; every gradient of a round has noise
 of its own, and every training batches of its own. What was spent is in the ledger (`tailorfl.core.ledger`).
@@ -11,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +32,7 @@ from tailorfl.models.dropout import fold_key
 
 Level = Literal["sample", "client"]
 """What a guarantee hides: one sample of a client, or all of them."""
+BatchSampling = Literal["poisson", "shuffle"]
 LossOf = Callable[
     [dict[str, Tensor], Tensor, Tensor, Tensor | None, Tensor], tuple[Tensor, dict[str, Tensor]]
 ]
@@ -52,6 +61,27 @@ class ClippedNoise:
 @dataclass(frozen=True)
 class SampleDP(ClippedNoise):
     """Clips every sample to `clip` and adds Gaussian noise of deviation `noise`·`clip` to a batch's sum."""
+
+    sampling: BatchSampling = "shuffle"
+    own: tuple[float, ...] = ()
+    """σ of every client, by id, in place of `noise` where they differ; `noise` is then the largest."""
+
+    def noise_of(self, client: int) -> float:
+        """Returns σ of one client."""
+        return self.own[client] if client < len(self.own) else self.noise
+
+
+class Release(NamedTuple):
+    """How the sum over a private batch becomes a gradient: (Σ + σC·Z)/B."""
+
+    noise: Tensor
+    """σ, [clients] or of one client 0-d."""
+    size: Tensor | None = None
+    """B, [clients] or 0-d: what is expected of the size of a Poisson batch; None takes each batch's own."""
+
+    def of(self, which: int | slice | Tensor) -> Release:
+        """The part of some clients, or one client's."""
+        return Release(self.noise[which], None if self.size is None else self.size[which])
 
 
 def normal(key: Tensor, number: int, shape: torch.Size) -> Tensor:
@@ -96,12 +126,14 @@ def private_gradient(
     dp: SampleDP,
     noise: Tensor,
     masks: Tensor,
+    release: Release | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Returns the private gradient of the mean loss and the (not private) mean loss of the batch.
 
-    `x` [batch, ...], `y` [batch, ...]; samples with `weight` 0 are padding. `noise` is the key of the noise,
-    which must be another one for every gradient that is released; `masks` that of dropout, from which every
-    sample gets its own. int64 0-d.
+    `x` [batch, ...], `y` [batch, ...]; samples with `weight` 0 are padding. A gradient that is not finite counts as
+    zero, whatever else is in the batch: that there was one must not show. `noise` is the key of the noise,
+    which must be another one for every gradient that is released; `masks` that of dropout, from which every sample
+    gets its own; int64 0-d. `release` is that of this client; without it σ is that of `dp`, and B the batch's own size.
     """
 
     def of_sample(x: Tensor, y: Tensor, mask: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -112,12 +144,17 @@ def private_gradient(
     present = torch.ones_like(losses) if weight is None else weight
     rows = [g.reshape(x.shape[0], -1) for g in gradients.values()]
     norms = torch.stack([row.square().sum(1) for row in rows]).sum(0).sqrt()
-    factor = present * (dp.clip / norms.clamp(min=1e-12)).clamp(max=1.0)
-    size = present.sum().clamp(min=1.0)
+    usable = norms.isfinite() & (present > 0)
+    factor = torch.where(usable, (dp.clip / norms.clamp(min=1e-12)).clamp(max=1.0), 0.0)
+    count = present.sum().clamp(min=1.0)
+    size = count if release is None or release.size is None else release.size
+    sigma = dp.noise if release is None else release.noise
     out = {}
     for number, (name, g) in enumerate(gradients.items()):
-        total = torch.tensordot(factor, g, dims=1)
+        # 0 · ∞ is no number, so what is not finite has to go before it is weighed.
+        counted = torch.where(usable.reshape(-1, *(1,) * (g.ndim - 1)), g, 0.0)
+        total = torch.tensordot(factor, counted, dims=1)
         if dp.noise > 0:
-            total = total + normal(noise, number, total.shape) * (dp.noise * dp.clip)
+            total = total + normal(noise, number, total.shape) * (sigma * dp.clip)
         out[name] = total / size
-    return out, (losses * present).sum() / size
+    return out, torch.where(present > 0, losses, 0.0).sum() / count

@@ -6,42 +6,74 @@ the encoding and the scaling. Natural clients are group `client`; the protocol's
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import numpy as np
 import pandas as pd
 import torch
 
 from tailorfl.data.locations import data_file
-from tailorfl.data.source import Source
+from tailorfl.data.source import PRIVATE_SCALING, Source
 from tailorfl.errors import DataError
 
 HEART_CENTRES = ("cleveland", "hungarian", "switzerland", "va")
 TCGA_REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
 _SPARSE_COLUMNS = [10, 11, 12]
-_CATEGORICAL_COLUMNS = [2, 6]
 _SPLIT_SEED = 43
 _TRAIN_SHARE = 0.66
 
 
-def heart() -> Source:
+PUBLIC_SCALES: dict[object, tuple[float, float]] = {
+    0: (50.0, 10.0),  # age, years: decades around the middle of adult life
+    3: (
+        120.0,
+        20.0,
+    ),  # blood pressure at rest, mm Hg: below 120 is normal, from 140 on stage 2 (ACC/AHA 2017)
+    4: (200.0, 40.0),  # cholesterol, mg/dl: below 200 is desirable, from 240 on high (NCEP ATP III, 2001)
+    7: (
+        145.0,
+        25.0,
+    ),  # highest heart rate, 1/min, at 50: 170 = 220 − age (Fox et al., 1971); 145 are the 85 % of a test
+    9: (1.0, 1.0),  # ST depression under exercise, mm: 1 makes a test positive (ACC/AHA 2002)
+}
+"""Column -> (centre, scale), from guidelines and not from these patients; all other columns are 0 or 1."""
+LARGEST = 3.0
+"""Where publicly scaled features are cut off: a cholesterol of 0 means that it was not measured."""
+LEVELS = {2: (1.0, 2.0, 3.0, 4.0), 6: (0.0, 1.0, 2.0)}
+"""The values of the categorical columns by the description of the data: kind of chest pain, ECG at rest."""
+
+
+def heart(scaling: Literal["client", "public"] = "client") -> Source:
     """Heart disease, yes or no, from 13 features of 740 patients in 4 hospitals; UCI, CC BY 4.0.
 
     Columns 10, 11, 12 and then rows with missing values are dropped, the label is "last column is not 0",
     columns 2 and 6 are one-hot encoded over all hospitals without their first level, and every hospital is
     cut 66/34. Features are already standardised with each client's own TRAIN mean and standard deviation
     (ddof 1), because that is part of the protocol; the deviation gets +1e-9 as in the release, since one
-    hospital's cholesterol is constantly 0. Task `binary`: logistic regression with one output.
+    hospital's cholesterol is constantly 0. With `scaling` "public" they are shifted and scaled by `PUBLIC_SCALES`
+    in place of that, patient by patient, as differential privacy of a patient needs it.
+    Task `binary`: logistic regression with one output.
     """
     tables = [_heart_table(centre) for centre in HEART_CENTRES]
     label = np.concatenate([(table.iloc[:, -1] != 0).to_numpy() for table in tables]).astype(np.int64)
     client = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     test = np.concatenate([_heart_test_rows(label[client == centre]) for centre in range(len(tables))])
     features = pd.concat([table.iloc[:, :-1] for table in tables], ignore_index=True)
-    encoded = pd.get_dummies(features, columns=_CATEGORICAL_COLUMNS, drop_first=True)
+    for kind, levels in LEVELS.items():
+        features[kind] = pd.Categorical(features[kind], categories=levels)
+    encoded = pd.get_dummies(features, columns=list(LEVELS), drop_first=True)
     x = encoded.to_numpy(dtype=np.float64)
-    for centre in range(len(tables)):
-        train_rows = x[(client == centre) & ~test]
-        x[client == centre] -= train_rows.mean(axis=0)
-        x[client == centre] /= train_rows.std(axis=0, ddof=1) + 1e-9
+    info: dict[str, Any] = {"features": tuple(str(column) for column in encoded.columns)}
+    if scaling == "public":
+        for place, column in enumerate(encoded.columns):
+            middle, scale = PUBLIC_SCALES.get(column, (0.0, 1.0))
+            x[:, place] = ((x[:, place] - middle) / scale).clip(-LARGEST, LARGEST)
+    else:
+        info[PRIVATE_SCALING] = "each client's own training mean and deviation (FLamby's protocol)"
+        for centre in range(len(tables)):
+            train_rows = x[(client == centre) & ~test]
+            x[client == centre] -= train_rows.mean(axis=0)
+            x[client == centre] /= train_rows.std(axis=0, ddof=1) + 1e-9
     return Source(
         name="heart",
         x=torch.from_numpy(x.astype(np.float32)),
@@ -51,7 +83,7 @@ def heart() -> Source:
         test=torch.from_numpy(test),
         groups={"client": torch.from_numpy(client)},
         group_names={"client": HEART_CENTRES},
-        info={"features": tuple(str(column) for column in encoded.columns)},
+        info=info,
     )
 
 

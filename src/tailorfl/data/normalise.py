@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tailorfl.data.federation import Federation
+from tailorfl.data.source import PRIVATE_SCALING
 from tailorfl.errors import DataError
 
 _CONSTANT = 1e-12
@@ -48,7 +49,8 @@ def standardise_clients(federation: Federation) -> Federation:
     x = source.x.reshape(len(source), -1).to(torch.float64)
     mean, deviation = _statistics(x[fits], owner[fits], clients, federation.num_clients)
     scaled = ((x - mean[owner]) / deviation[owner]).to(torch.float32).reshape(source.x.shape)
-    return replace(federation, source=replace(source, x=scaled))
+    info = {**source.info, PRIVATE_SCALING: "each client's own training mean and deviation"}
+    return replace(federation, source=replace(source, x=scaled, info=info))
 
 
 def _statistics(x: Tensor, owner: Tensor, clients: int, training: int) -> tuple[Tensor, Tensor]:

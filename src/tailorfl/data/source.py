@@ -27,6 +27,10 @@ NO_TARGET = -100
 """The target of a token that a generation task does not predict: of the prompt, and of padding."""
 
 
+PRIVATE_SCALING = "private scaling"
+"""Key of `Source.info`: by which statistics of private samples all were scaled, in words."""
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """One data set; clients are rows of it, so no sample is ever stored twice.

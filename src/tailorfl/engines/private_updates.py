@@ -15,6 +15,7 @@ from tailorfl.core.ledger import EVERYONE, Record, Uses
 from tailorfl.core.messages import PerClient, Replies, table_of
 from tailorfl.core.method import Method
 from tailorfl.core.privacy import Level
+from tailorfl.data.source import PRIVATE_SCALING, Source
 from tailorfl.engines.groups import Group, message_for
 from tailorfl.engines.rounds import Trained
 from tailorfl.engines.vectorized import Vectorized
@@ -45,6 +46,22 @@ def check_private(method: Method, level: Level) -> None:
         raise ConfigError(
             f"client-level privacy of {method.title} needs equal weights, since one client may hold most samples; "
             f"set methods.{method.name}.weights=uniform"
+        )
+
+
+def check_data(source: Source, level: Level | None) -> None:
+    """Nothing if what was done with the samples before training is covered by privacy of a level.
+
+    Raises:
+        ConfigError: samples were scaled by statistics of private ones, so that one sample changes all others.
+    """
+    scaled = source.info.get(PRIVATE_SCALING)
+    if level == "sample" and scaled:
+        raise ConfigError(
+            f"the samples of '{source.name}' are scaled by {scaled}, so one sample changes all others, which "
+            "sample-level privacy does not cover; scale them by public constants ("
+            + ("data.options.scaling=public" if source.name == "heart" else "leave out data.normalise=client")
+            + ")"
         )
 
 

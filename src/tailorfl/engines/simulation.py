@@ -32,6 +32,7 @@ from tailorfl.engines.devices import device_of
 from tailorfl.engines.groups import Group, by_group, gather, make_groups, message_for
 from tailorfl.engines.memory import keep_freed_memory
 from tailorfl.engines.private_updates import (
+    check_data,
     check_private,
     cohort_is_secret,
     hidden,
@@ -145,6 +146,7 @@ class Simulation:
         self.client_dp = client_dp
         if self.level is not None:
             check_private(method, self.level)
+        check_data(federation.source, self.level)
         groups = make_groups(method, federation, model, assignment, train, seed, state_folder)
         self.groups = tuple(replace(g, states=self.engine.hold(g.states)) for g in groups)
         first = self.groups[0]

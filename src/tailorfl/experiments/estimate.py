@@ -99,7 +99,8 @@ def _privacy(job: Job, sim: Simulation) -> dict[str, float]:
         return {}
     found = spent(job, sim, planned(job, sim))
     assert found is not None
-    return {"noise": found.noise, "epsilon": found.largest}
+    least = {"least_noise": min(found.noises)} if found.noises else {}
+    return {"noise": found.noise, **least, "epsilon": found.largest}
 
 
 def _sizes(federation: Federation) -> dict[str, dict[str, float]]:

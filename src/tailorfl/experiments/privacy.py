@@ -59,20 +59,29 @@ def with_privacy(job: Job, build: Build) -> Simulation:
     settings = privacy_of(job)
     if settings is None:
         return build(None, None)
-    noise = settings.noise
-    if noise is None:
-        assert settings.epsilon is not None
-        unit = build(*_levels(settings, 1.0))
-        noise = noise_needed(planned(job, unit), settings.epsilon, settings.delta, settings.accountant)
-        log.info(
-            "%s, seed %d: epsilon = %g needs noise = %g", job.method.label, job.seed, settings.epsilon, noise
-        )
-    return build(*_levels(settings, noise))
+    if settings.noise is not None:
+        return build(*_levels(settings, settings.noise))
+    assert settings.epsilon is not None
+    unit = build(*_levels(settings, 1.0))
+    ledger, asked = planned(job, unit), (settings.epsilon, settings.delta, settings.accountant)
+    own: tuple[float, ...] = ()
+    if settings.noise_of_each:
+        found = noises_needed(ledger, *asked)
+        noise = max(found.values(), default=0.0)
+        own = tuple(found.get(client, noise) for client in range(len(unit.federation.train)))
+    else:
+        noise = noise_needed(ledger, *asked)
+    log.info(
+        "%s, seed %d: epsilon = %g needs noise = %g", job.method.label, job.seed, settings.epsilon, noise
+    )
+    return build(*_levels(settings, noise, own))
 
 
-def _levels(settings: PrivacyConfig, noise: float) -> tuple[SampleDP | None, ClientDP | None]:
+def _levels(
+    settings: PrivacyConfig, noise: float, own: tuple[float, ...] = ()
+) -> tuple[SampleDP | None, ClientDP | None]:
     if settings.level == "sample":
-        return SampleDP(settings.clip, noise), None
+        return SampleDP(settings.clip, noise, settings.sampling, own), None
     return None, ClientDP(settings.clip, noise)
 
 
@@ -95,6 +104,16 @@ def noise_needed(ledger: Ledger, target: float, delta: float, accountant: Accoun
     return noise
 
 
+def noises_needed(ledger: Ledger, target: float, delta: float, accountant: Accountant) -> dict[int, float]:
+    """Returns the noise with which each client of a ledger made with noise 1 reaches ε = `target`, and no more."""
+    found: dict[tuple[Entry, ...], float] = {}
+    for client in ledger.clients:
+        history = ledger.entries(client)
+        if history not in found:
+            found[history] = noise_for(target, delta, history, accountant)
+    return {client: found[ledger.entries(client)] for client in ledger.clients}
+
+
 def _size(history: Iterable[Entry]) -> float:
     return sum(steps * (q / sigma) ** 2 for q, sigma, steps in history)
 
@@ -107,6 +126,7 @@ class Spent:
         ledger: all uses.
         epsilons: client -> (ε, the accountant that tells it), of all that a client took part in; held-out ones too.
         clients: how many train; their ids come first.
+        noises: σ of each client that trains, from the first on, where they differ.
         secret: whether ε counts on nobody seeing who took part in a round.
     """
 
@@ -116,6 +136,7 @@ class Spent:
     epsilons: Mapping[int, tuple[float, Accountant]]
     clients: int
     secret: bool
+    noises: tuple[float, ...] = ()
 
     @property
     def largest(self) -> float:
@@ -132,10 +153,11 @@ class Spent:
             "neighbours": NEIGHBOURS[settings.level],
             "clip": settings.clip,
             "noise": self.noise,
+            **({"noise_of_clients": _statistics(list(self.noises))} if self.noises else {}),
             "target": settings.epsilon,
             "delta": settings.delta,
             "accountant": settings.accountant,
-            "batches_accounted_as": "Poisson samples" if settings.level == "sample" else None,
+            "batches": settings.sampling if settings.level == "sample" else None,
             "epsilon": _statistics(of_training),
             **({"epsilon_heldout": _statistics(of_others)} if of_others else {}),
             "composed": _composed(self.ledger),
@@ -188,7 +210,8 @@ def spent(job: Job, sim: Simulation, ledger: Ledger | None = None) -> Spent | No
     book = sim.ledger if ledger is None else ledger
     ids = sorted({*range(sim.participants), *book.clients})
     epsilons = {i: _told(book.entries(i), settings.delta, settings.accountant) for i in ids}
-    found = Spent(settings, dp.noise, book, epsilons, sim.participants, cohort_is_secret(sim))
+    noises = dp.own[: sim.participants] if isinstance(dp, SampleDP) else ()
+    found = Spent(settings, dp.noise, book, epsilons, sim.participants, cohort_is_secret(sim), noises)
     if any(by != settings.accountant for _, by in epsilons.values()):
         log.warning(
             "%s, seed %d: epsilon is too large for the accountant prv; the looser bound of rdp is reported",

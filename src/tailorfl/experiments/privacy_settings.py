@@ -27,6 +27,16 @@ class PrivacyConfig(Settings):
         default=None, gt=0, description="in place of noise: no client's ε exceeds this at the end of the run"
     )
     delta: Number = Field(default=1e-5, gt=0, lt=1, description="δ, well below 1/samples or 1/clients")
+    sampling: Literal["poisson", "shuffle"] = Field(
+        default="poisson",
+        description="batches of level sample: poisson draws every sample by itself, which hides who is in a batch; "
+        "shuffle goes through all samples in random order, and a pass counts in full",
+    )
+    calibrate: Literal["client", "run"] | None = Field(
+        default=None,
+        description="with epsilon at level sample: client (null is this) gives every client the noise that brings it "
+        "to epsilon, run gives all the noise of the one that needs most",
+    )
     accountant: Literal["prv", "rdp"] = Field(
         default="prv", description="how ε is computed: prv is tight, rdp quicker and looser"
     )
@@ -39,4 +49,18 @@ class PrivacyConfig(Settings):
             raise ValueError(
                 "has no bound (clip: .inf), which noise is a multiple of; with it, noise must be 0"
             )
+        if self.calibrate is not None and self.epsilon is None:
+            raise ValueError(
+                "has calibrate, which is about the noise for an epsilon; leave it out with noise"
+            )
+        if self.calibrate == "client" and self.level == "client":
+            raise ValueError(
+                "has calibrate: client at level client, where the server adds one noise to what all clients send; "
+                "leave it out"
+            )
         return self
+
+    @property
+    def noise_of_each(self) -> bool:
+        """Whether every client gets noise of its own."""
+        return self.epsilon is not None and self.level == "sample" and self.calibrate != "run"

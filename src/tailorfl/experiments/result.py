@@ -87,7 +87,7 @@ class ExperimentResult:
         if any("selection" in summary for summary, _ in self.jobs):
             columns.append(Column("selected_round", "round chosen by validation"))
         if any("privacy" in summary for summary, _ in self.jobs):
-            columns.append(Column("epsilon", "ε (largest)"))
+            columns.append(Column("epsilon", "ε (largest, zero-out)"))
         return (*columns, Column("bytes", "sent", "bytes"), Column("seconds", "time", "seconds"))
 
     def _extra(self, model: str | None = None, prefix: str = "deployed") -> list[tuple[str, str]]:

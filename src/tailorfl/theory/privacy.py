@@ -1,8 +1,10 @@
 """What training with DP-SGD costs a client (Abadi et al., CCS 2016), before anything is built.
 
-    q = min(1, B/n);   steps = trainings · rounds · E · ⌈n/B⌉;   σ' = σ/√g for g gradients of each batch
+    Poisson batches:   q = min(1, B/n);   steps = trainings · rounds · E · ⌈n/B⌉
+    shuffled ones:     q = 1;             steps = trainings · rounds · E, since a pass has each sample in one batch
+                       σ' = σ/√g for g gradients of each batch
 
-The same formulas serve client-level privacy: n clients of which B are drawn each round, and one step a round.
+The first serves client-level privacy too: n clients of which B are drawn a round, each by itself, and one step a round.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import math
 
 from tailorfl.core.accounting import Entry
+from tailorfl.core.privacy import BatchSampling
 from tailorfl.errors import ConfigError
 
 
@@ -21,6 +24,7 @@ def releases(
     trainings: int = 1,
     gradients: int = 1,
     noise: float = 1.0,
+    sampling: BatchSampling = "poisson",
 ) -> Entry:
     """Returns (q, σ', steps) of a client with `samples` samples, for `tailorfl.core.accounting`.
 
@@ -32,6 +36,7 @@ def releases(
         trainings: how many models it trains in a round, each on batches of its own (Ditto: 2).
         gradients: how many are taken of each batch (SAM: 2).
         noise: σ.
+        sampling: whether batches are Poisson samples or those of shuffled passes.
 
     Raises:
         ConfigError: a number is below 1 (the batch and the noise below 0).
@@ -49,4 +54,6 @@ def releases(
     if batch < 0 or noise < 0:
         raise ConfigError(f"batch and noise must not be negative, but are {batch} and {noise}")
     size = samples if batch == 0 else min(batch, samples)
+    if sampling == "shuffle":
+        return 1.0, noise / math.sqrt(gradients), trainings * rounds * epochs
     return size / samples, noise / math.sqrt(gradients), trainings * rounds * epochs * -(-samples // size)
