@@ -11,9 +11,10 @@ import torch
 
 import tailorfl.methods  # noqa: F401
 from methods import plain, small
+from methods.settings import row
 from methods.small import TRAIN
 from tailorfl.core.cohort import TrainConfig
-from tailorfl.core.method import make_method
+from tailorfl.core.method import make_method, methods
 from tailorfl.data.federation import Federation
 from tailorfl.data.registry import load_source
 from tailorfl.engines.simulation import Simulation, make_engine
@@ -132,6 +133,38 @@ def test_final_epochs_tune_only_the_personal_part_and_store_nothing(method: str)
     assert all(torch.equal(a[n], b[n]) == (n not in kept) for n in a)
     after = tuned.states.dump()
     assert all(torch.equal(before[n], after[n]) for n in before)
+
+
+LENGTHS = [
+    (name, field.removesuffix("_epochs"))
+    for name, cls in methods().items()
+    for field in cls.model_fields
+    if field.endswith("_epochs") and (name, field) != ("plgu_grep", "body_epochs")
+]
+"""Every length that a method counts in epochs; PLGU-GRep's body takes single batches."""
+
+
+@pytest.mark.parametrize(("name", "what"), LENGTHS)
+def test_lengths_may_be_given_in_steps(name: str, what: str) -> None:
+    """Clients of 8 samples in batches of 4: two epochs are four steps, and three steps are something else."""
+    data, found, model = small.federation((8, 8, 8)), [], "batch_norm" if name == "fedbn" else "mlp"
+    others = {key: value for key, value in row(name).options.items() if key != f"{what}_epochs"}
+    for length in ({f"{what}_epochs": 2}, {f"{what}_steps": 4}, {f"{what}_steps": 3}):
+        sim = small.simulation(make_method(name, {**others, **length}), model, data=data, rounds=2)
+        found.append({**small.everything(sim), **small.personal(sim)})
+    small.assert_same(found[0], found[1])
+    assert any(not torch.equal(t, found[2][n]) for n, t in found[0].items())
+
+
+def test_a_length_is_given_once() -> None:
+    with pytest.raises(ConfigError, match="has both ft_epochs and ft_steps; give one of them"):
+        make_method("fedavg_ft", {"ft_epochs": 2, "ft_steps": 3})
+
+
+def test_no_steps_of_tuning_are_no_tuning() -> None:
+    sim = small.simulation(make_method("fedavg_ft", {"ft_steps": 0}), "mlp", rounds=1)
+    w = small.shared(sim)
+    assert all(torch.equal(t, w[n].expand_as(t)) for n, t in small.personal(sim).items())
 
 
 def test_broadcast_all_reaches_every_client_and_changes_nothing_else() -> None:

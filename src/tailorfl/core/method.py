@@ -11,9 +11,9 @@ import logging
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from tensordict import TensorDict
 
 from tailorfl.core import tree
@@ -55,6 +55,19 @@ class Method(BaseModel):
     weights: Weights = "uniform"
     participation: Literal["sampled", "all"] = "sampled"
     """Which clients train in a round; only the sampled ones are aggregated."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        """Every length `..._epochs` may have a `..._steps` that takes its place: only one of the two is given."""
+        for steps in self.model_fields_set:
+            epochs = steps.removesuffix("_steps") + "_epochs"
+            if (
+                steps.endswith("_steps")
+                and epochs in self.model_fields_set
+                and getattr(self, steps) is not None
+            ):
+                raise ValueError(f"has both {epochs} and {steps}; give one of them")
+        return self
 
     @property
     def reaches_all(self) -> bool:

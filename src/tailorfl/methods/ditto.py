@@ -14,7 +14,7 @@ trainings here see the same batches, and as they do not interact the result is t
 | v_i | client state |
 | w | server state |
 | λ | `lam` |
-| E_p | `personal_epochs` (default: E) |
+| E_p | `personal_epochs`, or so many steps: `personal_steps` (default: E) |
 
 With `dynamic_lam` every client tries several λ each round and keeps the personal model with the lowest validation loss.
 The official code chooses at every step, `dynamic_every = step`: each λ takes one step of plain SGD from v_i (no
@@ -60,6 +60,7 @@ class Ditto(TwoModels):
     personal_epochs: int | None = Field(
         None, ge=0, description="epochs of personal training; default as local training"
     )
+    personal_steps: int | None = Field(None, ge=0, description="steps in place of personal_epochs")
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         v, w = state, received
@@ -67,15 +68,16 @@ class Ditto(TwoModels):
         if self.dynamic_every == "step":
             return self.stepwise(client, v, w), theta - w
         candidates = [
-            client.fit(v, prox=(lam, w), epochs=self.personal_epochs)
+            client.fit(v, prox=(lam, w), epochs=self.personal_epochs, steps=self.personal_steps)
             for lam in self.dynamic_lam or (self.lam,)
         ]
         return best_of(client, candidates), theta - w
 
     def stepwise(self, client: Client, v: TensorDict, w: TensorDict) -> TensorDict:
         """Returns v_i after as many steps as its training has, each with the λ whose step validates best."""
-        own, reported = client.steps(self.personal_epochs), dict(client.metrics)
-        for number in range(client.most_steps(self.personal_epochs)):
+        length = self.personal_epochs, self.personal_steps
+        own, reported = client.steps(*length), dict(client.metrics)
+        for number in range(client.most_steps(*length)):
             # The batch of this number, whichever λ: what the whole training would take.
             moved = [client.fit(v, prox=(c, w), steps=1, first=number, **PLAIN) for c in self.dynamic_lam]
             best, goes_on = best_of(client, moved), number < own

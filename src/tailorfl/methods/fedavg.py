@@ -18,7 +18,7 @@ afterwards.
 | η_s and moments | `server` |
 | μ | `mu` |
 | ρ | `rho` |
-| E_ft | `ft_epochs` |
+| E_ft | `ft_epochs`, or so many steps: `ft_steps` |
 """
 
 from __future__ import annotations
@@ -99,11 +99,14 @@ class FedAvgFT(FedAvg):
     paper: ClassVar[str] = "FedAvg with local fine-tuning, as in PerAda (CVPR 2024)"
     has_personal: ClassVar[bool] = True
     ft_epochs: int = Field(1, ge=0, description="epochs of tuning on the client's own data")
+    ft_steps: int | None = Field(None, ge=0, description="steps in place of ft_epochs")
     ft_scope: Literal["all", "head"] = Field("all", description="tune the whole model or its head")
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         scope = None if self.ft_scope == "all" else client.select("head")
-        tuned: TensorDict = client.fit(received, epochs=self.ft_epochs, train=scope, purpose="finetune")
+        tuned: TensorDict = client.fit(
+            received, epochs=self.ft_epochs, steps=self.ft_steps, train=scope, purpose="finetune"
+        )
         return tuned
 
 

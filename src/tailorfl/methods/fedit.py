@@ -25,7 +25,7 @@ samples (`weights: samples`). Optimizer, rate and schedule are the run's trainin
 |---|---|
 | φ | server state `w` |
 | E, η | the run's training settings |
-| E_ft | `ft_epochs` |
+| E_ft | `ft_epochs`, or so many steps: `ft_steps` |
 | A, B | parameters `…lora_A…weight` [r, in], `…lora_B…weight` [out, r] |
 """
 

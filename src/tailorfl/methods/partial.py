@@ -23,9 +23,9 @@ u = u − η_s Σ_S a_i (u − u_i).
 | u | server state |
 | v_i (and v_i⁰) | client state (`v`, and `start`, where it is the centre) |
 | λ, c, η_s | `lam`, `centre`, `server_lr` |
-| E_h, E_b (τ_v, τ_u) | `head_epochs`, `body_epochs` |
-| E_ft | `ft_epochs` |
-| final epochs on v_i, not kept | `final_personal_epochs` |
+| E_h, E_b (τ_v, τ_u) | `head_epochs`, `body_epochs`; counted in steps: `head_steps`, `body_steps` |
+| E_ft | `ft_epochs`, `ft_steps` |
+| final epochs on v_i, not kept | `final_personal_epochs`, `final_personal_steps` |
 """
 
 from __future__ import annotations
@@ -95,13 +95,18 @@ class KeepsPart(SplitMethod):
         ge=0,
         description="epochs on the personal part before a model is used (official code: FedRep 10, FedAlt, FedSim 1)",
     )
+    final_personal_steps: int | None = Field(
+        None, ge=0, description="steps in place of final_personal_epochs"
+    )
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         model = super().personal(client, state, received)
-        if not self.final_personal_epochs or not client.split.personal:
-            return model
         tuned: TensorDict = client.fit(
-            model, train=client.split.personal, epochs=self.final_personal_epochs, purpose="finetune"
+            model,
+            train=client.split.personal,
+            epochs=self.final_personal_epochs,
+            steps=self.final_personal_steps,
+            purpose="finetune",
         )
         return tuned
 
@@ -125,11 +130,15 @@ class FedRep(KeepsPart):
     paper: ClassVar[str] = "Collins et al., ICML 2021"
     weights: Weights = "samples"
     head_epochs: int = Field(10, ge=0, description="E_h: epochs on the head with the body fixed")
+    head_steps: int | None = Field(None, ge=0, description="steps in place of head_epochs")
     body_epochs: int = Field(1, ge=0, description="E_b: epochs on the body with the head fixed")
+    body_steps: int | None = Field(None, ge=0, description="steps in place of body_epochs")
 
     def train(self, client: Client, model: TensorDict) -> TensorDict:
-        model = client.fit(model, train=client.split.personal, epochs=self.head_epochs)
-        trained: TensorDict = client.fit(model, train=client.split.shared, epochs=self.body_epochs)
+        model = client.fit(model, train=client.split.personal, epochs=self.head_epochs, steps=self.head_steps)
+        trained: TensorDict = client.fit(
+            model, train=client.split.shared, epochs=self.body_epochs, steps=self.body_steps
+        )
         return trained
 
 
@@ -230,8 +239,12 @@ class FedAlt(Penalised, FedRep):
 
     def train_held(self, client: Client, model: TensorDict, centre: TensorDict) -> TensorDict:
         own = client.split.personal
-        model = client.fit(model, train=own, epochs=self.head_epochs, prox=(self.lam, centre))
-        trained: TensorDict = client.fit(model, train=client.split.shared, epochs=self.body_epochs)
+        model = client.fit(
+            model, train=own, epochs=self.head_epochs, steps=self.head_steps, prox=(self.lam, centre)
+        )
+        trained: TensorDict = client.fit(
+            model, train=client.split.shared, epochs=self.body_epochs, steps=self.body_steps
+        )
         return trained
 
 
@@ -263,6 +276,7 @@ class FedBABU(SplitMethod):
     paper: ClassVar[str] = "Oh et al., ICLR 2022"
     has_global: ClassVar[bool] = True
     ft_epochs: int = Field(5, ge=0, description="E_ft: epochs of tuning before a model is used")
+    ft_steps: int | None = Field(None, ge=0, description="steps in place of ft_epochs")
     ft_scope: Literal["head", "body", "full"] = Field("full", description="what deployment tunes")
 
     def server_state(self, ctx: Context) -> TensorDict:
@@ -289,6 +303,7 @@ class FedBABU(SplitMethod):
             tree.merge(received, state),
             train=scopes[self.ft_scope],
             epochs=self.ft_epochs,
+            steps=self.ft_steps,
             purpose="finetune",
         )
         return tuned

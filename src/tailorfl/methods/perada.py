@@ -24,7 +24,7 @@ sigmoid}` takes each label by itself.
 | w | server state |
 | v_m | client state |
 | λ | `lam` |
-| S, η_p | `personal_epochs`, `personal_lr` (default: E, η, the run's training settings) |
+| S, η_p | `personal_epochs` or, counted in steps, `personal_steps`; `personal_lr` (default: the run's E, η) |
 | R, Adam's rate, ... | `distil` |
 """
 
@@ -55,6 +55,7 @@ class PerAda(TwoModels):
     personal_epochs: int | None = Field(
         None, ge=0, description="S: epochs of personal training; default as local training"
     )
+    personal_steps: int | None = Field(None, ge=0, description="steps in place of personal_epochs")
     personal_lr: float | None = Field(
         None, gt=0, description="η_p: rate of personal training; default the run's"
     )
@@ -84,7 +85,8 @@ class PerAda(TwoModels):
         v, w = state, received
         theta = client.fit(w)
         lam = 2 * self.lam if self.variant == "released" else self.lam
-        v = client.fit(v, prox=(lam, w), epochs=self.personal_epochs, lr=client.rate(self.personal_lr))
+        rate, epochs, steps = client.rate(self.personal_lr), self.personal_epochs, self.personal_steps
+        v = client.fit(v, prox=(lam, w), epochs=epochs, steps=steps, lr=rate)
         return v, theta
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:

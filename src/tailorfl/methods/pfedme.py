@@ -11,9 +11,9 @@
 θ is warm-started across the R repetitions, as in the official code. The optimizer of the run takes its steps, anew on
 every batch.
 
-With `personal_epochs` a client instead trains its θ of the round before for so many epochs with the same penalty and
-then takes one step of w, as the baseline of that name in FedOA (2025) does; its step φ − 2λη(φ − φ_e) is `lr` = 2η. The
-released code of that baseline has a pull without gradient, which is `lam` = 0.
+With `personal_epochs` (or `personal_steps`) a client instead trains its θ of the round before for so many epochs with
+the same penalty and then takes one step of w, as the baseline of that name in FedOA (2025) does; its step
+φ − 2λη(φ − φ_e) is `lr` = 2η. The released code of that baseline has a pull without gradient, which is `lam` = 0.
 
 | symbol | here |
 |---|---|
@@ -64,16 +64,18 @@ class PFedMe(TwoModels):
     personal_epochs: int | None = Field(
         None, ge=1, description="train θ for so many epochs before one step of w, in place of K and R"
     )
+    personal_steps: int | None = Field(None, ge=1, description="steps in place of personal_epochs")
     beta: float = Field(1.0, ge=0, le=2, description="β: server step")
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         w = theta = received
         decay = client.config.weight_decay + self.inner_wd
-        if self.personal_epochs is not None:
+        if self.personal_epochs is not None or self.personal_steps is not None:
             theta = client.fit(
                 state,
                 prox=(self.lam, w),
                 epochs=self.personal_epochs,
+                steps=self.personal_steps,
                 lr=client.rate(self.personal_lr),
                 weight_decay=decay,
             )

@@ -130,7 +130,7 @@ class PLGUGRep(FedRep):
     reuse_grad: bool = Field(False, description="use g in place of g' for the ascent, which saves a gradient")
 
     def train(self, client: Client, model: TensorDict) -> TensorDict:
-        model = client.fit(model, train=client.split.personal, epochs=self.head_epochs)
+        model = client.fit(model, train=client.split.personal, epochs=self.head_epochs, steps=self.head_steps)
         groups = client.layers(client.split.shared)
         lr = client.config.lr
 
