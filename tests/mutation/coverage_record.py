@@ -69,7 +69,8 @@ def thinned(items: list[pytest.Item]) -> list[pytest.Item]:
     """At most `PARAMETERS` parameter sets of every test function, and of each method that their names contain.
 
     Thousands of tests are the same function for method after method and model after model. Which lines a function
-    reaches hardly depends on more of them, and recording all of them takes hours.
+    reaches hardly depends on more of them, and recording all takes hours. References have a case for every option
+    of a method, so all of those on one engine are kept.
     """
     from tailorfl.core.method import methods
 
@@ -81,7 +82,8 @@ def thinned(items: list[pytest.Item]) -> list[pytest.Item]:
         words = re.split(r"[^a-z0-9_]+", parameters)
         key = function, next((word for word in words if word in names), "")
         seen[key] = seen.get(key, 0) + 1
-        if seen[key] <= (1 if key[1] else PARAMETERS):
+        wanted = function.startswith("tests/references/") and item.nodeid.endswith("-sequential]")
+        if wanted or seen[key] <= (1 if key[1] else PARAMETERS):
             kept.append(item)
     return kept
 

@@ -19,7 +19,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,10 @@ from points import Point, points
 from selection import Recorded, Selection, within
 
 PACKAGES = ("core", "methods", "evaluation", "theory", "runs")
-STAGES = ((8.0, 40), (60.0, 400))
+STAGES = ((8.0, 40), (25.0, 150))
 """(seconds as recorded, number of tests) of the first and of the second try."""
+WHOLE = 20
+"""Test functions that run with all their parameter sets, recorded or not, in the third try."""
 SLACK = 60.0
 """Seconds of processor time for the start and for tests that a change slows down."""
 
@@ -71,6 +73,10 @@ class Judge:
                 break
             done |= {t.id for t in chosen}
             status, by = self._run(point, text, chosen)
+        if status == "survived":
+            whole = list(dict.fromkeys(t.function for t in sorted(tests, key=lambda t: t.seconds)))[:WHOLE]
+            found, by = self._run(point, text, [Recorded(name, 0.5) for name in whole], done)
+            status = found if found == "killed" else status
         return {
             **facts,
             "status": status,
@@ -79,14 +85,16 @@ class Judge:
             "by": by,
         }
 
-    def _run(self, point: Point, text: str, tests: list[Recorded]) -> tuple[str, str]:
+    def _run(
+        self, point: Point, text: str, tests: list[Recorded], done: Collection[str] = ()
+    ) -> tuple[str, str]:
         order = {test.id: k for k, test in enumerate(tests)}
         files = sorted({test.id.partition("::")[0] for test in tests})
         limit = SLACK + 3 * sum(test.seconds for test in tests)
 
         def work() -> int:
             sys.meta_path.insert(0, Replaced(ROOT / point.file, text))
-            return int(pytest.main([*coverage_record.OPTIONS, "-x", *files], plugins=[_Chosen(order)]))
+            return int(pytest.main([*coverage_record.OPTIONS, "-x", *files], plugins=[_Chosen(order, done)]))
 
         code, _ = forked(work, self.log, limit * 10, processor=limit)
         said = self.log.read_text(errors="replace").splitlines()
@@ -97,14 +105,18 @@ class Judge:
 
 
 class _Chosen:
-    """Runs the chosen tests only, in their order."""
+    """Runs the chosen tests, or all parameter sets of the chosen functions, in their order; without those done."""
 
-    def __init__(self, order: dict[str, int]) -> None:
-        self.order = order
+    def __init__(self, order: dict[str, int], done: Collection[str]) -> None:
+        self.order, self.done = order, done
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = sorted((i for i in items if i.nodeid in self.order), key=lambda i: self.order[i.nodeid])
+        kept = [item for item in items if self._place(item) >= 0 and item.nodeid not in self.done]
+        items[:] = sorted(kept, key=self._place)
+
+    def _place(self, item: pytest.Item) -> int:
+        return self.order.get(item.nodeid, self.order.get(item.nodeid.partition("[")[0], -1))
 
 
 def run(store: Path, out: Path, chosen: list[Point]) -> None:
