@@ -9,6 +9,7 @@ from cohorts import ENGINES, FLOAT, cohort_of, fit, model_of, source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailorfl.core.operations import _by_falling_steps
 from tailorfl.core.plan import MOST_PADDING, BatchPlan, make_plan, runs
 
 
@@ -50,3 +51,26 @@ def test_a_cohort_in_runs_trains_as_the_loop_does(extra):
     expected, found = (fit(ENGINES[e], cohort, model.init(1), epochs=2) for e in ("sequential", "vectorized"))
     for name in model.parameters:
         torch.testing.assert_close(found[name], expected[name], **FLOAT)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "order"),
+    [
+        ([9, 7, 3], None),
+        ([9, 9, 9], None),
+        ([3, 9, 7], [1, 2, 0]),
+        ([8, 9, 3], [1, 0, 2]),  # three steps each, and the second has more samples
+        ([3, 4, 9, 10], [3, 2, 1, 0]),
+        ([9, 3, 4], [0, 2, 1]),
+    ],
+)
+def test_clients_are_ordered_by_falling_steps_then_samples(sizes: list[int], order: list[int] | None) -> None:
+    """In batches of four; the way back undoes the order."""
+    members = [np.arange(size, dtype=np.int64) for size in sizes]
+    found, back = _by_falling_steps(make_plan(members, np.arange(len(sizes), dtype=np.uint64), 4, epochs=1))
+    if order is None:
+        assert found is None
+        assert back is None
+    else:
+        assert found.tolist() == order
+        assert np.array(order)[back].tolist() == list(range(len(sizes)))

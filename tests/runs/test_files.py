@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -141,3 +142,86 @@ def test_lines_that_only_together_are_json_are_damaged() -> None:
         files.decode_lines([b'{"a": 1', b'"b": 2}'])
     with pytest.raises(ValueError, match="Expecting"):
         files.decode_lines([b'{"a": 1}', b""])
+
+
+class TestWhatIsOnTheDisk:
+    """Seen through `fsync`, which notes what each file then held and whether a folder was waited for."""
+
+    @pytest.fixture
+    def waited(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+        seen: list[Any] = []
+
+        def fsync(descriptor: int) -> None:
+            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            seen.append((path.name, "folder" if path.is_dir() else path.read_bytes()))
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        return seen
+
+    def test_appended_lines_are_in_the_file_when_the_disk_is_waited_for(
+        self, tmp_path: Path, waited: list[Any]
+    ) -> None:
+        path = tmp_path / "rounds.jsonl"
+        files.append_lines(path, ["a", "b"])
+        assert waited == [("rounds.jsonl", b"a\nb\n"), (tmp_path.name, "folder")]
+        files.append_lines(path, ["c"])
+        assert waited[2:] == [("rounds.jsonl", b"a\nb\nc\n")]  # its name is on the disk already
+
+    def test_without_waiting_they_are_in_the_file_all_the_same_and_a_new_name_on_the_disk(
+        self, tmp_path: Path, waited: list[Any]
+    ) -> None:
+        path = tmp_path / "rounds.jsonl"
+        files.append_lines(path, ["a"], wait=False)
+        assert waited == [(tmp_path.name, "folder")]
+        assert path.read_bytes() == b"a\n"
+        files.sync(path)
+        assert waited[1:] == [("rounds.jsonl", b"a\n")]
+
+    def test_a_replacement_is_whole_before_it_takes_its_name(self, tmp_path: Path, waited: list[Any]) -> None:
+        path = tmp_path / "summary.json"
+        path.write_text("old")
+        with files.replacing(path) as part:
+            part.write_text("new")
+            assert part.name == f".summary.json.{os.getpid()}.part"
+            assert path.read_text() == "old"
+        assert waited == [(part.name, b"new"), (tmp_path.name, "folder")]
+        assert path.read_text() == "new"
+
+    def test_lines_that_cannot_be_written_leave_the_file_as_it_was(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "rounds.jsonl"
+        files.append_lines(path, ["a"])
+
+        def full(descriptor: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(RunError, match=r"cannot append to.*free some space"):
+            files.append_lines(path, ["b"])
+        assert path.read_bytes() == b"a\n"
+
+
+@pytest.mark.parametrize(
+    ("kept", "content"),
+    [([b"a", b"b"], None), ([b"a"], b"a\n"), ([], b""), ([b"a", b"b", b"c"], b"a\nb\nc\n")],
+)
+def test_lines_are_kept_byte_for_byte_and_a_file_that_has_just_them_is_left_alone(
+    kept: list[bytes], content: bytes | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "rounds.jsonl"
+    path.write_bytes(b"a\nb\n")
+    before = path.stat().st_ino
+    files.keep_lines(path, kept)
+    assert path.read_bytes() == (b"a\nb\n" if content is None else content)
+    assert (path.stat().st_ino == before) == (content is None)
+    files.keep_lines(tmp_path / "absent", [b"a"])
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_lock_names_its_owner_and_nothing_of_the_one_before(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("1234567890123")
+    with files.FolderLock(tmp_path):
+        assert (tmp_path / ".lock").read_text() == str(os.getpid())
+        with pytest.raises(RunError, match=f"process {os.getpid()} is writing"):
+            files.FolderLock(tmp_path)
