@@ -122,6 +122,16 @@ def test_auc_skips_labels_with_one_class() -> None:
     assert found["accuracy"] == pytest.approx(np.mean((scores > 0) == (y > 0.5)))
 
 
+def test_one_score_that_is_no_number_leaves_no_auc_to_its_part_alone() -> None:
+    """Of any label: a model that has diverged must not look good on the labels where it has not."""
+    scores, y = np.arange(8.0).reshape(4, 2), np.array([[0, 0], [1, 1], [0, 1], [1, 0]])
+    both, targets = np.concatenate([scores, scores]), np.concatenate([y, y])
+    both[1, 1] = math.nan
+    found = metrics.auc_parts(both, targets, [4, 4])
+    assert math.isnan(found[0])
+    assert found[1] == pytest.approx((0.75 + 0.5) / 2)
+
+
 def test_auc_without_any_usable_label_is_nan() -> None:
     assert math.isnan(metrics.auc(np.arange(3.0), np.ones(3)))
     assert math.isnan(metrics.auc(np.zeros((4, 2)), np.zeros((4, 2))))

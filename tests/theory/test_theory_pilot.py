@@ -12,6 +12,7 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.own import from_tensors
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.theory import pilot
 from tailorfl.theory.advisor import advise
 from tailorfl.theory.objective import Objective
 from tailorfl.theory.pilot import SPLITS, halve, run_pilot
@@ -85,6 +86,16 @@ def test_the_pilot_of_a_line_is_least_squares() -> None:
             curved[i] += ((x @ gap) ** 2).mean() / SPLITS
     ratio = found.curved / curved  # the loss is the mean square or half of it
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("held", "taken"), [(0, 2), (3, 3), (100, 4)])
+def test_as_many_clients_take_part_as_fit_into_memory_but_two_at_least(
+    held: int, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = federation()
+    monkeypatch.setattr(pilot, "SCALARS", 2 * held * objective(data).size)
+    assert len(run_pilot(data, objective(data), TrainConfig()).clients) == taken
+    assert len(run_pilot(data, objective(data), TrainConfig(), clients=3).clients) == min(taken, 3)
 
 
 def test_half_of_the_samples_of_every_class_go_to_either_side() -> None:

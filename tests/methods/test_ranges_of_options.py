@@ -1,0 +1,123 @@
+"""Which values every numeric option takes: the ends of its range are taken, what lies beyond is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from tailorfl.core.method import methods
+from tailorfl.core.server_distill import ServerDistillation
+from tailorfl.core.server_optim import ServerOptimizer
+from tailorfl.methods.fedclup_lambda import Corollary, Dynamic, Heuristic
+
+SMALL = 1e-9
+NOT_NEGATIVE = ([0], [-1])
+NOT_NEGATIVE_REAL = ([0.0, SMALL], [-SMALL])
+POSITIVE = ([SMALL, 1e6], [0.0, -1.0])
+AT_LEAST_1 = ([1], [0])
+SHARE = ([0.0, 1.0], [-SMALL, 1.0 + SMALL])
+SHARE_BELOW_1 = ([0.0, 1.0 - SMALL], [-SMALL, 1.0])
+INSIDE_0_1 = ([SMALL, 1.0 - SMALL], [0.0, 1.0])
+ABOVE_1 = ([1.0 + SMALL], [1.0, 0.5])
+ANY = ([-1.0, 0.0], [])
+
+OF_ALL: dict[str, tuple[list[Any], list[Any]]] = {
+    "head_epochs": NOT_NEGATIVE, "body_epochs": NOT_NEGATIVE, "personal_epochs": NOT_NEGATIVE,
+    "final_personal_epochs": NOT_NEGATIVE, "ft_epochs": NOT_NEGATIVE, "body_steps": NOT_NEGATIVE,
+    "head_steps": NOT_NEGATIVE, "ft_steps": NOT_NEGATIVE, "final_personal_steps": NOT_NEGATIVE,
+    "adapt_steps": NOT_NEGATIVE, "personal_layers": NOT_NEGATIVE, "personal_start": NOT_NEGATIVE,
+    "downloads": NOT_NEGATIVE, "depth": NOT_NEGATIVE, "coin_seed": NOT_NEGATIVE,
+    "lam": NOT_NEGATIVE_REAL, "mu": NOT_NEGATIVE_REAL, "rho": NOT_NEGATIVE_REAL, "explore_decay": NOT_NEGATIVE_REAL,
+    "server_weight_decay": NOT_NEGATIVE_REAL, "inner_wd": NOT_NEGATIVE_REAL,
+    "smoothness": POSITIVE, "convexity": POSITIVE, "server_lr": POSITIVE, "global_lr": POSITIVE,
+    "personal_lr": POSITIVE, "lr": POSITIVE, "server_clip": POSITIVE, "delta": POSITIVE,
+    "micro_batch": AT_LEAST_1, "clusters": AT_LEAST_1, "public_batch": AT_LEAST_1, "embedding": AT_LEAST_1,
+    "hidden": AT_LEAST_1, "inner_steps": AT_LEAST_1, "local_rounds": AT_LEAST_1,
+    "explore": SHARE, "server_momentum": SHARE_BELOW_1, "p": ABOVE_1,
+}  # fmt: skip
+OF_ONE: dict[tuple[str, str], tuple[list[Any], list[Any]]] = {
+    ("apfl", "alpha"): SHARE,
+    ("feddyn", "alpha"): POSITIVE,
+    ("per_fedavg", "alpha"): NOT_NEGATIVE_REAL,
+    ("l2gd", "lam"): POSITIVE,
+    ("l2gd", "p"): INSIDE_0_1,
+    ("pfedme", "personal_epochs"): AT_LEAST_1,
+    ("pfedme", "beta"): ([0.0, 2.0], [-SMALL, 2.0 + SMALL]),
+}
+"""Where one method's differs from the others'."""
+OF_PARTS: dict[tuple[type[BaseModel], str], tuple[list[Any], list[Any]]] = {
+    (ServerOptimizer, "lr"): POSITIVE,
+    (ServerOptimizer, "momentum"): SHARE_BELOW_1,
+    (ServerOptimizer, "beta2"): SHARE_BELOW_1,
+    (ServerOptimizer, "eps"): POSITIVE,
+    (ServerOptimizer, "initial"): NOT_NEGATIVE_REAL,
+    (ServerDistillation, "steps"): NOT_NEGATIVE,
+    (ServerDistillation, "lr"): POSITIVE,
+    (ServerDistillation, "batch_size"): AT_LEAST_1,
+    (ServerDistillation, "temperature"): POSITIVE,
+    (ServerDistillation, "rounds"): NOT_NEGATIVE,
+    (ServerDistillation, "patience"): AT_LEAST_1,
+    (ServerDistillation, "check_every"): AT_LEAST_1,
+    (Corollary, "radius"): NOT_NEGATIVE_REAL,
+    (Corollary, "rho"): POSITIVE,
+    (Corollary, "samples"): AT_LEAST_1,
+    (Corollary, "clients"): AT_LEAST_1,
+    (Heuristic, "switch"): AT_LEAST_1,
+    (Heuristic, "constant"): POSITIVE,
+    (Heuristic, "samples"): ([1.0], [0.5]),
+    (Heuristic, "most"): POSITIVE,
+    (Dynamic, "start"): NOT_NEGATIVE_REAL,
+    (Dynamic, "factor"): ABOVE_1,
+    (Dynamic, "least"): POSITIVE,
+    (Dynamic, "most"): POSITIVE,
+    (Dynamic, "patience"): AT_LEAST_1,
+    (Dynamic, "tol"): ANY,
+}
+
+
+def is_number(annotation: Any) -> bool:
+    """Whether an option is a whole or real number, or None."""
+    kinds = set(get_args(annotation) or (annotation,)) - {type(None)}
+    return bool(kinds) and kinds <= {int, float}
+
+
+def numeric(model: type[BaseModel]) -> list[str]:
+    return [name for name, field in model.model_fields.items() if is_number(field.annotation)]
+
+
+def takes(model: type[BaseModel], name: str, value: Any) -> bool:
+    """Whether the option by itself takes a value, whatever the rest of the settings is."""
+    try:
+        model(**{name: value})
+    except ValidationError as error:
+        return name not in [part for found in error.errors() for part in found["loc"]]
+    return True
+
+
+METHODS = [(name, option) for name, cls in sorted(methods().items()) for option in numeric(cls)]
+
+
+@pytest.mark.parametrize(("method", "option"), METHODS, ids=[f"{m}-{o}" for m, o in METHODS])
+def test_an_option_of_a_method_takes_its_range_and_no_more(method: str, option: str) -> None:
+    known = OF_ONE.get((method, option)) or OF_ALL.get(option)
+    assert known is not None, f"say in OF_ALL or OF_ONE which values '{option}' of {method} takes"
+    ranges(methods()[method], option, *known)
+
+
+@pytest.mark.parametrize(("model", "option"), OF_PARTS, ids=[f"{m.__name__}-{o}" for m, o in OF_PARTS])
+def test_an_option_of_a_part_takes_its_range_and_no_more(model: type[BaseModel], option: str) -> None:
+    ranges(model, option, *OF_PARTS[model, option])
+
+
+def test_every_number_of_a_part_has_a_range() -> None:
+    for model in {model for model, _ in OF_PARTS}:
+        assert set(numeric(model)) == {option for other, option in OF_PARTS if other is model}
+
+
+def ranges(model: type[BaseModel], option: str, taken: list[Any], refused: list[Any]) -> None:
+    for value in taken:
+        assert takes(model, option, value), f"{option} = {value!r} should be taken"
+    for value in refused:
+        assert not takes(model, option, value), f"{option} = {value!r} should be refused"
