@@ -16,6 +16,7 @@ from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.objective import LOSSES
 from tailorfl.data.federation import Federation
 from tailorfl.data.synthetic import synthetic_linear
+from tailorfl.errors import DataError
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.theory.advice import Advice
@@ -25,6 +26,7 @@ from tailorfl.theory.objective import Objective
 from tailorfl.theory.pilot import Pilot, run_pilot
 from tailorfl.theory.recommend import Recommendation, Situation, perfed_ckt, recommendations
 from tailorfl.theory.shrinkage import Errors
+from tailorfl.theory.spread import client_spread
 
 MU, L, LAM = 1.0, 10.0, 1.0
 WHOLE = Situation(LAM, L, MU, 13.0, 100, 4, 0.1, Errors(alone=1.0, pooled=2.0, coupled=0.5), initial=50.0)
@@ -115,6 +117,32 @@ def test_ditto_and_perada_descend_by_the_step_of_the_pulled_problem() -> None:
     assert "keeps at most 0.909 of the distance" in ditto.why
     perada = found["perada"]
     assert (perada.options, perada.train, perada.rounds) == (ditto.options, ditto.train, ditto.rounds)
+
+
+@pytest.mark.parametrize(
+    ("batch", "trace", "curvature"),
+    [
+        (1, 13.0, 10 + 23),
+        (2, 13.0, 10 + 23 / 2),
+        (4, 0.5, 10 + 10.5 / 4),
+        (4, -3.0, 10 + 10 / 4),
+        (0, 13.0, 10),
+    ],
+)
+def test_curvature_of_a_batch(batch: int, trace: float, curvature: float) -> None:
+    """An estimated trace below 0 counts as 0; a batch of one has all the noise, the whole data have none."""
+    here = dataclasses.replace(BATCHES, batch=batch, trace=trace, lr=10.0)
+    found = by_name(here)
+    assert found["ditto"].train == {"lr": float(f"{1 / (curvature + 1):.3g}")}
+    repetitions = 20 if batch else 1
+    assert found["pfedme"].options["local_rounds"] == repetitions
+    assert found["pfedme"].options["personal_lr"] == found["ditto"].train["lr"]
+
+
+def test_one_step_is_enough_where_all_curvatures_are_equal() -> None:
+    """mu = L: a step of 1/L is exact."""
+    here = dataclasses.replace(WHOLE, mu=L, errors=Errors(0.5, 0.5, 0.5))
+    assert {by_name(here)[name].rounds for name in ("fedavg", "local")} == {1}
 
 
 def test_settings_on_batches_without_a_theory() -> None:
@@ -268,3 +296,68 @@ def test_notes_name_what_weakens_the_advice() -> None:
     private = dataclasses.replace(TrainConfig(), dp=cast(Any, SimpleNamespace(clip=1.0)))
     told = conclude(federation, pilot, CURVED, np.full(CLIENTS, 2.0), private)
     assert any("trains without privacy" in note for note in told.notes)
+
+
+def uneven(sizes: tuple[int, ...]) -> tuple[Any, ...]:
+    return tuple(rows[:size] for rows, size in zip(measured()[1].rows, sizes, strict=True))
+
+
+def test_samples_of_a_client_are_a_harmonic_mean_and_small_halves_err_more_than_twice_as_much() -> None:
+    """With r = 3, of n samples (n - 8) / (n - 4), neither below 1: errors go as 1 / n, so must their mean."""
+    sizes = (4, 6, 9, 20, 40, 40)
+    advice = advised(rows=uneven(sizes))
+    assert advice.facts.samples == pytest.approx(6 / sum(1 / n for n in sizes))
+    assert advice.facts.median_samples == 14.5
+    factors = [1 / 1, 1 / 2, 1 / 5, 12 / 16, 32 / 36, 32 / 36]
+    gaps = measured()[1].gaps
+    assert advice.facts.noise.value == pytest.approx(float((gaps / 4 * np.array(factors)).mean()))
+    assert advice.facts.excess == pytest.approx(float(np.mean([2.0 * DIM / (6 * n) for n in sizes])))
+
+
+def test_shares_of_the_regimes_add_up_and_extremes_are_sure() -> None:
+    far = advised(gram=1e6 * np.eye(CLIENTS))
+    assert (far.regime, far.shares["alone"]) == ("alone", 1.0)
+    alike = advised(gram=np.zeros((CLIENTS, CLIENTS)))
+    assert (alike.regime, alike.shares["pooled"]) == ("pooled", 1.0)
+    for advice in (far, alike, advised()):
+        assert sum(advice.shares.values()) == pytest.approx(1)
+
+
+def test_transfer_between_clients_is_theorem_4_2_of_perfed_ckt() -> None:
+    """A weight's noise is V / d beside v_k^2; who has no spread that can be seen is left to the others."""
+    _, pilot = measured()
+    gram = np.diag([12.0, 6.0, 3.0, 1.0, 0.0, 0.0])
+    gaps = np.full(CLIENTS, 0.3)
+    advice = advised(gram=gram, gaps=gaps)
+    found, noise = advice.transfer, 0.3 / 4 * 32 / 36
+    seen = client_spread(gram, gaps / 2, DIM)
+    least = 1e-3 * noise / DIM
+    v2 = np.maximum(seen, least)
+    shown = seen > least
+    assert shown.sum() >= 3
+    assert found.v2 == pytest.approx(seen)
+    excess = 2.0 * DIM / (6 * SAMPLES)
+    assert np.array(found.pull)[shown] == pytest.approx(excess / (DIM * v2[shown]))
+    assert np.isinf(np.array(found.pull)[~shown]).all()
+    share = 1 / (noise / DIM + v2)
+    assert found.alpha == pytest.approx(share / share.sum())
+    assert found.own_weight == pytest.approx(np.where(shown, v2 / (noise / DIM + v2), 0.0))
+    assert len(found.clients) == len(pilot.clients)
+
+
+@pytest.mark.parametrize("broken", [{"mu": 0.0}, {"mu": -1.0}])
+def test_corollary_1_needs_a_curvature_and_a_noise(broken: dict[str, float]) -> None:
+    assert advised(dataclasses.replace(CURVED, **broken)).corollary is None  # type: ignore[arg-type]
+    assert advised(rho2=0.0).corollary is None
+    far = advised(gram=1e4 * np.eye(CLIENTS))
+    assert far.corollary is not None
+    radius2 = 1e4 * (1 - 1 / CLIENTS)
+    assert far.corollary.upper == pytest.approx(2.0 / (SAMPLES * 0.5 * radius2))
+
+
+def test_nothing_to_learn_from_is_an_error() -> None:
+    for changes in ({"gaps": np.zeros(CLIENTS)}, {"gaps": np.full(CLIENTS, math.inf)}):
+        with pytest.raises(DataError, match="so there is no noise to weigh"):
+            advised(**changes)
+    with pytest.raises(DataError, match="so there is no noise to weigh"):
+        advised(dataclasses.replace(CURVED, smoothness=0.0))
