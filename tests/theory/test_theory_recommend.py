@@ -20,7 +20,8 @@ from tailorfl.errors import DataError
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.theory.advice import Advice
-from tailorfl.theory.advisor import conclude
+from tailorfl.theory.advisor import _regime, conclude
+from tailorfl.theory.fedclup import schedule
 from tailorfl.theory.measures import Curvature
 from tailorfl.theory.objective import Objective
 from tailorfl.theory.pilot import Pilot, run_pilot
@@ -361,3 +362,50 @@ def test_nothing_to_learn_from_is_an_error() -> None:
             advised(**changes)
     with pytest.raises(DataError, match="so there is no noise to weigh"):
         advised(dataclasses.replace(CURVED, smoothness=0.0))
+
+
+def test_intervals_come_from_resampled_clients() -> None:
+    """Values far below 1 stay what they are: nothing is floored at a number that has a unit."""
+    advice = advised(gram=np.diag([0.012, 0.006, 0.003, 0.02, 0.01, 0.004]), rho2=0.02)
+    for interval in (advice.lam, advice.facts.radius, advice.facts.noise, advice.facts.rho):
+        assert 0 < interval.low <= interval.value <= interval.high
+        assert interval.high < 1
+    assert advice.facts.radius.low < advice.facts.radius.value < advice.facts.radius.high
+    assert not any("cannot be told from 0" in note for note in advice.notes)
+    assert advised(dataclasses.replace(CURVED, smoothness=0.8)).lam.value > 0
+    few = advised(rows=uneven((4,) * CLIENTS), rho2=0.3, gram=1e4 * np.eye(CLIENTS))
+    assert few.corollary is not None
+    assert few.corollary.upper == pytest.approx(0.3 / (4 * 0.5 * 1e4 * (1 - 1 / CLIENTS)))
+    # Alike clients add nothing to the way from the start; .1 of the error of the pull may be left of it.
+    near = advised(gram=np.zeros((CLIENTS, CLIENTS)), travelled=0.2)
+    reduction = 0.1 * near.errors.coupled / 0.2
+    rounds = by_config(near, "fedclup")["rounds"]
+    assert rounds == schedule(0.25, 5.0, near.lam.value).rounds(reduction)
+
+
+def test_regime_of_a_resample_without_noise() -> None:
+    """Every client that was drawn repeats its samples: then any difference is real."""
+    assert _regime(0.0, 0.5, 10, 3) == _regime(-1e-9, 1e-9, 10, 3) == "alone"
+    assert _regime(0.0, 0.0, 10, 3) == _regime(0.0, -1.0, 10, 3) == "pooled"
+    # Thresholds of R^2: V / N and V, for V = .3 of three clients.
+    assert [_regime(0.3, r2, 10, 3) for r2 in (0.09, 0.11, 0.29, 0.31)] == [
+        "pooled",
+        "between",
+        "between",
+        "alone",
+    ]
+
+
+def test_who_has_no_spread_that_can_be_seen_is_left_to_the_others() -> None:
+    """The smallest spread that counts is a thousandth of a weight's noise."""
+    gram, gaps = np.diag([900.0, 600.0, 300.0, 100.0, -1e4, -1e4]), np.full(CLIENTS, 300.0)
+    advice, noise = advised(gram=gram, gaps=gaps), 300 / 4 * 32 / 36
+    seen, least = client_spread(gram, gaps / 2, DIM), 1e-3 * noise / DIM
+    hidden = seen <= least
+    assert 0 < hidden.sum() < CLIENTS
+    found = advice.transfer
+    assert np.isinf(np.array(found.pull)[hidden]).all()
+    assert (np.array(found.own_weight)[hidden] == 0).all()
+    share = 1 / (noise / DIM + np.maximum(seen, least))
+    assert found.alpha == pytest.approx(share / share.sum())
+    assert np.isfinite(found.lam).tolist() == (~hidden).tolist()
