@@ -70,7 +70,9 @@ ALT = {**REP, **PENALTY}
 KNOWN = {**FEDCLUP, "smoothness": 2.5, "convexity": 0.4}
 CONSTANT = {"kind": "constant"}
 DYNAMIC = {"kind": "dynamic", "values": (0.0, 0.2, 0.9), "patience": 1, "tol": 0.9}
-HEURISTIC = {"kind": "heuristic", "switch": 1, "constant": 5.0, "samples": 20.0, "most": 3.0}
+HEURISTIC = {"kind": "heuristic", "switch": 1, "constant": 5.0, "samples": 10.0, "most": 20.0}
+ALIKE = {"kind": "corollary", "radius": 0.05, "rho": 2.0, "samples": 15, "clients": 100}
+NEARLY = {"kind": "corollary", "radius": 0.05, "rho": 0.1, "samples": 15, "clients": 5}
 COROLLARY = {"kind": "corollary", "radius": 1.0, "rho": 2.0, "samples": 15, "clients": 5}
 
 OPTIONS: dict[str, list[Case]] = {
@@ -120,6 +122,16 @@ OPTIONS: dict[str, list[Case]] = {
         *each({**FEDCLUP, "local_steps": 3}, batch_reuse=(True,)),
         Case({**KNOWN, "gamma": "theory", "schedule": HEURISTIC}, why="heuristic λ", rounds=3),
         Case({**KNOWN, "gamma": "theory", "schedule": COROLLARY}, why="λ of the corollary"),
+        *(
+            Case(
+                {**KNOWN, "lr_rule": "deterministic", "schedule": rule},
+                why=f"λ of alike clients, ρ={rule['rho']}",
+            )
+            for rule in (ALIKE, NEARLY)
+        ),
+        Case({**FEDCLUP, "batch_reuse": True}, why="one batch, the run's steps", train="steps"),
+        Case({**KNOWN, "schedule": {**HEURISTIC, "most": 0.7}}, why="bounded λ", rounds=3),
+        Case({**KNOWN, "schedule": {**HEURISTIC, "samples": 400.0}}, why="heuristic λ, far", rounds=3),
         Case({**FEDCLUP, "schedule": DYNAMIC}, why="dynamic λ", rounds=5),
         normed({**KNOWN, "gamma": "theory"}),
     ],

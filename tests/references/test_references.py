@@ -25,6 +25,7 @@ TRAIN = {
     "clip": replace(PLAIN, clip=0.4),
     "momentum": replace(PLAIN, momentum=0.9),
     "decay": replace(PLAIN, epochs=2, momentum=0.5, weight_decay=0.1, schedule="linear"),
+    "steps": replace(PLAIN, epochs=None, steps=4),
     "adamw": replace(PLAIN, lr=0.01, optimizer="adamw", weight_decay=0.1, schedule="linear"),
 }
 ENGINES = ("sequential", "vectorized")
