@@ -34,8 +34,9 @@ def fedclup(
     local_steps: int | None,
     batch_reuse: bool,
     weights: str,
-    schedule: dict[str, Any],
+    schedule: dict[str, Any] | str,
 ) -> Outcome:
+    schedule = {"kind": schedule} if isinstance(schedule, str) else schedule
     mu, big, kind = convexity or 0.0, smoothness or 0.0, schedule["kind"]
     w, v = clone(p.init), everywhere(p)
     errors: list[float] = []

@@ -98,7 +98,11 @@ OPTIONS: dict[str, list[Case]] = {
         Case({"weights": "uniform", "alpha": 0.4, "scale_alpha": True}, why="scaled"),
         normed({"weights": "uniform", "alpha": 0.4, "scale_alpha": False}),
     ],
-    "mr_mtl": [Case({"weights": "uniform", "lam": 0.6, "mean_of": "sampled"}, why="sampled")],
+    "mr_mtl": [
+        Case({"weights": "uniform", "lam": 0.6, "mean_of": "sampled"}, why="sampled"),
+        normed({"weights": "uniform", "lam": 0.6, "mean_of": "all"}),
+        normed({"weights": "uniform", "lam": 0.6, "mean_of": "sampled"}),
+    ],
     "ditto": [
         *each(DITTO, weights=("uniform",), personal_epochs=(2, 0), dynamic_lam=((0.0, 4.0, 0.5),)),
         normed(DITTO),
@@ -132,6 +136,12 @@ OPTIONS: dict[str, list[Case]] = {
         Case({**FEDCLUP, "batch_reuse": True}, why="one batch, the run's steps", train="steps"),
         Case({**KNOWN, "schedule": {**HEURISTIC, "most": 0.7}}, why="bounded λ", rounds=3),
         Case({**KNOWN, "schedule": {**HEURISTIC, "samples": 400.0}}, why="heuristic λ, far", rounds=3),
+        Case(
+            {**KNOWN, "lr_rule": "deterministic", "schedule": HEURISTIC},
+            why="η follows a λ that changes",
+            rounds=3,
+        ),
+        Case({**FEDCLUP, "schedule": "constant"}, why="a rule by its name"),
         Case({**FEDCLUP, "schedule": DYNAMIC}, why="dynamic λ", rounds=5),
         normed({**KNOWN, "gamma": "theory"}),
     ],

@@ -55,7 +55,7 @@ def mr_mtl(p: Problem, lam: float, mean_of: str, **options: Any) -> Outcome:
         else:
             new = mean([v[i] for i in sampled], [1.0] * len(sampled))
             centre = add(centre, sub(new, centre), len(sampled) / total)
-    return Outcome(None, v, centre)
+    return Outcome(None, v, {n: t for n, t in centre.items() if t.is_floating_point()})
 
 
 def ditto(
