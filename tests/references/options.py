@@ -71,6 +71,7 @@ KNOWN = {**FEDCLUP, "smoothness": 2.5, "convexity": 0.4}
 CONSTANT = {"kind": "constant"}
 DYNAMIC = {"kind": "dynamic", "values": (0.0, 0.2, 0.9), "patience": 1, "tol": 0.9}
 HEURISTIC = {"kind": "heuristic", "switch": 1, "constant": 5.0, "samples": 10.0, "most": 20.0}
+NEARLY_ROUND = {**FEDCLUP, "smoothness": 1.0, "convexity": 0.9, "lr_rule": "deterministic"}
 ALIKE = {"kind": "corollary", "radius": 0.05, "rho": 2.0, "samples": 15, "clients": 100}
 NEARLY = {"kind": "corollary", "radius": 0.05, "rho": 0.1, "samples": 15, "clients": 5}
 COROLLARY = {"kind": "corollary", "radius": 1.0, "rho": 2.0, "samples": 15, "clients": 5}
@@ -104,7 +105,7 @@ OPTIONS: dict[str, list[Case]] = {
         normed({"weights": "uniform", "lam": 0.6, "mean_of": "sampled"}),
     ],
     "ditto": [
-        *each(DITTO, weights=("uniform",), personal_epochs=(2, 0), dynamic_lam=((0.0, 4.0, 0.5),)),
+        *each(DITTO, weights=("uniform",), personal_epochs=(0,), dynamic_lam=((0.0, 4.0, 0.5),)),
         normed(DITTO),
     ],
     "pfedme": [
@@ -128,7 +129,7 @@ OPTIONS: dict[str, list[Case]] = {
         Case({**KNOWN, "gamma": "theory", "schedule": COROLLARY}, why="λ of the corollary"),
         *(
             Case(
-                {**KNOWN, "lr_rule": "deterministic", "schedule": rule},
+                {**NEARLY_ROUND, "schedule": rule},
                 why=f"λ of alike clients, ρ={rule['rho']}",
             )
             for rule in (ALIKE, NEARLY)
@@ -178,6 +179,7 @@ OPTIONS: dict[str, list[Case]] = {
         *each(LF, "deep", eps_from=("global",), power=(4.0, float("inf")), personal_layers=(0, 2, 3)),
         *each({**LF, "lwsam_form": "asam"}, "deep", power=(1.5,)),
         normed(LF),
+        normed(LF, personal_layers=2),
     ],
     "plgu_grep": [
         *each(GREP, "deep", score_norm=("mean", "none", "ones"), lwsam_form=("asam",), reuse_grad=(True,)),
