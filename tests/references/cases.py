@@ -49,7 +49,7 @@ TUNED = {**AVERAGE, "ft_epochs": 2, "ft_scope": "all"}
 BABU = {"weights": "samples", "personal_part": "head", "ft_epochs": 2, "ft_scope": "full"}
 REP = {**SPLIT, "head_epochs": 2, "body_epochs": 1}
 ALT = {**SPLIT, **PENALTY, "head_epochs": 1, "body_epochs": 2}
-DITTO = {"weights": "samples", "lam": 0.6, "personal_epochs": 2, "dynamic_lam": ()}
+DITTO = {"weights": "samples", "lam": 0.6, "personal_epochs": 2, "dynamic_lam": (), "dynamic_every": "round"}
 
 MAIN: dict[str, tuple[Reference, Case]] = {
     "local": (two_models.local, Case({"weights": "uniform"})),
@@ -59,8 +59,8 @@ MAIN: dict[str, tuple[Reference, Case]] = {
     "fedprox": (global_models.fedprox, Case({**AVERAGE, "mu": 0.5})),
     "fedsam": (global_models.fedsam, Case({**AVERAGE, "rho": 0.3})),
     "fedavg_ft": (global_models.fedavg_ft, Case(TUNED)),
-    "fedit": (global_models.fedavg, Case(AVERAGE, "lora")),
-    "fedlora": (global_models.fedavg_ft, Case(TUNED, "lora")),
+    "fedit": (global_models.fedavg, Case({**AVERAGE, "averages": "factors"}, "lora")),
+    "fedlora": (global_models.fedavg_ft, Case({**TUNED, "averages": "factors"}, "lora")),
     "scaffold": (global_models.scaffold, Case({"weights": "uniform", "global_lr": 0.7})),
     "feddyn": (global_models.feddyn, Case({"weights": "uniform", "alpha": 0.4, "scale_alpha": False})),
     "mr_mtl": (two_models.mr_mtl, Case({"weights": "uniform", "lam": 0.6, "mean_of": "all"})),

@@ -34,7 +34,25 @@ def centralized(p: Problem, **options: Any) -> Outcome:
     return Outcome(w, [])
 
 
-def averaged(p: Problem, local: Local, weights: str, server: dict[str, Any]) -> State:
+def mean_products(states: list[State], weights: list[float]) -> State:
+    """The mean of the products B A of every pair of factors, as factors of the same rank with A's scale."""
+    out = mean(states, weights)
+    shares = [a / sum(weights) for a in weights]
+    for n in [n for n in out if "lora_A" in n]:
+        other = n.replace("lora_A", "lora_B")
+        product = sum(a * s[other] @ s[n] for a, s in zip(shares, states, strict=True))
+        rank = len(out[n])
+        scale = (sum(a * (s[n] ** 2).sum() for a, s in zip(shares, states, strict=True)) / rank) ** 0.5
+        u, size, v = torch.linalg.svd(product, full_matrices=False)  # type: ignore[arg-type]
+        v, columns = v[:rank], u[:, :rank] * size[:rank]
+        sign = torch.stack([row[row.abs().argmax()].sign() for row in v])
+        out[n], out[other] = scale * sign[:, None] * v, columns * sign / scale
+    return out
+
+
+def averaged(
+    p: Problem, local: Local, weights: str, server: dict[str, Any], averages: str = "factors"
+) -> State:
     """Rounds of FedAvg: Δ = Σ a_i (θ_i − w), and the server's optimizer (Reddi et al., 2021, algorithm 2)."""
     kind, eta = server["kind"], server["lr"]
     b1, b2, eps = server["momentum"], server["beta2"], server["eps"]
@@ -42,7 +60,8 @@ def averaged(p: Problem, local: Local, weights: str, server: dict[str, Any]) -> 
     m = {n: torch.zeros_like(w[n]) for n in p.parameters}
     v = {n: torch.full_like(w[n], server["initial"]) for n in p.parameters}
     for t, sampled in enumerate(p.rounds):
-        average = mean([local(i, t, clone(w)) for i in sampled], weights_of(p, sampled, weights))
+        combine = mean_products if averages == "product" else mean
+        average = combine([local(i, t, clone(w)) for i in sampled], weights_of(p, sampled, weights))
         for n in p.parameters:
             delta = average[n] - w[n]
             if kind == "sgd":
@@ -63,8 +82,8 @@ def averaged(p: Problem, local: Local, weights: str, server: dict[str, Any]) -> 
     return w
 
 
-def fedavg(p: Problem, weights: str, server: dict[str, Any], **options: Any) -> Outcome:
-    return Outcome(averaged(p, lambda i, t, w: fit(p, w, p.batches(i, t)), weights, server), [])
+def fedavg(p: Problem, weights: str, server: dict[str, Any], averages: str = "factors") -> Outcome:
+    return Outcome(averaged(p, lambda i, t, w: fit(p, w, p.batches(i, t)), weights, server, averages), [])
 
 
 def fedprox(p: Problem, mu: float, weights: str, server: dict[str, Any]) -> Outcome:
@@ -87,8 +106,10 @@ def fedsam(p: Problem, rho: float, weights: str, server: dict[str, Any]) -> Outc
     return Outcome(averaged(p, local, weights, server), [])
 
 
-def fedavg_ft(p: Problem, weights: str, server: dict[str, Any], ft_epochs: int, ft_scope: str) -> Outcome:
-    w = averaged(p, lambda i, t, w: fit(p, w, p.batches(i, t)), weights, server)
+def fedavg_ft(
+    p: Problem, weights: str, server: dict[str, Any], ft_epochs: int, ft_scope: str, averages: str = "factors"
+) -> Outcome:
+    w = averaged(p, lambda i, t, w: fit(p, w, p.batches(i, t)), weights, server, averages)
     return Outcome(w, tuned(p, w, ft_epochs, head_names(p) if ft_scope == "head" else p.parameters))
 
 

@@ -61,7 +61,14 @@ TAUGHT = (
     {"batch_size": 9},
     {"steps": 9, "select": "best", "lr": 0.2},
 )
-DITTO = {"weights": "samples", "lam": 0.6, "personal_epochs": None, "dynamic_lam": ()}
+DITTO = {
+    "weights": "samples",
+    "lam": 0.6,
+    "personal_epochs": None,
+    "dynamic_lam": (),
+    "dynamic_every": "round",
+}
+FACTORS = {**AVERAGE, "averages": "factors"}
 TUNED = {**AVERAGE, "ft_epochs": 2, "ft_scope": "all"}
 FIXED = {**APFL, "adaptive": False}
 BABU = {"weights": "uniform", "personal_part": "head", "ft_epochs": 2, "ft_scope": "full"}
@@ -92,8 +99,14 @@ OPTIONS: dict[str, list[Case]] = {
     "fedprox": [normed({**AVERAGE, "mu": 0.5})],
     "fedsam": [normed({**AVERAGE, "rho": 0.3})],
     "fedavg_ft": [*each(TUNED, ft_epochs=(0,), ft_scope=("head",)), normed(TUNED)],
-    "fedit": [Case(AVERAGE, "lora", "AdamW", train="adamw")],
-    "fedlora": [Case(TUNED, "lora", "AdamW", train="adamw")],
+    "fedit": [
+        Case(FACTORS, "lora", "AdamW", train="adamw"),
+        Case({**FACTORS, "averages": "product"}, "lora", "product"),
+    ],
+    "fedlora": [
+        Case({**TUNED, "averages": "factors"}, "lora", "AdamW", train="adamw"),
+        Case({**TUNED, "averages": "product", "weights": "uniform"}, "lora", "product"),
+    ],
     "scaffold": [normed({"weights": "uniform", "global_lr": 0.7})],
     "feddyn": [
         Case({"weights": "uniform", "alpha": 0.4, "scale_alpha": True}, why="scaled"),
@@ -106,6 +119,11 @@ OPTIONS: dict[str, list[Case]] = {
     ],
     "ditto": [
         *each(DITTO, weights=("uniform",), personal_epochs=(0,), dynamic_lam=((0.0, 4.0, 0.5),)),
+        Case(
+            {**DITTO, "dynamic_lam": (0.0, 4.0, 0.5), "dynamic_every": "step"},
+            why="λ by steps",
+            train="decay",
+        ),
         normed(DITTO),
     ],
     "pfedme": [

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-NAMES = {"p_mean": "p", "power": "p", "mean_of": "mean"}
+NAMES = {"p_mean": "p", "power": "p", "mean_of": "mean", "averages": "mean_of"}
 
 
 @dataclass(frozen=True)

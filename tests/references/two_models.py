@@ -59,18 +59,27 @@ def mr_mtl(p: Problem, lam: float, mean_of: str, **options: Any) -> Outcome:
 
 
 def ditto(
-    p: Problem, lam: float, weights: str, personal_epochs: int | None, dynamic_lam: tuple[float, ...] = ()
+    p: Problem,
+    lam: float,
+    weights: str,
+    personal_epochs: int | None,
+    dynamic_lam: tuple[float, ...],
+    dynamic_every: str,
 ) -> Outcome:
+    """λ is chosen by validation loss after a round, or after every step, which is then a plain one."""
     w, v = clone(p.init), everywhere(p)
     for t, sampled in enumerate(p.rounds):
         up = []
         for i in sampled:
             up.append(fit(p, w, p.batches(i, t)))
-            tried = [
-                fit(p, v[i], p.batches(i, t, epochs=personal_epochs), term=pull(each, w))
-                for each in (dynamic_lam or (lam,))
-            ]
-            v[i] = min(tried, key=lambda s: validation_loss(p, s, i)) if dynamic_lam else tried[0]
+            steps = p.batches(i, t, epochs=personal_epochs)
+            every = dynamic_lam and dynamic_every == "step"
+            rule = plain(p.train) if every else p.train
+            for piece in [[s] for s in steps] if every else [steps]:
+                tried = [
+                    fit(p, v[i], piece, term=pull(each, w), train=rule) for each in dynamic_lam or (lam,)
+                ]
+                v[i] = min(tried, key=lambda s: validation_loss(p, s, i)) if dynamic_lam else tried[0]
         w = mean(up, weights_of(p, sampled, weights))
     return Outcome(w, v)
 

@@ -52,13 +52,13 @@ class LoRALinear(nn.Module):
 
     def __init__(self, inputs: int, outs: int, rank: int) -> None:
         super().__init__()
-        self.base = nn.Linear(inputs, outs)
-        self.factor_a = nn.Parameter(torch.randn(rank, inputs) / 2)
-        self.factor_b = nn.Parameter(torch.randn(outs, rank) / 2)
+        self.lora_A = nn.Linear(inputs, rank, bias=False)
+        self.lora_B = nn.Linear(rank, outs, bias=False)
+        self.base = nn.Linear(inputs, outs)  # the last linear layer of the model, which its features go into
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.base(x)
-        return out + x @ self.factor_a.T @ self.factor_b.T
+        out: Tensor = self.base(x) + self.lora_B(self.lora_A(x))
+        return out
 
 
 def _mlp(*widths: int) -> nn.Module:
@@ -80,7 +80,7 @@ MODELS: dict[str, Callable[[], Model]] = {
     "mlp": lambda: Model(lambda: _mlp(8)),
     "deep": lambda: Model(lambda: _mlp(8, 5)),
     "norm": lambda: Model(_normed),
-    "lora": lambda: Model(_lora, trainable=["*factor_?"]),
+    "lora": lambda: Model(_lora, trainable=["*lora_*"]),
     "half frozen": lambda: Model(lambda: _mlp(8, 5), trainable=["3.*", "5.*"]),
 }
 

@@ -24,7 +24,7 @@ PLGU-GRep, on FedRep:
     server:    φ = mean_S φ_i
 
 The last line of the paper's update prints the plain gradient in place of g̃, which would leave ε unused. The two steps
-of the body are plain ones, whatever the run's optimizer, and `train.clip` bounds their sum.
+of the body are plain ones, whatever the run's optimizer; `train.clip` bounds each of the three gradients.
 
 | symbol | here |
 |---|---|
