@@ -91,6 +91,7 @@ def run(
     overwrite: bool = False,
     observer: Observer | None = None,
     source: Source | None = None,
+    force: bool = False,
     **settings: Any,
 ) -> ExperimentResult:
     """Runs an experiment and returns its result; the same as `tailorfl run`.
@@ -102,6 +103,7 @@ def run(
         overwrite: replace the experiment in `out`.
         observer: told of the progress.
         source: your own data in place of `data.name`, see `tailorfl.data.own`.
+        force: resume though settings, data or versions are not those that it was started with; the report says so.
         settings: in place of the config's: `rounds=20`, `methods=["local", "ditto"]`, `train={"lr": 0.1}`.
             Groups are merged key by key, so `train={"lr": 0.1}` leaves the other training settings.
 
@@ -111,7 +113,14 @@ def run(
     from tailorfl.experiments.api import run as run_here
 
     return run_here(
-        config, settings, out=out, resume=resume, overwrite=overwrite, observer=observer, source=source
+        config,
+        settings,
+        out=out,
+        resume=resume,
+        overwrite=overwrite,
+        observer=observer,
+        source=source,
+        force=force,
     )
 
 
@@ -122,6 +131,7 @@ def reproduce(
     resume: bool = False,
     overwrite: bool = False,
     observer: Observer | None = None,
+    force: bool = False,
     **settings: Any,
 ) -> dict[str, ExperimentResult]:
     """Runs a recipe and returns its results by variant ("" where it has none); the same as `tailorfl reproduce`.
@@ -130,7 +140,9 @@ def reproduce(
     """
     from tailorfl.experiments.api import reproduce as reproduce_here
 
-    return reproduce_here(recipe, settings, out=out, resume=resume, overwrite=overwrite, observer=observer)
+    return reproduce_here(
+        recipe, settings, out=out, resume=resume, overwrite=overwrite, observer=observer, force=force
+    )
 
 
 def pretrain(

@@ -85,6 +85,10 @@ Out = Annotated[
     Path | None, typer.Option(help="Result folder; by default runs/NAME, or the next free runs/NAME-2, ...")
 ]
 Resume = Annotated[Path | None, typer.Option(help="Continue the experiment in this result folder.")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Resume though settings, data or versions are others; the report says so."),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the experiment in the result folder.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show sizes, costs and an estimate; train nothing.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress display.")]
@@ -114,12 +118,13 @@ def run_command(
     arguments: Arguments = None,
     out: Out = None,
     resume: Resume = None,
+    force: Force = False,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment: one method (Ditto if not told), or all that its file names."""
-    _experiment(ctx, arguments, None, out, resume, overwrite, dry_run, quiet)
+    _experiment(ctx, arguments, None, out, resume, overwrite, dry_run, quiet, force)
 
 
 @app.command()
@@ -128,6 +133,7 @@ def compare(
     arguments: Arguments = None,
     out: Out = None,
     resume: Resume = None,
+    force: Force = False,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,
@@ -135,7 +141,7 @@ def compare(
     """Compare several methods fairly: same data, same seeds, one table with plots."""
     from tailorfl.experiments.schema import COMPARED
 
-    _experiment(ctx, arguments, COMPARED, out, resume, overwrite, dry_run, quiet)
+    _experiment(ctx, arguments, COMPARED, out, resume, overwrite, dry_run, quiet, force)
 
 
 @app.command()
@@ -206,8 +212,11 @@ def _experiment(
     overwrite: bool,
     dry_run: bool,
     quiet: bool,
+    force: bool = False,
 ) -> None:
     """Loads, checks and runs an experiment, or estimates it."""
+    if force and resume is None:
+        raise ConfigError("--force is for --resume; a new experiment has nothing that could differ")
     config = _config(arguments or [], methods, out, resume, overwrite)
 
     # From here on torch is needed, which takes a second to import.
@@ -233,7 +242,9 @@ def _experiment(
     state.under_way(folder / "config.yaml", f"tailorfl run --resume {quoted(folder)}")
     with observer(_stderr(), config, quiet=quiet) as watch:
         done = list(
-            run_variants(config, folder, resume=resume is not None, overwrite=overwrite, observer=watch)
+            run_variants(
+                config, folder, resume=resume is not None, overwrite=overwrite, observer=watch, force=force
+            )
         )
     state.done()
     for result in done:

@@ -32,6 +32,7 @@ def run(
     overwrite: bool,
     observer: Observer | None,
     source: Source | None,
+    force: bool,
 ) -> ExperimentResult:
     """Loads, checks and runs an experiment; see `tailorfl.run`."""
     folder = None if out is None else Path(out)
@@ -54,7 +55,13 @@ def run(
     if folder is None:
         folder = new_folder(chosen, overwrite)
     return run_experiment(
-        chosen, folder, resume=resume, overwrite=overwrite, observer=observer, source=source
+        chosen,
+        folder,
+        resume=resume,
+        overwrite=overwrite,
+        observer=observer,
+        source=source,
+        force=force,
     )
 
 
@@ -66,12 +73,13 @@ def reproduce(
     resume: bool,
     overwrite: bool,
     observer: Observer | None,
+    force: bool,
 ) -> dict[str, ExperimentResult]:
     """Runs every variant of an experiment; see `tailorfl.reproduce`."""
     chosen = load(config, settings)
     check(chosen)
     folder = Path(out) if out is not None else new_folder(chosen, overwrite)
-    found = run_variants(chosen, folder, resume=resume, overwrite=overwrite, observer=observer)
+    found = run_variants(chosen, folder, resume=resume, overwrite=overwrite, observer=observer, force=force)
     return dict(zip(expand(chosen), found, strict=True))
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 
-from tailorfl.errors import ConfigError, unknown
+from tailorfl.errors import unknown
 from tailorfl.experiments.data_settings import DataConfig
 from tailorfl.experiments.model_settings import OneModelConfig
+from tailorfl.experiments.names import check_distinct
 from tailorfl.experiments.schema import ExperimentConfig, MethodConfig
 
 
@@ -22,12 +23,13 @@ def check(config: ExperimentConfig) -> None:
     if config.variants:
         from tailorfl.experiments.variants import expand
 
+        check_distinct(config.variants, "variants")
         for experiment in expand(config).values():
             check(experiment)
         return
     for method in config.methods:
         _check_method(method, config)
-    _check_folders(config.methods)
+    check_distinct((method.label for method in config.methods), "methods")
     for method in config.methods:
         for model in config.model_of(method).architectures.values():
             _check_model(model)
@@ -58,21 +60,6 @@ def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
         check_private(made, privacy.level)
         if config.eval.select == "val" and made.has_personal:
             refuse_private(privacy.level)
-
-
-def _check_folders(methods: Iterable[MethodConfig]) -> None:
-    """Labels name folders; two that differ only in signs no folder has would share one."""
-    from tailorfl.experiments.result import slug
-
-    taken: dict[str, str] = {}
-    for method in methods:
-        folder = slug(method.label)
-        if folder in taken:
-            raise ConfigError(
-                f"methods: the labels '{taken[folder]}' and '{method.label}' would share the folder "
-                f"'{folder}'; change one of them"
-            )
-        taken[folder] = method.label
 
 
 def _check_model(model: OneModelConfig) -> None:

@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.experiments.config import load
+from tailorfl.experiments.config import load, read
+from tailorfl.experiments.names import slug
 from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.runs.files import FolderLock, reporting
 from tailorfl.runs.store import RunStore
 
 ROOT = Path("runs")
+ALWAYS = ("seeds", "data", "model", "methods", "train", "rounds")
+"""Settings that the config.yaml of a result folder has, whatever version wrote it."""
 
 
 def new_folder(config: ExperimentConfig, overwrite: bool = False) -> Path:
     """runs/NAME, or where that exists and must stay, the first free of runs/NAME-2, runs/NAME-3, ..."""
-    from tailorfl.experiments.result import slug
-
     folder = first = ROOT / slug(config.name)
     number = 2
     while folder.exists() and not overwrite:
@@ -29,10 +30,20 @@ def new_folder(config: ExperimentConfig, overwrite: bool = False) -> Path:
 
 
 def experiment_in(folder: Path) -> ExperimentConfig:
-    """The experiment a result folder was started with. Raises ConfigError if there is none."""
+    """The experiment a result folder was started with.
+
+    Raises:
+        ConfigError: there is none, or its file has lost what every such file has.
+    """
     file = folder / "config.yaml"
     if not file.is_file():
         raise ConfigError(f"'{folder}' is no result folder that could be resumed: it has no config.yaml")
+    lost = [key for key in ALWAYS if key not in read(file)]
+    if lost:
+        raise ConfigError(
+            f"'{file}' lacks {', '.join(lost)}, which every experiment writes there, so it is damaged or was edited; "
+            "restore it from a copy"
+        )
     return load(file)
 
 
@@ -64,8 +75,18 @@ def check_folder(out: Path, resume: bool, overwrite: bool) -> None:
 
 
 def discard_jobs(out: Path) -> None:
-    """Deletes the jobs of an earlier experiment, which would pass for finished ones of the next."""
+    """Deletes the jobs of an earlier experiment, which would pass for finished ones of the next.
+
+    Raises:
+        RunError: one of them is a link to another place, where nothing is deleted.
+    """
     for file in out.glob("*/seed-*/config.json"):
+        for place in (file.parent, file.parent.parent):
+            if place.is_symlink():
+                raise RunError(
+                    f"'{place}' is a link out of the result folder, behind which nothing is deleted; remove the link, "
+                    "or choose another folder with --out"
+                )
         RunStore.discard(file.parent)
 
 

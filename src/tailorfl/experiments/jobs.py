@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tailorfl.engines.rounds import RoundResult
-from tailorfl.experiments.result import slug
+from tailorfl.experiments.names import slug
 from tailorfl.experiments.schema import ExperimentConfig, MethodConfig
 
 

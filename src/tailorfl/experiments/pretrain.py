@@ -29,7 +29,7 @@ from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.experiments.config import load
 from tailorfl.experiments.folders import ROOT, locked
 from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.result import slug
+from tailorfl.experiments.names import slug
 from tailorfl.experiments.runner import make_federation, make_simulation
 from tailorfl.experiments.schema import EngineConfig, ExperimentConfig, MethodConfig
 from tailorfl.models.weights import save_weights

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tailorfl.experiments.config import load
 from tailorfl.experiments.curves import Section, sections
+from tailorfl.experiments.fingerprint import forced
 from tailorfl.experiments.published import beside, notes
 from tailorfl.runs.files import write_text
 from tailorfl.runs.tables import render
@@ -32,7 +33,7 @@ def write_report(result: ExperimentResult, target: float | None = None) -> list[
     Raises RunError where the folder cannot be written, ConfigError for a target out of the metric's reach.
     """
     config = load(result.path / "config.yaml")
-    further = sections(result, config.eval.target if target is None else target)
+    further = [*_forced(result.path), *sections(result, config.eval.target if target is None else target)]
     result.write()
     plots = result.plot()
     table = render(result.table, result.columns, "markdown")
@@ -41,6 +42,15 @@ def write_report(result: ExperimentResult, target: float | None = None) -> list[
     write_text(markdown, _markdown(config, table, published, further, plots))
     write_text(page, _html(config, table, published, further, plots))
     return [markdown, page]
+
+
+def _forced(folder: Path) -> list[Section]:
+    """What was different when the experiment was resumed by force, if it was."""
+    differences = forced(folder)
+    if not differences:
+        return []
+    note = "The table mixes results of different settings, data or versions: the experiment was resumed with --force."
+    return [Section("Resumed by force", note, ("Difference",), tuple((d,) for d in differences))]
 
 
 def _published(result: ExperimentResult, config: ExperimentConfig) -> str:

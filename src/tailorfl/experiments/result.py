@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -13,6 +11,7 @@ from tailorfl.errors import RunError
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.evaluation.seeds import paired
 from tailorfl.evaluation.summary import summarize
+from tailorfl.experiments.names import slug
 from tailorfl.runs import plots
 from tailorfl.runs.files import write_text
 from tailorfl.runs.store import RunStore
@@ -218,18 +217,3 @@ class ExperimentResult:
             frames.append(frame)
         stacked: pd.DataFrame = pd.concat(frames, ignore_index=True)
         return stacked
-
-
-def slug(label: str) -> str:
-    """Returns a label as a folder name; Greek letters are written out.
-
-    >>> slug("ε = 0.1, δ = 1e-4")
-    'epsilon=0.1-delta=1e-4'
-    """
-    plain = re.sub(r"\s*=\s*", "=", re.sub(r"[α-ωΑ-Ω]", _written_out, label))
-    return re.sub(r"[^A-Za-z0-9.=_+-]+", "-", plain).strip("-") or "run"
-
-
-def _written_out(letter: re.Match[str]) -> str:
-    name = unicodedata.name(letter[0]).rpartition(" ")[2].lower()
-    return "lambda" if name == "lamda" else name  # as Unicode spells it

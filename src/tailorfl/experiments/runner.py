@@ -38,6 +38,7 @@ from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.summary import summarize
 from tailorfl.experiments.curves import check_target
 from tailorfl.experiments.final_cost import long_final
+from tailorfl.experiments.fingerprint import FORCED, made_with, other_data, other_settings, refuse
 from tailorfl.experiments.folders import check_folder, check_source, discard_jobs, locked
 from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.models import make_model
@@ -59,22 +60,28 @@ def run_experiment(
     overwrite: bool = False,
     observer: Observer | None = None,
     source: Any = None,
+    force: bool = False,
 ) -> ExperimentResult:
     """Runs every method with every seed and returns the result; finished jobs of a resumed experiment are kept.
 
-    `source` is a `tailorfl.data.Source` to use in place of the configured one.
+    `source` is a `tailorfl.data.Source` to use in place of the configured one; `force` resumes with other settings,
+    data or versions than the experiment was started with, and notes that for the report.
 
     Raises:
         TailorflError: see the message; what was finished stays on disk and `resume` continues from there.
     """
     torch.set_num_threads(config.threads)
+    config = with_all_options(config)
     watch = observer if observer is not None else Observer()
     jobs = [Job(config, method, seed) for seed in config.seeds for method in config.methods]
     # Even between two jobs, when none of them is locked, the folder is this process's.
     with locked(out):
         check_folder(out, resume, overwrite)
         begun = resume
+        if resume:
+            refuse(out, list(other_settings(jobs, out)), force)
         federation: Federation | None = None
+        facts: dict[str, Any] = {}
         built: int | None = None
         said: set[str] = set()
         diverged: list[DivergenceError] = []
@@ -88,13 +95,18 @@ def run_experiment(
             if federation is None or seed != built:
                 federation, built = make_federation(config, seed, source, said), seed
                 check_target(config.eval.target, primary(federation.source.task)[0])
+                facts = made_with(job, federation)
+                if resume:
+                    refuse(out, list(other_data(jobs, out, job, facts["data"])), force)
             sim = make_simulation(job, federation, folder)
             if not begun:  # only now: data or a model that cannot be used replace no earlier experiment
                 discard_jobs(out)
+                (out / FORCED).unlink(missing_ok=True)
                 write_text(out / "config.yaml", config.to_yaml())
                 begun = True
             try:
-                _run_job(job, sim, folder, resume, watch, position, len(jobs), source is not None)
+                origin = {"own_source": source is not None, **facts}
+                _run_job(job, sim, folder, resume, watch, position, len(jobs), origin)
             except DivergenceError as error:
                 log.warning("%s, seed %d, is left out of the results: %s", job.method.label, job.seed, error)
                 diverged.append(error)
@@ -104,6 +116,18 @@ def run_experiment(
         result = ExperimentResult.load(out)
         result.write()
     return result
+
+
+def with_all_options(config: ExperimentConfig) -> ExperimentConfig:
+    """Returns the experiment with every option of its methods written out, so that its folder says what was run."""
+    return config.model_copy(
+        update={
+            "methods": tuple(
+                m.model_copy(update={"options": make_method(m.name, m.options).model_dump(mode="json")})
+                for m in config.methods
+            )
+        }
+    )
 
 
 def make_federation(
@@ -185,7 +209,7 @@ def _run_job(
     watch: Observer,
     position: int,
     total: int,
-    own_source: bool,
+    origin: dict[str, Any],
 ) -> None:
     identity = {"method": job.method.name, "label": job.method.label, "seed": job.seed}
     exists = resume and (folder / "config.json").is_file()
@@ -194,7 +218,7 @@ def _run_job(
         if exists
         else RunStore.create(
             folder,
-            {**identity, "own_source": own_source, "experiment": job.config.to_dict()},
+            {**identity, **origin},
             overwrite=True,
         ) as store
     ):

@@ -16,7 +16,8 @@ from tailorfl.errors import RunError
 from tailorfl.experiments.config import load
 from tailorfl.experiments.folders import check_folder, discard_jobs
 from tailorfl.experiments.jobs import Observer
-from tailorfl.experiments.result import ExperimentResult, slug
+from tailorfl.experiments.names import slug
+from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.runner import run_experiment
 from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.runs.files import reporting, write_text
@@ -44,8 +45,11 @@ def run_variants(
     resume: bool = False,
     overwrite: bool = False,
     observer: Observer | None = None,
+    force: bool = False,
 ) -> Iterator[ExperimentResult]:
-    """Runs every variant and yields its result when it is done; `resume` keeps the finished ones.
+    """Runs every variant and yields its result when it is done.
+
+    `resume` keeps the finished ones; it and `force` are those of `run_experiment`.
 
     Raises:
         TailorflError: see the message; what was finished stays on disk.
@@ -62,7 +66,7 @@ def run_variants(
         folder = out / slug(name) if name else out
         started = (folder / "config.yaml").is_file()
         yield run_experiment(
-            experiment, folder, resume=resume and started, overwrite=overwrite, observer=observer
+            experiment, folder, resume=resume and started, overwrite=overwrite, observer=observer, force=force
         )
 
 
