@@ -198,6 +198,14 @@ def report(
         _stdout().print(f"report: {written}", highlight=False, soft_wrap=True)
 
 
+@app.command("check")
+def check_command(folder: Annotated[Path, typer.Argument(help="Result folder of an experiment.")]) -> None:
+    """Look whether every file of a result folder is there and is what was written."""
+    from tailorfl.cli.integrity import show_integrity
+
+    show_integrity(_stdout(), folder)
+
+
 def run() -> None:
     """Entry point of the command `tailorfl`."""
     app()
@@ -280,6 +288,10 @@ def _show(result: ExperimentResult, target: float | None = None) -> None:
     config = experiment_in(result.path)
     out = _stdout()
     show_comparison(out, result, config.name)
+    for reason in result.missing:
+        _stderr().print(
+            f"[bold yellow]not in the table:[/] {_plain(reason)}", highlight=False, soft_wrap=True
+        )
     wanted = config.eval.target if target is None else target
     if wanted is not None:
         section = sections(result, wanted)[0]

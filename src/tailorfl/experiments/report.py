@@ -33,7 +33,11 @@ def write_report(result: ExperimentResult, target: float | None = None) -> list[
     Raises RunError where the folder cannot be written, ConfigError for a target out of the metric's reach.
     """
     config = load(result.path / "config.yaml")
-    further = [*_forced(result.path), *sections(result, config.eval.target if target is None else target)]
+    further = [
+        *_missing(result),
+        *_forced(result.path),
+        *sections(result, config.eval.target if target is None else target),
+    ]
     result.write()
     plots = result.plot()
     table = render(result.table, result.columns, "markdown")
@@ -51,6 +55,16 @@ def _forced(folder: Path) -> list[Section]:
         return []
     note = "The table mixes results of different settings, data or versions: the experiment was resumed with --force."
     return [Section("Resumed by force", note, ("Difference",), tuple((d,) for d in differences))]
+
+
+def _missing(result: ExperimentResult) -> list[Section]:
+    """The jobs that are not in the table, and why."""
+    if not result.missing:
+        return []
+    note = (
+        "These jobs of the experiment are not in the table; means are over fewer seeds where only some are."
+    )
+    return [Section("Not in the table", note, ("Job",), tuple((m,) for m in result.missing))]
 
 
 def _published(result: ExperimentResult, config: ExperimentConfig) -> str:

@@ -30,17 +30,20 @@ class ExperimentResult:
     Attributes:
         path: the result folder.
         jobs: (summary, RunStore) of every finished job, in the order of methods and seeds.
+        missing: why the other jobs of the experiment are not among them, a sentence each.
     """
 
-    def __init__(self, path: Path, jobs: Sequence[tuple[dict[str, Any], RunStore]]) -> None:
-        self.path, self.jobs = path, list(jobs)
+    def __init__(
+        self, path: Path, jobs: Sequence[tuple[dict[str, Any], RunStore]], missing: Sequence[str] = ()
+    ) -> None:
+        self.path, self.jobs, self.missing = path, list(jobs), list(missing)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Returns the result in a folder; unfinished jobs are left out.
+        """Returns the result in a folder; unfinished and damaged jobs are left out, and `missing` says so.
 
         Raises:
-            RunError: there is no finished job.
+            RunError: there is no finished job that is as it was written.
         """
         from tailorfl.experiments.config import load
 
@@ -48,16 +51,21 @@ class ExperimentResult:
         if not (folder / "config.yaml").is_file():
             raise RunError(f"'{folder}' is not a result folder: it has no config.yaml; check the name")
         config = load(folder / "config.yaml", [])
-        jobs = []
+        jobs, missing = [], []
         for method in config.methods:
             for seed in config.seeds:
                 place = folder / slug(method.label) / f"seed-{seed}"
-                if (place / "summary.json").is_file():
-                    store = RunStore.open(place, readonly=True)
-                    jobs.append((dict(store.summary or {}), store))
+                problem = trouble(place)
+                if problem:
+                    missing.append(f"{method.label}, seed {seed}: {problem}")
+                    continue
+                store = RunStore.open(place, readonly=True)
+                jobs.append((dict(store.summary or {}), store))
         if not jobs:
-            raise RunError(f"'{folder}' has no finished job yet; continue it with --resume {folder}")
-        return cls(folder, jobs)
+            raise RunError(
+                f"'{folder}' has no finished job yet; continue it with --resume {folder}. {'; '.join(missing)}"
+            )
+        return cls(folder, jobs, missing)
 
     @property
     def metric(self) -> str:
@@ -217,3 +225,14 @@ class ExperimentResult:
             frames.append(frame)
         stacked: pd.DataFrame = pd.concat(frames, ignore_index=True)
         return stacked
+
+
+def trouble(place: Path) -> str:
+    """Returns why a job's folder holds no result: it is not finished, or not what was written; "" where it does."""
+    if not (place / "config.json").is_file():
+        return "was not started"
+    store = RunStore.open(place, readonly=True)
+    found = store.problems()
+    if found:
+        return f"damaged: {', '.join(found)}; restore it from a copy, or do it again with --resume"
+    return "" if store.status == "finished" else f"not finished ({store.status})"

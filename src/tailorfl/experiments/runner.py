@@ -27,9 +27,9 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.validate import validate
 from tailorfl.engines.groups import assign_by_size
 from tailorfl.engines.private_updates import cohort_is_secret
-from tailorfl.engines.rounds import RoundResult
+from tailorfl.engines.rounds import RoundResult, listed
 from tailorfl.engines.simulation import Simulation, make_engine
-from tailorfl.errors import ConfigError, DataError, DivergenceError, TailorflError
+from tailorfl.errors import ConfigError, DataError, DivergenceError, RunError, TailorflError
 from tailorfl.evaluation.generation import Generation
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER, primary
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
@@ -88,7 +88,11 @@ def run_experiment(
         for position, job in enumerate(jobs, start=1):
             folder = out / job.folder
             if resume and _is_finished(folder):
-                continue
+                damage = RunStore.open(folder, readonly=True).problems()
+                if not damage:
+                    continue
+                log.warning("%s, seed %d, is done again: %s", job.method.label, job.seed, ", ".join(damage))
+                RunStore.discard(folder)
             if resume:
                 check_source(out, source)
             seed = config.data.seed_of(job.seed)
@@ -234,6 +238,7 @@ def _run_job(
         if exists:
             _keep_engine(sim, store)
             store.truncate_after(sim.round)
+            _check_records(store, sim.round)
         expensive = long_final(sim, _protocol(job.config, final=True), job.rounds)
         if expensive is not None:
             log.warning("%s", expensive)
@@ -253,6 +258,21 @@ def _keep_engine(sim: Simulation, store: RunStore) -> None:
     done = store.rounds()
     if len(done):
         sim.engine.resume(str(done["engine"].iloc[-1]))
+
+
+def _check_records(store: RunStore, rounds: int) -> None:
+    """Raises RunError where the records of the rounds that a checkpoint has behind it are not all there."""
+    done, clients = store.rounds(), store.clients()
+    lost = sorted(set(range(1, rounds + 1)) - set(done["round"].tolist()))
+    measured = [c for c in done.columns if c.startswith(("personal/", "global/"))]
+    evaluated = done["round"][done[measured].notna().any(axis=1)] if measured else done["round"][:0]
+    unseen = sorted(set(evaluated.tolist()) - set(clients["round"].tolist()))
+    for name, rounds_lost in (("rounds.jsonl", lost), ("clients.jsonl", unseen)):
+        if rounds_lost:
+            raise RunError(
+                f"'{store.path / name}' has lost the records of rounds {listed(rounds_lost)}, so this job's curves "
+                "would have holes; restore the file from a copy, or move the job's folder away to do it anew"
+            )
 
 
 def _rounds(

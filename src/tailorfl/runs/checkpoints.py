@@ -1,7 +1,8 @@
 """Checkpoints that are either whole or noticed: a safetensors file and a JSON file with its size and sha256.
 
 `checkpoint-000012.safetensors` holds the tensors after round 12, `checkpoint-000012.json` the meta data. The
-JSON file is written last, so its existence says that the tensors were complete. Nothing is pickled.
+JSON file is written last, so its existence says that the tensors were complete; it has a digest of its own content
+too. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def save(folder: Path, round: int, tensors: Mapping[str, Tensor], meta: Mapping[
     with replacing(path) as part:
         _write_tensors(part, tensors)
         facts = {"bytes": part.stat().st_size, "sha256": _sha256(part)}
-    write_text(path.with_suffix(".json"), encode({"round": round, **facts, "meta": meta}, indent=1))
+    about = {"round": round, **facts, "meta": meta}
+    write_text(path.with_suffix(".json"), encode({**about, "digest": _digest(encode(about))}, indent=1))
     remove(folder, _rounds(folder)[:-KEPT])
 
 
@@ -53,10 +55,10 @@ def load_latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] |
         path = _tensors_path(folder, round)
         try:
             facts = decode(path.with_suffix(".json").read_text(encoding="utf-8"))
-            problem = _damage(path, facts["bytes"], facts["sha256"])
+            problem = _changed(path, facts) or _damage(path, facts["bytes"], facts["sha256"])
             if problem is None:
                 return round, load_file(path), facts["meta"]
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             problem = f"{path.stem} cannot be read ({error!r})"
         damage.append(problem)
         log.warning("passing over a damaged checkpoint in '%s': %s", folder, problem)
@@ -66,6 +68,20 @@ def load_latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] |
             "restore the files from a copy, or start again under another name"
         )
     return None
+
+
+def problems(folder: Path) -> list[str]:
+    """Returns what is wrong with the checkpoints of a folder, a sentence each."""
+    found = []
+    for round in _rounds(folder):
+        path = _tensors_path(folder, round)
+        try:
+            facts = decode(path.with_suffix(".json").read_text(encoding="utf-8"))
+            problem = _changed(path, facts) or _damage(path, facts["bytes"], facts["sha256"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            problem = f"{path.stem} cannot be read ({error!r})"
+        found += [problem] if problem else []
+    return found
 
 
 def remove(folder: Path, rounds: list[int]) -> None:
@@ -115,6 +131,18 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         if number is None:
             raise
         raise OSError(int(number[1]), str(error)) from error
+
+
+def _changed(path: Path, facts: dict[str, Any]) -> str | None:
+    """What is wrong with the meta data of a checkpoint; files of before there were digests have none."""
+    digest = facts.pop("digest", None)
+    if digest is None or _digest(encode(facts)) == digest:
+        return None
+    return f"{path.with_suffix('.json').name} is not what was written"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _damage(path: Path, size: int, digest: str) -> str | None:

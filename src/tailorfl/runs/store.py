@@ -8,6 +8,7 @@
 | clients.jsonl | one record {round, client, set, model, metric values} a client and evaluation, appended |
 | checkpoint-NNNNNN.safetensors, .json | the state after round NNNNNN, last two kept |
 | summary.json, rounds.parquet, clients.parquet | written when the run finishes |
+| manifest.json | sizes and digests of these files, written when the run finishes |
 | privacy.csv | what clients' data were used for and its ε, where a run is private; written by whoever runs it |
 """
 
@@ -25,7 +26,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from tailorfl.errors import RunError
-from tailorfl.runs import checkpoints
+from tailorfl.runs import checkpoints, manifest
 from tailorfl.runs.files import (
     PART,
     FolderLock,
@@ -51,7 +52,7 @@ Status = Literal["running", "finished", "failed", "interrupted"]
 
 SYNC_SECONDS = 1.0
 """Rounds that are faster than this wait for the disk together."""
-_RESULTS = ("summary.json", "rounds.parquet", "clients.parquet", "privacy.csv")
+_RESULTS = ("summary.json", "rounds.parquet", "clients.parquet", "privacy.csv", manifest.NAME)
 _RECORDS = ("rounds.jsonl", "clients.jsonl")
 
 
@@ -215,7 +216,15 @@ class RunStore:
                 raise RunError(
                     f"cannot write '{self.path / name}': {error}; a column mixes types, see the .jsonl file"
                 ) from error
+        manifest.write(self.path, ("config.json", *_RESULTS[:-1], *_RECORDS))
         self.mark("finished")
+
+    def problems(self) -> list[str]:
+        """What is wrong with a finished run's files, a sentence each: see `tailorfl.runs.manifest`."""
+        found = manifest.problems(self.path)
+        if not found and self.status == "finished" and not (self.path / "summary.json").is_file():
+            found = ["summary.json is missing, though the run is finished"]
+        return found
 
     def rounds(self) -> pd.DataFrame:
         """The records of `append_round` so far, one row each."""

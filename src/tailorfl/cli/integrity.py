@@ -1,0 +1,33 @@
+"""The command `tailorfl check`: is a result folder whole?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from tailorfl.errors import RunError
+
+
+def show_integrity(console: Console, folder: Path) -> None:
+    """Prints a line a job of the experiment in a folder, of its variants where it has some.
+
+    Raises:
+        RunError: something is damaged; names how many jobs.
+        ConfigError: the folder holds no experiment.
+    """
+    from tailorfl.experiments.folders import experiment_in
+    from tailorfl.experiments.integrity import job_problems, jobs_of
+
+    damaged = 0
+    for name, problems in (
+        (name, job_problems(place)) for name, place in jobs_of(folder, experiment_in(folder))
+    ):
+        damaged += any(bad for bad, _ in problems)
+        text = "; ".join(text for _, text in problems) or "whole"
+        console.print(f"{name}: {text}", highlight=False, markup=False, soft_wrap=True)
+    if damaged:
+        raise RunError(
+            f"{damaged} jobs of '{folder}' are damaged; restore them from a copy, or do them again with "
+            f"--resume {folder}"
+        )

@@ -1,0 +1,156 @@
+"""Result folders that were changed, cut or lost a file: noticed, named, never a wrong number."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import tailorfl
+from tailorfl.cli.main import app
+from tailorfl.errors import RunError, TailorflError
+from tailorfl.experiments.jobs import Job, Observer
+from tailorfl.experiments.report import write_report
+from tailorfl.experiments.result import ExperimentResult
+
+TINY: dict[str, Any] = {
+    "methods": ["local", "ditto"],
+    "rounds": 4,
+    "seeds": 2,
+    "model": "logistic",
+    "data": {"clients": 3},
+    "eval": {"every": 1, "sets": ["val", "local"], "final": ["local"]},
+    "checkpoint_every": 2,
+    "train": {"dp": {"clip": 1.0, "noise": 1.0, "accountant": "rdp"}},
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tailorfl.run(TINY, out=tmp_path_factory.mktemp("whole") / "run").path
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+def change_digit(file: Path) -> None:
+    """Another digit somewhere in the middle of the file."""
+    content = bytearray(file.read_bytes())
+    digits = [k for k, byte in enumerate(content) if 48 <= byte <= 56]
+    content[digits[len(digits) // 2]] += 1
+    file.write_bytes(bytes(content))
+
+
+def cut(file: Path) -> None:
+    """Without its last line."""
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+def checked(folder: Path) -> tuple[int, str]:
+    found = CliRunner().invoke(app, ["check", str(folder)])
+    return found.exit_code, " ".join(found.output.split())
+
+
+@pytest.mark.parametrize("harm", [change_digit, cut, Path.unlink], ids=["changed", "cut", "deleted"])
+@pytest.mark.parametrize(
+    "name", ["summary.json", "rounds.jsonl", "clients.jsonl", "config.json", "privacy.csv"]
+)
+def test_a_damaged_job_is_named_and_in_no_table(
+    folder: Path, harm: Callable[[Path], None], name: str
+) -> None:
+    before = ExperimentResult.load(folder).table
+    assert before["seeds"].tolist() == [2, 2]
+    harm(folder / "ditto" / "seed-1" / name)
+    result = ExperimentResult.load(folder)
+    assert result.table["seeds"].tolist() == [2, 1]
+    assert len(result.missing) == 1
+    assert result.missing[0].startswith("ditto, seed 1: ")
+    for page in write_report(result):
+        assert "Not in the table" in page.read_text()
+    code, said = checked(folder)
+    if not (name == "config.json" and harm is Path.unlink):  # that folder is no job any more
+        assert code != 0
+        assert name in said
+        assert "1 jobs of" in said
+    assert "local, seed 0: whole" in said
+
+
+def test_resuming_does_a_damaged_job_again(folder: Path) -> None:
+    change_digit(folder / "ditto" / "seed-1" / "summary.json")
+    again = tailorfl.run(None, out=folder, resume=True)
+    assert not again.missing
+    assert checked(folder)[0] == 0
+    assert again.table["seeds"].tolist() == [2, 2]
+
+
+class Stop(Observer):
+    def round_done(self, job: Job, done: Any) -> None:
+        if job.seed == 1 and job.method.name == "ditto" and done.round == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.raises(KeyboardInterrupt):
+        tailorfl.run(TINY, out=out, observer=Stop())
+    return out
+
+
+@pytest.fixture
+def interrupted(stopped: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stopped, tmp_path / "stopped"))
+
+
+def test_facts_of_a_checkpoint_cannot_change_unnoticed(interrupted: Path) -> None:
+    job = interrupted / "ditto" / "seed-1"
+    (newest,) = job.glob("checkpoint-*.json")
+    facts = json.loads(newest.read_text())
+    facts["meta"]["ledger"][0][-1] -= 1  # fewer private steps than were taken
+    newest.write_text(json.dumps(facts, indent=1))
+    assert checked(interrupted)[0] != 0
+    with pytest.raises(RunError, match=r"checkpoint-000002\.json is not what was written"):
+        tailorfl.run(None, out=interrupted, resume=True)
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "clients.jsonl"])
+def test_a_history_with_holes_is_not_continued(interrupted: Path, name: str) -> None:
+    file = interrupted / "ditto" / "seed-1" / name
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(line for line in lines if b'"round": 1,' not in line))
+    with pytest.raises(RunError, match=rf"{name}' has lost the records of rounds 1"):
+        tailorfl.run(None, out=interrupted, resume=True)
+
+
+def test_what_is_not_finished_is_said_and_is_no_damage(interrupted: Path) -> None:
+    result = ExperimentResult.load(interrupted)
+    assert result.missing == ["ditto, seed 1: not finished (interrupted)"]
+    code, said = checked(interrupted)
+    assert code == 0
+    assert "ditto, seed 1: not finished (interrupted)" in said
+
+
+def test_every_byte_of_every_file_may_go_without_a_wrong_table(folder: Path) -> None:
+    """A library error, a named hole, or the same numbers: nothing else, whatever file of a job is emptied."""
+    wanted = ExperimentResult.load(folder).table.drop(columns=["seconds", "seconds_ci"])
+    job = folder / "local" / "seed-0"
+    for file in sorted(job.iterdir()):
+        if file.name == ".lock":
+            continue
+        content = file.read_bytes()
+        file.write_bytes(b"")
+        try:
+            result = ExperimentResult.load(folder)
+        except TailorflError:
+            pass
+        else:
+            if not result.missing:
+                assert result.table.drop(columns=["seconds", "seconds_ci"]).equals(wanted), file.name
+        file.write_bytes(content)
