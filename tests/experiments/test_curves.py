@@ -147,6 +147,23 @@ def test_alone_they_are_the_only_ones_that_are_looked_at(tmp_path: Path, run: Ex
     )
 
 
+def test_where_the_cohort_is_secret_nobody_is_told_who_took_part(tmp_path: Path) -> None:
+    private = {"dp": {"level": "client", "clip": 1.0, "noise": 1.0, "accountant": "rdp"}}
+    with pytest.raises(ConfigError, match="says who took part"):
+        tailorfl.run(
+            method="fedavg",
+            data={"clients": 6},
+            rounds=1,
+            seeds=1,
+            fraction=0.5,
+            sampling="bernoulli",
+            model="logistic",
+            train=private,
+            eval={"sets": ["participants"]},
+            out=tmp_path / "private",
+        )
+
+
 def test_the_report_has_the_target_and_the_choice_of_rounds(run: ExperimentResult) -> None:
     markdown, page = (file.read_text() for file in write_report(run))
     for text in (markdown, page):

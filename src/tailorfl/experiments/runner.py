@@ -287,6 +287,11 @@ def _rounds(
     config = job.config
     begin = time.perf_counter() - seconds
     saver = Saver(sim, store, config.checkpoint_every, selection)
+    if cohort_is_secret(sim) and "participants" in (*config.eval.sets, *config.eval.final):
+        raise ConfigError(
+            "the set 'participants' of eval.sets says who took part in a round, which this privacy keeps secret: its "
+            "epsilon counts on nobody seeing it; leave the set out, or take sampling=uniform"
+        )
     if job.rounds == sim.round and not sim.round:
         raise ConfigError("rounds is 0: there is nothing to run")
     while sim.round < job.rounds:
