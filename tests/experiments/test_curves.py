@@ -151,7 +151,7 @@ def test_where_the_cohort_is_secret_nobody_is_told_who_took_part(tmp_path: Path)
     private = {"dp": {"level": "client", "clip": 1.0, "noise": 1.0, "accountant": "rdp"}}
     with pytest.raises(ConfigError, match="says who took part"):
         tailorfl.run(
-            method="fedavg",
+            method={"name": "fedavg", "weights": "uniform"},
             data={"clients": 6},
             rounds=1,
             seeds=1,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,8 @@ MOST = 8
 
 def environment() -> dict[str, str]:
     """Returns the versions that numbers may depend on in their last digits, and the processor."""
-    import tailorfl
-
     return {
-        "tailorfl": tailorfl.__version__,
+        "tailorfl": version("tailorfl"),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "processor": processor(),
