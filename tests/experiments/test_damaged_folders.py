@@ -113,7 +113,7 @@ def test_facts_of_a_checkpoint_cannot_change_unnoticed(interrupted: Path) -> Non
     job = interrupted / "ditto" / "seed-1"
     (newest,) = job.glob("checkpoint-*.json")
     facts = json.loads(newest.read_text())
-    facts["meta"]["ledger"][0][-1] -= 1  # fewer private steps than were taken
+    facts["meta"]["round"] -= 1  # what a private step cost would be counted once less
     newest.write_text(json.dumps(facts, indent=1))
     assert checked(interrupted)[0] != 0
     with pytest.raises(RunError, match=r"checkpoint-000002\.json is not what was written"):
