@@ -308,8 +308,8 @@ def test_a_resumed_run_goes_on_exactly() -> None:
 @pytest.mark.parametrize(
     ("method", "says"),
     [
-        (make("fedavg"), "set methods.fedavg.weights=uniform"),
-        (make("pfedme"), "set methods.pfedme.weights=uniform"),
+        (make("fedavg"), "set weights=uniform"),
+        (make("pfedme"), "set weights=uniform"),
         (make("centralized"), "pooled data"),
         (make("hypcluster"), "the number of the cluster"),
         (make("fedclup", schedule={"kind": "dynamic"}), "losses that clients report"),

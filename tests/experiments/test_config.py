@@ -13,6 +13,8 @@ import yaml
 
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.config import ExperimentConfig, load, parse, read, recipes
+from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.runner import make_federation, make_simulation
 from tailorfl.experiments.schema import COMPARED
 
 VARIED = [
@@ -73,6 +75,24 @@ class TestRoundTrip:
         config = load(None, ["model={name: 'own:make', options: {weights: uniform}}"])
         assert config.model.weights is None
         assert parse(yaml.safe_load(config.to_yaml())).model.options == {"weights": "uniform"}
+
+
+class TestWeights:
+    def test_the_default_is_by_samples_and_is_written_out(self) -> None:
+        assert load().weights == "samples"
+        assert yaml.safe_load(load().to_yaml())["weights"] == "samples"
+
+    def test_a_run_says_one_for_all_and_a_line_its_own(self) -> None:
+        config = load(None, ["methods=[fedavg, {name: scaffold, weights: samples}]", "weights=uniform"])
+        assert config.weights == "uniform"
+        assert [m.options for m in config.methods] == [{}, {"weights": "samples"}]
+        jobs = [Job(config, m, 0) for m in config.methods]
+        data = make_federation(config, 0)
+        assert [make_simulation(job, data).weights for job in jobs] == ["uniform", "samples"]
+
+    def test_another_word_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="weights"):
+            load(None, ["weights=equal"])
 
 
 class TestShortForms:

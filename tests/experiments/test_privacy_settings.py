@@ -105,7 +105,7 @@ def test_levels_reach_the_simulation() -> None:
     [
         ({"name": "hypcluster"}, "sample", "training losses of all cluster models"),
         ({"name": "ditto", "dynamic_lam": [0.1, 1.0]}, "sample", "dynamic_lam"),
-        ({"name": "fedavg"}, "client", "set methods.fedavg.weights=uniform"),
+        ({"name": "fedavg"}, "client", "set weights=uniform"),
         ({"name": "centralized"}, "client", "pooled data"),
     ],
 )

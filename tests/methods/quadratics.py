@@ -115,16 +115,10 @@ def quadratic_simulation(
 
 
 def limit_simulation(name: str, **settings: Any) -> tuple[Simulation, Limit]:
-    """A run of a method with the settings under which its optimum is known.
-
-    `weights` overrides the method's own.
-    """
+    """A run of a method with the settings under which its optimum is known."""
     limit = row(name).limit
     assert limit is not None
-    options = dict(limit.options)
-    if "weights" in settings:
-        options["weights"] = settings.pop("weights")
-    return quadratic_simulation(make_method(name, options), limit.steps, **settings), limit
+    return quadratic_simulation(make_method(name, dict(limit.options)), limit.steps, **settings), limit
 
 
 def global_weight(sim: Simulation) -> Floats:

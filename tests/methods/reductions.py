@@ -41,9 +41,9 @@ class Same:
     models: tuple[str, ...] = ALL_MODELS
 
 
-def fedavg(line: str, exact: bool = True, uniform: bool = False, **options: Any) -> Same:
+def fedavg(line: str, exact: bool = True, **options: Any) -> Same:
     """A global model that is FedAvg's."""
-    return Same(line, options, "fedavg", {"weights": "uniform"} if uniform else {}, exact=exact)
+    return Same(line, options, "fedavg", exact=exact)
 
 
 def local(exact: bool = True, **options: Any) -> Same:
@@ -56,22 +56,22 @@ def nothing_personal(line: str = "T04", **options: Any) -> Same:
     return Same(line, options, "fedavg", {}, "personal", "global")
 
 
-SHARED_HEAD = {"personal_part": "none", "weights": "samples"}
+SHARED_HEAD = {"personal_part": "none"}
 FULL_STEP = {"batch_size": 0, "steps": 1, "epochs": None}
 
 REDUCTIONS: dict[str, tuple[Same, ...]] = {
     "fedprox": (fedavg("T01", mu=0.0),),
-    "fedsam": (fedavg("T01", rho=0.0, weights="samples"),),
+    "fedsam": (fedavg("T01", rho=0.0),),
     "feddf": (fedavg("T01", distil={"steps": 0}),),
     "hypcluster": (Same("T01", {"clusters": 1}, "fedavg", {}, "personal", "global"),),
     "fedavg_ft": (fedavg("T01", ft_epochs=3), nothing_personal("T01", ft_epochs=0)),
     "ditto": (
-        fedavg("T02", exact=False, uniform=True, lam=0.0),
-        fedavg("T02", exact=False, uniform=True, lam=0.7),
+        fedavg("T02", exact=False, lam=0.0),
+        fedavg("T02", exact=False, lam=0.7),
         local(lam=0.0),
     ),
     "perada": (
-        fedavg("T02", uniform=True, distil={"steps": 0}),
+        fedavg("T02", distil={"steps": 0}),
         Same("T07", {"lam": 0.7, "distil": {"steps": 0}}, "ditto", {"lam": 0.7}, exact=False),
         Same(
             "T07",
@@ -93,7 +93,7 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
         Same("T07", {"distil": {"rounds": 0}}, "perada", {"distil": {"steps": 0}}),
         local(lam=0.0),
     ),
-    "fedit": (fedavg("T07", uniform=True),),
+    "fedit": (fedavg("T07"),),
     "fedlora": (
         Same("T07", {"ft_epochs": 3}, "fedit"),
         Same("T07", {"ft_epochs": 0}, "fedit", {}, "personal", "global"),
@@ -109,7 +109,7 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
         local(lam=0.0, own_init=False, personal_start=0),
     ),
     "apfl": (
-        *(fedavg("T02", exact=False, uniform=True, alpha=a, adaptive=False) for a in (0.0, 0.4, 1.0)),
+        *(fedavg("T02", exact=False, alpha=a, adaptive=False) for a in (0.0, 0.4, 1.0)),
         local(exact=False, alpha=1.0, adaptive=False),
     ),
     "fedclup": (local(lam=0.0),),
@@ -117,7 +117,7 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
     # All three layers of the largest model of these tests are personal; θ takes plain steps beside ω's.
     "plgu_lf": (
         local(exact=False, personal_layers=3),
-        fedavg("T09", exact=False, uniform=True, rho=0.0),
+        fedavg("T09", exact=False, rho=0.0),
         Same(
             "T09",
             {"rho": 0.02, "personal_layers": 0, "score_norm": "ones"},
@@ -134,7 +134,7 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
     "fedper": (
         nothing_personal(personal_part="none"),
         local(personal_part="all"),
-        Same("T04", {"weights": "uniform"}, "fedsim", {}, "personal", "personal"),
+        Same("T04", {}, "fedsim", {}, "personal", "personal"),
     ),
     "fedsim": (nothing_personal(**SHARED_HEAD), local(personal_part="all")),
     "fedrep": (
@@ -142,7 +142,7 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
         local(personal_part="all", head_epochs=1, body_epochs=1),
         Same(
             "T04",
-            {"head_epochs": 2, "weights": "uniform"},
+            {"head_epochs": 2},
             "fedalt",
             {"head_epochs": 2},
             "personal",

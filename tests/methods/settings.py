@@ -15,7 +15,6 @@ from typing import Any, Literal
 import pytest
 
 import tailorfl.methods  # noqa: F401  (registers the methods)
-from tailorfl.core.messages import Weights
 from tailorfl.core.method import Method, make_method, methods
 
 LAM = 2.0
@@ -50,13 +49,12 @@ def twice(parts: Parts) -> int:
 class Card:
     """A line of the table of method cards.
 
-    Scalars per sampled client and round, weights, models that are evaluated.
+    Scalars per sampled client and round, models that are evaluated.
     """
 
     down: Count
     up: Count
     trained: Count
-    weights: Weights
     personal: bool
     shared: bool
     beside: Count = none
@@ -100,151 +98,147 @@ PROX_STEPS = 10
 """Steps that solve a proximal problem of the quadratics to float32 accuracy (contraction 1/4 a step)."""
 
 ROWS: dict[str, Row] = {
-    "local": Row(Card(none, none, whole, "uniform", True, False), limit=Limit("local")),
+    "local": Row(Card(none, none, whole, True, False), limit=Limit("local")),
     # Only reports the mean of the local models: it is sent up and never comes back.
-    "local_average": Row(Card(none, whole, whole, "uniform", True, True), limit=Limit("local_and_mean")),
-    "centralized": Row(Card(none, none, whole, "uniform", False, True), limit=Limit("pooled")),
-    "fedavg": Row(Card(whole, whole, whole, "samples", False, True), limit=Limit("pooled")),
+    "local_average": Row(Card(none, whole, whole, True, True), limit=Limit("local_and_mean")),
+    "centralized": Row(Card(none, none, whole, False, True), limit=Limit("pooled")),
+    "fedavg": Row(Card(whole, whole, whole, False, True), limit=Limit("pooled")),
     "fedprox": Row(
-        Card(whole, whole, whole, "samples", False, True),
+        Card(whole, whole, whole, False, True),
         {"mu": 0.5},
         Limit("coupled_global", PROX_STEPS, {"mu": LAM}),
     ),
-    "fedsam": Row(Card(whole, whole, whole, "uniform", False, True), {"rho": 0.02}),
+    "fedsam": Row(Card(whole, whole, whole, False, True), {"rho": 0.02}),
     "feddf": Row(
-        Card(whole, whole, whole, "samples", False, True),
+        Card(whole, whole, whole, False, True),
         {"distil": {"steps": 3, "batch_size": 4, "lr": 1e-3}},
         still={"distil": {"steps": 0}},
     ),
     "perada": Row(
-        Card(whole, whole, twice, "uniform", True, True),
+        Card(whole, whole, twice, True, True),
         # Of a linear model the mean of the teachers' logits is what the student already gives: a gradient of nothing
         # but rounding, which Adam scales up to whole steps.
         {"lam": 0.5, "distil": {"steps": 3, "batch_size": 4, "lr": 1e-3, "average": "probabilities"}},
         Limit("ditto", 1, {"lam": LAM, "distil": {"steps": 0}}),
         still={"distil": {"steps": 0}},
     ),
-    "fedit": Row(Card(whole, whole, whole, "uniform", False, True)),
-    "fedlora": Row(Card(whole, whole, whole, "uniform", True, True), {"ft_epochs": 1}),
+    "fedit": Row(Card(whole, whole, whole, False, True)),
+    "fedlora": Row(Card(whole, whole, whole, True, True), {"ft_epochs": 1}),
     # Some tests look at a single round, the first, in which personal models otherwise do not train yet.
     "fedoa": Row(
-        Card(whole, whole, twice, "uniform", True, True),
+        Card(whole, whole, twice, True, True),
         {"lam": 0.5, "personal_start": 0},
         still={"own_init": False},
     ),
     "fedsdr": Row(
-        Card(whole, whole, twice, "uniform", True, True),
+        Card(whole, whole, twice, True, True),
         {"lam": 0.5, "personal_start": 0},
         still={"own_init": False},
     ),
-    "scaffold": Row(Card(twice, twice, whole, "uniform", False, True, whole), limit=Limit("pooled")),
+    "scaffold": Row(Card(twice, twice, whole, False, True, whole), limit=Limit("pooled")),
     "feddyn": Row(
-        Card(whole, whole, whole, "uniform", False, True, whole),
+        Card(whole, whole, whole, False, True, whole),
         {"alpha": 0.1},
         Limit("pooled", PROX_STEPS, {"alpha": LAM}),
     ),
     "mr_mtl": Row(
-        Card(whole, whole, whole, "uniform", True, False, whole),
+        Card(whole, whole, whole, True, False, whole),
         {"lam": 0.5},
         Limit("coupled", PROX_STEPS, {"lam": LAM}),
     ),
     "fedavg_ft": Row(
-        Card(whole, whole, whole, "samples", True, True),
+        Card(whole, whole, whole, True, True),
         # 60 tuning epochs of one full batch each reach the client's own optimum.
         limit=Limit("pooled_and_local", 1, {"ft_epochs": 60}),
     ),
     "fedbn": Row(
-        Card(lambda s: s.d - s.norm, lambda s: s.d - s.norm, whole, "samples", True, False),
+        Card(lambda s: s.d - s.norm, lambda s: s.d - s.norm, whole, True, False),
         limit=Limit("pooled"),
     ),
     "fedper": Row(
-        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, "samples", True, False),
+        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, True, False),
         limit=Limit("pooled", 1, {"personal_part": "none"}),
     ),
     "fedrep": Row(
-        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, "samples", True, False),
+        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, True, False),
         {"head_epochs": 2},
         Limit("pooled", 1, {"personal_part": "none", "head_epochs": 0}),
     ),
     "lg_fedavg": Row(
-        Card(lambda s: s.head, lambda s: s.head, whole, "uniform", True, False),
+        Card(lambda s: s.head, lambda s: s.head, whole, True, False),
         limit=Limit("pooled", 1, {"personal_part": "none"}),
     ),
     "fedalt": Row(
-        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, "uniform", True, False),
+        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, True, False),
         {"head_epochs": 2},
         Limit("pooled", 1, {"personal_part": "none", "head_epochs": 0}),
     ),
     "fedsim": Row(
-        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, "uniform", True, False),
+        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, True, False),
         limit=Limit("pooled", 1, {"personal_part": "none"}),
     ),
     "fedbabu": Row(
         # The head is part of the model that trains and never moves.
-        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, "uniform", True, True, lambda s: -s.head),
+        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, True, True, lambda s: -s.head),
         {"ft_epochs": 1},
     ),
     # ω and θ are both new; θ takes plain steps, so on quadratics with D = 0 it is not a fixed point of anything simple.
-    "plgu_lf": Row(Card(whole, whole, twice, "uniform", True, True), {"rho": 0.02, "personal_layers": 1}),
+    "plgu_lf": Row(Card(whole, whole, twice, True, True), {"rho": 0.02, "personal_layers": 1}),
     "plgu_grep": Row(
-        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, "uniform", True, False),
+        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, True, False),
         {"head_epochs": 2, "rho": 0.02},
     ),
     "pfedhn": Row(
-        Card(whole, whole, whole, "uniform", True, False),
+        Card(whole, whole, whole, True, False),
         {"hidden": 8, "depth": 1, "embedding": 3, "server_lr": 1e-3},
         chooses=True,
         indexed=True,
     ),
     "plgu_ghn": Row(
-        Card(whole, whole, whole, "uniform", True, False),
+        Card(whole, whole, whole, True, False),
         {"hidden": 8, "depth": 1, "embedding": 3, "server_lr": 1e-3},
         chooses=True,
         indexed=True,
     ),
     # One matrix of 6 public samples and 4 classes up; two centroids down, none before the first upload.
     "perfed_ckt": Row(
-        Card(lambda s: 2 * 24, lambda s: 24, whole, "uniform", True, False),
+        Card(lambda s: 2 * 24, lambda s: 24, whole, True, False),
         {"lam": 0.5, "public_batch": 4},
         chooses=True,
         by_round=lambda r, s: (2 * 24 * (r > 0), 24),
         alike={"own_init": False, "public_batch": 6},
     ),
-    "per_fedavg": Row(
-        Card(whole, whole, whole, "uniform", True, True), {"alpha": 0.05}, still={"adapt_steps": 0}
-    ),
+    "per_fedavg": Row(Card(whole, whole, whole, True, True), {"alpha": 0.05}, still={"adapt_steps": 0}),
     "hypcluster": Row(
-        Card(lambda s: 2 * s.d, whole, whole, "samples", True, False),
+        Card(lambda s: 2 * s.d, whole, whole, True, False),
         limit=Limit("pooled", 1, {"clusters": 1}),
         chooses=True,
     ),
     # From the second round on: of 2 uploads the one that is not a client's own, and its Δ beside θ_i.
     "fedfomo": Row(
-        Card(whole, whole, whole, "uniform", True, False),
+        Card(whole, whole, whole, True, False),
         chooses=True,
         by_round=lambda r, s: (s.d if r else 0, s.d + 1 if r else s.d),
     ),
     # The coins of this seed are 0, 0, 0, 1, 1, 1, 0, 1: models go up at the end of round 2 and down in round 3.
     "l2gd": Row(
-        Card(whole, whole, whole, "uniform", True, True),
+        Card(whole, whole, whole, True, True),
         {"coin_seed": 48},
         by_round=lambda r, s: (s.d * (r == 3), s.d * (r == 2)),
     ),
-    "ditto": Row(
-        Card(whole, whole, twice, "uniform", True, True), {"lam": 0.5}, Limit("ditto", 1, {"lam": LAM})
-    ),
+    "ditto": Row(Card(whole, whole, twice, True, True), {"lam": 0.5}, Limit("ditto", 1, {"lam": LAM})),
     "pfedme": Row(
-        Card(whole, whole, twice, "samples", True, True),
+        Card(whole, whole, twice, True, True),
         {"lam": 1.0, "inner_steps": 2, "local_rounds": 3, "lr": 0.1},
         Limit("coupled", 1, {"lam": LAM, "inner_steps": PROX_STEPS, "local_rounds": 1, "lr": 1 / LAM}),
     ),
     "apfl": Row(
-        Card(whole, whole, twice, "uniform", True, True),
+        Card(whole, whole, twice, True, True),
         {"alpha": 0.3, "adaptive": True},
         Limit("pooled_and_local", 1, {"alpha": 0.8}),
     ),
     "fedclup": Row(
-        Card(whole, whole, whole, "uniform", True, True),
+        Card(whole, whole, whole, True, True),
         {"lam": 0.5},
         Limit("coupled", PROX_STEPS, {"lam": LAM}),
     ),

@@ -35,7 +35,9 @@ class TestAPFL:
         Α moves once a round, before the first step.
         """
         steps, local = 3, Reference()
-        sim = quadratic_simulation(make("apfl", alpha=alpha, adaptive=adaptive), steps, fraction=0.5)
+        sim = quadratic_simulation(
+            make("apfl", alpha=alpha, adaptive=adaptive, weights="uniform"), steps, fraction=0.5
+        )
         w = global_weight(sim)
         v, own, a = personal_weights(sim), np.tile(w, (CLIENTS, 1)), np.full(CLIENTS, alpha)
         moved = False
@@ -61,7 +63,7 @@ class TestAPFL:
         assert moved == adaptive
 
     def test_alpha_stays_between_zero_and_one(self) -> None:
-        sim = quadratic_simulation(make("apfl", alpha=0.5, adaptive=True), 2, lr=0.5)
+        sim = quadratic_simulation(make("apfl", alpha=0.5, adaptive=True, weights="uniform"), 2, lr=0.5)
         seen = []
         for _ in range(10):
             sim.step()
@@ -71,7 +73,7 @@ class TestAPFL:
 
     def test_with_batches_the_mixture_keeps_its_own_statistics(self) -> None:
         """Every model of the pair counts its own batches; the mixture is of parameters only."""
-        sim = simulation(make("apfl", alpha=0.4, adaptive=False), "batch_norm", rounds=2)
+        sim = simulation(make("apfl", alpha=0.4, adaptive=False, weights="uniform"), "batch_norm", rounds=2)
         state, models = sim.states.get((0,)), personal(sim, (0,))
         for name in sim.model.parameters:
             torch.testing.assert_close(models[name], 0.4 * state["v", name] + 0.6 * state["w", name])
@@ -118,7 +120,7 @@ class TestFedCLUP:
         lam, steps, local = 1.5, 4, Reference()
         step = {"mean": 1.0, "theory": (lam + L) / (2 * L), "edge": (lam + L) / L}[gamma]
         lr = LR if lr_rule == "run" else 1 / (lam + L)
-        method = make("fedclup", lam=lam, gamma=gamma, smoothness=L, lr_rule=lr_rule)
+        method = make("fedclup", lam=lam, gamma=gamma, smoothness=L, lr_rule=lr_rule, weights="uniform")
         sim = quadratic_simulation(method, steps, fraction=0.5)
         w, v = global_weight(sim), personal_weights(sim)
         for _ in range(12):
@@ -145,14 +147,16 @@ class TestFedCLUP:
                 make_method("fedclup", options)
 
     def test_without_pull_the_server_stands_still(self) -> None:
-        sim = quadratic_simulation(make("fedclup", lam=0.0), 3)
+        sim = quadratic_simulation(make("fedclup", lam=0.0, weights="uniform"), 3)
         before = global_weight(sim)
         for _ in range(3):
             sim.step()
         np.testing.assert_array_equal(global_weight(sim), before)
 
     def test_with_batch_statistics_the_server_averages_them(self) -> None:
-        sim = simulation(make("fedclup", gamma="theory", smoothness=2.0), "batch_norm", rounds=1)
+        sim = simulation(
+            make("fedclup", gamma="theory", smoothness=2.0, weights="uniform"), "batch_norm", rounds=1
+        )
         sent, w = sim.states.get(range(5)), sim.server
         for name in sim.model.buffers:
             mean = sent[name].float().mean(0) if sent[name].is_floating_point() else sent[name][0]

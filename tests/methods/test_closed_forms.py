@@ -42,13 +42,12 @@ def run(sim: Any, rounds: int = ROUNDS) -> Any:
 
 
 @pytest.mark.parametrize("name", with_limit())
-@pytest.mark.parametrize("weights", ["own", "uniform", "samples"])
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_every_method_stands_at_its_closed_form(name: str, weights: str) -> None:
-    settings = {} if weights == "own" else {"weights": weights}
-    sim, limit = limit_simulation(name, **settings)
+    sim, limit = limit_simulation(name, weights=weights)
     run(sim)
     # Pooled data weight clients by their samples, whatever the option says.
-    used = "samples" if sim.method.pooled else sim.method.weights
+    used = "samples" if sim.method.pooled else sim.weights
     w, v = optimum(limit.kind, shares(used))
     if sim.method.has_global:
         np.testing.assert_allclose(global_weight(sim), w, atol=ATOL)
@@ -83,7 +82,7 @@ def test_stationarity(name: str) -> None:
     )
     for i in range(CLIENTS):
         np.testing.assert_allclose(local.grad(i, v[i]), LAM * (w - v[i]), atol=1e-4)
-    gap = float(np.abs(w - shares(sim.method.weights).numpy() @ v).max())
+    gap = float(np.abs(w - shares(sim.weights).numpy() @ v).max())
     assert gap > 0.05 if limit.kind == "ditto" else gap < ATOL
 
 
@@ -182,7 +181,7 @@ def test_fedavg_with_several_local_steps_is_biased(name: str) -> None:
     K = 5
     sim = run(quadratic_simulation(make_method(name), K))
     H, c = curvature()
-    p = shares(sim.method.weights)
+    p = shares(sim.weights)
     moved = torch.eye(DIM, dtype=torch.float64) - torch.linalg.matrix_power(
         torch.eye(DIM, dtype=torch.float64) - LR * H, K
     )

@@ -23,7 +23,7 @@ class TestDitto:
     def test_follows_the_algorithm_on_quadratics(self) -> None:
         """The anchor is the received w, not the trained θ."""
         lam, steps, local = 1.5, 3, Reference()
-        sim = quadratic_simulation(make("ditto", lam=lam), steps, fraction=0.5)
+        sim = quadratic_simulation(make("ditto", lam=lam, weights="uniform"), steps, fraction=0.5)
         w, v = global_weight(sim), personal_weights(sim)
         for _ in range(12):
             ids = sim.sample(sim.round)
@@ -37,7 +37,9 @@ class TestDitto:
 
     @pytest.mark.parametrize("model_name", ["mlp", "batch_norm"])
     def test_follows_the_algorithm_with_batches(self, model_name: str) -> None:
-        sim = simulation(make("ditto", lam=0.9, personal_epochs=2), model_name, fraction=0.6)
+        sim = simulation(
+            make("ditto", lam=0.9, personal_epochs=2, weights="uniform"), model_name, fraction=0.6
+        )
         w: plain.State = dict(sim.init.items())
         v: list[plain.State] = [w for _ in SIZES]
         for _ in range(3):

@@ -18,6 +18,7 @@ from methods.quadratics import (
     shares,
     states,
 )
+from tailorfl.core.messages import Weights
 from tailorfl.core.method import make_method
 from tailorfl.engines.simulation import Simulation
 
@@ -28,19 +29,23 @@ def run(sim: Simulation, rounds: int) -> Simulation:
     return sim
 
 
+def average(vectors: torch.Tensor, weights: Weights) -> torch.Tensor:
+    """Σ p_i x_i of [clients, 1, dim] over all clients, float64."""
+    return torch.einsum("k,k...->...", shares(weights), vectors.double())
+
+
 @pytest.mark.parametrize(
     ("name", "options", "steps"),
     [("scaffold", {}, 4), ("feddyn", {"alpha": 1.0}, 12)],
     ids=["scaffold", "feddyn"],
 )
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize(("engine", "weights"), [("sequential", "uniform"), ("vectorized", "samples")])
 def test_partial_participation_reaches_the_pooled_optimum_exactly(
-    name: str, options: dict[str, float], steps: int, engine: str
+    name: str, options: dict[str, float], steps: int, engine: str, weights: Weights
 ) -> None:
-    sim = run(
-        quadratic_simulation(make_method(name, options), steps, engine=engine, fraction=0.5, lr=0.1), 250
-    )
-    pooled, _ = optimum("pooled", shares("uniform"))
+    method, settings = make_method(name, options), {"fraction": 0.5, "lr": 0.1, "weights": weights}
+    sim = run(quadratic_simulation(method, steps, engine=engine, **settings), 250)
+    pooled, _ = optimum("pooled", shares(weights))
     assert pooled is not None
     np.testing.assert_allclose(global_weight(sim), pooled, atol=2e-4)
 
@@ -104,7 +109,7 @@ def test_mr_mtls_two_means_are_those_of_the_formulas(mean: str, engine: str) -> 
     """all: v̄ = mean of everybody's latest; sampled: v̄ + (m/N)(mean_S v_i⁺ − v̄). They differ from round 2 on."""
     lam, steps, lr = 2.0, 3, 0.1
     method = make_method("mr_mtl", {"lam": lam, "mean": mean})
-    sim = quadratic_simulation(method, steps, engine=engine, fraction=0.34, lr=lr)
+    sim = quadratic_simulation(method, steps, engine=engine, fraction=0.34, lr=lr, weights="uniform")
     problem, centre = Reference(), sim.server[WEIGHT][0].double().numpy()
     v = np.tile(centre, (CLIENTS, 1))
     for _ in range(6):
@@ -119,18 +124,20 @@ def test_mr_mtls_two_means_are_those_of_the_formulas(mean: str, engine: str) -> 
 
 
 def test_fedavg_with_several_steps_does_not() -> None:
-    sim = run(quadratic_simulation(make_method("fedavg", {"weights": "uniform"}), 4, lr=0.1), 250)
-    pooled, _ = optimum("pooled", shares("uniform"))
+    sim = run(quadratic_simulation(make_method("fedavg"), 4, lr=0.1), 250)
+    pooled, _ = optimum("pooled", shares("samples"))
     assert pooled is not None
     assert np.abs(global_weight(sim) - pooled).max() > 0.02
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn"])
-def test_the_servers_correction_is_the_mean_of_all_clients(name: str) -> None:
-    sim = quadratic_simulation(make_method(name), 3, fraction=0.34, lr=0.1)
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
+def test_the_servers_correction_is_the_mean_of_all_clients(name: str, weights: Weights) -> None:
+    """Σ p_i c_i over all of them, whoever is sampled."""
+    sim = quadratic_simulation(make_method(name), 3, fraction=0.34, lr=0.1, weights=weights)
     for _ in range(12):
         sim.step()
-        mean = sim.states.get(range(CLIENTS))[WEIGHT].double().mean(0)
+        mean = average(sim.states.get(range(CLIENTS))[WEIGHT], weights)
         torch.testing.assert_close(sim.server["correction"][WEIGHT].double(), mean, atol=1e-5, rtol=1e-4)
 
 
@@ -160,7 +167,7 @@ def test_scaffolds_variate_is_the_mean_of_the_clipped_gradients_it_followed(engi
 
 def test_scaffolds_first_round_is_fedavg() -> None:
     one = run(quadratic_simulation(make_method("scaffold"), 4, lr=0.1), 1)
-    other = run(quadratic_simulation(make_method("fedavg", {"weights": "uniform"}), 4, lr=0.1), 1)
+    other = run(quadratic_simulation(make_method("fedavg"), 4, lr=0.1), 1)
     np.testing.assert_allclose(global_weight(one), global_weight(other), atol=1e-6)
 
 
@@ -179,11 +186,12 @@ def test_feddyns_client_gradient_is_that_of_its_solution() -> None:
     torch.testing.assert_close(after, torch.einsum("kij,kj->ki", H, theta - c), atol=2e-4, rtol=1e-3)
 
 
-def test_mr_mtls_mean_is_the_mean_of_all_latest_models() -> None:
-    sim = quadratic_simulation(make_method("mr_mtl", {"lam": 2.0}), 3, fraction=0.34)
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
+def test_mr_mtls_mean_is_the_mean_of_all_latest_models(weights: Weights) -> None:
+    sim = quadratic_simulation(make_method("mr_mtl", {"lam": 2.0}), 3, fraction=0.34, weights=weights)
     for _ in range(8):
         sim.step()
-        mean = sim.states.get(range(CLIENTS))[WEIGHT].double().mean(0)
+        mean = average(sim.states.get(range(CLIENTS))[WEIGHT], weights)
         torch.testing.assert_close(sim.server[WEIGHT].double(), mean, atol=1e-5, rtol=1e-4)
 
 
@@ -202,5 +210,5 @@ def test_mr_mtl_and_fedclup_meet_at_full_participation() -> None:
 
 def test_sam_with_no_radius_is_fedavg() -> None:
     one = run(quadratic_simulation(make_method("fedsam", {"rho": 0.0}), 3), 4)
-    other = run(quadratic_simulation(make_method("fedavg", {"weights": "uniform"}), 3), 4)
+    other = run(quadratic_simulation(make_method("fedavg"), 3), 4)
     np.testing.assert_array_equal(global_weight(one), global_weight(other))

@@ -55,7 +55,8 @@ NEVER = -1e9
 
 
 def clup(**options: Any) -> FedCLUP:
-    found = make_method("fedclup", options)
+    """With the paper's equal weights."""
+    found = make_method("fedclup", {"weights": "uniform", **options})
     assert isinstance(found, FedCLUP)
     return found
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from methods.small import TRAIN, simulation
+from methods.small import SIZES, TRAIN, simulation
 from tailorfl.core import tree
-from tailorfl.core.messages import PerClient
+from tailorfl.core.messages import PerClient, Weights
 from tailorfl.core.method import make_method
 from tailorfl.engines.simulation import Simulation
 from tailorfl.methods.hypernetwork import Hypernetwork
@@ -35,9 +35,11 @@ def phi(sim: Simulation) -> dict[str, torch.Tensor]:
     return dict(tree.leaves(sim.server["phi"]))
 
 
-def test_the_servers_step_follows_autograd_of_the_inner_product() -> None:
-    """The gradient is that of mean_i ⟨stopgrad(Δ_i), h(e_i; φ)⟩ in φ, and of each term in e_i."""
-    sim = simulation(make_method("pfedhn", {**SMALL, **PLAIN, "server_lr": 0.1}), fraction=0.6)
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
+def test_the_servers_step_follows_autograd_of_the_inner_product(weights: Weights) -> None:
+    """The gradient is that of Σ a_i ⟨stopgrad(Δ_i), h(e_i; φ)⟩ in φ, and of each term alone in e_i."""
+    made = make_method("pfedhn", {**SMALL, **PLAIN, "server_lr": 0.1})
+    sim = simulation(made, fraction=0.6, weights=weights)
     method, clients = sim.method, sim.sample(0)
     assert isinstance(method, Hypernetwork)
     delta = replies(sim, clients)
@@ -48,7 +50,9 @@ def test_the_servers_step_follows_autograd_of_the_inner_product() -> None:
         sum((delta[n][k] * method.write(template, leaves, e[i])[n]).sum() for n in delta)
         for k, i in enumerate(clients)
     ]
-    g_phi = torch.autograd.grad(sum(terms) / len(terms), list(leaves.values()), retain_graph=True)  # type: ignore[arg-type]
+    counts = [SIZES[i] if weights == "samples" else 1 for i in clients]
+    mean = sum(a / sum(counts) * term for a, term in zip(counts, terms, strict=True))
+    g_phi = torch.autograd.grad(mean, list(leaves.values()), retain_graph=True)  # type: ignore[arg-type]
     (g_e,) = torch.autograd.grad(sum(terms), [e])  # type: ignore[arg-type]
     before = sim.server["embeddings"].clone()
     sim.step()

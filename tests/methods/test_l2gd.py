@@ -34,7 +34,8 @@ P = 0.4
 
 
 def l2gd(**options: Any) -> L2GD:
-    method = make_method("l2gd", {"lam": LAM, "p": P, **options})
+    """With the paper's equal weights."""
+    method = make_method("l2gd", {"lam": LAM, "p": P, "weights": "uniform", **options})
     assert isinstance(method, L2GD)
     return method
 

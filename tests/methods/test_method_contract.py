@@ -42,12 +42,28 @@ def test_every_registered_method_has_a_row_and_every_row_a_method() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_weights_and_evaluated_models_are_those_of_the_card(name: str) -> None:
+def test_evaluated_models_are_those_of_the_card(name: str) -> None:
     card, method = row(name).card, make(name)
-    assert method.weights == card.weights
     assert (method.has_personal, method.has_global) == (card.personal, card.shared)
     sim = simulation(name)
     assert (sim.global_model() is not None) == card.shared
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_runs_weights_are_those_of_every_method_that_has_none_of_its_own(name: str) -> None:
+    """None brings its own, so that a comparison asks one question; a method's line may say others."""
+    settings: dict[str, Any] = {"rounds": 2, "fraction": 0.6}
+    assert make(name).weights is None
+    assert_same(
+        everything(simulation(name, **settings)), everything(simulation(name, weights="samples", **settings))
+    )
+    uniform = everything(simulation(name, weights="uniform", **settings))
+    assert_same(uniform, everything(simulation(make(name, weights="uniform"), **settings)))
+    own = simulation(make(name, weights="samples"), weights="uniform", **settings)
+    assert own.weights == "samples"
+    # Nothing is averaged in private training, on pooled data, or where clients weigh by what helps them.
+    alike = name in {"local", "centralized", "fedfomo"}
+    assert alike == all(torch.equal(t, uniform[p]) for p, t in everything(own).items())
 
 
 @pytest.mark.parametrize("name", NAMES)

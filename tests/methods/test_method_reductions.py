@@ -132,7 +132,7 @@ def test_identical_clients_are_one_client() -> None:
 
 def test_apfl_with_alpha_zero_keeps_v_and_deploys_the_local_copy_of_fedavg() -> None:
     apfl = simulation(make("apfl", alpha=0.0, adaptive=False), train=_plain(TRAIN), fraction=0.6)
-    fedavg = simulation(make("fedavg", weights="uniform"), train=_plain(TRAIN), fraction=0.6)
+    fedavg = simulation(make("fedavg"), train=_plain(TRAIN), fraction=0.6)
     for _ in range(3):
         ids = apfl.sample(apfl.round)
         w = fedavg.server["w"]

@@ -45,7 +45,8 @@ variants = pytest.mark.parametrize("variant", VARIANTS)
 
 
 def per_fedavg(variant: str = "FO", **options: Any) -> Method:
-    return PerFedAvg(**{"alpha": ALPHA, "variant": variant, **options})
+    """With the paper's equal weights."""
+    return PerFedAvg(**{"alpha": ALPHA, "variant": variant, "weights": "uniform", **options})
 
 
 def replies(sim: Simulation) -> torch.Tensor:

@@ -48,7 +48,7 @@ def close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
 def test_without_radius_the_global_model_is_fedavg(engine: str) -> None:
     close(
         shared(run("plgu_lf", {"rho": 0.0}, engine=engine)),
-        shared(run("fedavg", {"weights": "uniform"}, engine=engine)),
+        shared(run("fedavg", {}, engine=engine)),
     )
 
 
@@ -60,7 +60,7 @@ def test_with_equal_scores_no_personal_layer_and_one_step_it_is_fedsam(engine: s
     left = run("plgu_lf", options, engine=engine, train=one)
     right = run("fedsam", {"rho": 0.3}, engine=engine, train=one)
     close(shared(left), shared(right))
-    plain = run("fedavg", {"weights": "uniform"}, engine=engine, train=one)
+    plain = run("fedavg", {}, engine=engine, train=one)
     assert any((shared(left)[n] - t).abs().max() > 1e-4 for n, t in shared(plain).items())
 
 
@@ -124,7 +124,7 @@ def test_grep_without_radius_is_two_plain_body_steps_on_one_batch(engine: str, r
             return client.fit(model, train=client.split.shared, steps=1, repeat=2)
 
     left = run("plgu_grep", {"rho": 0.0, "head_epochs": 2, "reuse_grad": reuse}, engine=engine)
-    right = simulation(Reference(weights="uniform"), train=PLAIN, rounds=3, engine=engine)
+    right = simulation(Reference(), train=PLAIN, rounds=3, engine=engine)
     close(deployed(left), deployed(right))
     close(tree.tensors(left.server), tree.tensors(right.server))
 

@@ -94,8 +94,8 @@ def _head_only(
     return {n: t.detach().clone() for n, t in module.state_dict().items()}
 
 
-def test_lg_fedavg_keeps_the_extractor_and_averages_the_head_uniformly() -> None:
-    sim = simulation("lg_fedavg", fraction=0.6)
+def test_lg_fedavg_keeps_the_extractor_and_averages_the_head() -> None:
+    sim = simulation("lg_fedavg", fraction=0.6, weights="uniform")
     own = set(sim.init.keys()) - set(HEAD["mlp"])
     follow(sim, own, "uniform", lambda m, i: plain.train(sim, m, plain.batches(sim, i)))
 

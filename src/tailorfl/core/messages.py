@@ -16,6 +16,7 @@ from tailorfl.core import tree
 from tailorfl.core.context import Context
 
 Weights = Literal["samples", "uniform"]
+"""What clients count in an average: a_i = n_i / Σ n over those that are averaged, or all alike."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,19 @@ class Replies:
     then one row, Σ of the private updates over the expected number of clients."""
 
     @property
-    def total_clients(self) -> int:
-        """N, all training clients, whether sampled or not."""
-        return self.context.num_clients
-
-    @property
     def share(self) -> float:
-        """|S|/N, the share of the clients that replied; what is expected of it where the true one must not show."""
-        return len(self.clients) / self.total_clients if self.rate is None else self.rate
+        """The cohort's part of the weight of all N clients: m/N, or Σ_S n_i / Σ n_i by samples; what is expected of it
+        where the true one must not show.
+
+        `share · mean()` is Σ_S p_i reply_i with the p_i of all clients. So a server that adds it to a sum over clients
+        keeps Σ p_i (...) exactly, whoever is sampled.
+        """
+        if self.rate is not None:
+            return self.rate
+        clients, context = len(self.clients), self.context
+        if self.weighting == "uniform":
+            return clients / context.num_clients
+        return float(self.samples.sum()) / (context.samples * context.num_clients)
 
     @property
     def parameters(self) -> frozenset[str]:

@@ -52,7 +52,8 @@ class Method(BaseModel):
     personal_receives: ClassVar[bool] = True
     """Whether `personal` looks at what the client receives; if not, evaluation sends it nothing."""
 
-    weights: Weights = "uniform"
+    weights: Weights | None = None
+    """What clients count in averages; None: as the run says."""
     participation: Literal["sampled", "all"] = "sampled"
     """Which clients train in a round; only the sampled ones are aggregated."""
 
@@ -91,6 +92,10 @@ class Method(BaseModel):
     def individual_start(self) -> bool:
         """Whether every client draws an initial model of its own; `client_state` then sees it as `ctx.init`."""
         return False
+
+    def weighting(self, run: Weights) -> Weights:
+        """Returns what clients count in averages where the run says `run`: its own `weights`, if it was given any."""
+        return self.weights or run
 
     def make_split(self, model: Model) -> Split:
         """Returns what is shared and what stays personal; by default everything is shared."""

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from tailorfl.core import tree
 from tailorfl.core.client_privacy import check_payload, private_replies, uses_of_updates
 from tailorfl.core.ledger import EVERYONE, Record, Uses
-from tailorfl.core.messages import PerClient, Replies, table_of
+from tailorfl.core.messages import PerClient, Replies, Weights, table_of
 from tailorfl.core.method import Method
 from tailorfl.core.privacy import Level
 from tailorfl.data.source import PRIVATE_SCALING, Source
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tailorfl.engines.simulation import Simulation
 
 
-def check_private(method: Method, level: Level) -> None:
-    """Nothing if a method can be run with privacy of a level.
+def check_private(method: Method, level: Level, weights: Weights) -> None:
+    """Nothing if a method can be run with privacy of a level and these weights of clients.
 
     Raises:
         ConfigError: what it does with private data is not covered, or its settings must change.
@@ -42,10 +42,10 @@ def check_private(method: Method, level: Level) -> None:
         raise ConfigError(
             f"{method.title} trains on pooled data, so there are no clients that client-level privacy could hide"
         )
-    if method.averages_replies and method.weights != "uniform":
+    if method.averages_replies and weights != "uniform":
         raise ConfigError(
             f"client-level privacy of {method.title} needs equal weights, since one client may hold most samples; "
-            f"set methods.{method.name}.weights=uniform"
+            "set weights=uniform"
         )
 
 

@@ -17,7 +17,15 @@ from tailorfl.core import tree
 from tailorfl.core.client_privacy import ClientDP
 from tailorfl.core.cohort import Cohort, TrainConfig
 from tailorfl.core.ledger import Ledger, Purpose, Record
-from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Replies, Traffic, table_of
+from tailorfl.core.messages import (
+    Broadcast,
+    PerArchitecture,
+    PerClient,
+    Replies,
+    Traffic,
+    Weights,
+    table_of,
+)
 from tailorfl.core.method import Method
 from tailorfl.core.objective import LOSSES
 from tailorfl.core.privacy import Level
@@ -112,6 +120,7 @@ class Simulation:
         fraction: share of training clients sampled each round, in (0, 1]; at least one client.
         sampling: uniform without replacement; proportional to training samples; bernoulli (each client by
             itself, redrawn if none, but not under client-level privacy, whose rounds may be empty).
+        weights: what clients count in averages, unless the method's own `weights` say something else.
         state_folder: where private states are memory-mapped; None keeps them in memory.
         client_dp: client-level privacy of what clients send (that of their samples is in `train`).
 
@@ -134,6 +143,7 @@ class Simulation:
         seed: int = 0,
         fraction: float = 1.0,
         sampling: Sampling = "uniform",
+        weights: Weights = "samples",
         state_folder: Path | None = None,
         client_dp: ClientDP | None = None,
     ) -> None:
@@ -144,8 +154,9 @@ class Simulation:
         self.engine: Engine = engine if engine is not None else Auto()
         self.seed, self.fraction, self.sampling = seed, fraction, sampling
         self.client_dp = client_dp
+        self.weights = method.weighting(weights)
         if self.level is not None:
-            check_private(method, self.level)
+            check_private(method, self.level, self.weights)
         check_data(federation.source, self.level)
         groups = make_groups(method, federation, model, assignment, train, seed, state_folder)
         self.groups = tuple(replace(g, states=self.engine.hold(g.states)) for g in groups)
@@ -276,7 +287,7 @@ class Simulation:
             stack=part.replies,
             clients=part.ids,
             samples=self._sizes[list(part.ids)],
-            weighting=self.method.weights,
+            weighting=self.weights,
             context=part.group.context,
             round=self.round,
             metrics=part.metrics,

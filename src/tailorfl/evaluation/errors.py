@@ -89,7 +89,7 @@ def coupled_errors(sim: Simulation, lam: float, truth: Truth | None = None) -> l
     Raises:
         ConfigError: the truth is unknown, or the model is not linear without a bias.
     """
-    known = Truth.of(sim.federation, sim.method.weights) if truth is None else truth
+    known = Truth.of(sim.federation, sim.weights) if truth is None else truth
     found = known.errors(linear_models(sim, known.weights.shape[1]), lam)
     table = torch.stack([found[measure] for measure in MEASURES], dim=1).tolist()
     return [

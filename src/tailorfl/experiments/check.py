@@ -57,7 +57,7 @@ def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
     train_config(job)
     privacy = privacy_of(job)
     if privacy is not None:
-        check_private(made, privacy.level)
+        check_private(made, privacy.level, made.weighting(config.weights))
         if config.eval.select == "val" and made.has_personal:
             refuse_private(privacy.level)
 

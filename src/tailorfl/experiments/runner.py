@@ -182,6 +182,7 @@ def make_simulation(job: Job, federation: Federation, folder: Path | None = None
             seed=job.seed,
             fraction=config.fraction,
             sampling=config.sampling,
+            weights=config.weights,
             state_folder=folder if config.engine.states == "disk" else None,
             client_dp=client_dp,
         )

@@ -88,6 +88,10 @@ class ExperimentConfig(Settings):
     rounds: Whole = Field(default=30, ge=1)
     fraction: Number = Field(default=1.0, gt=0, le=1, description="share of the clients sampled each round")
     sampling: Literal["uniform", "proportional", "bernoulli"] = "uniform"
+    weights: Literal["samples", "uniform"] = Field(
+        default="samples",
+        description="what clients count in averages: n_i / Σn, or all alike; a method's line may say its own",
+    )
     engine: EngineConfig = EngineConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint_every: Whole | None = Field(

@@ -5,7 +5,7 @@ SCAFFOLD, option II (Karimireddy et al., ICML 2020)
     server sends (w, c)
     client i:  y = w;  K steps  y = y − η (∇F_i(y) − c_i + c);   c_i⁺ = c_i − c + (w − y)/(K η)
                sends y − w and c_i⁺ − c_i;   c_i = c_i⁺
-    server:    w = w + η_g mean_S (y − w);   c = c + (1/N) Σ_S (c_i⁺ − c_i)
+    server:    w = w + η_g mean_S (y − w);   c = c + Σ_S p_i (c_i⁺ − c_i)
 
 `train.clip` bounds ∇F_i(y), not the step: so (w − y)/(Kη) = mean ∇F_i − c_i + c still, and c_i⁺ is the mean of the
 clipped gradients that were followed. Of a clipped step, what clipping took away would count as a gradient.
@@ -14,18 +14,19 @@ FedDyn (Acar et al., ICLR 2021)
 
     server sends w
     client i:  θ = LocalSGD from w on F_i(θ) − ⟨g_i, θ⟩ + (α/2)‖θ − w‖²;   g_i = g_i − α (θ − w);   sends θ
-    server:    h = h − (α/N) Σ_S (θ − w);   w = mean_S θ − h/α
+    server:    h = h − α Σ_S p_i (θ − w);   w = mean_S θ − h/α
 
 `train.clip` bounds the gradient of all three terms together, as in the official code: g_i⁺ is what the stationary point
 of the local objective makes it, however the client gets there.
 
-Invariants at any participation: c = mean_i c_i over ALL clients, h = mean_i g_i. Both reach the optimum of the mean of
-all F_i with K > 1 steps and partial participation, where FedAvg is biased.
+p_i is the weight of client i among ALL clients: n_i/Σn, or the papers' 1/N with `weights: uniform`. Invariants at any
+participation: c = Σ_i p_i c_i, h = Σ_i p_i g_i. Both reach the minimum of Σ_i p_i F_i with K > 1 steps and partial
+participation, where FedAvg is biased.
 
 With `scale_alpha` client i takes α_i = α n̄/n_i in place of α, as the official code does where sizes differ; the
-server's step is the same. That code stores q_i = −g_i/α_i and mean_i q_i = −h/α, so h = mean_i (α/α_i) g_i
-= Σ_i p_i g_i with p_i = n_i/Σn: where it stands still, the sample-weighted mean Σ p_i F_i is at its optimum. α n̄ goes
-down with w.
+server's step is the one of equal weights, so that is what this option uses unless told otherwise. That code stores
+q_i = −g_i/α_i and mean_i q_i = −h/α, so h = mean_i (α/α_i) g_i = Σ_i n_i/Σn g_i: where it stands still, the
+sample-weighted mean of the F_i is at its optimum. α n̄ goes down with w.
 
 | symbol | here |
 |---|---|
@@ -49,7 +50,7 @@ from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.gradients import Gradient
-from tailorfl.core.messages import Replies
+from tailorfl.core.messages import Replies, Weights
 from tailorfl.core.method import Method, register
 from tailorfl.core.update import PLAIN
 
@@ -119,6 +120,10 @@ class FedDyn(Corrected):
     scale_alpha: bool = Field(
         False, description="α·n̄/n_i on client i (official code): the optimum is then weighted by samples"
     )
+
+    def weighting(self, run: Weights) -> Weights:
+        """Equal weights with `scale_alpha`, whose α_i count samples already."""
+        return self.weights or ("uniform" if self.scale_alpha else run)
 
     def server_state(self, ctx: Context) -> TensorDict:
         state = super().server_state(ctx)

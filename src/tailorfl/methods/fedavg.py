@@ -32,7 +32,7 @@ from tailorfl.core import tree
 from tailorfl.core.ascent import SAM
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.messages import Replies, Weights
+from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
 from tailorfl.core.server_optim import ServerOptimizer
 
@@ -45,7 +45,6 @@ class FedAvg(Method):
     title: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     has_personal: ClassVar[bool] = False
-    weights: Weights = "samples"
     server: ServerOptimizer = Field(
         ServerOptimizer(), description="server optimizer: kind, lr, momentum, beta2, eps, initial"
     )
@@ -117,7 +116,6 @@ class FedSAM(FedAvg):
     name: ClassVar[str] = "fedsam"
     title: ClassVar[str] = "FedSAM"
     paper: ClassVar[str] = "Qu et al., ICML 2022"
-    weights: Weights = "uniform"
     rho: float = Field(0.05, ge=0, description="ρ: radius of the ascent")
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:

@@ -29,7 +29,7 @@ from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.messages import PerArchitecture, Replies, Weights
+from tailorfl.core.messages import PerArchitecture, Replies
 from tailorfl.core.method import Method, register
 from tailorfl.core.server_distill import ServerDistillation
 
@@ -45,7 +45,6 @@ class FedDF(Method):
     paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
     has_personal: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
-    weights: Weights = "samples"
     distil: ServerDistillation = Field(
         ServerDistillation(),
         description="the server's distillation: steps, lr, batch_size, temperature, average, select, ...",

@@ -6,7 +6,7 @@ FedLoRA: its tuned copies, as the baseline of FedOA (2025) has them.
     φ: all factors A and B of LoRA, what a model with LoRA does not freeze
     server sends φ
     client i:  φ_i = AdamW(φ, E epochs, rate falling to 0 within the round)          sends φ_i
-    server:    φ = (1/m) Σ_S φ_i,   A and B each averaged by itself: mean(B) mean(A) is not mean(B A)
+    server:    φ = mean_S φ_i,   A and B each averaged by itself: mean(B) mean(A) is not mean(B A)
 
 `mean_of` = product, no part of FedIT, makes the server's update the mean of what clients add to the weights:
 
@@ -17,8 +17,8 @@ vanishes, so that every direction can still be learned. Of both signs of a pair 
 
     FedLoRA: client i deploys φ tuned for E_ft more epochs, which it keeps to itself
 
-So FedIT is FedAvg with equal weights on whatever the model trains. The authors' own code weighs clients by their
-samples (`weights: samples`). Optimizer, rate and schedule are the run's training settings; FedOA's are `train:
+So FedIT is FedAvg on whatever the model trains. The authors' own code weighs clients by their samples, FedOA's alike
+(`weights: uniform`). Optimizer, rate and schedule are the run's training settings; FedOA's are `train:
 {optimizer: adamw, schedule: linear, lr: 3e-4, epochs: 2, batch_size: 32}`.
 
 | symbol | here |
@@ -41,7 +41,7 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.context import Context
-from tailorfl.core.messages import Replies, Weights
+from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedavg import FedAvg, FedAvgFT
@@ -123,7 +123,6 @@ class FedIT(MeanOfLoRA):
     name: ClassVar[str] = "fedit"
     title: ClassVar[str] = "FedIT"
     paper: ClassVar[str] = "Zhang et al., ICASSP 2024"
-    weights: Weights = "uniform"
 
 
 @register
@@ -133,5 +132,4 @@ class FedLoRA(MeanOfLoRA, FedAvgFT):
     name: ClassVar[str] = "fedlora"
     title: ClassVar[str] = "FedLoRA"
     paper: ClassVar[str] = "FedIT with local tuning, as in FedOA (2025)"
-    weights: Weights = "uniform"
     ft_epochs: int = Field(2, ge=0, description="E_ft: epochs of tuning on the client's own data")

@@ -6,7 +6,7 @@
     server sends φ_g
     client e:  φ = LocalSGD(φ_g, E)                                                   sends φ
                φ_e = LocalSGD(φ_e, E) on  R_e(φ_e) + λ D(z_e, z_g),   z_g = Φ(φ_g; x) of the RECEIVED φ_g, fixed
-    server:    φ_g = (1/m) Σ_S φ
+    server:    φ_g = mean_S φ
 
 Φ is what goes into the head: the last hidden state at the last position of a language model, the pooled feature of a
 classifier. D is one of the distances of `tailorfl.core.feature_pull`. The released code's is the norm of the difference

@@ -26,7 +26,7 @@ from torch import Tensor
 from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.messages import Replies, Weights
+from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
 from tailorfl.core.privacy import Level
 
@@ -39,7 +39,6 @@ class HypCluster(Method):
     title: ClassVar[str] = "HypCluster"
     paper: ClassVar[str] = "Mansour et al., 2020"
     has_global: ClassVar[bool] = False
-    weights: Weights = "samples"
     clusters: int = Field(2, ge=1, description="c: number of global models")
 
     def server_state(self, ctx: Context) -> TensorDict:

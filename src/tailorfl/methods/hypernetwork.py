@@ -6,14 +6,14 @@ pFedHN (Shamsian et al., "Personalized Federated Learning using Hypernetworks", 
 
     server sends θ_i = h(e_i; φ)
     client i:  θ̃ = LocalSGD(θ_i, K steps);   sends Δ_i = θ_i − θ̃
-    server:    g_φ = mean_S vjp_φ(h(e_i; φ), Δ_i),   g_e_i = vjp_e(h(e_i; φ), Δ_i);   clip;   one SGD step on φ and e_i
+    server:    g_φ = Σ_S a_i vjp_φ(h(e_i; φ), Δ_i),   g_e_i = vjp_e(h(e_i; φ), Δ_i);   clip;   one SGD step on φ and e_i
 
 The paper defines Δ as θ̃ − θ and then subtracts; the code uses θ − θ̃ = Σ η∇F, a descent direction, as here.
 
 PLGU-GHN (Qu et al., CVPR 2023): sharpness-aware in φ, Δ_i not recomputed at φ + ε, plain SGD
 
-    g = mean_S vjp_φ(h(e_i; φ), Δ_i);   ε = ρ g/‖g‖
-    φ = φ − α mean_S vjp_φ(h(e_i; φ + ε), Δ_i);   e_i = e_i − α vjp_e(h(e_i; φ + ε), Δ_i)
+    g = Σ_S a_i vjp_φ(h(e_i; φ), Δ_i);   ε = ρ g/‖g‖
+    φ = φ − α Σ_S a_i vjp_φ(h(e_i; φ + ε), Δ_i);   e_i = e_i − α vjp_e(h(e_i; φ + ε), Δ_i)
 
 The hypernetwork: embedding -> `hidden`, `depth` times (ReLU, hidden -> hidden), one linear head for each tensor.
 
@@ -42,6 +42,7 @@ from tailorfl.core.context import Context
 from tailorfl.core.keys import torch_seed
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import Method, register
+from tailorfl.core.update import along
 
 _TINY = 1e-12
 
@@ -108,7 +109,7 @@ class Hypernetwork(Method):
     def pull_back(
         self, server: TensorDict, phi: dict[str, Tensor], replies: Replies
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Returns (mean over the cohort of the vjp in φ, vjp in each client's embedding) of h at `phi` with Δ."""
+        """Returns (Σ a_i of the cohort's vjps in φ, vjp in each client's own embedding) of h at `phi` with Δ."""
         template = tree.tensors(server["template"])
         names = tuple(tree.tensors(replies.stack))
 
@@ -119,8 +120,10 @@ class Hypernetwork(Method):
 
         pulled = vjp(models, phi, server["embeddings"][list(replies.clients)])
         back = pulled[1]
-        g_phi, g_e = back(tree.tensors(replies.stack))
-        return {n: g / len(replies.clients) for n, g in g_phi.items()}, g_e
+        a = replies.weights().float()
+        g_phi, g_e = back({n: along(a, t) * t for n, t in tree.tensors(replies.stack).items()})
+        # A client without samples has a = 0, and sent a change of nothing.
+        return g_phi, g_e / a.clamp(min=_TINY)[:, None]
 
     def rewritten(
         self, server: TensorDict, phi: dict[str, Tensor], e: Tensor, clients: tuple[int, ...]

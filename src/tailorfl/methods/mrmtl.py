@@ -1,10 +1,10 @@
 """MR-MTL: mean-regularised multi-task learning, the reading of "MTL" as a baseline of PerAda (CVPR 2024).
 
-    min  Σ_i (1/N) ( F_i(v_i) + (λ/2)‖v_i − v̄‖² ),   v̄ = mean_j v_j over ALL clients
+    min  Σ_i p_i ( F_i(v_i) + (λ/2)‖v_i − v̄‖² ),   v̄ = Σ_j p_j v_j over ALL clients
 
     server sends v̄
     client i:  v_i⁺ = LocalSGD(v_i, E, prox (λ, v̄));   sends v_i⁺ − v_i
-    server:    v̄ = v̄ + (1/N) Σ_S (v_i⁺ − v_i)
+    server:    v̄ = v̄ + Σ_S p_i (v_i⁺ − v_i)
 
 Sending the change keeps v̄ the exact mean of all clients' latest models without storing them on the server. With `mean`
 = sampled, the variant "L2SGD" in Ditto's code, clients send v_i⁺ − v̄ and the server steps towards the mean of the
@@ -55,8 +55,6 @@ class MRMTL(TwoModels):
         return tree.empty()
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
-        change = replies.mean()
-        moved = {
-            n: t * replies.share if t.is_floating_point() else t for n, t in tree.tensors(change).items()
-        }
+        change, share = replies.mean(), replies.share
+        moved = {n: t * share if t.is_floating_point() else t for n, t in tree.tensors(change).items()}
         return server + TensorDict(moved, batch_size=[])

@@ -5,7 +5,7 @@
     client i:  trains (u, v_i), keeps v_i, sends u_i
     server:    u = Σ_S a_i u_i
 
-| method | paper | personal v_i | local training | a_i |
+| method | paper | personal v_i | local training | a_i of the paper |
 |---|---|---|---|---|
 | FedPer | Arivazhagan et al., 2019 | head | u and v_i together, E epochs | samples |
 | FedRep | Collins et al., ICML 2021 | head | E_h epochs of v_i alone, then E_b epochs of u alone | samples |
@@ -40,7 +40,7 @@ from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.gradients import Gradient
-from tailorfl.core.messages import Replies, Weights
+from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
 from tailorfl.methods.bases import ServerModel
 from tailorfl.models.functional import Model
@@ -118,7 +118,6 @@ class FedPer(KeepsPart):
     name: ClassVar[str] = "fedper"
     title: ClassVar[str] = "FedPer"
     paper: ClassVar[str] = "Arivazhagan et al., 2019"
-    weights: Weights = "samples"
 
 
 @register
@@ -128,7 +127,6 @@ class FedRep(KeepsPart):
     name: ClassVar[str] = "fedrep"
     title: ClassVar[str] = "FedRep"
     paper: ClassVar[str] = "Collins et al., ICML 2021"
-    weights: Weights = "samples"
     head_epochs: int = Field(10, ge=0, description="E_h: epochs on the head with the body fixed")
     head_steps: int | None = Field(None, ge=0, description="steps in place of head_epochs")
     body_epochs: int = Field(1, ge=0, description="E_b: epochs on the body with the head fixed")
@@ -168,7 +166,6 @@ class FedBN(KeepsPart):
     name: ClassVar[str] = "fedbn"
     title: ClassVar[str] = "FedBN"
     paper: ClassVar[str] = "Li et al., ICLR 2021"
-    weights: Weights = "samples"
     personal_part: str = Field("norm", description="what stays on the client")
 
     def make_split(self, model: Model) -> Split:
@@ -229,7 +226,6 @@ class FedAlt(Penalised, FedRep):
     name: ClassVar[str] = "fedalt"
     title: ClassVar[str] = "FedAlt"
     paper: ClassVar[str] = "Pillutla et al., ICML 2022"
-    weights: Weights = "uniform"
     head_epochs: int = Field(
         1, ge=0, description="τ_v: epochs on the personal part with the shared one fixed"
     )
@@ -255,7 +251,6 @@ class FedSim(Penalised, FedPer):
     name: ClassVar[str] = "fedsim"
     title: ClassVar[str] = "FedSim"
     paper: ClassVar[str] = "Pillutla et al., ICML 2022"
-    weights: Weights = "uniform"
 
     def train_held(self, client: Client, model: TensorDict, centre: TensorDict) -> TensorDict:
         def held(at: TensorDict, grad: Gradient, centre: TensorDict) -> TensorDict:

@@ -33,7 +33,7 @@ from tensordict import TensorDict
 
 from tailorfl.core import tree
 from tailorfl.core.client import Client
-from tailorfl.core.messages import Replies, Weights
+from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
 from tailorfl.methods.bases import TwoModels
 
@@ -46,7 +46,6 @@ class PFedMe(TwoModels):
     title: ClassVar[str] = "pFedMe"
     paper: ClassVar[str] = "T. Dinh et al., NeurIPS 2020"
     models_trained: ClassVar[int] = 2
-    weights: Weights = "samples"
     lam: float = Field(
         15.0, ge=0, description="λ: pull of the personal model towards the local copy of the global one"
     )

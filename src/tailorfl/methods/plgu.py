@@ -120,7 +120,6 @@ class PLGUGRep(FedRep):
     name: ClassVar[str] = "plgu_grep"
     title: ClassVar[str] = "PLGU-GRep"
     paper: ClassVar[str] = "Qu et al., CVPR 2023"
-    weights: Literal["samples", "uniform"] = "uniform"
     head_epochs: int = Field(5, ge=0, description="K: epochs on the head with the body fixed")
     body_steps: int = Field(1, ge=0, description="batches on which the body takes its two steps")
     rho: float = Field(0.05, ge=0, description="ρ: radius of the ascent")
