@@ -90,7 +90,9 @@ class TestFedCLUP:
     @pytest.mark.parametrize("gamma", ["mean", "theory", "edge"])
     @pytest.mark.parametrize("lam", [0.3, 2.0])
     def test_every_server_step_has_the_same_fixed_point(self, gamma: str, lam: float) -> None:
-        method = make("fedclup", lam=lam, gamma=gamma, smoothness=L, lr_rule="deterministic")
+        method = make(
+            "fedclup", weights="uniform", lam=lam, gamma=gamma, smoothness=L, lr_rule="deterministic"
+        )
         sim = run(quadratic_simulation(method, 25))
         H, c = curvature()
         w, v = closed_form(H, c, shares("uniform"), lam)
@@ -99,14 +101,14 @@ class TestFedCLUP:
 
     def test_one_local_step_a_round_has_it_too(self) -> None:
         """v_i persists, so the fixed point does not depend on K: only the speed does."""
-        sim = run(quadratic_simulation(make("fedclup", lam=LAM), 1), 200)
+        sim = run(quadratic_simulation(make("fedclup", weights="uniform", lam=LAM), 1), 200)
         w, v = optimum("coupled", shares("uniform"))
         np.testing.assert_allclose(global_weight(sim), w, atol=ATOL)
         np.testing.assert_allclose(personal_weights(sim), v, atol=ATOL)
 
     def test_small_lambda_goes_to_the_local_optima_and_their_mean(self) -> None:
         lam = 1e-4
-        sim = run(quadratic_simulation(make("fedclup", lam=lam), 30, lr=0.5), 30)
+        sim = run(quadratic_simulation(make("fedclup", weights="uniform", lam=lam), 30, lr=0.5), 30)
         _, c = curvature()
         np.testing.assert_allclose(personal_weights(sim), c.numpy(), atol=1e-3)
         np.testing.assert_allclose(global_weight(sim), c.mean(0).numpy(), atol=1e-3)
@@ -120,7 +122,15 @@ class TestFedCLUP:
         for gamma in ("edge", "mean"):
             sim = run(
                 quadratic_simulation(
-                    make("fedclup", lam=lam, gamma=gamma, smoothness=L, lr_rule="deterministic"), 12
+                    make(
+                        "fedclup",
+                        weights="uniform",
+                        lam=lam,
+                        gamma=gamma,
+                        smoothness=L,
+                        lr_rule="deterministic",
+                    ),
+                    12,
                 )
             )
             gap[gamma] = float(np.abs(global_weight(sim) - pooled).max())
@@ -137,7 +147,10 @@ class TestFedCLUP:
         kappa = L / MU
         steps = int(np.ceil(2 + (lam + L) / (lam + MU) * np.log(1056 * kappa**2)))
         sim = quadratic_simulation(
-            make("fedclup", lam=lam, gamma="theory", smoothness=L, lr_rule="deterministic"), steps
+            make(
+                "fedclup", weights="uniform", lam=lam, gamma="theory", smoothness=L, lr_rule="deterministic"
+            ),
+            steps,
         )
         H, c = curvature()
         w_star, _ = closed_form(H, c, shares("uniform"), lam)
@@ -156,7 +169,7 @@ class TestFedCLUP:
 
 def test_ditto_is_not_fedclup() -> None:
     """The same λ: Ditto's global model ignores the personal ones."""
-    (w_d, v_d), (w_c, v_c) = (optimum(kind, shares("uniform")) for kind in ("ditto", "coupled"))
+    (w_d, v_d), (w_c, v_c) = (optimum(kind, shares("samples")) for kind in ("ditto", "coupled"))
     assert np.abs(w_d - w_c).max() > 0.05  # type: ignore[operator]
     assert np.abs(v_d - v_c).max() > 0.05  # type: ignore[operator]
     ditto = run(limit_simulation("ditto")[0])

@@ -187,7 +187,7 @@ def test_rounds_of_layer_freezing_are_those_of_plain_torch(
     engine: str, p: float, where: dict[str, str]
 ) -> None:
     options = {"personal_layers": 1, "rho": 0.3 if p < 5 else 0.01, "p": p, **where}
-    sim = run("plgu_lf", options, rounds=1, engine=engine)
+    sim = run("plgu_lf", {**options, "weights": "uniform"}, rounds=1, engine=engine)
     clients = range(sim.federation.num_clients)
     expected = [round_of_lf(sim, i, options, PLAIN.lr) for i in clients]
     sim.step()
