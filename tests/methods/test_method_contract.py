@@ -52,7 +52,7 @@ def test_evaluated_models_are_those_of_the_card(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_runs_weights_are_those_of_every_method_that_has_none_of_its_own(name: str) -> None:
     """None brings its own, so that a comparison asks one question; a method's line may say others."""
-    settings: dict[str, Any] = {"rounds": 2, "fraction": 0.6}
+    settings: dict[str, Any] = {"rounds": 4, "fraction": 0.6}
     assert make(name).weights is None
     assert_same(
         everything(simulation(name, **settings)), everything(simulation(name, weights="samples", **settings))
