@@ -35,7 +35,7 @@ STAGES = ((8.0, 40), (25.0, 150))
 """(seconds as recorded, number of tests) of the first and of the second try."""
 WHOLE = 20
 """Test functions that run with all their parameter sets, recorded or not, in the third try."""
-SLACK = 60.0
+SLACK = 30.0
 """Seconds of processor time for the start and for tests that a change slows down."""
 
 
