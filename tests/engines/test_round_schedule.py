@@ -86,7 +86,7 @@ def test_a_round_with_half_the_rate_is_a_round_of_half_the_rate(name: str) -> No
 
 
 def test_the_step_that_theory_gives_fedclup_falls_too() -> None:
-    method = make("fedclup", lam=1.0, lr_rule="deterministic", smoothness=L)
+    method = make("fedclup", lam=1.0, lr_rule="deterministic", smoothness=L, weights="uniform")
     sim, local = quadratic_simulation(method, 2), Reference()
     sim.train = replace(sim.train, round_schedule=HALVED)
     w, v = global_weight(sim), np.tile(global_weight(sim), (CLIENTS, 1))

@@ -145,7 +145,8 @@ def test_the_servers_correction_is_the_mean_of_all_clients(name: str, weights: W
 def test_scaffolds_variate_is_the_mean_of_the_clipped_gradients_it_followed(engine: str) -> None:
     """Clipped is ∇F_i(y), of norms far above the bound here, and not ∇F_i(y) − c_i + c."""
     steps, lr, limit = 3, 0.1, 0.2
-    sim = quadratic_simulation(make_method("scaffold"), steps, engine=engine, lr=lr, clip=limit, fraction=0.5)
+    method = make_method("scaffold", {"weights": "uniform"})
+    sim = quadratic_simulation(method, steps, engine=engine, lr=lr, clip=limit, fraction=0.5)
     local, w, c, own = Reference(), global_weight(sim), 0.0, [np.zeros(DIM) for _ in range(CLIENTS)]
     assert all(np.linalg.norm(local.grad(i, w)) > limit for i in range(CLIENTS))
     for _ in range(4):
