@@ -58,7 +58,7 @@ PARTS: dict[str, tuple[Any, str]] = {
     "rounds": (RunStore, "append_round"),
     "dump": (Simulation, "dump"),
     "checkpoint": (RunStore, "save_checkpoint"),
-    "summary": (runner, "_summary"),
+    "summary": (runner, "summary_of"),
     "finish": (RunStore, "finish"),
 }
 """What is timed, by the name of its line in the results."""

@@ -31,7 +31,7 @@ class RunError(TailorflError):
 
 
 class DivergenceError(TailorflError):
-    """Every sampled client of a round diverged, so there is nothing left to aggregate."""
+    """Every sampled client of a round diverged, so there is nothing left to aggregate; or the server itself did."""
 
 
 class WorkerError(TailorflError):

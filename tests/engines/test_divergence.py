@@ -21,7 +21,9 @@ from methods.small import (
     simulation,
 )
 from tailorfl.core import tree
+from tailorfl.core.method import Method
 from tailorfl.engines.base import finite_clients
+from tailorfl.engines.rounds import check_server
 from tailorfl.errors import DivergenceError
 
 BAD = 3
@@ -130,3 +132,38 @@ def test_with_all_participating_a_diverging_sample_leaves_the_server() -> None:
     assert result.rejected == (asked,)
     assert_same(dict(sim.server.items()), dict(sim.init.items()))
     assert len(sim.states) == len(SIZES) - 1
+
+
+@pytest.mark.parametrize(
+    ("method", "named"),
+    [
+        (make("fedavg", server={"kind": "adam", "lr": 1e38}), "server"),
+        (make("fedavg", server={"kind": "sgd", "lr": 3e38, "momentum": 0.9}), "server"),
+        (make("feddf", distil={"lr": 1e30, "steps": 3}), "distil"),
+    ],
+)
+def test_a_server_that_diverges_is_blamed_itself_and_the_round_changes_nothing(
+    method: Method, named: str
+) -> None:
+    sim = simulation(method, "cnn2")
+    before, done = {}, 0
+
+    def go_on() -> None:
+        nonlocal before, done
+        for _ in range(6):
+            before, done = {p: t.clone() for p, t in everything(sim).items()}, sim.round
+            sim.step()
+
+    with pytest.raises(DivergenceError, match=rf"server's own step is too long, not train\.lr.*{named}"):
+        go_on()
+    assert_same(before, everything(sim))
+    assert sim.round == done
+
+
+def test_a_server_may_go_on_holding_what_was_not_finite_before() -> None:
+    old = TensorDict({"best": torch.tensor([torch.inf, 1.0]), "w": torch.ones(2)}, batch_size=[])
+    new = TensorDict({"best": torch.tensor([torch.inf, 2.0]), "w": torch.ones(2)}, batch_size=[])
+    check_server(old, new, 1, ())
+    new["best"] = torch.tensor([2.0, torch.nan])
+    with pytest.raises(DivergenceError, match="'best'"):
+        check_server(old, new, 1, ())

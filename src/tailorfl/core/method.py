@@ -76,6 +76,11 @@ class Method(BaseModel):
         return False
 
     @property
+    def server_settings(self) -> tuple[str, ...]:
+        """Names of the options that the length of the server's own step depends on, for messages."""
+        return tuple(n for n in type(self).model_fields if n in _OF_SERVER or n.startswith("server_"))
+
+    @property
     def needs_public(self) -> bool:
         """Whether the method looks at the public set."""
         return False
@@ -155,6 +160,7 @@ class Method(BaseModel):
         return state
 
 
+_OF_SERVER = ("server", "beta", "gamma", "distil", "global_lr")
 _REGISTRY: dict[str, type[Method]] = {}
 
 

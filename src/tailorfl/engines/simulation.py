@@ -52,11 +52,13 @@ from tailorfl.engines.rounds import (
     RoundResult,
     Sampling,
     Trained,
+    check_server,
     count_traffic,
     listed,
     means_of,
     round_half_up,
     sample_clients,
+    why_all_diverged,
 )
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
@@ -204,7 +206,7 @@ class Simulation:
         train, by default as the method's participation says.
 
         Raises:
-            DivergenceError: no client that trained returned a finite update.
+            DivergenceError: no client that trained returned a finite update, or the server's state is not finite.
         """
         try:
             return self._step(sampled, training)
@@ -235,7 +237,7 @@ class Simulation:
         if training and len(rejected) == len(training) and self.client_dp is None:
             raise DivergenceError(
                 f"round {self.round + 1}: all {len(training)} clients diverged (updates are NaN or infinite); "
-                "lower train.lr, set train.clip, or check the scale of the data"
+                + why_all_diverged(self.server, self.method.server_settings)
             )
         accepted = [t.of([int(k) for k in t.finite.nonzero()[:, 0]]) for t in done]
         wanted = set(sampled)
@@ -248,6 +250,7 @@ class Simulation:
         server = self.server
         if arrived:  # else the server keeps what it has: idle clients trained, those that were asked diverged
             server = tree.contiguous(self.method.aggregate(server, gather(arrived)))
+            check_server(self.server, server, self.round + 1, self.method.server_settings)
         end = time.perf_counter()
         losses = means_of([part.metrics for part in accepted if part.ids])
         for part in accepted:

@@ -6,9 +6,9 @@ import html
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tailorfl.experiments.caveats import caveats
 from tailorfl.experiments.config import load
 from tailorfl.experiments.curves import Section, sections
-from tailorfl.experiments.fingerprint import forced
 from tailorfl.experiments.published import beside, notes
 from tailorfl.runs.files import write_text
 from tailorfl.runs.tables import render
@@ -33,11 +33,7 @@ def write_report(result: ExperimentResult, target: float | None = None) -> list[
     Raises RunError where the folder cannot be written, ConfigError for a target out of the metric's reach.
     """
     config = load(result.path / "config.yaml")
-    further = [
-        *_missing(result),
-        *_forced(result.path),
-        *sections(result, config.eval.target if target is None else target),
-    ]
+    further = [*caveats(result), *sections(result, config.eval.target if target is None else target)]
     result.write()
     plots = result.plot()
     table = render(result.table, result.columns, "markdown")
@@ -46,25 +42,6 @@ def write_report(result: ExperimentResult, target: float | None = None) -> list[
     write_text(markdown, _markdown(config, table, published, further, plots))
     write_text(page, _html(config, table, published, further, plots))
     return [markdown, page]
-
-
-def _forced(folder: Path) -> list[Section]:
-    """What was different when the experiment was resumed by force, if it was."""
-    differences = forced(folder)
-    if not differences:
-        return []
-    note = "The table mixes results of different settings, data or versions: the experiment was resumed with --force."
-    return [Section("Resumed by force", note, ("Difference",), tuple((d,) for d in differences))]
-
-
-def _missing(result: ExperimentResult) -> list[Section]:
-    """The jobs that are not in the table, and why."""
-    if not result.missing:
-        return []
-    note = (
-        "These jobs of the experiment are not in the table; means are over fewer seeds where only some are."
-    )
-    return [Section("Not in the table", note, ("Job",), tuple((m,) for m in result.missing))]
 
 
 def _published(result: ExperimentResult, config: ExperimentConfig) -> str:

@@ -27,15 +27,14 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.validate import validate
 from tailorfl.engines.groups import assign_by_size
 from tailorfl.engines.private_updates import cohort_is_secret
-from tailorfl.engines.rounds import RoundResult, listed
+from tailorfl.engines.rounds import listed
 from tailorfl.engines.simulation import Simulation, make_engine
-from tailorfl.errors import ConfigError, DataError, DivergenceError, RunError, TailorflError
+from tailorfl.errors import ConfigError, DataError, DivergenceError, RunError
 from tailorfl.evaluation.generation import Generation
-from tailorfl.evaluation.metrics import LOWER_IS_BETTER, primary
+from tailorfl.evaluation.metrics import primary
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
-from tailorfl.evaluation.protocols import evaluate, headline, means, summaries
+from tailorfl.evaluation.protocols import evaluate, means
 from tailorfl.evaluation.selection import Selection
-from tailorfl.evaluation.summary import summarize
 from tailorfl.experiments.curves import check_target
 from tailorfl.experiments.final_cost import long_final
 from tailorfl.experiments.fingerprint import FORCED, made_with, other_data, other_settings, refuse
@@ -43,6 +42,7 @@ from tailorfl.experiments.folders import check_folder, check_source, discard_job
 from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.models import make_model
 from tailorfl.experiments.privacy import spent, with_privacy
+from tailorfl.experiments.records import round_record, summary_of
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.saving import Saver
 from tailorfl.experiments.schema import ExperimentConfig
@@ -299,7 +299,7 @@ def _rounds(
         done = sim.step()
         last = sim.round == job.rounds
         due = config.eval.every > 0 and sim.round % config.eval.every == 0
-        record = _round_record(sim, done, time.perf_counter() - begin)
+        record = round_record(sim, done, time.perf_counter() - begin)
         if due or last:
             records = evaluate(sim, _protocol(config, final=last), done.clients, selection)
             found = means(records)
@@ -310,10 +310,20 @@ def _rounds(
         if last or saver.due():
             saver.save(time.perf_counter() - begin)
         watch.round_done(job, done)
-    summary = _summary(sim, store, identity, time.perf_counter() - begin)
+    summary = summary_of(sim, store, identity, time.perf_counter() - begin)
     if selection is not None:
         summary["selection"] = selection.summary()
         write_text(store.path / "selection.csv", selection.csv())
+    if summary["loss_grew"] is not None:
+        first, last = summary["loss_grew"]
+        log.warning(
+            "%s, seed %d: the training loss grew from %.3g to %.3g: training diverged, though all numbers are finite; "
+            "lower train.lr, set train.clip, or check the scale of the data",
+            job.method.label,
+            job.seed,
+            first,
+            last,
+        )
     used = spent(job, sim)
     if used is not None:
         summary["privacy"] = used.summary()
@@ -332,67 +342,3 @@ def _protocol(config: ExperimentConfig, final: bool) -> EvaluationProtocol:
         config.eval.sharpness,
         Generation(**config.eval.generation.model_dump()),
     )
-
-
-def _round_record(sim: Simulation, done: RoundResult, seconds: float) -> dict[str, Any]:
-    traffic = sim.traffic.as_dict()
-    # Where ε counts on nobody seeing who took part, no record says it.
-    who = {} if cohort_is_secret(sim) else {"clients": list(done.clients), "rejected": list(done.rejected)}
-    return {
-        "round": sim.round,
-        **who,
-        **{f"loss/{stage}": value for stage, value in done.losses.items()},
-        **traffic,
-        "bytes": traffic["bytes_up"] + traffic["bytes_down"],
-        "round_seconds": done.seconds,
-        "seconds": seconds,
-        "engine": sim.engine.name,
-    }
-
-
-def _summary(sim: Simulation, store: RunStore, identity: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """The final numbers, read back from the records so that a resumed run cannot differ from an uninterrupted one."""
-    frame = store.clients()
-    final = frame[frame["round"] == sim.round]
-    model, metric = headline(sim)
-    rows = [{str(k): v for k, v in row.items()} for row in final.to_dict("records")]
-    own = final[(final["model"] == model) & (final["set"] == "local")]
-    if own.empty:
-        raise TailorflError(
-            f"no client was evaluated on its local test data (model {model}); add 'local' to eval.final"
-        )
-    return {
-        **identity,
-        "title": sim.method.title,
-        "rounds": sim.round,
-        "model": model,
-        "metric": metric,
-        "metrics": {**_over_clients(own, metric), **summaries(rows)},
-        "best_by_validation": _best_by_validation(frame, model, metric),
-        "bytes_up": sim.traffic.bytes_up,
-        "bytes_down": sim.traffic.bytes_down,
-        "traffic": sim.traffic.as_dict(),
-        "trained_scalars": sim.trained_scalars,
-        "seconds": seconds,
-        "engine": sim.engine.name,
-        "clients": sim.federation.num_clients,
-        **({} if cohort_is_secret(sim) else {"rejected": int(store.rounds()["rejected"].map(len).sum())}),
-    }
-
-
-def _over_clients(own: Any, metric: str) -> dict[str, float]:
-    return summarize(own[metric], own["samples"], higher_is_better=metric not in LOWER_IS_BETTER)
-
-
-def _best_by_validation(frame: Any, model: str, metric: str) -> dict[str, Any] | None:
-    """The evaluated round with the best mean validation metric, and the test metric there, or None."""
-    mine = frame[frame["model"] == model]
-    means = mine.groupby(["set", "round"])[metric].mean()
-    if "val" not in means.index.get_level_values(0) or means["val"].isna().all():
-        return None
-    best = int(means["val"].idxmin() if metric in LOWER_IS_BETTER else means["val"].idxmax())
-    return {
-        "round": best,
-        "val": float(means["val"][best]),
-        "local": float(means["local"].get(best, float("nan"))),
-    }

@@ -1,0 +1,61 @@
+"""What a report says before anyone reads its table: what is missing in it, mixed, rejected or diverged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailorfl.experiments.curves import Section
+from tailorfl.experiments.fingerprint import forced
+
+if TYPE_CHECKING:
+    from tailorfl.experiments.result import ExperimentResult
+
+
+def caveats(result: ExperimentResult) -> list[Section]:
+    """Returns a section for everything that makes numbers of the table other than they look; none where all is well."""
+    return [*_missing(result), *_forced(result.path), *_trouble(result)]
+
+
+def _forced(folder: Path) -> list[Section]:
+    """What was different when the experiment was resumed by force, if it was."""
+    differences = forced(folder)
+    if not differences:
+        return []
+    note = "The table mixes results of different settings, data or versions: the experiment was resumed with --force."
+    return [Section("Resumed by force", note, ("Difference",), tuple((d,) for d in differences))]
+
+
+def _missing(result: ExperimentResult) -> list[Section]:
+    """The jobs that are not in the table, and why."""
+    if not result.missing:
+        return []
+    note = (
+        "These jobs of the experiment are not in the table; means are over fewer seeds where only some are."
+    )
+    return [Section("Not in the table", note, ("Job",), tuple((m,) for m in result.missing))]
+
+
+def _trouble(result: ExperimentResult) -> list[Section]:
+    """Clients whose updates were rejected, and jobs whose training loss grew."""
+    rejected, grown = [], []
+    for summary, _ in result.jobs:
+        job = f"{summary['label']}, seed {summary['seed']}"
+        for client, rounds in (summary.get("rejected_clients") or {}).items():
+            rejected.append((job, client, str(len(rounds)), ", ".join(map(str, rounds[:20]))))
+        if summary.get("loss_grew"):
+            first, last = summary["loss_grew"]
+            grown.append((job, f"{first:.3g}", f"{last:.3g}"))
+    out = []
+    if rejected:
+        note = (
+            "Updates that were NaN or infinite counted for nothing, and the client kept its state of before."
+        )
+        head = ("Job", "Client", "Rejected updates", "Rounds")
+        out.append(Section("Rejected updates", note, head, tuple(rejected)))
+    if grown:
+        note = (
+            "The training loss ended far above its first value: these rows say nothing about their methods."
+        )
+        out.append(Section("Diverged", note, ("Job", "First loss", "Last loss"), tuple(grown)))
+    return out
