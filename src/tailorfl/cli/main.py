@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import tailorfl
-from tailorfl.cli import advise, bench, landscape, pretrain, theory
+from tailorfl.cli import advise, audit, bench, landscape, pretrain, theory
 from tailorfl.cli.arguments import experiment
 from tailorfl.cli.state import State, quoted
 from tailorfl.errors import ConfigError, TailorflError, nearest
@@ -71,6 +71,7 @@ app.add_typer(theory.app, name="theory", cls=Commands)
 app.command("advise")(advise.command)
 app.command("pretrain")(pretrain.command)
 app.command("bench")(bench.command)
+app.command("audit")(audit.command)
 app.command("landscape")(landscape.command)
 
 Arguments = Annotated[
