@@ -88,6 +88,7 @@ def perada(
     variant: str,
     weights: str,
     distil: dict[str, Any],
+    personal_steps: int | None = None,
 ) -> Outcome:
     """`released` has the penalty λ‖·‖², twice as strong."""
     strength = 2 * lam if variant == "released" else lam
@@ -96,7 +97,7 @@ def perada(
     for t, sampled in enumerate(p.rounds):
         trained = []
         for i in sampled:
-            steps = p.batches(i, t, epochs=personal_epochs)
+            steps = p.batches(i, t, epochs=personal_epochs, steps=personal_steps)
             v[i] = fit(p, v[i], steps, term=pull(strength, w), train=rule)
             trained.append(fit(p, w, p.batches(i, t)))
         teacher = teaching([(p, s) for s in trained], distil)

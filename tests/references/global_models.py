@@ -107,16 +107,24 @@ def fedsam(p: Problem, rho: float, weights: str, server: dict[str, Any]) -> Outc
 
 
 def fedavg_ft(
-    p: Problem, weights: str, server: dict[str, Any], ft_epochs: int, ft_scope: str, averages: str = "factors"
+    p: Problem,
+    weights: str,
+    server: dict[str, Any],
+    ft_epochs: int,
+    ft_scope: str,
+    averages: str = "factors",
+    ft_steps: int | None = None,
 ) -> Outcome:
     w = averaged(p, lambda i, t, w: fit(p, w, p.batches(i, t)), weights, server, averages)
-    return Outcome(w, tuned(p, w, ft_epochs, head_names(p) if ft_scope == "head" else p.parameters))
+    return Outcome(w, tuned(p, w, ft_epochs, head_names(p) if ft_scope == "head" else p.parameters, ft_steps))
 
 
-def tuned(p: Problem, w: State, epochs: int, only: list[str]) -> list[State]:
-    """Every client's copy of w after so many epochs on its own data."""
+def tuned(p: Problem, w: State, epochs: int, only: list[str], steps: int | None) -> list[State]:
+    """Every client's copy of w after so many epochs, or else steps, on its own data."""
     last = len(p.rounds)
-    return [fit(p, w, p.batches(i, last, epochs=epochs, purpose="finetune"), only) for i in p.clients]
+    return [
+        fit(p, w, p.batches(i, last, epochs=epochs, steps=steps, purpose="finetune"), only) for i in p.clients
+    ]
 
 
 def head_names(p: Problem) -> list[str]:

@@ -98,7 +98,7 @@ OPTIONS: dict[str, list[Case]] = {
     ],
     "fedprox": [normed({**AVERAGE, "mu": 0.5})],
     "fedsam": [normed({**AVERAGE, "rho": 0.3})],
-    "fedavg_ft": [*each(TUNED, ft_epochs=(0,), ft_scope=("head",)), normed(TUNED)],
+    "fedavg_ft": [*each(TUNED, ft_epochs=(0,), ft_steps=(3,), ft_scope=("head",)), normed(TUNED)],
     "fedit": [
         Case(FACTORS, "lora", "AdamW", train="adamw"),
         Case({**FACTORS, "averages": "product"}, "lora", "product"),
@@ -107,18 +107,32 @@ OPTIONS: dict[str, list[Case]] = {
         Case({**TUNED, "averages": "factors"}, "lora", "AdamW", train="adamw"),
         Case({**TUNED, "averages": "product", "weights": "uniform"}, "lora", "product"),
     ],
-    "scaffold": [normed({"weights": "uniform", "global_lr": 0.7})],
+    "scaffold": [
+        Case({"weights": "samples", "global_lr": 0.7}, why="samples"),
+        normed({"weights": "uniform", "global_lr": 0.7}),
+    ],
     "feddyn": [
+        Case({"weights": "samples", "alpha": 0.4, "scale_alpha": False}, why="samples"),
         Case({"weights": "uniform", "alpha": 0.4, "scale_alpha": True}, why="scaled"),
         normed({"weights": "uniform", "alpha": 0.4, "scale_alpha": False}),
     ],
     "mr_mtl": [
         Case({"weights": "uniform", "lam": 0.6, "mean_of": "sampled"}, why="sampled"),
+        *(
+            Case({"weights": "samples", "lam": 0.6, "mean_of": m}, why=f"samples, {m}")
+            for m in ("all", "sampled")
+        ),
         normed({"weights": "uniform", "lam": 0.6, "mean_of": "all"}),
         normed({"weights": "uniform", "lam": 0.6, "mean_of": "sampled"}),
     ],
     "ditto": [
-        *each(DITTO, weights=("uniform",), personal_epochs=(0,), dynamic_lam=((0.0, 4.0, 0.5),)),
+        *each(
+            DITTO,
+            weights=("uniform",),
+            personal_epochs=(0,),
+            personal_steps=(3,),
+            dynamic_lam=((0.0, 4.0, 0.5),),
+        ),
         Case(
             {**DITTO, "dynamic_lam": (0.0, 4.0, 0.5), "dynamic_every": "step"},
             why="λ by steps",
@@ -128,7 +142,7 @@ OPTIONS: dict[str, list[Case]] = {
     ],
     "pfedme": [
         *each(PFEDME, beta=(0.6, 0.0), inner_wd=(0.2,), personal_lr=(None,), weights=("uniform",)),
-        *each(PFEDME, personal_epochs=(2,)),
+        *each(PFEDME, personal_epochs=(2,), personal_steps=(3,)),
         normed(PFEDME),
     ],
     "apfl": [
@@ -164,7 +178,10 @@ OPTIONS: dict[str, list[Case]] = {
         Case({**FEDCLUP, "schedule": DYNAMIC}, why="dynamic λ", rounds=5),
         normed({**KNOWN, "gamma": "theory"}),
     ],
-    "fedper": [*each(SPLIT, personal_part=("none", "all"), final_personal_epochs=(2,)), normed(SPLIT)],
+    "fedper": [
+        *each(SPLIT, personal_part=("none", "all"), final_personal_epochs=(2,), final_personal_steps=(1,)),
+        normed(SPLIT),
+    ],
     "fedsim": [
         *each({**SPLIT, **PENALTY}, server_lr=(0.6,), weights=("uniform",)),
         *each({**SPLIT, **PENALTY, "lam": 0.5}, centre=("start", "zero")),
@@ -174,16 +191,28 @@ OPTIONS: dict[str, list[Case]] = {
         Case({**SPLIT, "personal_part": "extractor:2", "broadcast_all": True}, "deep", "two shared layers"),
         normed({**SPLIT, "personal_part": "extractor", "broadcast_all": False}),
     ],
-    "fedrep": [*each(REP, "deep", personal_part=("head",), final_personal_epochs=(2,)), normed(REP)],
+    "fedrep": [
+        *each(
+            REP, "deep", personal_part=("head",), final_personal_epochs=(2,), head_steps=(3,), body_steps=(2,)
+        ),
+        normed(REP),
+    ],
     "fedalt": [
-        *each(ALT, server_lr=(0.6,), weights=("uniform",)),
+        *each(ALT, server_lr=(0.6,), weights=("uniform",), head_steps=(3,), body_steps=(2,)),
         *each({**ALT, "lam": 0.5}, centre=("start", "zero")),
     ],
-    "fedbabu": [*each(BABU, ft_scope=("head", "body"), ft_epochs=(0,)), normed(BABU)],
+    "fedbabu": [*each(BABU, ft_scope=("head", "body"), ft_epochs=(0,), ft_steps=(3,)), normed(BABU)],
     "feddf": [distil({"weights": "samples"}, **more) for more in TAUGHT]
     + [normed({"weights": "uniform", "distil": DISTIL})],
     "perada": [distil(PERADA, **more) for more in TAUGHT]
-    + each(PERADA, variant=("released",), personal_epochs=(2,), personal_lr=(0.03,), weights=("samples",))
+    + each(
+        PERADA,
+        variant=("released",),
+        personal_epochs=(2,),
+        personal_lr=(0.03,),
+        personal_steps=(3,),
+        weights=("samples",),
+    )
     + [normed(PERADA)],
     "perfed_ckt": [*each(CKT, clusters=(1, 3), own_init=(False,), public_batch=(128,)), normed(CKT)],
     "fedoa": [
@@ -201,7 +230,7 @@ OPTIONS: dict[str, list[Case]] = {
     ],
     "plgu_grep": [
         *each(GREP, "deep", score_norm=("mean", "none", "ones"), lwsam_form=("asam",), reuse_grad=(True,)),
-        *each(GREP, "deep", power=(4.0,), final_personal_epochs=(2,), body_steps=(0, 1, 3)),
+        *each(GREP, "deep", power=(4.0,), head_steps=(3,), final_personal_epochs=(2,), body_steps=(0, 1, 3)),
         normed(GREP),
     ],
     "pfedhn": [*each(PFEDHN, depth=(0,), server_clip=(None,), server_momentum=(0.0,)), normed(PFEDHN)],

@@ -115,13 +115,14 @@ def plgu_grep(  # plain steps of the body, each of a clipped gradient
     personal_part: str,
     weights: str,
     final_personal_epochs: int,
+    head_steps: int | None = None,
 ) -> Outcome:
     own = part(p, personal_part)
     body = [n for n in p.parameters if n not in own]
     layers = layers_of(p, body)
 
     def local(i: int, t: int, state: State) -> State:
-        state = fit(p, state, p.batches(i, t, epochs=head_epochs), own)
+        state = fit(p, state, p.batches(i, t, epochs=head_epochs, steps=head_steps), own)
         steps = p.batches(i, t, steps=body_steps)
         phi = Trainer(p, state, len(steps), body, plain(p.train))
         for (batch,) in steps:

@@ -20,8 +20,9 @@ class Case:
     train: str = "plain"
 
     def of_method(self) -> dict[str, Any]:
-        """The options as the method takes them."""
-        return {NAMES.get(n, n): v for n, v in self.options.items()}
+        """The options as the method takes them: a length in epochs or in steps, not both."""
+        replaced = {n.replace("_steps", "_epochs") for n in self.options if n.endswith("_steps")}
+        return {NAMES.get(n, n): v for n, v in self.options.items() if n not in replaced}
 
 
 SERVER = {"kind": "sgd", "lr": 1.0, "momentum": 0.0, "beta2": 0.999, "eps": 1e-8, "initial": 0.0}

@@ -32,7 +32,13 @@ def part(p: Problem, name: str) -> list[str]:
 
 
 def split(
-    p: Problem, local: Local, personal: list[str], weights: str, final_epochs: int, server_lr: float = 1.0
+    p: Problem,
+    local: Local,
+    personal: list[str],
+    weights: str,
+    final_epochs: int,
+    server_lr: float = 1.0,
+    final_steps: int | None = None,
 ) -> Outcome:
     """Rounds of u = u − η_s Σ a_i (u − u_i), everyone deploying the present u with its own v_i."""
     u, v = clone(p.init), [{n: p.init[n].clone() for n in personal} for _ in p.clients]
@@ -47,9 +53,11 @@ def split(
             u[n] = u[n] - server_lr * (u[n] - new) if n in p.parameters else new
     shared = {n: t for n, t in u.items() if n not in personal}
     models, last = [{**u, **v[i]} for i in p.clients], len(p.rounds)
-    if final_epochs:
+    if final_epochs or final_steps:
         models = [
-            fit(p, m, p.batches(i, last, epochs=final_epochs, purpose="finetune"), personal)
+            fit(
+                p, m, p.batches(i, last, epochs=final_epochs, steps=final_steps, purpose="finetune"), personal
+            )
             for i, m in zip(p.clients, models, strict=True)
         ]
     return Outcome(None, models, shared)
@@ -74,6 +82,7 @@ def together(
     lam: float = 0.0,
     centre: str = "start",
     server_lr: float = 1.0,
+    final_personal_steps: int | None = None,
     **options: Any,
 ) -> Outcome:
     """FedPer, FedSim, FedBN and LG-FedAvg: one training of both parts."""
@@ -86,6 +95,7 @@ def together(
         weights,
         final_personal_epochs,
         server_lr,
+        final_personal_steps,
     )
 
 
@@ -99,6 +109,8 @@ def alternating(
     lam: float = 0.0,
     centre: str = "start",
     server_lr: float = 1.0,
+    head_steps: int | None = None,
+    body_steps: int | None = None,
 ) -> Outcome:
     """FedRep and FedAlt: first v_i under u, then u under the new v_i."""
     own = part(p, personal_part)
@@ -106,13 +118,15 @@ def alternating(
     term = held(p, own, lam, centre) if lam else None
 
     def local(i: int, t: int, state: State) -> State:
-        state = fit(p, state, p.batches(i, t, epochs=head_epochs), own, term)
-        return fit(p, state, p.batches(i, t, epochs=body_epochs), rest)
+        state = fit(p, state, p.batches(i, t, epochs=head_epochs, steps=head_steps), own, term)
+        return fit(p, state, p.batches(i, t, epochs=body_epochs, steps=body_steps), rest)
 
     return split(p, local, own, weights, final_personal_epochs, server_lr)
 
 
-def fedbabu(p: Problem, weights: str, personal_part: str, ft_epochs: int, ft_scope: str) -> Outcome:
+def fedbabu(
+    p: Problem, weights: str, personal_part: str, ft_epochs: int, ft_scope: str, ft_steps: int | None = None
+) -> Outcome:
     """The head stays as it was drawn until deployment."""
     head = part(p, personal_part)
     body = [n for n in p.init if n not in head]
@@ -120,4 +134,6 @@ def fedbabu(p: Problem, weights: str, personal_part: str, ft_epochs: int, ft_sco
     for t, sampled in enumerate(p.rounds):
         trained = [fit(p, w, p.batches(i, t), body) for i in sampled]
         w = {**mean(trained, weights_of(p, sampled, weights)), **{n: p.init[n] for n in head}}
-    return Outcome(w, tuned(p, w, ft_epochs, {"head": head, "body": body, "full": list(p.init)}[ft_scope]))
+    return Outcome(
+        w, tuned(p, w, ft_epochs, {"head": head, "body": body, "full": list(p.init)}[ft_scope], ft_steps)
+    )

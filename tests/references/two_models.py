@@ -44,17 +44,18 @@ def local_average(p: Problem, weights: str) -> Outcome:
     return Outcome(mean([v[i] for i in last], weights_of(p, last, weights)), v)
 
 
-def mr_mtl(p: Problem, lam: float, mean_of: str, **options: Any) -> Outcome:
+def mr_mtl(p: Problem, lam: float, mean_of: str, weights: str) -> Outcome:
     """v̄ is the mean of ALL clients' latest models, or steps by m/N to that of the sampled ones."""
-    v, centre, total = everywhere(p), clone(p.init), len(p.sizes)
+    v, centre = everywhere(p), clone(p.init)
     for t, sampled in enumerate(p.rounds):
         for i in sampled:
             v[i] = fit(p, v[i], p.batches(i, t), term=pull(lam, centre))
         if mean_of == "all":
-            centre = mean(v, [1.0] * total)
+            centre = mean(v, weights_of(p, p.clients, weights))
         else:
-            new = mean([v[i] for i in sampled], [1.0] * len(sampled))
-            centre = add(centre, sub(new, centre), len(sampled) / total)
+            here = weights_of(p, sampled, weights)
+            new = mean([v[i] for i in sampled], here)
+            centre = add(centre, sub(new, centre), sum(here) / sum(weights_of(p, p.clients, weights)))
     return Outcome(None, v, {n: t for n, t in centre.items() if t.is_floating_point()})
 
 
@@ -65,6 +66,7 @@ def ditto(
     personal_epochs: int | None,
     dynamic_lam: tuple[float, ...],
     dynamic_every: str,
+    personal_steps: int | None = None,
 ) -> Outcome:
     """λ is chosen by validation loss after a round, or after every step, which is then a plain one."""
     w, v = clone(p.init), everywhere(p)
@@ -72,7 +74,7 @@ def ditto(
         up = []
         for i in sampled:
             up.append(fit(p, w, p.batches(i, t)))
-            steps = p.batches(i, t, epochs=personal_epochs)
+            steps = p.batches(i, t, epochs=personal_epochs, steps=personal_steps)
             every = dynamic_lam and dynamic_every == "step"
             rule = plain(p.train) if every else p.train
             for piece in [[s] for s in steps] if every else [steps]:
@@ -102,6 +104,7 @@ def pfedme(
     beta: float,
     weights: str,
     personal_epochs: int | None,
+    personal_steps: int | None = None,
 ) -> Outcome:
     """θ is warm-started within a round; with `personal_epochs` it goes on from the round before."""
     w, v = clone(p.init), everywhere(p)
@@ -109,9 +112,10 @@ def pfedme(
     for t, sampled in enumerate(p.rounds):
         up = []
         for i in sampled:
-            if personal_epochs is not None:
+            if personal_epochs is not None or personal_steps is not None:
                 rule = replace(p.train, lr=rate)
-                v[i] = fit(p, v[i], p.batches(i, t, epochs=personal_epochs), term=pull(lam, w), train=rule)
+                steps = p.batches(i, t, epochs=personal_epochs, steps=personal_steps)
+                v[i] = fit(p, v[i], steps, term=pull(lam, w), train=rule)
                 up.append(step_to(p, w, v[i], lr * lam))
                 continue
             theta, own = clone(w), clone(w)
