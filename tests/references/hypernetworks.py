@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from references.plain import Outcome, Problem, State, clone, fit, norm_of, sub
+from references.plain import Outcome, Problem, State, clone, fit, mean, norm_of, sub, weights_of
 
 
 def write(p: Problem, phi: State, e: Tensor) -> State:
@@ -33,8 +33,9 @@ def vjp(p: Problem, phi: State, e: Tensor, change: State) -> tuple[State, Tensor
     return dict(zip(phi, grads[:-1], strict=True)), grads[-1]
 
 
-def average(found: list[State]) -> State:
-    return {n: sum(g[n] for g in found) / len(found) for n in found[0]}  # type: ignore[misc]
+def average(p: Problem, found: dict[int, State], weights: str) -> State:
+    """Σ a_i g_i of the sampled clients' gradients."""
+    return mean(list(found.values()), weights_of(p, list(found), weights))
 
 
 def start(p: Problem) -> tuple[State, Tensor]:
@@ -60,6 +61,7 @@ def pfedhn(
     server_momentum: float,
     server_weight_decay: float,
     server_clip: float | None,
+    weights: str,
     **shape: int,
 ) -> Outcome:
     """A torch optimizer over φ and the embeddings; one of a client that is not sampled has no gradient and stays."""
@@ -72,7 +74,7 @@ def pfedhn(
     for t in range(len(p.rounds)):
         found = {i: vjp(p, phi, e[i], change) for i, change in changes(p, phi, e, t).items()}
         optimizer.zero_grad()
-        for n, g in average([g for g, _ in found.values()]).items():
+        for n, g in average(p, {i: g for i, (g, _) in found.items()}, weights).items():
             phi[n].grad = g
         for i, (_, g) in found.items():
             e[i].grad = g
@@ -82,14 +84,14 @@ def pfedhn(
     return done(p, clone(phi), torch.stack(e).detach())
 
 
-def plgu_ghn(p: Problem, server_lr: float, rho: float, **shape: int) -> Outcome:
+def plgu_ghn(p: Problem, server_lr: float, rho: float, weights: str, **shape: int) -> Outcome:
     phi, e = start(p)
     for t in range(len(p.rounds)):
         delta = changes(p, phi, e, t)
-        g = average([vjp(p, phi, e[i], d)[0] for i, d in delta.items()])
+        g = average(p, {i: vjp(p, phi, e[i], d)[0] for i, d in delta.items()}, weights)
         above = {n: phi[n] + rho * g[n] / norm_of(g) for n in phi}
         found = {i: vjp(p, above, e[i], d) for i, d in delta.items()}
-        step = average([g for g, _ in found.values()])
+        step = average(p, {i: g for i, (g, _) in found.items()}, weights)
         phi = {n: phi[n] - server_lr * step[n] for n in phi}
         for i, (_, slope) in found.items():
             e[i] = e[i] - server_lr * slope

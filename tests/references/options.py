@@ -233,8 +233,11 @@ OPTIONS: dict[str, list[Case]] = {
         *each(GREP, "deep", power=(4.0,), head_steps=(3,), final_personal_epochs=(2,), body_steps=(0, 1, 3)),
         normed(GREP),
     ],
-    "pfedhn": [*each(PFEDHN, depth=(0,), server_clip=(None,), server_momentum=(0.0,)), normed(PFEDHN)],
-    "plgu_ghn": [*each({**HYPER, "rho": 0.3}, depth=(0,), rho=(0.0,))],
+    "pfedhn": [
+        *each(PFEDHN, weights=("samples",), depth=(0,), server_clip=(None,), server_momentum=(0.0,)),
+        normed(PFEDHN),
+    ],
+    "plgu_ghn": [*each({**HYPER, "rho": 0.3}, weights=("samples",), depth=(0,), rho=(0.0,))],
     "hypcluster": [
         *each({"weights": "samples", "clusters": 2}, clusters=(1, 3), weights=("uniform",)),
         normed({"weights": "samples", "clusters": 2}),
