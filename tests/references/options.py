@@ -155,7 +155,7 @@ OPTIONS: dict[str, list[Case]] = {
     "per_fedavg": [*each(PER, variant=("HF",), adapt_steps=(0,), weights=("samples",)), normed(PER)],
     "fedclup": [
         *each(KNOWN, gamma=("theory", "edge"), lr_rule=("deterministic", "stochastic")),
-        *each(FEDCLUP, local_steps=(3,), weights=("samples",)),
+        *each(FEDCLUP, local_steps=(3,), weights=("samples",), lam=(0.0,)),
         *each({**FEDCLUP, "local_steps": 3}, batch_reuse=(True,)),
         Case({**KNOWN, "gamma": "theory", "schedule": HEURISTIC}, why="heuristic λ", rounds=3),
         Case({**KNOWN, "gamma": "theory", "schedule": COROLLARY}, why="λ of the corollary"),
