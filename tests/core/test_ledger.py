@@ -55,6 +55,11 @@ def both(state: TensorDict, grad: Any) -> TensorDict:
     return TensorDict({"a": grad(state["a"], of="a"), "b": grad(state["b"], of="b")}, batch_size=[])
 
 
+def beside(w: TensorDict, grad: Any, c: TensorDict) -> TensorDict:
+    """A gradient of some parameters, with the client's own tensors of just these."""
+    return grad(w) + (w.select(*c.keys()) - c) * 0.0
+
+
 def hessian(w: TensorDict, grad: Any, c: TensorDict) -> TensorDict:
     """Per-FedAvg's pattern: one gradient of two batches, two of the third; with something of the client's."""
     g = grad(w - grad(w, batch=0) * 0.1, batch=1)
@@ -89,6 +94,10 @@ FUNCTIONS: dict[str, tuple[Any, Callable[[int], dict[int, int]], int]] = {
     "three batches a step": (
         lambda c, _, w: c.fit(w, direction=hessian, given=(c.parameters(w),), batches=3, steps=2, repeat=2),
         lambda i: {2: 4, 4: 2}, 4,
+    ),
+    "a part, with something of the client's": (
+        lambda c, _, w: c.fit(w, train=("head.weight",), direction=beside, given=(w.select("head.weight"),), steps=2),
+        lambda i: {1: 2}, 4,
     ),
     "two trainings": (lambda c, _, w: c.fit(c.fit(w), purpose="train"), lambda i: {1: 2 * STEPS[i]}, 4),
     "in pieces": (several, lambda i: {3: 5}, 4),
