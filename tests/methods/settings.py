@@ -223,7 +223,7 @@ ROWS: dict[str, Row] = {
     # The coins of this seed are 0, 0, 0, 1, 1, 1, 0, 1: models go up at the end of round 2 and down in round 3.
     "l2gd": Row(
         Card(whole, whole, whole, True, True),
-        {"coin_seed": 48},
+        {"coin_seed": 48, "per_round": "coin", "p": 0.5, "lam": 1.0},
         by_round=lambda r, s: (s.d * (r == 3), s.d * (r == 2)),
     ),
     "ditto": Row(Card(whole, whole, twice, True, True), {"lam": 0.5}, Limit("ditto", 1, {"lam": LAM})),

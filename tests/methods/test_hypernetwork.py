@@ -15,7 +15,7 @@ from tailorfl.core.method import make_method
 from tailorfl.engines.simulation import Simulation
 from tailorfl.methods.hypernetwork import Hypernetwork
 
-SMALL: dict[str, Any] = {"hidden": 8, "depth": 1, "embedding": 3}
+SMALL: dict[str, Any] = {"hidden": 8, "depth": 1, "embedding": 3, "start": "drawn"}
 PLAIN = {"server_momentum": 0.0, "server_weight_decay": 0.0, "server_clip": None}
 
 
@@ -97,6 +97,28 @@ def test_ghn_without_radius_is_pfedhn_with_plain_steps() -> None:
     other = simulation(make_method("pfedhn", {**SMALL, **PLAIN}), rounds=3, fraction=0.6)
     for name, tensor in phi(one).items():
         torch.testing.assert_close(tensor, phi(other)[name], atol=1e-7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["pfedhn", "plgu_ghn"])
+def test_by_default_all_clients_start_from_the_initial_model_and_come_apart(name: str) -> None:
+    """h(e_i; φ) is the run's model whatever e_i is; a plain step of 1 then moves it for all as FedAvg's mean does."""
+    options = {"hidden": 8, "depth": 1, "embedding": 3, "server_lr": 0.5}
+    sim = simulation(make_method(name, {**options, **(PLAIN if name == "pfedhn" else {"rho": 0.0})}))
+    ids = tuple(range(sim.federation.num_clients))
+    for tensor_name, tensor in written(sim, ids).items():
+        assert torch.equal(tensor, sim.init[tensor_name].expand_as(tensor))
+    mean = {n: torch.einsum("k,k...->...", shares(), t) for n, t in replies(sim, ids).items()}
+    before = phi(sim)
+    sim.step()
+    for tensor_name, change in mean.items():
+        moved = before[f"head_b/{tensor_name}"] - 0.5 * change.flatten()
+        torch.testing.assert_close(phi(sim)[f"head_b/{tensor_name}"], moved, atol=1e-6, rtol=1e-5)
+    apart = written(sim, (0, 1))
+    assert any(not torch.allclose(t[0], t[1], atol=1e-6) for t in apart.values())
+
+
+def shares() -> torch.Tensor:
+    return torch.tensor(SIZES) / sum(SIZES)
 
 
 def test_one_step_sends_the_gradient_times_the_rate() -> None:

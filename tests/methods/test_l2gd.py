@@ -35,7 +35,7 @@ P = 0.4
 
 def l2gd(**options: Any) -> L2GD:
     """With the paper's equal weights."""
-    method = make_method("l2gd", {"lam": LAM, "p": P, "weights": "uniform", **options})
+    method = make_method("l2gd", {"lam": LAM, "p": P, "weights": "uniform", "per_round": "coin", **options})
     assert isinstance(method, L2GD)
     return method
 
@@ -260,3 +260,44 @@ def test_a_step_beyond_the_mean_is_refused() -> None:
 def test_clients_cannot_idle() -> None:
     with pytest.raises(ConfigError, match="participation = 'sampled'"):
         l2gd(participation="sampled")
+
+
+def by_exchange(**options: Any) -> L2GD:
+    """A round of which lasts until the next exchange."""
+    return l2gd(per_round="exchange", p=0.3, lam=1.0, **options)
+
+
+def test_a_round_until_the_next_exchange_is_a_run_of_ones_and_one_of_zeros() -> None:
+    """Lengths are those of runs of coins: geometric, 1/(1 − p) and 1/p on average; the first round has no ones."""
+    method = by_exchange()
+    found = np.array([method.coins(r) for r in range(1, 3001)])
+    assert method.coins(0)[0] == 0
+    assert found.min() == 1
+    np.testing.assert_allclose(found.mean(0), [1 / 0.7, 1 / 0.3], rtol=0.06)
+    # P(k) = (1 − q) q^(k − 1): the share of runs of one.
+    np.testing.assert_allclose((found == 1).mean(0), [0.7, 0.3], atol=0.03)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_rounds_until_the_next_exchange_are_the_papers_iterations(engine: str) -> None:
+    """Against the two equations in float64: the mean is that of the models that were exchanged before the ones."""
+    method, reference = by_exchange(), Reference()
+    sim = quadratic_simulation(method, engine=engine)
+    share = method.pull(LR)
+    x = states(sim, "x")
+    for r in range(8):
+        ones, zeros = method.coins(r)
+        mean = x.mean(0)
+        for _ in range(ones):
+            x = (1 - share) * x + share * mean
+        x = np.array([reference.descend(i, x[i], zeros) for i in range(CLIENTS)])
+        sim.step()
+        np.testing.assert_allclose(personal_weights(sim), x, atol=1e-5)
+        np.testing.assert_allclose(global_weight(sim), x.mean(0), atol=1e-5)
+
+
+def test_every_round_until_the_next_exchange_sends_one_model_each_way() -> None:
+    """But for the first, which nobody has to tell the initial model."""
+    sim = simulation(by_exchange(), rounds=3)
+    size = sum(t.numel() for n, t in sim.init.items() if n in sim.model.parameters)
+    assert (sim.traffic.up, sim.traffic.down_unicast) == (3 * len(SIZES) * size, 2 * len(SIZES) * size)

@@ -97,7 +97,14 @@ GREP = {
 }
 HYPER = {"weights": "uniform", "embedding": 3, "hidden": 5, "depth": 2, "server_lr": 0.1}
 PFEDHN = {**HYPER, "server_momentum": 0.9, "server_weight_decay": 0.01, "server_clip": 0.05}
-L2GD = {"weights": "uniform", "lam": 0.7, "p_mean": 0.4, "smoothness": None, "coin_seed": 8}
+L2GD = {
+    "weights": "uniform",
+    "per_round": "coin",
+    "lam": 0.7,
+    "p_mean": 0.4,
+    "smoothness": None,
+    "coin_seed": 8,
+}
 PER = {"weights": "uniform", "alpha": 0.2, "variant": "FO", "delta": 0.05, "adapt_steps": 2}
 CKT = {"weights": "uniform", "clusters": 2, "lam": 2.0, "public_batch": 4, "own_init": True}
 FOMO = {

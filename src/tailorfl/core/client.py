@@ -43,6 +43,8 @@ class Client:
         self.split = cohort.split
         self.metrics: dict[str, Tensor] = {}
         """Numbers the client reports by name, 0-d: the mean training loss of each stage, and what a method adds."""
+        self.gradients = torch.zeros((), device=cohort.device)
+        """Gradients of single samples that its fits computed so far, 0-d."""
         self._trainable = frozenset(cohort.split.trainable)
         self._fits = 0
 
@@ -240,8 +242,8 @@ class Client:
             call.public = replace(public, targets=torch.empty(0))  # the tensor travels with the others
             flat.append(public.targets)
         result = operations.apply(call, self._position, *flat)
-        self.metrics[purpose] = result[0]
-        return call.rebuild(components, result[1:], isinstance(start, TensorDict))
+        self.metrics[purpose], self.gradients = result[0], self.gradients + result[1]
+        return call.rebuild(components, result[2:], isinstance(start, TensorDict))
 
     def loss(self, state: TensorDict, part: str = "train") -> Tensor:
         """Returns the mean loss of a model state on this client's `part` ("train" or "val"), 0-d tensor.

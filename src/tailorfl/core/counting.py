@@ -47,8 +47,22 @@ def _of_passes(fit: Fit, samples: int, gradients: NDArray[np.int64]) -> NDArray[
     return np.array([gradients[which == n].max() for n in np.unique(which)], dtype=np.int64)
 
 
+def worked(fit: Fit, gradients: NDArray[np.int64], samples: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Returns how many gradients of single samples a fit computed, [clients]: of private ones, and of public ones.
+
+    `gradients` [clients, batches] were taken of each batch, which has so many `samples`.
+    """
+    found: NDArray[np.int64] = (gradients * samples).sum(1)
+    if fit.public is not None and fit.cohort.public is not None:
+        each = min(fit.public.batch_size, len(fit.cohort.public))
+        found = found + each * fit.options.repeat * ((samples > 0).sum(1) // fit.options.batches)
+    return np.asarray(found, dtype=np.float32)
+
+
 def counted(fit: Fit, arranged: Arranged, positions: Sequence[int]) -> tuple[Tensor, ...]:
-    """Records what a fit would use and returns its result as if nothing had moved: a loss of 0, then its start."""
+    """Records what a fit would use and returns its result as if nothing had moved: a loss of 0, no gradient, then its
+    start.
+    """
     options, stacked = fit.options, arranged.stacked
     unmoved: list[Tensor] = []
     parts = []
@@ -71,4 +85,4 @@ def counted(fit: Fit, arranged: Arranged, positions: Sequence[int]) -> tuple[Ten
     each = np.tile(asked, int(taken.max(initial=0)) // options.batches)
     note(fit, positions, each * (np.arange(len(each)) < taken[:, None]))
     loss = torch.zeros(len(positions)) if stacked else torch.zeros(())
-    return (loss, *(t.clone() for t in unmoved))
+    return (loss, torch.zeros_like(loss), *(t.clone() for t in unmoved))

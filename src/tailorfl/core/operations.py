@@ -18,7 +18,7 @@ from torch import Tensor
 from tailorfl.core import tree
 from tailorfl.core.arranged import Arranged, Dims
 from tailorfl.core.cohort import Cohort, padded, rows_at_once
-from tailorfl.core.counting import counted, note
+from tailorfl.core.counting import counted, note, worked
 from tailorfl.core.distill import Distill, PublicTerm, public_rows
 from tailorfl.core.feature_pull import FeaturePull
 from tailorfl.core.gradients import Carry, Objective
@@ -154,7 +154,9 @@ class Fit:
         release = None if dp is None else self._release(dp, ranked)
         loss = loop.run(carries, plan, centre, strength, rate, given, self.given, keys, public, release)
         note(self, ranked, loop.gradients)
-        out = [loss, *(t for c in carries for t in (*c.trained.values(), *c.moving.values()))]
+        work = torch.from_numpy(worked(self, loop.gradients, plan.count)).to(cohort.device)
+        out = [loss, work if stacked else work[0]]
+        out += [t for c in carries for t in (*c.trained.values(), *c.moving.values())]
         if back is not None and stacked:
             back = back.to(cohort.device)
             out = [t.index_select(0, back) for t in out]

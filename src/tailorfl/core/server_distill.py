@@ -40,7 +40,7 @@ class ServerDistillation(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     steps: int = Field(default=100, ge=0, description="R: steps of Adam a round, at most; 0 distils nothing")
-    lr: float = Field(default=1e-3, gt=0, description="learning rate of Adam, by cosine to 0")
+    lr: float = Field(default=1e-4, gt=0, description="learning rate of Adam, by cosine to 0")
     batch_size: int = Field(default=128, ge=1, description="public samples a step")
     temperature: float = Field(default=1.0, gt=0, description="T: divides all logits")
     average: Literal["logits", "probabilities"] = Field(

@@ -21,7 +21,13 @@ def dump(sim: Simulation) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors = {f"server/{p}": t for p, t in tree.leaves(sim.server)}
     for group in sim.groups:
         tensors |= {f"{_place(group)}{p}": t for p, t in group.states.dump().items()}
-    facts = {"round": sim.round, "engine": sim.engine.name, "traffic": sim.traffic.as_dict()}
+    facts = {
+        "round": sim.round,
+        "engine": sim.engine.name,
+        "traffic": sim.traffic.as_dict(),
+        "gradients": sim.gradients,
+        "turns": sim.turns,
+    }
     return tensors, {**facts, "ledger": sim.ledger.dump()} if sim.ledger else facts
 
 
@@ -35,6 +41,7 @@ def load(sim: Simulation, tensors: Mapping[str, Tensor], facts: Mapping[str, Any
         place = _place(group)
         group.states.load({p.removeprefix(place): t for p, t in tensors.items() if p.startswith(place)})
     sim.round, sim.traffic = int(facts["round"]), Traffic(**facts["traffic"])
+    sim.gradients, sim.turns = int(facts["gradients"]), int(facts["turns"])
     sim.ledger = Ledger.restore(facts["ledger"]) if "ledger" in facts else Ledger()
     sim.engine.resume(str(facts["engine"]))
 

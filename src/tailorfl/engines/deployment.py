@@ -17,16 +17,19 @@ from tailorfl.core.method import Method
 from tailorfl.engines.base import Parts
 from tailorfl.engines.groups import Group, by_group, message_for
 
+WORK = "gradients of samples"
+"""Where the function of a round returns how many gradients a client computed."""
+
 
 @dataclass(frozen=True)
 class Training:
-    """The client function of a round: returns (new state, reply, what the client reports)."""
+    """The client function of a round: returns (new state, reply, what the client reports and WORK)."""
 
     method: Method
 
     def __call__(self, client: Client, state: TensorDict, received: TensorDict) -> Parts:
         new, reply = self.method.local(client, state, received)
-        return new, reply, TensorDict(dict(client.metrics), batch_size=[])
+        return new, reply, TensorDict({**client.metrics, WORK: client.gradients}, batch_size=[])
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ class RoundResult:
     """Means over the accepted clients of what they report: training losses by stage, and what a method adds."""
     seconds: float
     traffic: Traffic
+    gradients: int = 0
+    """Gradients of single samples that the clients computed, all together."""
     server_seconds: float = 0.0
     """Part of `seconds` that the server's aggregation took."""
 
@@ -58,6 +60,8 @@ class Trained:
     """What they had received."""
     uses: Mapping[int, Uses]
     """What private training used, by client."""
+    gradients: int = 0
+    """Gradients of single samples that all of them computed together."""
 
     def among(self, wanted: set[int]) -> Trained:
         """The part of the clients that are `wanted`."""

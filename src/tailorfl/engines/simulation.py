@@ -35,7 +35,7 @@ from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import ClientFunction, Engine, InProcess, Parts
 from tailorfl.engines.cluster import Cluster
 from tailorfl.engines.continuing import dump, load
-from tailorfl.engines.deployment import Deployment, Training, deployment_message, in_parts
+from tailorfl.engines.deployment import WORK, Deployment, Training, deployment_message, in_parts
 from tailorfl.engines.devices import device_of
 from tailorfl.engines.groups import Group, by_group, gather, make_groups, message_for
 from tailorfl.engines.memory import keep_freed_memory
@@ -126,6 +126,7 @@ class Simulation:
         state_folder: where private states are memory-mapped; None keeps them in memory.
         client_dp: client-level privacy of what clients send (that of their samples is in `train`).
 
+    Attributes `gradients` (of single samples) is what all clients computed so far, `turns` how often one was sampled.
     Attributes `model`, `split`, `init`, `start` and `states` are those of the first architecture; `groups` has all.
 
     Raises:
@@ -169,6 +170,7 @@ class Simulation:
         self.server = method.server_state(self.context)
         self.traffic = Traffic()
         self.ledger = Ledger()
+        self.gradients = self.turns = 0
         self.round = 0
         self._members, self._val = self._rows()
         self._sizes = self._members.sizes
@@ -258,7 +260,11 @@ class Simulation:
         self.server = server
         self._book(done, asked)
         self.traffic.add(traffic)
-        result = RoundResult(self.round, sampled, rejected, losses, end - begin, traffic, end - middle)
+        gradients = sum(part.gradients for part in done)
+        self.gradients, self.turns = self.gradients + gradients, self.turns + len(sampled)
+        result = RoundResult(
+            self.round, sampled, rejected, losses, end - begin, traffic, gradients, end - middle
+        )
         self.round += 1
         return result
 
@@ -268,7 +274,9 @@ class Simulation:
         with torch.no_grad():
             found = self.engine.train(self.local, cohort, group.states, received, index)
         uses = {} if record is None else record.uses
-        return Trained(group, ids, found.replies, found.metrics, found.finite, message, uses)
+        gradients = int(found.metrics[WORK].double().sum())
+        metrics = found.metrics.exclude(WORK)
+        return Trained(group, ids, found.replies, metrics, found.finite, message, uses, gradients)
 
     def _book(self, done: Sequence[Trained], asked: Sequence[Trained]) -> None:
         """Writes into the ledger what a round used: all that trained, and the updates that left a client."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 
-from tailorfl.errors import unknown
+from tailorfl.errors import ConfigError, unknown
 from tailorfl.experiments.data_settings import DataConfig
 from tailorfl.experiments.model_settings import OneModelConfig
 from tailorfl.experiments.names import check_distinct
@@ -56,6 +56,11 @@ def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
     job = Job(config, method, config.seeds[0])
     train_config(job)
     privacy = privacy_of(job)
+    if privacy is not None and config.budget != "rounds":
+        raise ConfigError(
+            f"budget={config.budget} lets the training find out how many rounds a method gets, but train.dp finds its "
+            "noise and ε for a number that is known before; leave out one of the two"
+        )
     if privacy is not None:
         check_private(made, privacy.level, made.weighting(config.weights))
         if config.eval.select == "val" and made.has_personal:

@@ -6,6 +6,7 @@ import html
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tailorfl.experiments.budget import sentence
 from tailorfl.experiments.caveats import caveats
 from tailorfl.experiments.config import load
 from tailorfl.experiments.curves import Section, sections
@@ -66,7 +67,7 @@ def _section(section: Section) -> str:
 def _markdown(
     config: ExperimentConfig, table: str, published: str, further: list[Section], plots: list[Path]
 ) -> str:
-    parts = [f"# {config.name}", config.description, table]
+    parts = [f"# {config.name}", config.description, table, sentence(config)]
     if config.published:  # notes alone, where a paper's setting is too different to stand beside ours
         parts += ["## Published and ours", *filter(None, [published]), *notes(config.published)]
     for section in further:
@@ -81,6 +82,7 @@ def _html(
 ) -> str:
     name = html.escape(config.name)
     parts = [f"<h1>{name}</h1>", f"<p>{html.escape(config.description)}</p>", _html_table(table)]
+    parts += [f"<p>{html.escape(sentence(config))}</p>"] if sentence(config) else []
     if config.published:
         parts += ["<h2>Published and ours</h2>", _html_table(published) if published else ""]
         parts += [f"<p>{html.escape(note)}</p>" for note in notes(config.published)]

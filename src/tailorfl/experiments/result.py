@@ -95,6 +95,11 @@ class ExperimentResult:
             columns.append(Column("selected_round", "round chosen by validation"))
         if any("privacy" in summary for summary, _ in self.jobs):
             columns.append(Column("epsilon", "ε (largest, zero-out)"))
+        if len({summary["rounds"] for summary, _ in self.jobs}) > 1:
+            columns.append(Column("rounds", "rounds"))
+        # Of single samples; none where the result was made before they were counted.
+        if any("gradients_each" in summary for summary, _ in self.jobs):
+            columns.append(Column("gradients_each", "gradients per client and round"))
         return (*columns, Column("bytes", "sent", "bytes"), Column("seconds", "time", "seconds"))
 
     def _extra(self, model: str | None = None, prefix: str = "deployed") -> list[tuple[str, str]]:

@@ -35,6 +35,7 @@ from tailorfl.evaluation.metrics import primary
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import evaluate, means
 from tailorfl.evaluation.selection import Selection
+from tailorfl.experiments.budget import limit_of
 from tailorfl.experiments.curves import check_target
 from tailorfl.experiments.final_cost import long_final
 from tailorfl.experiments.fingerprint import FORCED, made_with, other_data, other_settings, refuse
@@ -293,11 +294,12 @@ def _rounds(
             "the set 'participants' of eval.sets says who took part in a round, which this privacy keeps secret: its "
             "epsilon counts on nobody seeing it; leave the set out, or take sampling=uniform"
         )
+    limit = limit_of(config, job.rounds, job.method.rounds is not None, sim)
     if job.rounds == sim.round and not sim.round:
         raise ConfigError("rounds is 0: there is nothing to run")
-    while sim.round < job.rounds:
+    while not limit.reached(sim):
         done = sim.step()
-        last = sim.round == job.rounds
+        last = limit.reached(sim)
         due = config.eval.every > 0 and sim.round % config.eval.every == 0
         record = round_record(sim, done, time.perf_counter() - begin)
         if due or last:

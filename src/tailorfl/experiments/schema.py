@@ -86,6 +86,10 @@ class ExperimentConfig(Settings):
     )
     train: TrainSettings = TrainSettings()
     rounds: Whole = Field(default=30, ge=1)
+    budget: Literal["rounds", "gradients", "bytes"] = Field(
+        default="rounds",
+        description="what all methods get equally: rounds, or the gradients or bytes of FedAvg in so many",
+    )
     fraction: Number = Field(default=1.0, gt=0, le=1, description="share of the clients sampled each round")
     sampling: Literal["uniform", "proportional", "bernoulli"] = "uniform"
     weights: Literal["samples", "uniform"] = Field(

@@ -10,7 +10,7 @@ The teachers are ALL received models of the round, of every architecture: that i
 architectures whose weights cannot be averaged. With one architecture it is FedAvg followed by distillation.
 
 The authors take up to 10 000 steps a round and stop after 1 000 without a better validation loss: `distil: {steps:
-10000, select: best}`. The default here is 100 steps, and the last model.
+10000, select: best, lr: 1e-3}`. The default here is 100 steps of rate 1e-4, and the last model.
 
 | symbol | here |
 |---|---|

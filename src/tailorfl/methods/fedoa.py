@@ -13,9 +13,10 @@ classifier. D is one of the distances of `tailorfl.core.feature_pull`. The relea
 of a whole micro-batch (`batch_l2`), which depends on its size; the default is the mean over samples (`mean_l2`).
 
 The algorithm box updates φ with a single gradient step; the text says that the global path is FedIT's and the code
-trains E epochs, which is followed. A personal adapter is drawn anew, not copied from φ_g, and first trained in round 1
-of rounds counted from 0, as in the code. The global features are taken in evaluation mode; the code leaves LoRA's
-dropout on in them.
+trains E epochs, which is followed. A personal adapter first trains in round 1 of rounds counted from 0, as in the code.
+There it is also drawn anew (`own_init: true`); the default is a copy of φ_g, since features of models drawn apart have
+nothing in common unless a pretrained backbone makes them. The global features are taken in evaluation mode; the code
+leaves LoRA's dropout on in them.
 
 FedSDR (after "Federated Learning with Shortcut Discovery and Removal", ICLR 2024) as FedOA's code has it, its only
 definition: the same with D = (1/B) Σ_b |⟨z_b, |z_b^g − mean of z^g|⟩|. FedOA's text describes another method there.
@@ -51,7 +52,7 @@ class FeatureRegularised(TwoModels):
         1, ge=0, description="first round in which personal models train, counted from 0"
     )
     own_init: bool = Field(
-        True, description="personal models are drawn anew and not copies of the global one"
+        False, description="personal models are drawn anew and not copies of the global one"
     )
 
     def client_state(self, ctx: Context) -> TensorDict:
@@ -83,6 +84,8 @@ class FedOA(FeatureRegularised):
 class FedSDR(FeatureRegularised):
     """FedOA with a penalty on the features in which the global model differs between samples."""
 
+    # The distance of FedOA is a norm, this one a product of two features: the same λ is another pull.
+    lam: float = Field(0.01, ge=0, description="λ: pull of the personal features (FedOA's code: 0.5)")
     name: ClassVar[str] = "fedsdr"
     title: ClassVar[str] = "FedSDR"
     paper: ClassVar[str] = "Tang et al., ICLR 2024, as adapted in FedOA (2025)"

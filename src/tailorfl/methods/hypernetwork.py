@@ -15,7 +15,11 @@ PLGU-GHN (Qu et al., CVPR 2023): sharpness-aware in φ, Δ_i not recomputed at �
     g = Σ_S a_i vjp_φ(h(e_i; φ), Δ_i);   ε = ρ g/‖g‖
     φ = φ − α Σ_S a_i vjp_φ(h(e_i; φ + ε), Δ_i);   e_i = e_i − α vjp_e(h(e_i; φ + ε), Δ_i)
 
-The hypernetwork: embedding -> `hidden`, `depth` times (ReLU, hidden -> hidden), one linear head for each tensor.
+The hypernetwork: embedding -> `hidden`, `depth` times (ReLU, hidden -> hidden), one linear head for each tensor. The
+papers draw heads like any layer, so that h first writes models of a scale that no initialisation would choose, and
+learn slowly (pFedHN: α = 0.01, 5 000 steps). By default (`start: model`) the heads' biases begin as the run's initial
+model and their weights at 0: h(e_i; φ) is then that model for every client, a step of α = 1 moves the biases as FedAvg
+does, and the weights learn how clients differ. The papers' own: `{start: drawn, server_lr: 0.01}`, and ρ = 0.05.
 
 | symbol | here |
 |---|---|
@@ -27,7 +31,7 @@ The hypernetwork: embedding -> `hidden`, `depth` times (ReLU, hidden -> hidden),
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -54,7 +58,11 @@ class Hypernetwork(Method):
     embedding: int | None = Field(None, ge=1, description="length of e_i; default int(1 + N/4)")
     hidden: int = Field(100, ge=1, description="width of the hypernetwork")
     depth: int = Field(3, ge=0, description="hidden layers after the first")
-    server_lr: float = Field(0.01, gt=0, description="α: step of the hypernetwork and the embeddings")
+    server_lr: float = Field(0.1, gt=0, description="α: step of the hypernetwork and the embeddings")
+    start: Literal["model", "drawn"] = Field(
+        "model",
+        description="what h first writes: the initial model for all, or what drawn heads give (the papers)",
+    )
 
     def server_state(self, ctx: Context) -> TensorDict:
         width = self.embedding or int(1 + ctx.num_clients / 4)
@@ -68,6 +76,10 @@ class Hypernetwork(Method):
             embeddings = torch.randn(ctx.num_clients, width).to(ctx.dtype)
         for layer in (*trunk, *heads.values()):
             layer.to(ctx.dtype)
+        if self.start == "model":
+            for n, layer in heads.items():
+                layer.weight.data.zero_()
+                layer.bias.data.copy_(ctx.init.get(n).flatten())
         phi = {
             "trunk_w": {str(d): layer.weight.detach() for d, layer in enumerate(trunk)},
             "trunk_b": {str(d): layer.bias.detach() for d, layer in enumerate(trunk)},
@@ -178,7 +190,7 @@ class PLGUGHN(Hypernetwork):
     name: ClassVar[str] = "plgu_ghn"
     title: ClassVar[str] = "PLGU-GHN"
     paper: ClassVar[str] = "Qu et al., CVPR 2023"
-    rho: float = Field(0.05, ge=0, description="ρ: radius of the ascent in φ")
+    rho: float = Field(0.001, ge=0, description="ρ: radius of the ascent in φ (the paper: 0.05)")
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         phi = dict(tree.leaves(server["phi"]))

@@ -2,18 +2,23 @@
 
     min  (1/N) Σ_i ( F_i(x_i) + (λ/2)‖x_i − x̄‖² ),   x̄ = mean_i x_i
 
-Every round is one iteration with a coin ζ ~ Bernoulli(p) that all clients and the server share:
+Every iteration has a coin ζ ~ Bernoulli(p) that all clients and the server share:
 
     ζ = 0:  x_i = x_i − (α / (N(1−p))) ∇F_i(x_i)                          one mini-batch gradient
     ζ = 1:  x_i = x_i − (αλ / (Np)) (x_i − x̄)
 
 so the expected step is α times the gradient of the objective. Models travel only where the coin turns from 0 to 1:
 clients send x_i, the server sends x̄ back. A further 1 leaves x̄ where it is, so clients go on with the one they have.
-That makes p(1−p) exchanges a round. The next coin is known, so clients send at the end of a 0 that a 1 follows.
+That makes p(1−p) exchanges an iteration.
+
+A round lasts until the next exchange, as with every other method: a run of ones, Geometric(1 − p) of them, then a run
+of zeros, Geometric(p), that is 1/p gradients and one exchange on average. Before the first exchange all models are
+equal, so the first round has no ones. With `per_round: coin` a round is a single iteration, as in the paper's plots;
+the next coin is known, so clients send at the end of a 0 that a 1 follows.
 
 All clients train in every round. With a sampled fraction below 1 only the sampled ones send, and x̄ is their mean.
-The coin depends on `coin_seed` and the round, not on the run's seed: runs over several seeds share their coins unless
-it is varied, too.
+Coins depend on `coin_seed` and the round, not on the run's seed: runs over several seeds share their coins unless it is
+varied, too.
 
 | symbol | here |
 |---|---|
@@ -49,8 +54,11 @@ class L2GD(Method):
     paper: ClassVar[str] = "Hanzely and Richtárik, 2020"
     # A client that idles would miss an exchange and later step towards a mean of long ago.
     participation: Literal["all"] = "all"
-    lam: float = Field(1.0, gt=0, description="λ: strength of the pull towards the mean")
-    p: float = Field(0.5, gt=0, lt=1, description="probability of a step towards the mean")
+    lam: float = Field(0.3, gt=0, description="λ: strength of the pull towards the mean")
+    p: float = Field(0.1, gt=0, lt=1, description="probability of a step towards the mean")
+    per_round: Literal["exchange", "coin"] = Field(
+        "exchange", description="a round: all iterations up to the next exchange of models, or a single one"
+    )
     smoothness: float | None = Field(None, gt=0, description="L: sets p to its optimum λ/(λ + L)")
     coin_seed: int = Field(0, ge=0, description="of the coin that server and clients share")
 
@@ -64,15 +72,25 @@ class L2GD(Method):
         return self.p if self.smoothness is None else self.lam / (self.lam + self.smoothness)
 
     def pull(self, lr: float) -> float:
-        """Returns αλ/(Np), the share of the way to the mean that a round of ζ = 1 goes, for η = `lr`."""
+        """Returns αλ/(Np), the share of the way to the mean that an iteration of ζ = 1 goes, for η = `lr`."""
         return lr * self.lam * (1 - self.probability) / self.probability
 
+    def coins(self, round: int) -> tuple[int, int]:
+        """Returns how many iterations with ζ = 1 a round begins with, and how many with ζ = 0 follow."""
+        if self.per_round == "coin":
+            return (1, 0) if self.averages(round) else (0, 1)
+        rng, p = generator(self.coin_seed, "coins of a round", round), self.probability
+        ones, zeros = int(rng.geometric(1 - p)), int(rng.geometric(p))
+        return (ones if round else 0), zeros
+
     def averages(self, round: int) -> bool:
-        """Whether ζ = 1 in a round; before the first all models are equal, as after a step towards the mean."""
+        """Whether ζ = 1 in a round of one coin; before the first models are equal, as after a step to the mean."""
         return round < 0 or bool(generator(self.coin_seed, "coin", round).random() < self.probability)
 
     def exchanges(self, round: int) -> bool:
         """Whether ζ turns from 0 to 1 at a round: the server sends in it, clients sent at the end of the one before."""
+        if self.per_round == "exchange":
+            return round > 0
         return self.averages(round) and not self.averages(round - 1)
 
     def server_state(self, ctx: Context) -> TensorDict:
@@ -95,10 +113,11 @@ class L2GD(Method):
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         x, mean = state["x"], received if len(received.keys()) else state["mean"]
-        if self.averages(client.round):
+        ones, zeros = self.coins(client.round)
+        for _ in range(ones):
             x = towards(x, mean, self.pull(client.config.lr), client.split.frozen)
-        else:
-            x = client.fit(x, steps=1)
+        if zeros:
+            x = client.fit(x, steps=zeros)
         reply = x if self.exchanges(client.round + 1) else tree.empty()
         return TensorDict({"x": x, "mean": mean}, batch_size=[]), reply
 

@@ -41,7 +41,7 @@ class MRMTL(TwoModels):
     title: ClassVar[str] = "MR-MTL"
     paper: ClassVar[str] = "mean-regularised MTL (Evgeniou and Pontil, KDD 2004), as MTL in PerAda"
     has_global: ClassVar[bool] = False
-    lam: float = Field(1.0, ge=0, description="λ: pull towards the mean of all personal models")
+    lam: float = Field(0.1, ge=0, description="λ: pull towards the mean of all personal models")
     mean: Literal["all", "sampled"] = Field(
         "all",
         description="v̄: exact mean of all clients' latest models, or a step m/N to that of the sampled ones (L2SGD)",

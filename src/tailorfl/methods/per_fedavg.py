@@ -45,7 +45,7 @@ class PerFedAvg(ServerModel):
     name: ClassVar[str] = "per_fedavg"
     title: ClassVar[str] = "Per-FedAvg"
     paper: ClassVar[str] = "Fallah et al., NeurIPS 2020"
-    alpha: float = Field(0.01, ge=0, description="α: step of the adaptation")
+    alpha: float = Field(0.1, ge=0, description="α: step of the adaptation")
     variant: Literal["FO", "HF"] = Field(
         "FO", description="first order, or with the Hessian term by differences"
     )

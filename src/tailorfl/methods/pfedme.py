@@ -15,6 +15,9 @@ With `personal_epochs` (or `personal_steps`) a client instead trains its θ of t
 the same penalty and then takes one step of w, as the baseline of that name in FedOA (2025) does; its step
 φ − 2λη(φ − φ_e) is `lr` = 2η. The released code of that baseline has a pull without gradient, which is `lam` = 0.
 
+The official code's settings are `{lam: 15, local_rounds: 20, lr: 0.005, personal_lr: 0.09}`; they need η_p λ < 2, which
+a learning rate of 0.2 breaks, and 100 gradients a round. The defaults here are stable up to a rate of 1 and take 25.
+
 | symbol | here |
 |---|---|
 | λ | `lam` |
@@ -47,11 +50,11 @@ class PFedMe(TwoModels):
     paper: ClassVar[str] = "T. Dinh et al., NeurIPS 2020"
     models_trained: ClassVar[int] = 2
     lam: float = Field(
-        15.0, ge=0, description="λ: pull of the personal model towards the local copy of the global one"
+        1.0, ge=0, description="λ: pull of the personal model towards the local copy of the global one"
     )
     inner_steps: int = Field(5, ge=1, description="K: steps on each batch")
-    local_rounds: int = Field(20, ge=1, description="R: batches a round")
-    lr: float = Field(0.005, gt=0, description="η: step of the local copy of the global model")
+    local_rounds: int = Field(5, ge=1, description="R: batches a round")
+    lr: float = Field(0.5, gt=0, description="η: step of the local copy of the global model")
     personal_lr: float | None = Field(
         None, gt=0, description="η_p: step of the personal model; default the run's lr"
     )

@@ -35,7 +35,7 @@ class SeedResult:
         taken.
         """
         values = dict(_flat(summary.get("metrics", {})))
-        for name in ("bytes_up", "bytes_down", "seconds"):
+        for name in ("bytes_up", "bytes_down", "seconds", "rounds", "gradients", "gradients_each"):
             values[name] = _number(summary.get(name))
         values["bytes"] = values["bytes_up"] + values["bytes_down"]
         return cls(
@@ -61,6 +61,7 @@ DEFAULT_COLUMNS = (
     Column("std", "Std over clients", "percent"),
     Column("worst10", "Worst 10 % of clients", "percent", "higher"),
     Column("share_beating_local", "Clients better than Local", "percent", "higher"),
+    Column("gradients_each", "Gradients per client and round"),
     Column("bytes", "Communication", "bytes"),
     Column("seconds", "Time", "seconds"),
 )

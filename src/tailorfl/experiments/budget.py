@@ -1,0 +1,87 @@
+"""How long a method trains: so many rounds, or as long as it computes or sends what FedAvg would in so many.
+
+A round is no measure of cost: FedRep takes eleven epochs in one where FedAvg takes one, SCAFFOLD sends twice as much.
+With `budget: gradients` every method gets the gradients of single samples that FedAvg computes in `rounds` rounds with
+the experiment's training settings, with `budget: bytes` the bytes that it sends and receives. A method stops at the
+round that ends nearest to that; one that computes or sends nothing takes `rounds`, and a line with rounds of its own
+takes those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tailorfl.core.cohort import TrainConfig
+from tailorfl.core.messages import payload_size
+from tailorfl.core.plan import make_plan
+from tailorfl.engines.rounds import sample_clients
+from tailorfl.engines.simulation import Simulation
+from tailorfl.experiments.schema import ExperimentConfig
+
+Kind = Literal["gradients", "bytes"]
+UNITS = {"gradients": "gradients of single samples", "bytes": "bytes, sent and received"}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """When a method has trained enough."""
+
+    rounds: int
+    kind: Kind | None = None
+    allowance: float = 0.0
+    """What it may use up, in gradients of single samples or bytes."""
+
+    def reached(self, sim: Simulation) -> bool:
+        """Whether the next round would end further above what is allowed than the last one ended below it."""
+        used = 0 if self.kind is None else used_up(sim, self.kind)
+        if not used:
+            return sim.round >= self.rounds
+        return used + used / sim.round / 2 > self.allowance
+
+
+def limit_of(config: ExperimentConfig, rounds: int, own: bool, sim: Simulation) -> Limit:
+    """Returns the limit of a method; `rounds` are its nominal ones, `own` whether its line gives them."""
+    if config.budget == "rounds" or own:
+        return Limit(rounds)
+    return Limit(rounds, config.budget, of_fedavg(config, sim, config.budget))
+
+
+def used_up(sim: Simulation, kind: Kind) -> int:
+    """Returns what all clients of a simulation used so far."""
+    return sim.gradients if kind == "gradients" else sim.traffic.bytes_up + sim.traffic.bytes_down
+
+
+def of_fedavg(config: ExperimentConfig, sim: Simulation, kind: Kind) -> int:
+    """Returns what FedAvg uses up in the experiment's rounds, with the clients that are drawn in them."""
+    clients = sim.federation.num_clients
+    each = np.zeros(clients, dtype=np.int64)
+    for group in sim.groups:
+        mine = [i for i in sorted(group.clients) if i < clients]
+        if kind == "bytes":
+            _, _, size = payload_size(group.context.init, ())
+            each[mine] = 2 * size
+            continue
+        train = TrainConfig(**{**config.train.model_dump(), "dp": None})
+        members, keys = [sim.federation.train[i] for i in mine], np.zeros(len(mine), dtype=np.uint64)
+        smallest = 2 if group.model.has_batch_statistics else 1
+        epochs, steps = train.epochs, train.steps
+        plan = make_plan(members, keys, train.batch_size, epochs=epochs, steps=steps, min_batch=smallest)
+        each[mine] = plan.count.sum(1)
+    sizes = sim.federation.sizes()[:clients]
+    drawn = (
+        sample_clients(sim.seed, r, sizes, config.fraction, config.sampling) for r in range(config.rounds)
+    )
+    return int(sum(each[list(ids)].sum() for ids in drawn))
+
+
+def sentence(config: ExperimentConfig) -> str:
+    """Says what the methods of an experiment got equally."""
+    if config.budget == "rounds":
+        return ""
+    return (
+        f"Budget: every method trained as long as it used the {UNITS[config.budget]}, that FedAvg uses in "
+        f"{config.rounds} rounds; `rounds` are those that it got."
+    )
