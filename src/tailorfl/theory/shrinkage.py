@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from tailorfl.errors import ConfigError
 from tailorfl.theory.checks import require_counts, require_not_negative, require_positive
 from tailorfl.theory.minimax import MinimaxRate, minimax_rate
 
@@ -55,6 +56,8 @@ def best_pull(excess: float, radius2: float, clients: int, most: float = math.in
     """
     require_not_negative(excess=excess)
     require_counts(clients=clients)
+    if not most > 0:
+        raise ConfigError(f"most must be above 0, as the largest lam, but is {most}")
     if radius2 <= 0:
         return most
     return min((1 - 1 / clients) * excess / radius2, most)

@@ -1,0 +1,138 @@
+"""Every calculator refuses, by name, every number that its formula has no meaning for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tailorfl.errors import ConfigError
+from tailorfl.theory import (
+    fedclup,
+    fedclup_statistics,
+    l2gd,
+    minimax,
+    moreau,
+    perada,
+    perfed_ckt,
+    shrinkage,
+    spread,
+)
+
+NOT_POSITIVE = (0.0, -1.0, math.inf, math.nan)
+NEGATIVE = (-1e-9, math.inf, math.nan)
+NO_COUNT = (0, -1)
+NO_SHARE = (0.0, 1.0, -0.1, 1.1, math.nan)
+CURVED = {"mu": NOT_POSITIVE, "smoothness": (*NOT_POSITIVE, 0.5)}
+"""Of mu = 1: a smoothness of half of it is none."""
+PROBLEM = {"mu": 1.0, "smoothness": 2.0, "rho": 1.0, "radius": 0.5, "samples": 20, "clients": 5}
+
+
+def problem() -> fedclup_statistics.Problem:
+    return fedclup_statistics.Problem(**PROBLEM)
+
+
+def resampled(clients: int, draws: int) -> Any:
+    return spread.resampled(clients, lambda picked: [float(picked.mean())], draws=draws)
+
+
+CASES: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[float, ...]]]] = [
+    (fedclup.schedule, {"mu": 1.0, "smoothness": 2.0, "lam": 0.5}, {**CURVED, "lam": NOT_POSITIVE}),
+    (fedclup.stochastic_eta, {"mu": 1.0, "smoothness": 2.0, "lam": 0.5}, {**CURVED, "lam": NOT_POSITIVE}),
+    (fedclup.schedule(1.0, 2.0, 0.5).rounds, {"reduction": 0.1}, {"reduction": NO_SHARE}),
+    (
+        fedclup.noise_ball,
+        {"mu": 1.0, "smoothness": 2.0, "lam": 0.5, "sigma": 1.0, "batch": 4, "clients": 5},
+        {"sigma": NEGATIVE, "batch": NO_COUNT, "clients": NO_COUNT},
+    ),
+    (
+        fedclup_statistics.Problem,
+        PROBLEM,
+        {**CURVED, "rho": NOT_POSITIVE, "radius": NEGATIVE, "samples": NO_COUNT, "clients": NO_COUNT},
+    ),
+    (fedclup_statistics.slack, {"problem": problem(), "lam": 0.5}, {"lam": NEGATIVE}),
+    (
+        fedclup_statistics.total_error,
+        {"problem": problem(), "lam": 0.5, "rounds": 3, "initial": 1.0},
+        {"rounds": (-1,), "initial": NEGATIVE},
+    ),
+    (
+        fedclup_statistics.effort,
+        {"problem": problem(), "lam": 0.5, "target": 50.0, "initial": 1.0},
+        {"target": NOT_POSITIVE, "initial": NOT_POSITIVE},
+    ),
+    (l2gd.best_probability, {"smoothness": 2.0, "lam": 0.5}, {"smoothness": NOT_POSITIVE, "lam": NOT_POSITIVE}),
+    (
+        l2gd.plan,
+        {"mu": 1.0, "smoothness": 2.0, "lam": 0.5, "clients": 5, "reduction": 0.1, "p": 0.4},
+        {**CURVED, "lam": NOT_POSITIVE, "clients": NO_COUNT, "reduction": NO_SHARE, "p": NO_SHARE},
+    ),
+    (
+        minimax.minimax_rate,
+        {"samples": 20, "clients": 5, "radius": 0.5},
+        {"samples": NO_COUNT, "clients": NO_COUNT, "radius": NEGATIVE},
+    ),
+    (moreau.moreau_constants, {"mu": 1.0, "smoothness": 2.0, "lam": 0.5}, {**CURVED, "lam": NOT_POSITIVE}),
+    (
+        perada.error_bound,
+        {"teacher_error": 0.1, "distance": 0.2, "total_variation": 0.3, "gap": 0.1},
+        {"teacher_error": NEGATIVE, "distance": NEGATIVE, "total_variation": NEGATIVE, "gap": NEGATIVE},
+    ),
+    (
+        perada.other_data_help,
+        {"distance": 0.2, "total_variation": 0.3, "target_distance": 1.0},
+        {"distance": NEGATIVE, "total_variation": NEGATIVE, "target_distance": NEGATIVE},
+    ),
+    (
+        perfed_ckt.transfer_mse,
+        {"beta": 1.0, "sigma2": 1.0, "nu": 0.5, "v2": [1.0, 2.0], "client": 0, "lam": 0.5, "alpha": [0.5, 0.5]},
+        {"beta": NOT_POSITIVE, "sigma2": NOT_POSITIVE, "nu": NOT_POSITIVE, "lam": NEGATIVE},
+    ),
+    (
+        perfed_ckt.transmission_cost,
+        {"method": "perfed_ckt", "clients": 5, "rounds": 3, "clusters": 2},
+        {"clients": NO_COUNT, "rounds": NO_COUNT, "clusters": NO_COUNT},
+    ),
+    (
+        shrinkage.best_pull,
+        {"excess": 0.1, "radius2": 0.5, "clients": 10, "most": 3.0},
+        {"excess": NEGATIVE, "clients": NO_COUNT, "most": (0.0, -1.0, math.nan)},
+    ),
+    (
+        shrinkage.expected_errors,
+        {"noise": 0.1, "radius2": 0.5, "clients": 10},
+        {"noise": NEGATIVE, "clients": NO_COUNT},
+    ),
+    (
+        shrinkage.scaled_rate,
+        {"noise": 0.1, "radius2": 0.5, "samples": 20.0, "clients": 10},
+        {"noise": NOT_POSITIVE, "samples": NOT_POSITIVE},
+    ),
+    (resampled, {"clients": 5, "draws": 3}, {"clients": NO_COUNT, "draws": NO_COUNT}),
+    (spread.interval, {"value": 1.0, "draws": np.arange(5.0), "level": 0.9}, {"level": NO_SHARE}),
+]  # fmt: skip
+SINGLE = [
+    (f, good, name, bad) for f, good, table in CASES for name, values in table.items() for bad in values
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "good", "_"), CASES, ids=[getattr(f, "__qualname__", "") for f, _, _ in CASES]
+)
+def test_good_numbers_are_taken(function: Callable[..., Any], good: dict[str, Any], _: Any) -> None:
+    function(**good)
+
+
+@pytest.mark.parametrize(
+    ("function", "good", "name", "bad"),
+    SINGLE,
+    ids=[f"{f.__qualname__}-{name}-{bad}" for f, _, name, bad in SINGLE],
+)
+def test_a_bad_number_is_refused_by_name(
+    function: Callable[..., Any], good: dict[str, Any], name: str, bad: float
+) -> None:
+    with pytest.raises(ConfigError, match=name):
+        function(**{**good, name: bad})
