@@ -51,6 +51,7 @@ def page(name: str, found: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
     lines = [
         f"# {name}",
         "",
+        *_covered(found),
         "Accuracy (%) of deployable models on the clients' own test parts, mean over clients and seeds ± half width of "
         "the 95 % interval over seeds; in brackets the standard deviation over clients.",
         "",
@@ -61,7 +62,8 @@ def page(name: str, found: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
         lines.append(f"| {variant} | {' | '.join(_accuracy(jobs.get(label, [])) for label in labels)} |")
     lines += [
         "",
-        "What was spent: σ, and ε of the clients (mean ± standard deviation over clients, largest), of the first seed.",
+        "What was spent: σ (of the clients, where each has its own), and ε of the clients (mean ± standard deviation "
+        "over clients, largest), of the first seed.",
         "",
         f"| | {' | '.join(labels)} |",
         "| --- |" + " --- |" * len(labels),
@@ -69,6 +71,23 @@ def page(name: str, found: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
     for variant, jobs in found.items():
         lines.append(f"| {variant} | {' | '.join(_spent(jobs.get(label, [])) for label in labels)} |")
     return "\n".join(lines) + "\n"
+
+
+def _covered(found: dict[str, dict[str, list[dict[str, Any]]]]) -> list[str]:
+    """What ε is of, above the tables."""
+    every = (
+        s["privacy"] for jobs in found.values() for found in jobs.values() for s in found if "privacy" in s
+    )
+    privacy = next(every, None)
+    if privacy is None or "neighbours" not in privacy:
+        return []
+    drawn = {"poisson": "Poisson batches", "shuffle": "shuffled batches"}.get(privacy["batches"], "rounds")
+    return [
+        f"ε is of neighbours by {privacy['neighbours']}; {drawn}. Covered are all gradients of training and of the "
+        "models that are deployed. Not covered are the accuracies below (numbers of private test parts), the choice of "
+        "settings, how many samples a client has, and the split.",
+        "",
+    ]
 
 
 def _accuracy(summaries: list[dict[str, Any]]) -> str:
@@ -85,7 +104,9 @@ def _spent(summaries: list[dict[str, Any]]) -> str:
         return "–"
     privacy = summaries[0]["privacy"]
     eps = privacy["epsilon"]
-    return f"σ = {privacy['noise']:.3g}; {eps['mean']:.2f} ± {eps['std']:.2f}, {eps['max']:.2f}"
+    own = privacy.get("noise_of_clients")
+    sigma = f"{privacy['noise']:.3g}" if own is None else f"{own['min']:.3g} to {own['max']:.3g}"
+    return f"σ = {sigma}; {eps['mean']:.2f} ± {eps['std']:.2f}, {eps['max']:.2f}"
 
 
 def main() -> None:
