@@ -240,7 +240,14 @@ def test_records_do_not_say_who_took_part_where_epsilon_counts_on_it(sampling: s
         "eval": {"every": 1},
     }
     run_experiment(
-        settings, {}, out=tmp_path / "out", observer=None, resume=False, overwrite=False, source=None
+        settings,
+        {},
+        out=tmp_path / "out",
+        observer=None,
+        resume=False,
+        overwrite=False,
+        force=False,
+        source=None,
     )
     folder = tmp_path / "out/fedavg/seed-0"
     rounds = RunStore.open(folder, readonly=True).rounds()
