@@ -152,19 +152,26 @@ def distances(sim: Simulation) -> float:
 def test_a_stronger_pull_brings_features_nearer() -> None:
     found = []
     for lam in (0.0, 0.2, 1.0):
-        sim = simulation(make("fedoa", lam=lam), train=replace(PLAIN, epochs=5, lr=0.02), rounds=20)
+        sim = simulation(
+            make("fedoa", lam=lam, own_init=True), train=replace(PLAIN, epochs=5, lr=0.02), rounds=20
+        )
         found.append(distances(sim))
     assert found[0] > 1.2 * found[1] > 1.2 * 1.2 * found[2]
 
 
-def test_a_personal_model_is_drawn_anew_and_trains_from_its_first_round_on() -> None:
+def test_a_personal_model_starts_as_a_copy_of_the_global_one_by_default() -> None:
     sim = simulation(make("fedoa", personal_start=1), rounds=1)
+    assert_same(personal(sim), {n: t.expand(5, *t.shape) for n, t in sim.init.items()})
+
+
+def test_a_personal_model_may_be_drawn_anew_and_trains_from_its_first_round_on() -> None:
+    sim = simulation(make("fedoa", personal_start=1, own_init=True), rounds=1)
     fresh = sim.context.fresh(0)
     assert not torch.equal(fresh["head.weight"], sim.init["head.weight"])
     assert_same(personal(sim), {n: t.expand(5, *t.shape) for n, t in fresh.items()})
     sim.step()
     assert not torch.equal(personal(sim)["head.weight"][0], fresh["head.weight"])
-    eager = simulation("fedoa", rounds=1)
+    eager = simulation(make("fedoa", own_init=True), rounds=1)
     assert not torch.equal(personal(eager)["head.weight"][0], fresh["head.weight"])
 
 
