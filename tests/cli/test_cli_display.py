@@ -124,8 +124,20 @@ class TestComparison:
         spread = {f"{column.key}_ci": 0.1 for column in self.COLUMNS}
         frame = pd.DataFrame([{"method": "ditto", "seeds": 3, **values, **spread}], index=["ditto"])
         console = terminal(width)
-        show_comparison(console, cast(Any, SimpleNamespace(table=frame, columns=self.COLUMNS)), "digits")
+        reductions = {"ditto": ["Ditto with λ = 0 is LocalTrain in its personal models"]}
+        result = SimpleNamespace(
+            table=frame,
+            columns=self.COLUMNS,
+            reductions=reductions,
+            marked=lambda table: table.rename(index={"ditto": "ditto †"}),
+        )
+        show_comparison(console, cast(Any, result), "digits")
         return shown(console)
+
+    def test_lines_that_are_other_methods_are_marked_and_explained(self) -> None:
+        text = self.printed(200)
+        assert "ditto †" in text
+        assert "† ditto: Ditto with λ = 0 is LocalTrain in its personal models" in text
 
     def test_wide_terminal_shows_everything(self) -> None:
         text = self.printed(200)
@@ -150,11 +162,15 @@ def test_estimate_shows_units_and_tables() -> None:
         methods: dict[str, dict[str, Any]] = dataclasses.field(
             default_factory=lambda: {"ditto": {"trained": 4810, "bytes_per_round": 38480}}
         )
+        reductions: dict[str, list[str]] = dataclasses.field(
+            default_factory=lambda: {"ditto": ["Ditto with λ = 0 is LocalTrain"]}
+        )
 
     console = terminal()
     show_estimate(console, CONFIG, cast(Any, Found()))
     text = shown(console)
     assert all(part in text for part in ("nothing was trained", "1 min 15 s", "1.5 MB", "4,810", "38.5 kB"))
+    assert text.count("Ditto with λ = 0 is LocalTrain") == 1
 
 
 def test_time_left_stands_with_the_experiment() -> None:

@@ -7,7 +7,7 @@ that proves it; so a new method cannot be forgotten.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Which = Literal["personal", "global"]
@@ -31,6 +31,7 @@ class Same:
     """Of the matrix of cross-method tests."""
     options: Mapping[str, Any]
     other: str
+    """"" for the model that was drawn at the start."""
     other_options: Mapping[str, Any] = field(default_factory=dict)
     which: Which = "global"
     other_which: Which = "global"
@@ -39,85 +40,204 @@ class Same:
     train: Mapping[str, Any] = field(default_factory=dict)
     """Changes of the training settings under which it holds."""
     models: tuple[str, ...] = ALL_MODELS
+    said: bool = False
+    """Whether the method names the other one before a run with these settings."""
+    other_train: Mapping[str, Any] = field(default_factory=dict)
+    """Changes of the training settings of the other method, on top of `train`."""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """Changes of rounds and fraction."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """`sizes` of the clients, `validation` = False for none."""
 
 
-def fedavg(line: str, exact: bool = True, **options: Any) -> Same:
+def fedavg(line: str, exact: bool = True, said: bool = False, **options: Any) -> Same:
     """A global model that is FedAvg's."""
-    return Same(line, options, "fedavg", exact=exact)
+    return Same(line, options, "fedavg", exact=exact, said=said)
 
 
-def local(exact: bool = True, **options: Any) -> Same:
+def local(exact: bool = True, line: str = "T03", said: bool = True, **options: Any) -> Same:
     """A personal model that is LocalTrain's."""
-    return Same("T03", options, "local", {}, "personal", "personal", exact)
+    return Same(line, options, "local", {}, "personal", "personal", exact, said=said)
 
 
-def nothing_personal(line: str = "T04", **options: Any) -> Same:
+def nothing_personal(line: str = "T04", other: str = "fedavg", said: bool = True, **options: Any) -> Same:
     """A personal model that is FedAvg's global one, on every client."""
-    return Same(line, options, "fedavg", {}, "personal", "global")
+    return Same(line, options, other, {}, "personal", "global", said=said)
+
+
+def drawn(which: Which, **options: Any) -> Same:
+    """A model that stays as it was drawn."""
+    return Same("drawn", options, "", {}, which, "global", exact=False, said=True, models=("mlp", "dropout"))
+
+
+def in_run(same: Same, **run: Any) -> Same:
+    """The same, said in a run of other rounds or another fraction."""
+    return replace(same, run=run, said=True)
 
 
 SHARED_HEAD = {"personal_part": "none"}
 FULL_STEP = {"batch_size": 0, "steps": 1, "epochs": None}
+PLAIN_GHN = {"server_momentum": 0.0, "server_weight_decay": 0.0, "server_clip": None}
+QUICK_HN = {"hidden": 8, "depth": 1, "embedding": 3, "server_lr": 1e-3}
+ONE = {"epochs": 1, "steps": None}
+THREE = {"epochs": 3, "steps": None}
+PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "optimizer": "sgd", "schedule": "constant"}
+
+
+def ditto_of_perada(which: Which, said: bool = True, lam: float = 0.7, **options: Any) -> Same:
+    """PerAda without distillation."""
+    other = {"lam": lam}
+    return Same("T07", {"lam": 0.7, **options}, "ditto", other, which, which, exact=False, said=said)
+
+
+HALF = {"server": {"lr": 0.5}}
+ALONE = {"lam": 0.0, "own_init": True}
+WITHOUT = {"distil": {"steps": 0}}
 
 REDUCTIONS: dict[str, tuple[Same, ...]] = {
-    "fedprox": (fedavg("T01", mu=0.0),),
-    "fedsam": (fedavg("T01", rho=0.0),),
-    "feddf": (fedavg("T01", distil={"steps": 0}),),
-    "hypcluster": (Same("T01", {"clusters": 1}, "fedavg", {}, "personal", "global"),),
-    "fedavg_ft": (fedavg("T01", ft_epochs=3), nothing_personal("T01", ft_epochs=0)),
+    "fedavg": (Same("one client", {}, "centralized", said=True, data={"sizes": (11,)}),),
+    "fedit": (
+        fedavg("T07"),
+        Same("one client", {}, "centralized", said=True, data={"sizes": (11,)}),
+    ),
+    "fedprox": (
+        fedavg("T01", mu=0.0, said=True),
+        Same("one step", {"mu": 0.5}, "fedavg", exact=False, said=True, train={"steps": 1, "epochs": None}),
+        Same("one step", {"mu": 0.5}, "fedavg", exact=False, said=True, train={"batch_size": 0, "epochs": 1}),
+    ),
+    "fedsam": (
+        fedavg("T01", rho=0.0, said=True),
+        fedavg("T01", rho=0.0, said=True),
+    ),
+    "scaffold": (
+        in_run(replace(fedavg("one round", exact=False), other_train=PLAIN), rounds=1),
+        # With batch norm a client of one sample takes no step, and no correction.
+        in_run(
+            replace(
+                fedavg("one step", exact=False),
+                train=FULL_STEP,
+                other_train=PLAIN,
+                models=("mlp", "dropout"),
+            ),
+            fraction=1.0,
+        ),
+    ),
+    "feddf": (
+        fedavg("T01", distil={"steps": 0}, said=True),
+        fedavg("T01", distil={"rounds": 0}, said=True),
+    ),
+    "hypcluster": (Same("T01", {"clusters": 1}, "fedavg", {}, "personal", "global", said=True),),
+    "fedavg_ft": (
+        fedavg("T01", ft_epochs=3),
+        nothing_personal("T01", ft_epochs=0),
+        fedavg("T01", ft_epochs=0, said=True),
+    ),
     "ditto": (
         fedavg("T02", exact=False, lam=0.0),
         fedavg("T02", exact=False, lam=0.7),
         local(lam=0.0),
+        local(lam=0.7, dynamic_lam=(0.0, 0.0)),
+        replace(
+            local(exact=False, dynamic_lam=(0.0, 0.0), dynamic_every="step"),
+            other_train=PLAIN,
+            models=("mlp",),
+        ),
+        replace(local(lam=0.0, personal_epochs=3), other_train=THREE),
+        drawn("personal", personal_epochs=0),
     ),
     "perada": (
-        fedavg("T02", distil={"steps": 0}),
-        Same("T07", {"lam": 0.7, "distil": {"steps": 0}}, "ditto", {"lam": 0.7}, exact=False),
-        Same(
-            "T07",
-            {"lam": 0.7, "distil": {"steps": 0}},
-            "ditto",
-            {"lam": 0.7},
-            "personal",
-            "personal",
-            exact=False,
-        ),
-        Same(
-            "T07",
-            {"lam": 0.7, "variant": "released", "distil": {"steps": 0}},
-            "perada",
-            {"lam": 1.4, "distil": {"steps": 0}},
-            "personal",
-            "personal",
-        ),
-        Same("T07", {"distil": {"rounds": 0}}, "perada", {"distil": {"steps": 0}}),
+        fedavg("T02", lam=0.7, **WITHOUT),
+        ditto_of_perada("global", **WITHOUT),
+        ditto_of_perada("personal", **WITHOUT),
+        ditto_of_perada("global", lam=1.4, variant="released", **WITHOUT),
+        ditto_of_perada("personal", lam=1.4, variant="released", **WITHOUT),
+        ditto_of_perada("global", distil={"rounds": 0}),
+        ditto_of_perada("personal", distil={"rounds": 0}),
         local(lam=0.0),
+        replace(local(lam=0.0, personal_epochs=3, personal_lr=0.02), other_train={**THREE, "lr": 0.02}),
+        drawn("personal", personal_epochs=0),
     ),
-    "fedit": (fedavg("T07"),),
     "fedlora": (
         Same("T07", {"ft_epochs": 3}, "fedit"),
-        Same("T07", {"ft_epochs": 0}, "fedit", {}, "personal", "global"),
+        nothing_personal("T07", "fedit", ft_epochs=0),
+        Same("T07", {"ft_epochs": 0}, "fedit", said=True),
     ),
     "fedoa": (
-        Same("T07", {"lam": 0.0}, "fedit"),
+        Same("T07", {"lam": 0.2}, "fedit"),
         Same("T07", {"lam": 0.7, "distance": "batch_l2"}, "fedit"),
         local(lam=0.0, own_init=False, personal_start=0),
+        in_run(drawn("personal", personal_start=2, own_init=False), rounds=2),
     ),
     "fedsdr": (
         Same("T07", {"lam": 0.7}, "fedit"),
-        Same("T07", {"lam": 0.0}, "fedoa", {"lam": 0.0}, "personal", "personal"),
+        Same("T07", ALONE, "fedoa", ALONE, "personal", "personal"),
         local(lam=0.0, own_init=False, personal_start=0),
+        replace(
+            local(exact=False, lam=0.7, own_init=False, personal_start=0),
+            train={"batch_size": 1},
+            models=("mlp",),
+        ),
+        in_run(drawn("personal", personal_start=2, own_init=False), rounds=2),
     ),
     "apfl": (
         *(fedavg("T02", exact=False, alpha=a, adaptive=False) for a in (0.0, 0.4, 1.0)),
         local(exact=False, alpha=1.0, adaptive=False),
     ),
-    "fedclup": (local(lam=0.0),),
-    "perfed_ckt": (local(lam=0.0, own_init=False),),
+    "fedclup": (
+        local(lam=0.0),
+        replace(local(lam=0.0, local_steps=2), other_train={"steps": 2, "epochs": None}),
+        in_run(
+            Same("everyone", {"lam": 0.7}, "mr_mtl", {"lam": 0.7}, "personal", "personal", exact=False),
+            fraction=1.0,
+        ),
+    ),
+    "pfedme": (
+        Same(
+            "ηλ = 1",
+            {"lam": 4.0, "lr": 0.25, "inner_steps": 1, "local_rounds": 5},
+            "fedavg",
+            exact=False,
+            said=True,
+            other_train={**PLAIN, "weight_decay": 0.01, "steps": 5, "epochs": None},
+        ),
+        Same(
+            "ηλ = 1",
+            {
+                "lam": 4.0,
+                "lr": 0.25,
+                "inner_steps": 1,
+                "beta": 0.5,
+                "personal_lr": 0.02,
+            },
+            "fedavg",
+            {"server": {"lr": 0.5}},
+            exact=False,
+            said=True,
+            other_train={**PLAIN, "weight_decay": 0.01, "steps": 3, "epochs": None, "lr": 0.02},
+        ),
+        Same(
+            "ηλ = 1",
+            {"lam": 0.5, "lr": 2.0, "personal_epochs": 3},
+            "fedclup",
+            {"lam": 0.5},
+            "personal",
+            "personal",
+            exact=False,
+            said=True,
+            other_train={**THREE, "weight_decay": 0.01},
+        ),
+        drawn("global", lam=0.0),
+        drawn("global", beta=0.0),
+    ),
+    "perfed_ckt": (
+        local(lam=0.0, own_init=False),
+        in_run(local(own_init=False, line="one round"), rounds=1),
+        in_run(drawn("personal", own_init=False, first_round="upload"), rounds=1),
+    ),
     # All three layers of the largest model of these tests are personal; θ takes plain steps beside ω's.
     "plgu_lf": (
         local(exact=False, personal_layers=3),
-        fedavg("T09", exact=False, rho=0.0),
+        fedavg("T09", exact=False, rho=0.0, said=True),
         Same(
             "T09",
             {"rho": 0.02, "personal_layers": 0, "score_norm": "ones"},
@@ -128,18 +248,62 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
             models=("mlp",),
         ),
     ),
+    "plgu_ghn": (
+        Same(
+            "T08",
+            {"rho": 0.0},
+            "pfedhn",
+            {**QUICK_HN, **PLAIN_GHN},
+            "personal",
+            "personal",
+            exact=False,
+            said=True,
+            models=("mlp",),
+        ),
+    ),
     "mr_mtl": (local(lam=0.0),),
-    "fedfomo": (local(downloads=0),),
-    "local_average": (local(),),
+    "fedfomo": (
+        local(downloads=0),
+        in_run(local(line="one client a round"), fraction=0.2),
+        in_run(local(line="one round"), rounds=1),
+        replace(local(line="no validation", exact=False), data={"validation": False}),
+    ),
+    "l2gd": (
+        # The coins of this seed are 0, 0, 0, 1.
+        in_run(
+            Same(
+                "T05",
+                {"coin_seed": 48},
+                "local",
+                {"participation": "all"},
+                "personal",
+                "personal",
+                other_train={"steps": 1, "epochs": None},
+            ),
+            rounds=3,
+        ),
+    ),
+    "per_fedavg": (
+        Same("A = 0", {"adapt_steps": 0}, "per_fedavg", {"adapt_steps": 0}, "personal", "global", said=True),
+    ),
+    "local_average": (local(said=False),),
     "fedper": (
         nothing_personal(personal_part="none"),
         local(personal_part="all"),
         Same("T04", {}, "fedsim", {}, "personal", "personal"),
     ),
-    "fedsim": (nothing_personal(**SHARED_HEAD), local(personal_part="all")),
+    "fedsim": (
+        nothing_personal(**SHARED_HEAD),
+        local(personal_part="all"),
+        replace(
+            nothing_personal(personal_part="none", server_lr=0.5, lam=0.3), other_options=HALF, exact=False
+        ),
+    ),
     "fedrep": (
-        nothing_personal(**SHARED_HEAD, head_epochs=0, body_epochs=1),
-        local(personal_part="all", head_epochs=1, body_epochs=1),
+        replace(nothing_personal(**SHARED_HEAD, head_epochs=0, body_epochs=1), other_train=ONE),
+        replace(nothing_personal(**SHARED_HEAD, head_epochs=2, body_epochs=3), other_train=THREE),
+        replace(local(personal_part="all", head_epochs=1, body_epochs=1), other_train=ONE),
+        replace(local(personal_part="all", head_epochs=3, body_epochs=2), other_train=THREE),
         Same(
             "T04",
             {"head_epochs": 2},
@@ -148,17 +312,96 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
             "personal",
             "personal",
         ),
+        Same(
+            "T04",
+            {"head_epochs": 0, "body_epochs": 3},
+            "fedbabu",
+            {"ft_epochs": 0},
+            "personal",
+            "personal",
+            said=True,
+            other_train=THREE,
+        ),
     ),
     "fedalt": (
-        nothing_personal(**SHARED_HEAD, head_epochs=0, body_epochs=1),
-        local(personal_part="all", head_epochs=1, body_epochs=1),
+        replace(nothing_personal(**SHARED_HEAD, head_epochs=0, body_epochs=1), other_train=ONE),
+        replace(local(personal_part="all", head_epochs=1, body_epochs=1), other_train=ONE),
     ),
     "fedbn": (
-        Same("T04", {}, "fedavg", {}, "personal", "global", models=("mlp", "dropout")),
+        Same("T04", {}, "fedavg", {}, "personal", "global", models=("mlp", "dropout"), said=True),
         local(personal_part="all"),
     ),
     "lg_fedavg": (nothing_personal(**SHARED_HEAD), local(personal_part="all")),
-    "plgu_grep": (),
+    "fedbabu": (
+        Same("E_ft = 0", {"ft_epochs": 0}, "fedbabu", {"ft_epochs": 0}, "personal", "global", said=True),
+        Same(
+            "T04",
+            {"personal_part": "none", "ft_epochs": 2},
+            "fedavg_ft",
+            {"ft_epochs": 2},
+            "personal",
+            "personal",
+            said=True,
+        ),
+        drawn("global", personal_part="all"),
+    ),
+    "plgu_grep": (
+        Same(
+            "T09",
+            {"body_steps": 0},
+            "fedrep",
+            {"head_epochs": 2, "body_epochs": 0},
+            "personal",
+            "personal",
+            said=True,
+        ),
+        replace(local(personal_part="all", head_epochs=3), other_train=THREE),
+    ),
+}
+
+REMARKS: dict[str, tuple[tuple[Mapping[str, Any], str, str], ...]] = {
+    "fedoa": (
+        ({"lam": 0.0, "personal_start": 1}, "trains personal models alone", "test_reduction_remarks.py"),
+    ),
+    "fedsdr": (
+        ({"lam": 0.0, "own_init": True}, "trains personal models alone", "test_reduction_remarks.py"),
+    ),
+    "apfl": (({"alpha": 0.0, "adaptive": False}, "deploys the copies", "test_method_reductions.py"),),
+    "pfedme": (
+        (
+            {"lam": 4.0, "lr": 0.25, "inner_steps": 3},
+            "deploys what clients send",
+            "test_reduction_remarks.py",
+        ),
+    ),
+    "per_fedavg": (({"alpha": 0.0}, "second of every two", "test_per_fedavg.py"),),
+    "perfed_ckt": (
+        ({"lam": 0.0, "own_init": True}, "LocalTrain from initial models", "test_reduction_remarks.py"),
+        (
+            {"lam": 0.0, "own_init": False, "first_round": "upload"},
+            "from the second round on",
+            "test_reduction_remarks.py",
+        ),
+        ({"clusters": 1}, "without clusters", "test_perfed_ckt.py"),
+        ({"clusters": 3}, "cluster of its own", "test_reduction_remarks.py"),
+    ),
+    "plgu_lf": (({"personal_layers": 0}, "no layer stays personal", "test_plgu.py"),),
+    "plgu_grep": (({"rho": 0.0}, "two plain steps", "test_plgu.py"),),
+    "fedrep": (({"body_epochs": 0}, "never trains what clients share", "test_reduction_remarks.py"),),
+    "fedalt": (({"body_epochs": 0}, "never trains what clients share", "test_reduction_remarks.py"),),
+    "fedsim": (({"personal_part": "all", "lam": 0.5}, "with its penalty", "test_reduction_remarks.py"),),
+    "fedper": (
+        ({"personal_part": "all", "final_personal_epochs": 1}, "more epochs", "test_reduction_remarks.py"),
+    ),
+}
+"""Settings under which a method is something simple that has no name here: (options, words, where it is proved)."""
+
+NEVER_SAID = {
+    "local": "the end itself",
+    "local_average": "LocalTrain's personal models whatever its settings",
+    "centralized": "the end itself",
+    "feddyn": "α > 0, and its server step differs from an average from the first round on",
+    "pfedhn": "the hypernetwork cannot be turned off",
 }
 
 ELSEWHERE = {
@@ -168,7 +411,6 @@ ELSEWHERE = {
     "fedbabu": "the frozen head: test_split_methods.py and test_clusters_and_parts.py",
     "plgu_grep": "FedRep with two steps on one batch at ρ = 0: test_plgu.py",
     "pfedhn": "the vjp: test_hypernetwork.py (T08)",
-    "plgu_ghn": "ρ = 0 is pFedHN: test_hypernetwork.py (T08)",
     "per_fedavg": "directions on quadratics, α = 0: test_per_fedavg.py",
     "l2gd": "p to 0, time average: test_l2gd.py (T05)",
 }

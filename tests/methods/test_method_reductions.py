@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from methods.reductions import ELSEWHERE, REDUCTIONS, TRAININGS, Same, Which
+from methods.reductions import ELSEWHERE, NEVER_SAID, REDUCTIONS, REMARKS, TRAININGS, Same, Which
 from methods.settings import NAMES, make, with_limit
 from methods.small import (
     EXACT,
+    SIZES,
     TRAIN,
     assert_close,
     assert_same,
@@ -23,8 +26,12 @@ from methods.small import (
     simulation,
 )
 from tailorfl.core import tree
+from tailorfl.core.cohort import TrainConfig
+from tailorfl.core.method import Method, make_method
+from tailorfl.core.reduction import Reduction
 from tailorfl.data.federation import Federation
 from tailorfl.engines.simulation import Simulation
+from tailorfl.experiments.reductions import facts_of, named
 
 RUN: dict[str, Any] = {"rounds": 4, "fraction": 0.6}
 CASES = [
@@ -43,7 +50,7 @@ def test_every_method_is_compared_with_another_or_with_its_optimum() -> None:
     assert not missing, f"add a reduction, a limit or a reason to tests/methods/reductions.py for: {missing}"
     assert not (set(REDUCTIONS) | set(ELSEWHERE)) - set(NAMES)
     lines = {same.line for found in REDUCTIONS.values() for same in found}
-    assert lines == {"T01", "T02", "T03", "T04", "T07", "T09"}
+    assert {"T01", "T02", "T03", "T04", "T05", "T07", "T08", "T09"} <= lines
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
@@ -51,13 +58,14 @@ def test_every_method_is_compared_with_another_or_with_its_optimum() -> None:
 def test_with_these_settings_it_is_the_other_method(
     name: str, same: Same, model_name: str, engine: str
 ) -> None:
-    """T01 to T04, T07 and T09, under partial participation."""
-    train = replace(TRAIN, **same.train)
-    mine, theirs = (
-        simulation(make(method, **options), model_name, engine, train=train, **RUN)
-        for method, options in ((name, same.options), (same.other, same.other_options))
-    )
-    a, b = models_of(mine, same.which), models_of(theirs, same.other_which)
+    """T01 to T05 and T07 to T09, under partial participation unless the row says otherwise."""
+    mine = run_of(make(name, **same.options), same, model_name, engine)
+    a = models_of(mine, same.which)
+    if same.other:
+        other = make(same.other, **same.other_options)
+        b = models_of(run_of(other, same, model_name, engine, same.other_train), same.other_which)
+    else:
+        b = dict(mine.init.items())
     if same.which != same.other_which:
         b = {n: t.expand_as(a[n]) for n, t in b.items()}
     (assert_same if same.exact else assert_close)(a, b)
@@ -75,14 +83,29 @@ UNDER = [
 
 @pytest.mark.parametrize(("name", "same", "training"), UNDER)
 def test_it_is_the_other_method_whatever_the_optimizer(name: str, same: Same, training: str) -> None:
-    """In float64, where AdamW's first steps do not turn the rounding of a small gradient into a whole step."""
-    train = replace(TRAIN, **{**TRAININGS[training], **same.train})
-    run: dict[str, Any] = {"engine": "vectorized", "train": train, "rounds": 2, "fraction": 0.6}
-    mine, theirs = (
-        simulation(make(method, **options), same.models[0] + EXACT, **run)
-        for method, options in ((name, same.options), (same.other, same.other_options))
-    )
-    a, b = models_of(mine, same.which), models_of(theirs, same.other_which)
+    """In float64, where AdamW's first steps do not turn the rounding of a small gradient into a whole step.
+
+    A row that methods name holds where they name it, with the training settings that they then name.
+    """
+    base = replace(TRAIN, **{**TRAININGS[training], **same.train})
+    model_name = same.models[0] + EXACT
+    run = replace(same, train={}, run={"rounds": 2, **same.run})
+    mine = run_of(make(name, **same.options), run, model_name, "vectorized", rounds=0, base=base)
+    rounds = run.run["rounds"]
+    said = [r for r in mine.method.reductions(facts_of(mine, rounds)) if not r.remark]
+    named_so = [r for r in said if key_of(r)[:3] == key_of_row(same)[:3]]
+    if same.said and not named_so:
+        assert (name, training) == ("pfedme", "adamw")  # it then says that the optimizer forgets
+        return
+    for _ in range(rounds):
+        mine.step()
+    a = models_of(mine, same.which)
+    if same.other:
+        extra = named_so[0].train if same.said else same.other_train
+        other = make(same.other, **same.other_options)
+        b = models_of(run_of(other, run, model_name, "vectorized", extra, base=base), same.other_which)
+    else:
+        b = dict(mine.init.items())
     if same.which != same.other_which:
         b = {n: t.expand_as(a[n]) for n, t in b.items()}
     if same.exact:
@@ -99,6 +122,85 @@ def test_every_training_is_another_one(training: str) -> None:
         for t in (TRAIN, replace(TRAIN, **TRAININGS[training]))
     )
     assert any(not torch.allclose(t, b[n], atol=1e-3) for n, t in a.items())
+
+
+@pytest.mark.parametrize(("name", "same", "model_name"), CASES)
+def test_a_method_names_the_other_one_where_the_table_proves_it(
+    name: str, same: Same, model_name: str
+) -> None:
+    """Under the settings of a row it names that row, and nothing that has no row."""
+    sim = run_of(make(name, **same.options), same, model_name, rounds=0)
+    rounds = {**RUN, **same.run}["rounds"]
+    found = {key_of(r) for r in sim.method.reductions(facts_of(sim, rounds)) if not r.remark}
+    settings = (dict(same.options), dict(same.train), dict(same.run), dict(same.data))
+    rows = [
+        row
+        for row in REDUCTIONS[name]
+        if (dict(row.options), dict(row.train), dict(row.run), dict(row.data)) == settings
+        and model_name in row.models
+    ]
+    assert found == {key_of_row(row) for row in rows if row.said}
+    for sentence in named(sim, rounds):
+        assert sentence.startswith(f"{sim.method.title} ")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_method_with_settings_of_its_own_names_no_other(name: str) -> None:
+    model_name = "batch_norm" if name == "fedbn" else "mlp"
+    sim = simulation(make(name), model_name, fraction=0.6)
+    assert named(sim, 4) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [(name, options, words) for name, found in REMARKS.items() for options, words, _ in found],
+)
+def test_a_method_says_what_it_is_where_that_has_no_name(
+    name: str, options: dict[str, Any], words: str
+) -> None:
+    sim = simulation(make(name, **options), fraction=0.6)
+    [sentence] = [s for s in named(sim, 4) if words in s]
+    assert sentence.startswith(sim.method.title)
+
+
+def test_every_method_can_name_another_or_has_a_reason_never_to() -> None:
+    able = {name for name, found in REDUCTIONS.items() if any(same.said for same in found)} | set(REMARKS)
+    assert able | set(NEVER_SAID) == set(NAMES)
+    assert not able & set(NEVER_SAID)
+    for found in REMARKS.values():
+        assert all((Path(__file__).parent / where).is_file() for _, _, where in found)
+
+
+def run_of(
+    method: Method,
+    same: Same,
+    model_name: str,
+    engine: str = "sequential",
+    train: Mapping[str, Any] | None = None,
+    rounds: int | None = None,
+    base: TrainConfig = TRAIN,
+) -> Simulation:
+    settings = {**RUN, **same.run}
+    if rounds is not None:
+        settings["rounds"] = rounds
+    config = replace(base, **{**same.train, **(train or {})})
+    return simulation(method, model_name, engine, train=config, data=data_of(same), **settings)
+
+
+def data_of(same: Same) -> Federation:
+    data = federation(same.data.get("sizes", SIZES))
+    return data if same.data.get("validation", True) else replace(data, val=tuple(v[:0] for v in data.val))
+
+
+def key_of(r: Reduction) -> tuple[Any, ...]:
+    """What a reduction claims, comparable with a row of the table."""
+    other = make_method(r.other, dict(r.options)) if r.other else None
+    return (r.model, other, r.other_model, tuple(sorted(r.train.items())))
+
+
+def key_of_row(same: Same) -> tuple[Any, ...]:
+    other = make(same.other, **same.other_options) if same.other else None
+    return (same.which, other, same.other_which, tuple(sorted(same.other_train.items())))
 
 
 def models_of(sim: Simulation, which: Which) -> dict[str, Tensor]:

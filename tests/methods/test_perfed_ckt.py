@@ -417,3 +417,29 @@ def test_counters_give_the_printed_costs(clusters: int, column: int, m: int) -> 
         assert cost.up + cost.down_multicast == (m + clusters) * 20_000
         assert 200 * cost.up == transmission_cost("perfed_ckt", m, 200, clusters).up
         assert 200 * (cost.up + cost.down_multicast) / 1e7 == pytest.approx(PRINTED[clusters][column])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_papers_order_uploads_before_it_trains_and_distils_in_all_training(engine: str) -> None:
+    """Against a loop: centroids of initial predictions, then one step of F + λ‖s − s̄‖²/|P| towards the nearest."""
+    sim = run(engine, rounds=1, first_round="upload", train=EVERYTHING, public_batch=PUBLIC)
+    ids = range(sim.federation.num_clients)
+    start = [tree.tensors(sim.states.get((i,))[0]) for i in ids]
+    s = probabilities(sim, ids)
+    centroids = tree.tensors(sim.server)["centroids"]
+    assert len(centroids) == 2
+    torch.testing.assert_close(
+        centroids, cluster(s.flatten(1), uniform(len(ids)), 2, 0)[1].reshape_as(centroids)
+    )
+    sim.step()
+    public = sim.federation.public
+    assert public is not None
+    for i in ids:
+        rows = torch.from_numpy(sim.federation.train[i])
+        w = {n: t.clone().requires_grad_() for n, t in start[i].items()}
+        x, y = sim.federation.source.x[rows], sim.federation.source.y[rows]
+        pull = (sim.model(w, public.x).softmax(-1) - nearest(centroids, s[i])).square().sum() / PUBLIC
+        loss = F.cross_entropy(sim.model(w, x), y) + 3.0 * pull
+        grads = torch.autograd.grad(loss, list(w.values()))
+        expected = {n: p - EVERYTHING.lr * g for (n, p), g in zip(w.items(), grads, strict=True)}
+        assert_close(tree.tensors(sim.states.get((i,))[0]), {n: t.detach() for n, t in expected.items()})

@@ -16,7 +16,9 @@ from tailorfl.core.ascent import layer_scores, layerwise_perturbation
 from tailorfl.core.client import Client
 from tailorfl.core.method import make_method
 from tailorfl.engines.simulation import Simulation
-from tailorfl.methods.plgu import largest
+from tailorfl.experiments.reductions import facts_of
+from tailorfl.methods.plgu import PLGULF, largest
+from tailorfl.models.layers import layer_groups
 
 PLAIN = replace(TRAIN, momentum=0.0, weight_decay=0.0)
 ENGINES = ["sequential", "vectorized"]
@@ -224,3 +226,44 @@ def test_the_body_of_grep_climbs_by_the_given_norm() -> None:
     ids = range(sim.federation.num_clients)
     _, replies = sim.run(ids, sim.states.get(ids), sim.server, sim.method.local)
     close({n: t[client] for n, t in tree.tensors(replies).items()}, expected)
+
+
+@pytest.mark.parametrize(
+    ("model_name", "kept", "layers"),
+    [("logistic", 0, 1), ("mlp", 1, 2), ("cnn2", 1, 4), ("batch_norm", 1, 3)],
+)
+def test_the_default_number_of_personal_layers_is_a_share_of_the_models(
+    model_name: str, kept: int, layers: int
+) -> None:
+    """5 of 21 as in the paper: never all of them, which would be LocalTrain."""
+    sim = simulation(make_method("plgu_lf"), model_name)
+    facts = facts_of(sim, 3)
+    assert facts.layers == layers
+    assert sim.method.kept(layers) == kept  # type: ignore[attr-defined]
+    assert not any(r.other == "local" for r in sim.method.reductions(facts))
+
+
+def test_the_share_of_personal_layers_is_five_of_twenty_one() -> None:
+    method = PLGULF()
+    assert [method.kept(n) for n in (1, 2, 5, 8, 21, 42)] == [0, 1, 1, 2, 5, 10]
+    assert all(1 <= method.kept(n) < n for n in range(2, 200))
+    assert [PLGULF(personal_layers=d).kept(4) for d in (0, 3, 9)] == [0, 3, 9]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_by_default_personal_models_hear_from_others_and_keep_one_layer(engine: str) -> None:
+    """The layer that differs most from what was received; the rest of θ starts at w."""
+    sim = run("plgu_lf", {}, rounds=2, engine=engine)
+    method = sim.method
+
+    def start(client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, ...]:
+        return (method.start(client, state, received, layer_scores(state, received, client.layers())),)  # type: ignore[attr-defined]
+
+    ids = range(sim.federation.num_clients)
+    [found] = sim.run(ids, sim.states.get(ids), sim.server, start)
+    w = tree.tensors(sim.server)
+    moved = [
+        [any(not torch.equal(tree.tensors(found)[n][i], w[n]) for n in group) for i in ids]
+        for group in layer_groups(sim.model.module)
+    ]
+    assert [sum(of_client) for of_client in zip(*moved, strict=True)] == [1] * len(ids)

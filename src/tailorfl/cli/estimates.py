@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tailorfl.runs.tables import human_bytes, human_seconds
+from tailorfl.runs.tables import MARK, human_bytes, human_seconds
 
 if TYPE_CHECKING:
     from tailorfl.experiments.estimate import Estimate
@@ -29,6 +29,8 @@ def show_estimate(console: Console, config: ExperimentConfig, estimate: Estimate
     tables = []
     for field in dataclasses.fields(estimate):
         value = getattr(estimate, field.name)
+        if field.name == "reductions":
+            continue
         rows = _rows(value)
         if rows is None:
             facts.add_row(_words(field.name), escape(_text(field.name, value)))
@@ -36,6 +38,14 @@ def show_estimate(console: Console, config: ExperimentConfig, estimate: Estimate
             tables.append(_table(_words(field.name), rows))
     for table in (facts, *tables):
         console.print(table)
+    show_reductions(console, estimate.reductions)
+
+
+def show_reductions(console: Console, reductions: Mapping[str, Sequence[str]]) -> None:
+    """Prints which lines are other methods with their settings."""
+    for label, sentences in reductions.items():
+        for sentence in sentences:
+            console.print(f"{MARK} {escape(label)}: {escape(sentence)}", highlight=False)
 
 
 def _rows(value: Any) -> list[Mapping[str, Any]] | None:

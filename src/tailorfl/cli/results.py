@@ -13,6 +13,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from tailorfl.cli.estimates import show_reductions
+
 if TYPE_CHECKING:
     from tailorfl.experiments.curves import Section
     from tailorfl.experiments.result import ExperimentResult
@@ -27,7 +29,7 @@ def show_comparison(console: Console, result: ExperimentResult, name: str) -> No
     """Prints the comparison table; where the console is too narrow, without its less needed columns."""
     from tailorfl.runs.tables import rich_table
 
-    frame, columns = result.table, list(result.columns)
+    frame, columns = result.marked(result.table), list(result.columns)
     for column in columns:
         # Their spread over seeds says little and takes much room; comparison.md has it.
         if column.key == "std" or column.unit in ("bytes", "seconds"):
@@ -47,6 +49,7 @@ def show_comparison(console: Console, result: ExperimentResult, name: str) -> No
         columns = [column for column in columns if column.key != key]
         table = _unbroken(rich_table(frame, columns, title))
     console.print(table)
+    show_reductions(console, result.reductions)
     if left_out:
         more = f"not shown for want of width: {', '.join(left_out)}; all columns are in comparison.md"
         console.print(more, style="dim", highlight=False)

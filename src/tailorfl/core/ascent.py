@@ -133,7 +133,7 @@ def steepest(g: TensorDict, p: float) -> tuple[TensorDict, Tensor]:
 
 
 def layer_scores(a: TensorDict, b: TensorDict, groups: Groups, norm: ScoreNorm = "sum") -> Tensor:
-    """Returns the score ξ_l of every layer, [layers], from ‖a_l − b_l‖₂ / dim_l (PLGU eq. 4).
+    """Returns the score ξ_l of every layer, [layers], from ‖a_l − b_l‖₂ / dim_l (PLGU eqs. 6 and 10).
 
     `norm`: sum divides by the sum over layers (so Σξ = 1, as the paper claims; dividing by dim_l alone does not do it);
     mean divides by the mean, which gives a layer-wise radius the scale of SAM's; none leaves the distances; ones

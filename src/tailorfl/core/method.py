@@ -21,6 +21,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Broadcast, PerArchitecture, Replies, Weights
 from tailorfl.core.privacy import Level
+from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
@@ -146,6 +147,13 @@ class Method(BaseModel):
     def unprotected(self, level: Level) -> str:
         """Returns what is made of private data that privacy of this level does not cover; "" if it covers all."""
         return ""
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        """Returns which other methods this one is with its settings in a run; nothing where it is itself.
+
+        What holds of a method whatever its settings (FedSim is FedPer with uniform weights) is not said here.
+        """
+        return ()
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         """Returns the deployable model of one client: all its metrics and exports are of this one."""

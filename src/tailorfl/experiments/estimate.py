@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from tailorfl.engines.simulation import Simulation
 from tailorfl.experiments.bench_work import Part, count_work, parts_of
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.privacy import planned, spent
+from tailorfl.experiments.reductions import named
 from tailorfl.experiments.runner import make_federation, make_simulation
 from tailorfl.experiments.schema import ExperimentConfig
 
@@ -55,6 +56,8 @@ class Estimate:
     """
     seconds: float
     """One process, everything together, without evaluation."""
+    reductions: Mapping[str, Sequence[str]]
+    """Label -> sentences on which other methods its settings make of it, where they do."""
     memory_bytes: float
     """Data, and the private states of all clients of the largest method."""
 
@@ -68,13 +71,15 @@ def estimate(config: ExperimentConfig) -> Estimate:
     torch.set_num_threads(config.threads)
     seed = config.data.seed_of(config.seeds[0])
     federation = make_federation(config, seed)
-    rows, states, frozen = {}, 0.0, 0
+    rows, reductions, states, frozen = {}, {}, 0.0, 0
     for method in config.methods:
         job = Job(config, method, config.seeds[0])
         sim = make_simulation(job, federation)
         frozen = max(frozen, sim.model.held_scalars)
         of_model = {"model_scalars": sim.model.scalars, "frozen_scalars": sim.model.held_scalars}
-        privacy = _privacy(job, sim)
+        privacy, same = _privacy(job, sim), named(sim, job.rounds)
+        if same:
+            reductions[method.label] = same
         found, state_bytes = _probe(sim)
         total = found["seconds_per_round"] * job.rounds * len(config.seeds)
         rows[method.label] = {**of_model, **found, "seconds": total, **privacy}
@@ -88,6 +93,7 @@ def estimate(config: ExperimentConfig) -> Estimate:
         clients_per_round=sampled_clients(config.fraction, federation.num_clients),
         samples=_sizes(federation),
         methods=rows,
+        reductions=reductions,
         seconds=sum(row["seconds"] for row in rows.values()),
         memory_bytes=source.x.numel() * source.x.element_size() + states + 4 * frozen,
     )

@@ -12,7 +12,6 @@ from tailorfl.experiments.config import load
 from tailorfl.experiments.curves import Section, sections
 from tailorfl.experiments.published import beside, notes
 from tailorfl.runs.files import write_text
-from tailorfl.runs.tables import render
 
 if TYPE_CHECKING:
     from tailorfl.experiments.result import ExperimentResult
@@ -37,11 +36,10 @@ def write_report(result: ExperimentResult, target: float | None = None) -> list[
     further = [*caveats(result), *sections(result, config.eval.target if target is None else target)]
     result.write()
     plots = result.plot()
-    table = render(result.table, result.columns, "markdown")
     published = _published(result, config)
     markdown, page = result.path / "report.md", result.path / "report.html"
-    write_text(markdown, _markdown(config, table, published, further, plots))
-    write_text(page, _html(config, table, published, further, plots))
+    write_text(markdown, _markdown(config, result.markdown, published, further, plots))
+    write_text(page, _html(config, result.markdown, published, further, plots))
     return [markdown, page]
 
 
@@ -81,7 +79,9 @@ def _html(
     config: ExperimentConfig, table: str, published: str, further: list[Section], plots: list[Path]
 ) -> str:
     name = html.escape(config.name)
+    table, *notes_below = table.split("\n\n")
     parts = [f"<h1>{name}</h1>", f"<p>{html.escape(config.description)}</p>", _html_table(table)]
+    parts += [f"<p>{html.escape(note.strip())}</p>" for note in notes_below]
     parts += [f"<p>{html.escape(sentence(config))}</p>"] if sentence(config) else []
     if config.published:
         parts += ["<h2>Published and ours</h2>", _html_table(published) if published else ""]

@@ -15,7 +15,7 @@ from tailorfl.experiments.names import slug
 from tailorfl.runs import plots
 from tailorfl.runs.files import write_text
 from tailorfl.runs.store import RunStore
-from tailorfl.runs.tables import Column, SeedResult, comparison, render
+from tailorfl.runs.tables import MARK, Column, SeedResult, comparison, render
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -156,6 +156,30 @@ class ExperimentResult:
         return comparison(self.seed_results(), self.columns)
 
     @property
+    def reductions(self) -> dict[str, list[str]]:
+        """Label -> which other methods its settings make of it, where they do."""
+        found: dict[str, list[str]] = {}
+        for summary, _ in self.jobs:
+            for sentence in summary.get("reductions", ()):  # runs of before have none
+                known = found.setdefault(summary["label"], [])
+                if sentence not in known:
+                    known.append(sentence)
+        return found
+
+    def marked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Returns the table with a mark behind the labels of lines that are other methods with their settings."""
+        return table.rename(index={label: f"{label} {MARK}" for label in self.reductions})
+
+    @property
+    def markdown(self) -> str:
+        """The comparison as Markdown, and below it a note for every marked line."""
+        said = [
+            f"{MARK} {label}: {sentence}." for label, found in self.reductions.items() for sentence in found
+        ]
+        table = render(self.marked(self.table), self.columns, "markdown")
+        return table + "".join(f"\n{line}\n" for line in said)
+
+    @property
     def clients(self) -> pd.DataFrame:
         """All per-client records of all jobs, with their label and seed."""
         return self._stacked("clients")
@@ -210,7 +234,7 @@ class ExperimentResult:
         """Writes comparison.csv, comparison.md and the plots into the result folder."""
         table = self.table
         write_text(self.path / "comparison.csv", render(table, self.columns, "csv"))
-        write_text(self.path / "comparison.md", render(table, self.columns, "markdown"))
+        write_text(self.path / "comparison.md", self.markdown)
         self.plot()
 
     def _own(self, summary: dict[str, Any], store: RunStore) -> pd.DataFrame:

@@ -44,6 +44,7 @@ from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.models import make_model
 from tailorfl.experiments.privacy import spent, with_privacy
 from tailorfl.experiments.records import round_record, summary_of
+from tailorfl.experiments.reductions import named
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.saving import Saver
 from tailorfl.experiments.schema import ExperimentConfig
@@ -109,6 +110,7 @@ def run_experiment(
                 (out / FORCED).unlink(missing_ok=True)
                 write_text(out / "config.yaml", config.to_yaml())
                 begun = True
+            _say_reductions(job, sim, said)
             try:
                 origin = {"own_source": source is not None, **facts}
                 _run_job(job, sim, folder, resume, watch, position, len(jobs), origin)
@@ -133,6 +135,15 @@ def with_all_options(config: ExperimentConfig) -> ExperimentConfig:
             )
         }
     )
+
+
+def _say_reductions(job: Job, sim: Simulation, said: set[str]) -> None:
+    """Warns where the settings of a line make its method another one, once a line and not once a seed."""
+    for sentence in named(sim, job.rounds):
+        warning = f"{job.method.label}: {sentence}"
+        if warning not in said:
+            log.warning("%s", warning)
+            said.add(warning)
 
 
 def make_federation(

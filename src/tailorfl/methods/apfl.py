@@ -36,6 +36,7 @@ from tailorfl.core.context import Context
 from tailorfl.core.directed import Directions
 from tailorfl.core.gradients import Gradient
 from tailorfl.core.method import register
+from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.bases import ServerModel
 
 
@@ -75,6 +76,14 @@ class APFL(ServerModel):
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         v, w = state["v"], received if self.personal_w == "global" else state["w"]
         return tree.merge(v, mix(state["alpha"], client.parameters(v), client.parameters(w)))
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if self.adaptive or 0 < self.alpha < 1:
+            return ()
+        if self.alpha == 1:
+            return (to_local("with α = 1"),)
+        remark = "deploys the copies of the global model that FedAvg's clients send"
+        return (Reduction("with α = 0", "personal", remark=remark),)
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         return TensorDict({"v": received, "w": received, "alpha": state["alpha"]}, batch_size=[])

@@ -35,6 +35,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
 from tailorfl.core.privacy import Level
+from tailorfl.core.reduction import Facts, Reduction, length, none, to_local, untrained
 from tailorfl.core.update import PLAIN
 from tailorfl.methods.bases import TwoModels
 
@@ -103,6 +104,17 @@ class Ditto(TwoModels):
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         return server + replies.mean()
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if none(self.personal_epochs, self.personal_steps):
+            return (untrained("without personal epochs", "personal"),)
+        if any(self.dynamic_lam or (self.lam,)):
+            return ()
+        train = {
+            **length(self.personal_epochs, self.personal_steps),
+            **(dict(PLAIN) if self.dynamic_every == "step" else {}),
+        }
+        return (to_local("with λ = 0", **train),)
 
 
 def best_of(client: Client, models: list[TensorDict]) -> TensorDict:

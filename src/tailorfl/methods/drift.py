@@ -52,6 +52,7 @@ from tailorfl.core.context import Context
 from tailorfl.core.gradients import Gradient
 from tailorfl.core.messages import Replies, Weights
 from tailorfl.core.method import Method, register
+from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.core.update import PLAIN
 
 
@@ -107,6 +108,16 @@ class Scaffold(Corrected):
         old, new = replies.of_parameters(w), replies.of_parameters(mean["y"])
         w = tree.merge(mean["y"], old + (new - old) * self.global_lr)
         return TensorDict({"w": w, "correction": c + mean["change"] * replies.share}, batch_size=[])
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if facts.rounds == 1:
+            because = "in its only round, whose control variates are zero,"
+        elif facts.one_step and facts.everyone:
+            because = "with one step a round of all clients, over whom the corrections cancel,"
+        else:
+            return ()
+        options = {"weights": self.weights, "server": {"lr": self.global_lr}}
+        return (Reduction(because, "global", "fedavg", "global", options, dict(PLAIN)),)
 
 
 @register

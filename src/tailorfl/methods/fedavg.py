@@ -23,7 +23,7 @@ afterwards.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from tensordict import TensorDict
@@ -34,6 +34,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
+from tailorfl.core.reduction import Facts, Reduction, Which, none
 from tailorfl.core.server_optim import ServerOptimizer
 
 
@@ -75,6 +76,17 @@ class FedAvg(Method):
         w = mean if self.server.is_plain_average else tree.merge(mean, new)
         return TensorDict({"w": w, "optimizer": optimizer}, batch_size=[])
 
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if facts.clients > 1 or not self.server.is_plain_average:
+            return ()
+        return (Reduction("with a single client", "global", "centralized", "global"),)
+
+    def as_fedavg(self, because: str, other: str = "fedavg", **options: Any) -> tuple[Reduction, ...]:
+        """This method is FedAvg, or one of its kind, with the same weights and server optimizer."""
+        options = {"weights": self.weights, "server": self.server.model_dump(), **options}
+        models: tuple[Which, ...] = ("global", "personal") if self.has_personal else ("global",)
+        return tuple(Reduction(because, model, other, "global", options) for model in models)
+
 
 @register
 class FedProx(FedAvg):
@@ -87,6 +99,11 @@ class FedProx(FedAvg):
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         return state, client.fit(received, prox=(self.mu, received) if self.mu > 0 else None)
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if self.mu == 0:
+            return self.as_fedavg("with μ = 0")
+        return self.as_fedavg("with one step a round, from where the pull is zero,") if facts.one_step else ()
 
 
 @register
@@ -108,6 +125,11 @@ class FedAvgFT(FedAvg):
         )
         return tuned
 
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if not none(self.ft_epochs, self.ft_steps):
+            return ()
+        return self.as_fedavg("without epochs of tuning")
+
 
 @register
 class FedSAM(FedAvg):
@@ -120,3 +142,6 @@ class FedSAM(FedAvg):
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         return state, client.fit(received, ascent=SAM(self.rho) if self.rho > 0 else None)
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        return self.as_fedavg("with ρ = 0") if self.rho == 0 else ()

@@ -41,6 +41,7 @@ from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
 from tailorfl.core.privacy import Level
+from tailorfl.core.reduction import Facts, Reduction, length, to_local
 from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.fedclup_lambda import ERROR, Constant, Corollary, Dynamic, Heuristic, Schedule
@@ -189,6 +190,19 @@ class FedCLUP(TwoModels):
             return received
         known: TensorDict = received["w"] if "w" in received.keys() else state  # noqa: SIM118
         return known
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if self.schedule.changes or self.lr_rule != "run" or self.batch_reuse:
+            return ()
+        local = self.steps_of_theory(facts.train.lr) if self.local_steps == "theory" else self.local_steps
+        train = length(None, local)
+        if self.first_lam == 0:
+            return (to_local("with λ = 0", **train),)
+        if not facts.everyone or self.server_step(self.first_lam) != 1:
+            return ()
+        options = {"lam": self.first_lam, "weights": self.weights}
+        because = "with γ = 1/λ and all clients in every round"
+        return (Reduction(because, "personal", "mr_mtl", "personal", options, train),)
 
     def _fit(self, client: Client, start: TensorDict, lam: float, w: TensorDict | None) -> TensorDict:
         """Local training with a λ that is known beforehand."""

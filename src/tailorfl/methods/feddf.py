@@ -31,6 +31,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerArchitecture, Replies
 from tailorfl.core.method import Method, register
+from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.core.server_distill import ServerDistillation
 
 PREFIX = "w "
@@ -77,6 +78,11 @@ class FedDF(Method):
             start = means.get(_key(name), server[_key(name)])
             fused[_key(name)] = self.distil.distil(start, teacher, context, replies.round)
         return TensorDict(fused, batch_size=[])
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if self.distil.active(0) or facts.architectures > 1:
+            return ()
+        return (Reduction("without distillation", "global", "fedavg", "global", {"weights": self.weights}),)
 
     def shared(self, server: TensorDict) -> PerArchitecture:
         found = (str(key) for key in server.keys())  # noqa: SIM118

@@ -40,6 +40,7 @@ from tailorfl.core.keys import generator
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import Method, register
 from tailorfl.core.privacy import Level
+from tailorfl.core.reduction import Facts, Reduction, to_local
 
 _TINY = 1e-5
 
@@ -154,6 +155,15 @@ class FedFomo(Method):
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         theta: TensorDict = state["theta"]
         return theta
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        reasons = {
+            "with M = 0": self.downloads == 0,
+            "with one client a round, so nobody else's model to download,": facts.most == 1,
+            "in its only round, before which nobody has uploaded,": facts.rounds == 1,
+            "without validation samples, by which clients compare models,": not facts.validation,
+        }
+        return tuple(to_local(because) for because, holds in reasons.items() if holds)[:1]
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         """Returns a start from the mean of what a late client receives, the best guess without data of its own."""

@@ -43,6 +43,7 @@ from tailorfl.core import tree
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
+from tailorfl.core.reduction import Facts, Reduction, none
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedavg import FedAvg, FedAvgFT
 
@@ -65,6 +66,9 @@ class MeanOfLoRA(FedAvg):
     @property
     def averages_replies(self) -> bool:
         return self.mean_of == "factors"
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        return super().reductions(facts) if self.mean_of == "factors" else ()
 
     def server_state(self, ctx: Context) -> TensorDict:
         if self.mean_of == "product" and not lora_pairs(ctx.split.trainable):
@@ -133,3 +137,10 @@ class FedLoRA(MeanOfLoRA, FedAvgFT):
     title: ClassVar[str] = "FedLoRA"
     paper: ClassVar[str] = "FedIT with local tuning, as in FedOA (2025)"
     ft_epochs: int = Field(2, ge=0, description="E_ft: epochs of tuning on the client's own data")
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        return (
+            ()
+            if not none(self.ft_epochs, self.ft_steps)
+            else self.as_fedavg("without epochs of tuning", "fedit", mean_of=self.mean_of)
+        )

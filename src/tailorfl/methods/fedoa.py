@@ -13,10 +13,10 @@ classifier. D is one of the distances of `tailorfl.core.feature_pull`. The relea
 of a whole micro-batch (`batch_l2`), which depends on its size; the default is the mean over samples (`mean_l2`).
 
 The algorithm box updates φ with a single gradient step; the text says that the global path is FedIT's and the code
-trains E epochs, which is followed. A personal adapter first trains in round 1 of rounds counted from 0, as in the code.
-There it is also drawn anew (`own_init: true`); the default is a copy of φ_g, since features of models drawn apart have
-nothing in common unless a pretrained backbone makes them. The global features are taken in evaluation mode; the code
-leaves LoRA's dropout on in them.
+trains E epochs, which is followed. A personal adapter first trains in round 1 of rounds counted from 0, as in the code;
+the paper has no such pause (`personal_start` = 0). There it is also drawn anew (`own_init: true`); the default is
+a copy of φ_g, since features of models drawn apart have nothing in common unless a pretrained backbone makes them. The
+global features are taken in evaluation mode; the code leaves LoRA's dropout on in them.
 
 FedSDR (after "Federated Learning with Shortcut Discovery and Removal", ICLR 2024) as FedOA's code has it, its only
 definition: the same with D = (1/B) Σ_b |⟨z_b, |z_b^g − mean of z^g|⟩|. FedOA's text describes another method there.
@@ -40,6 +40,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.feature_pull import FeaturePull
 from tailorfl.core.method import register
+from tailorfl.core.reduction import Facts, Reduction, to_local, untrained
 from tailorfl.methods.bases import TwoModels
 
 
@@ -62,6 +63,25 @@ class FeatureRegularised(TwoModels):
         """Returns (φ_e, φ) of one client; the centre of the pull is the φ_g it received."""
         phi = client.fit(pull.centre)
         return (state if client.round < self.personal_start else client.fit(state, pull=pull)), phi
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if self.personal_start >= facts.rounds:
+            because = f"with personal models that train from round {self.personal_start} on (from 0) of {facts.rounds}"
+            return (untrained(because, "personal"),)
+        because = self.without_pull(facts)
+        if not because:
+            return ()
+        if self.personal_start == 0 and not self.own_init:
+            return (to_local(because),)
+        own = " from initial models of their own" if self.own_init else ""
+        late = f" in the rounds from {self.personal_start} on (from 0)" if self.personal_start else ""
+        return (
+            Reduction(because, "personal", remark=f"trains personal models alone{own}{late}, as LocalTrain"),
+        )
+
+    def without_pull(self, facts: Facts) -> str:
+        """Returns why nothing pulls the personal models; "" where something does."""
+        return "" if self.lam else "with λ = 0"
 
 
 @register
@@ -92,3 +112,8 @@ class FedSDR(FeatureRegularised):
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         return self.train(client, state, FeaturePull(self.lam, "sdr", received))
+
+    def without_pull(self, facts: Facts) -> str:
+        if facts.train.batch_size == 1:
+            return "with batches of one sample, which is its own mean,"
+        return super().without_pull(facts)

@@ -29,6 +29,7 @@ from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
 from tailorfl.core.privacy import Level
+from tailorfl.core.reduction import Facts, Reduction
 
 
 @register
@@ -79,3 +80,8 @@ class HypCluster(Method):
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return self.choose(client, received)[1]
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if self.clusters > 1:
+            return ()
+        return (Reduction("with c = 1", "personal", "fedavg", "global", {"weights": self.weights}),)

@@ -46,6 +46,7 @@ from tailorfl.core.context import Context
 from tailorfl.core.keys import torch_seed
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import Method, register
+from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.core.update import along
 
 _TINY = 1e-12
@@ -201,3 +202,10 @@ class PLGUGHN(Hypernetwork):
         phi = {n: t - self.server_lr * g_phi[n] for n, t in phi.items()}
         old = server["embeddings"][list(replies.clients)]
         return self.rewritten(server, phi, old - self.server_lr * g_e, replies.clients)
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if self.rho > 0:
+            return ()
+        plain = {"server_momentum": 0.0, "server_weight_decay": 0.0, "server_clip": None}
+        options = {**self.model_dump(exclude={"rho"}), **plain}
+        return (Reduction("with ρ = 0", "personal", "pfedhn", "personal", options),)

@@ -42,6 +42,7 @@ from tailorfl.core.context import Context
 from tailorfl.core.keys import generator
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
+from tailorfl.core.reduction import Facts, Reduction, length
 from tailorfl.errors import ConfigError
 
 
@@ -135,6 +136,16 @@ class L2GD(Method):
     def shared(self, server: TensorDict) -> TensorDict:
         mean: TensorDict = server["mean"]
         return mean
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if any(self.coins(r)[0] for r in range(facts.rounds)):
+            return ()
+        steps = {self.coins(r)[1] for r in range(facts.rounds)}
+        if len(steps) > 1:
+            return ()
+        because = f"with coins that never say average in its rounds ({facts.rounds})"
+        everyone = {"participation": "all"}
+        return (Reduction(because, "personal", "local", "personal", everyone, length(None, min(steps))),)
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         return TensorDict({"x": received, "mean": received}, batch_size=[])

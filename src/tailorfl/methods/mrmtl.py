@@ -30,6 +30,7 @@ from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
+from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.bases import TwoModels
 
 
@@ -58,3 +59,6 @@ class MRMTL(TwoModels):
         change, share = replies.mean(), replies.share
         moved = {n: t * share if t.is_floating_point() else t for n, t in tree.tensors(change).items()}
         return server + TensorDict(moved, batch_size=[])
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        return () if self.lam else (to_local("with λ = 0"),)

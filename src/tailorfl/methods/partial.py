@@ -30,8 +30,8 @@ u = u − η_s Σ_S a_i (u − u_i).
 
 from __future__ import annotations
 
-import logging
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from tensordict import TensorDict
@@ -42,11 +42,10 @@ from tailorfl.core.context import Context
 from tailorfl.core.gradients import Gradient
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
+from tailorfl.core.reduction import Facts, Reduction, length, none, to_local, untrained
 from tailorfl.methods.bases import ServerModel
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
-
-log = logging.getLogger(__name__)
 
 
 class SplitMethod(ServerModel):
@@ -58,15 +57,7 @@ class SplitMethod(ServerModel):
     )
 
     def make_split(self, model: Model) -> Split:
-        split = model.split(self.personal_part)
-        if not split.shared:
-            log.warning(
-                "%s shares nothing: '%s' is the whole of this model, so every client trains alone",
-                self.title,
-                self.personal_part,
-                extra={"once": (self.title, self.personal_part)},
-            )
-        return split
+        return model.split(self.personal_part)
 
     def server_state(self, ctx: Context) -> TensorDict:
         return ctx.split.select_shared(ctx.init)
@@ -85,6 +76,21 @@ class SplitMethod(ServerModel):
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return tree.merge(received, state)
+
+    @property
+    def nothing_personal(self) -> str:
+        """Why nothing stays on the client, where nothing does."""
+        return f"with nothing of this model in its personal part ('{self.personal_part}')"
+
+    @property
+    def server_step(self) -> float:
+        """How far the server goes towards the mean of what clients send."""
+        return 1.0
+
+    def everywhere(self, **train: Any) -> tuple[Reduction, ...]:
+        """Without a personal part it is FedAvg."""
+        options = {"weights": self.weights, "server": {"lr": self.server_step}}
+        return (Reduction(self.nothing_personal, "personal", "fedavg", "global", options, train),)
 
 
 class KeepsPart(SplitMethod):
@@ -109,6 +115,26 @@ class KeepsPart(SplitMethod):
             purpose="finetune",
         )
         return tuned
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if not facts.split.shared:
+            return self.alone()
+        return () if facts.split.personal else self.everywhere()
+
+    @property
+    def tunes_at_the_end(self) -> bool:
+        """Whether the personal part is trained once more before a model is used."""
+        return not none(self.final_personal_epochs, self.final_personal_steps)
+
+    def alone(self, epochs: int | None = None, steps: int | None = None) -> tuple[Reduction, ...]:
+        """With nothing shared it is LocalTrain, of so many epochs or steps; without both the run's."""
+        because = f"with all of this model in its personal part ('{self.personal_part}')"
+        if none(epochs, steps):
+            return (untrained(because, "personal"),)
+        if self.tunes_at_the_end:
+            remark = "is LocalTrain with more epochs before a model is used"
+            return (Reduction(because, "personal", remark=remark),)
+        return (to_local(because, **length(epochs, steps)),)
 
 
 @register
@@ -138,6 +164,21 @@ class FedRep(KeepsPart):
             model, train=client.split.shared, epochs=self.body_epochs, steps=self.body_steps
         )
         return trained
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if not facts.split.shared:
+            return self.alone(self.head_epochs, self.head_steps)
+        if none(self.body_epochs, self.body_steps):
+            remark = "never trains what clients share"
+            return (Reduction("without body epochs", "personal", remark=remark),)
+        if not facts.split.personal:
+            return self.everywhere(**length(self.body_epochs, self.body_steps))
+        heads = not none(self.head_epochs, self.head_steps)
+        if heads or self.tunes_at_the_end or self.server_step != 1:
+            return ()
+        options = {"weights": self.weights, "personal_part": self.personal_part, "ft_epochs": 0}
+        because, train = "without head epochs", length(self.body_epochs, self.body_steps)
+        return (Reduction(because, "personal", "fedbabu", "personal", options, train),)
 
 
 @register
@@ -199,17 +240,22 @@ class Penalised(KeepsPart):
             model = self.train_held(client, model, centre if self.keeps_start else centre * 0.0)
         else:
             model = self.train(client, model)
-        v = client.split.select_personal(model)
-        state = TensorDict({"v": v, "start": state["start"]}, batch_size=[]) if self.keeps_start else v
-        return state, client.split.select_shared(model)
+        v, u = client.split.select_personal(model), client.split.select_shared(model)
+        if not self.holds_start(state):
+            return v, u
+        return TensorDict({"v": v, "start": state["start"]}, batch_size=[]), u
 
     def train_held(self, client: Client, model: TensorDict, centre: TensorDict) -> TensorDict:
         """Returns the whole model after local training with the penalty; `centre` has the personal parameters."""
         raise NotImplementedError
 
+    def holds_start(self, state: TensorDict) -> bool:
+        """Whether a client's state has v_i⁰ beside v_i: not where nothing is personal, and the state is empty."""
+        return self.keeps_start and len(tuple(state.keys())) > 0
+
     def own(self, state: TensorDict) -> TensorDict:
         """Returns v_i."""
-        v: TensorDict = state["v"] if self.keeps_start else state
+        v: TensorDict = state["v"] if self.holds_start(state) else state
         return v
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
@@ -217,6 +263,16 @@ class Penalised(KeepsPart):
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         return replies.towards(server, self.server_lr)
+
+    @property
+    def server_step(self) -> float:
+        return self.server_lr
+
+    def alone(self, epochs: int | None = None, steps: int | None = None) -> tuple[Reduction, ...]:
+        found = super().alone(epochs, steps)
+        if not self.lam or not found[0].other:
+            return found
+        return (replace(found[0], other="", remark="is LocalTrain with its penalty"),)
 
 
 @register
@@ -302,3 +358,15 @@ class FedBABU(SplitMethod):
             purpose="finetune",
         )
         return tuned
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if not facts.split.shared:
+            because = f"with all of this model in its frozen head ('{self.personal_part}')"
+            return (untrained(because, "global"),)
+        if none(self.ft_epochs, self.ft_steps):
+            own = Reduction("without epochs of tuning", "personal", self.name, "global", self.model_dump())
+            return (own,)
+        if facts.split.personal or self.ft_scope != "full":
+            return ()
+        options = {"weights": self.weights, "ft_epochs": self.ft_epochs, "ft_steps": self.ft_steps}
+        return (Reduction(self.nothing_personal, "personal", "fedavg_ft", "personal", options),)

@@ -34,6 +34,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.gradients import Gradient
 from tailorfl.core.method import register
+from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.core.update import PLAIN
 from tailorfl.methods.bases import ServerModel
 
@@ -73,3 +74,13 @@ class PerFedAvg(ServerModel):
             purpose="finetune",
         )
         return adapted
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if self.alpha > 0:
+            if self.adapt_steps:
+                return ()
+            return (
+                Reduction("without adaptation steps", "personal", self.name, "global", self.model_dump()),
+            )
+        remark = "is FedAvg whose steps see the second of every two or three batches"
+        return (Reduction("with α = 0", "global", remark=remark),)

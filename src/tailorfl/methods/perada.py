@@ -39,6 +39,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
+from tailorfl.core.reduction import Facts, Reduction, length, none, to_local, untrained
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.methods.bases import TwoModels
 
@@ -96,6 +97,31 @@ class PerAda(TwoModels):
             return mean
         teacher = distil.teacher([(context.model, replies.stack)], context.public)
         return distil.distil(mean, teacher, context, replies.round)
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if none(self.personal_epochs, self.personal_steps):
+            return (untrained("without personal epochs", "personal"),)
+        rate = {} if self.personal_lr is None else {"lr": self.personal_lr}
+        alone = (
+            ()
+            if self.lam
+            else (to_local("with λ = 0", **length(self.personal_epochs, self.personal_steps), **rate),)
+        )
+        if self.distil.active(0) or rate:
+            return alone
+        lam = self.lam if self.variant == "paper" else 2 * self.lam
+        options = {
+            "lam": lam,
+            "personal_epochs": self.personal_epochs,
+            "personal_steps": self.personal_steps,
+            "weights": self.weights,
+        }
+        because = "without distillation"
+        ditto = (
+            Reduction(because, "global", "ditto", "global", options),
+            Reduction(because, "personal", "ditto", "personal", options),
+        )
+        return (*ditto, *alone)
 
     def _distillation(self, task: str) -> ServerDistillation:
         if self.variant == "paper" or self.distil.rounds is not None:

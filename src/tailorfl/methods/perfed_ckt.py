@@ -12,9 +12,11 @@ weights.
 
 The paper calls s "logits", yet defines it on the simplex; probabilities it is. Its run begins with an upload of m
 clients' initial predictions. Here clients first train alone for a round and upload then: T + 1 rounds send what that
-upload and T rounds send. Settings of the paper that belong to the run: `train.lr=0.001`, `train.batch_size=64`,
-`train.steps=50` (τ), 2000 public samples, and clients sampled without replacement with probabilities
-p_k = n_k / Σ n (`sampling=proportional`).
+upload and T rounds send. `first_round` = upload is the paper's order: in the first of T + 1 rounds the sampled clients
+upload and do not train, so that all training is with distillation.
+
+Settings of the paper that belong to the run: `train.lr=0.001`, `train.batch_size=64`, `train.steps=50` (τ), 2000 public
+samples, and clients sampled without replacement with probabilities p_k = n_k / Σ n (`sampling=proportional`).
 
 k-means: k-means++, ten restarts, an emptied cluster is placed anew at the farthest point; there are at most as many
 clusters as distinct predictions. So clients that all start alike (`own_init=false`) have one centroid at first.
@@ -30,7 +32,7 @@ clusters as distinct predictions. So clients that all start alike (`own_init=fal
 from __future__ import annotations
 
 import warnings
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -45,6 +47,7 @@ from tailorfl.core.distill import Distill
 from tailorfl.core.keys import torch_seed
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
+from tailorfl.core.reduction import Facts, Reduction, to_local, untrained
 from tailorfl.errors import ConfigError
 
 RESTARTS = 10
@@ -64,6 +67,9 @@ class PerFedCKT(Method):
     lam: float = Field(2.0, ge=0, description="λ: strength of the pull towards the nearest centroid")
     public_batch: int = Field(128, ge=1, description="b': public samples a step")
     own_init: bool = Field(True, description="every client draws its own initial model")
+    first_round: Literal["train", "upload"] = Field(
+        "train", description="clients train alone in it and upload then, or only upload as in the paper"
+    )
 
     @property
     def needs_public(self) -> bool:
@@ -94,7 +100,8 @@ class PerFedCKT(Method):
         if len(centroids):
             targets = nearest(centroids, predictions(client, state))
             public = Distill(self.lam, targets, self.public_batch)
-        state = client.fit(state, public=public)
+        if client.round > 0 or self.first_round == "train":
+            state = client.fit(state, public=public)
         return state, TensorDict({"predictions": predictions(client, state)}, batch_size=[])
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
@@ -105,6 +112,27 @@ class PerFedCKT(Method):
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return state
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        uploads = self.first_round == "upload"
+        if uploads and facts.rounds == 1:
+            return (untrained("in its only round, in which clients only upload,", "personal"),)
+        if self.lam == 0 or facts.rounds == 1:
+            because = (
+                "with λ = 0" if self.lam == 0 else "in its only round, before which nobody has uploaded,"
+            )
+            if not self.own_init and not uploads:
+                return (to_local(because),)
+            own = " from initial models of the clients' own" if self.own_init else ""
+            remark = f"is LocalTrain{own}{' from the second round on' if uploads else ''}"
+        elif self.clusters == 1:
+            because, remark = "with c = 1", "distils towards the mean of all clients, without clusters"
+        elif self.clusters >= facts.most:
+            because = f"with c = {self.clusters} and {facts.most} clients a round"
+            remark = "has every client of a round as a cluster of its own"
+        else:
+            return ()
+        return (Reduction(because, "personal", remark=remark),)
 
 
 def predictions(client: Client, state: TensorDict) -> Tensor:

@@ -29,7 +29,8 @@ a learning rate of 0.2 breaks, and 100 gradients a round. The defaults here are 
 
 from __future__ import annotations
 
-from typing import ClassVar
+import math
+from typing import Any, ClassVar
 
 from pydantic import Field
 from tensordict import TensorDict
@@ -38,6 +39,8 @@ from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
+from tailorfl.core.reduction import Facts, Reduction, length, untrained
+from tailorfl.core.update import PLAIN
 from tailorfl.methods.bases import TwoModels
 
 
@@ -102,3 +105,37 @@ class PFedMe(TwoModels):
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         return replies.towards(server, self.beta)
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if self.beta == 0:
+            return (untrained("with β = 0", "global"),)
+        if self.lam == 0:
+            return (untrained("with λ = 0", "global"),)
+        if not math.isclose(self.lr * self.lam, 1.0):
+            return ()
+        if self.personal_epochs is not None:
+            return self._as_fedclup(facts)
+        if self.inner_steps > 1:
+            remark = "deploys what clients send: after each of its batches w_i is θ"
+            return (Reduction("with ηλ = 1", "personal", remark=remark),)
+        if facts.train.optimizer != "sgd":
+            return (
+                Reduction(
+                    "with ηλ = 1 and K = 1", remark="is FedAvg with an optimizer that forgets each step"
+                ),
+            )
+        options = {"weights": self.weights, "server": {"lr": self.beta}}
+        train = {**PLAIN, **length(None, self.local_rounds), **self._rate(facts)}
+        return (Reduction("with ηλ = 1 and K = 1", "global", "fedavg", "global", options, train),)
+
+    def _as_fedclup(self, facts: Facts) -> tuple[Reduction, ...]:
+        """With ηλ = 1 a client that trains for epochs sends its personal model, as in FedCLUP with γ = 1/λ."""
+        if self.beta != 1:
+            return ()
+        options = {"lam": self.lam, "weights": self.weights}
+        train = {**length(self.personal_epochs), **self._rate(facts)}
+        return (Reduction("with ηλ = 1", "personal", "fedclup", "personal", options, train),)
+
+    def _rate(self, facts: Facts) -> dict[str, Any]:
+        rate = {} if self.personal_lr is None else {"lr": self.personal_lr}
+        return {**rate, "weight_decay": facts.train.weight_decay + self.inner_wd}

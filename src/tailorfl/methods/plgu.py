@@ -30,7 +30,7 @@ of the body are plain ones, whatever the run's optimizer; `train.clip` bounds ea
 |---|---|
 | w; φ | server state |
 | θ_i; h | client state |
-| D | `personal_layers` |
+| D | `personal_layers`, by default 5/21 of the layers as in the paper |
 | ρ, p | `rho`, `p` |
 | normalisation of ξ | `score_norm` |
 """
@@ -50,12 +50,15 @@ from tailorfl.core.client import Client
 from tailorfl.core.gradients import Direction, Gradient
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
+from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.core.update import PLAIN
 from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.partial import FedRep
 
 Form = Literal["paper", "asam"]
 Model = Literal["global", "personal"]
+SHARE = 5 / 21
+"""The share of layers that stay personal by default: the paper's D = 5 on a ResNet-18, which has 21."""
 
 
 @register
@@ -66,7 +69,11 @@ class PLGULF(TwoModels):
     title: ClassVar[str] = "PLGU-LF"
     paper: ClassVar[str] = "Qu et al., CVPR 2023"
     models_trained: ClassVar[int] = 2
-    personal_layers: int = Field(5, ge=0, description="D: layers that the global model does not overwrite")
+    personal_layers: int | None = Field(
+        None,
+        ge=0,
+        description="D: layers that the global model does not overwrite; default the paper's share, 5 of 21",
+    )
     rho: float = Field(0.05, ge=0, description="ρ: radius of the ascent")
     score_norm: ScoreNorm = Field("sum", description="how the layer scores are scaled")
     lwsam_form: Form = Field("paper", description="the paper's perturbation, or the exact maximiser (asam)")
@@ -102,7 +109,7 @@ class PLGULF(TwoModels):
 
     def start(self, client: Client, own: TensorDict, w: TensorDict, scores: Tensor) -> TensorDict:
         """Returns (θ_i on Per, w on Uni)."""
-        personal = largest(scores, self.personal_layers)
+        personal = largest(scores, self.kept(len(scores)))
         out = dict(tree.tensors(w))
         for number, group in enumerate(client.layers(buffers=True)):
             for name in group:
@@ -111,6 +118,25 @@ class PLGULF(TwoModels):
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         return server + replies.mean()
+
+    def kept(self, layers: int) -> int:
+        """Returns D on a model of so many layers: by default 5/21 of them, at least one, and never all."""
+        if self.personal_layers is not None:
+            return self.personal_layers
+        return min(max(1, round(SHARE * layers)), layers - 1)
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        found, kept = [], self.kept(facts.layers)
+        because = f"with D = {kept} on a model of {layers(facts.layers)}"
+        if kept >= facts.layers:
+            found.append(to_local(because))
+        if kept == 0:
+            remark = "deploys the received model after local training, as no layer stays personal"
+            found.append(Reduction(because, "personal", remark=remark))
+        if self.rho == 0 and self.grad_at == "global":
+            options = {"weights": self.weights}
+            found.append(Reduction("with ρ = 0", "global", "fedavg", "global", options))
+        return tuple(found)
 
 
 @register
@@ -150,6 +176,26 @@ class PLGUGRep(FedRep):
             **PLAIN,
         )
         return trained
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if not facts.split.shared:
+            return self.alone(self.head_epochs, self.head_steps)
+        if self.body_steps == 0:
+            kept = self.model_dump(
+                include={"weights", "personal_part", "head_epochs", "head_steps"}
+                | {"final_personal_epochs", "final_personal_steps"}
+            )
+            options = {**kept, "body_epochs": 0}
+            return (Reduction("without body steps", "personal", "fedrep", "personal", options),)
+        if self.rho > 0:
+            return ()
+        remark = "is FedRep whose body takes two plain steps on each of its batches"
+        return (Reduction("with ρ = 0", "personal", remark=remark),)
+
+
+def layers(count: int) -> str:
+    """Returns "1 layer", "5 layers"."""
+    return f"{count} layer{'' if count == 1 else 's'}"
 
 
 def largest(scores: Tensor, count: int) -> Tensor:

@@ -85,7 +85,7 @@ def conv2d(
         flat = None if bias is None else bias.reshape(-1)
         y = F.conv2d(merged, weight.flatten(0, 1), flat, stride, padding, dilation, clients * groups)
         y = y if pool is None else pool(y)
-        return y.view(batch, clients, -1, *y.shape[-2:]).transpose(0, 1)
+        return y.view(batch, clients, weight.shape[1], *y.shape[-2:]).transpose(0, 1)
     result: Tensor = _CohortConv.apply(  # type: ignore[no-untyped-call]
         x, weight, bias, (stride, padding, dilation, groups), channels_last, pool
     )

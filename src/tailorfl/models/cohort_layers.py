@@ -75,7 +75,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         clients, out, _ = weight.shape
         y = F.linear(x, weight.reshape(clients * out, -1), None if bias is None else bias.reshape(-1))
         return y.view(len(x), clients, out).transpose(0, 1)
-    flat = x.reshape(x.shape[0], -1, x.shape[-1])
+    flat = x.flatten(1, -2)
     result: Tensor = _CohortLinear.apply(flat, weight, bias)  # type: ignore[no-untyped-call]
     return result if x.dim() == 3 else result.view(*x.shape[:-1], -1)
 

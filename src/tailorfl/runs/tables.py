@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MISSING = "–"
+MARK = "†"
+"""Stands behind the label of a line that is another method with its settings, and before the note that says so."""
 
 
 @dataclass(frozen=True)

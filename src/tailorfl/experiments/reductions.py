@@ -1,0 +1,76 @@
+"""What a method with its settings is in a run, in words: "PLGU-LF with D = 5 on a model of 2 layers is LocalTrain"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tailorfl.core.method import Method, make_method
+from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.engines.rounds import sampled_clients
+from tailorfl.engines.simulation import Simulation
+from tailorfl.models.layers import layer_groups
+
+MODELS = {"personal": "its personal models", "global": "its global model"}
+
+
+def facts_of(sim: Simulation, rounds: int) -> Facts:
+    """Returns what of a run of so many rounds decides whether its method is another one."""
+    trainable = set(sim.split.trainable)
+    groups = layer_groups(sim.model.module)
+    clients = sim.federation.num_clients
+    everyone = sim.fraction == 1 or sim.participants == 1 or sim.method.participation == "all"
+    # With Bernoulli sampling a round may have any number of clients.
+    most = clients if sim.sampling == "bernoulli" else sampled_clients(sim.fraction, clients)
+    return Facts(
+        split=sim.split,
+        layers=sum(not trainable.isdisjoint(group) for group in groups),
+        train=sim.train,
+        clients=clients,
+        most=most,
+        everyone=everyone,
+        rounds=rounds,
+        validation=bool(sim.federation.sizes("val")[:clients].any()),
+        architectures=len(sim.groups),
+    )
+
+
+def named(sim: Simulation, rounds: int) -> list[str]:
+    """Returns a sentence for every other method that a run's method is with its settings."""
+    found = sim.method.reductions(facts_of(sim, rounds))
+    grouped: dict[tuple[str, str, str], list[Reduction]] = {}
+    for one in found:
+        grouped.setdefault((one.because, one.other, one.remark), []).append(one)
+    return [sentence(sim.method, same) for same in grouped.values()]
+
+
+def sentence(method: Method, same: Sequence[Reduction]) -> str:
+    """Returns the sentence about reductions that differ at most in the model they are of."""
+    first = same[0]
+    start = f"{method.title} {first.because}"
+    if first.remark:
+        return f"{start} {first.remark}"
+    if not first.other:
+        verb = "is" if first.model == "global" else "are"
+        return f"{start.removesuffix(',')}: {MODELS[first.model]} {verb} never trained"
+    if first.other == method.name:
+        return f"{start.removesuffix(',')}: its personal models are its global one"
+    other = make_method(first.other, dict(first.options))
+    differing = {
+        **{
+            n: v for n, v in first.options.items() if getattr(other, n) != type(other).model_fields[n].default
+        },
+        **{n: v for n, v in first.train.items() if v is not None},
+    }
+    both = len(same) > 1 or not (method.has_personal and method.has_global)
+    return f"{start} is {other.title}{_settings(differing)}{'' if both else f' in {MODELS[first.model]}'}"
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    flat: list[str] = []
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat += [f"{name}.{inner} = {v}" for inner, v in value.items()]
+        else:
+            flat.append(f"{name} = {value}")
+    return f" ({', '.join(flat)})" if flat else ""
