@@ -12,6 +12,7 @@ import pytest
 
 from methods.settings import NAMES, make
 from methods.small import SIZES, simulation
+from tailorfl.engines.rounds import sample_clients
 from tailorfl.engines.simulation import round_half_up
 from tailorfl.errors import ConfigError
 
@@ -106,3 +107,10 @@ def test_all_participate_but_only_the_sampled_send() -> None:
     assert len(result.clients) == 2
     assert (sim.traffic.up, sim.traffic.down_unicast, sim.traffic.down_multicast) == (2 * d, 5 * d, d)
     assert sim.states.clients == tuple(range(N))
+
+
+def test_a_fraction_of_nearly_nothing_ends_with_one_client_drawn_at_random() -> None:
+    sizes = np.full(5, 3)
+    drawn = [sample_clients(0, r, sizes, 1e-12, "bernoulli") for r in range(40)]
+    assert all(len(ids) == 1 for ids in drawn)
+    assert {ids[0] for ids in drawn} == set(range(5))

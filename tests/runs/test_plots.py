@@ -217,3 +217,11 @@ def test_many_labels_leave_room_for_the_lines(tmp_path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             plot(many, tmp_path / "many.png")
+
+
+@pytest.mark.parametrize("label", ["[/x] $a$", r"$\frac{$", "50 $", "_{"])
+def test_a_label_is_shown_as_it_is_and_never_read_as_a_formula(tmp_path: Path, label: str) -> None:
+    for plot, frame in PLOTS:
+        renamed = frame().replace({"Ditto": label})
+        plot(renamed, tmp_path / "plot.png", title=label)
+        assert pixels(tmp_path / "plot.png").shape[0] > 400

@@ -82,6 +82,11 @@ class Trained:
         )
 
 
+REDRAWS = 10_000
+"""Empty cohorts after which one client is drawn at random: so many happen only where fraction · N is below 0.002, and
+there a cohort that is not empty has one client but for a chance in a thousand."""
+
+
 def sample_clients(
     seed: int,
     round: int,
@@ -99,10 +104,11 @@ def sample_clients(
     total = len(sizes)
     rng = generator(seed, "sample", round)
     if sampling == "bernoulli":
-        while True:
+        for _ in range(REDRAWS):
             chosen = np.flatnonzero(rng.random(total) < fraction)
             if len(chosen) or may_be_empty:
                 return tuple(int(c) for c in chosen)
+        return (int(rng.integers(total)),)
     share = sizes / sizes.sum() if sampling == "proportional" else None
     size = min(sampled_clients(fraction, total), total)
     return tuple(sorted(int(c) for c in rng.choice(total, size=size, replace=False, p=share)))

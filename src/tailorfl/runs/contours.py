@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tailorfl.errors import RunError
 from tailorfl.runs.files import replacing
+from tailorfl.runs.plots import literal
 
 LEVELS = 14
 DPI = 150
@@ -43,10 +44,10 @@ def contours(
     drawn = axes.contour(a, b, np.where(np.isfinite(height), height, high), levels=levels, cmap="viridis")
     axes.clabel(drawn, fontsize=7, fmt="%.3g")
     for number, (name, (x, y)) in enumerate(marks.items()):
-        axes.plot(x, y, "oD^"[number % 3], color="#D55E00", markersize=7, label=name)
+        axes.plot(x, y, "oD^"[number % 3], color="#D55E00", markersize=7, label=literal(name))
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     axes.set_aspect("equal")  # both axes are in the same unit
-    axes.set_title(title, fontsize=9, wrap=True)
+    axes.set_title(literal(title), fontsize=9, wrap=True)
     axes.set_xlabel("a (along the first direction)")
     axes.set_ylabel("b (along the second direction)")
     with replacing(path) as part:

@@ -74,7 +74,7 @@ def client_distribution(
         heights = number + jitter.uniform(-0.22, 0.22, len(values))
         axes.scatter(values, heights, s=9, alpha=0.45, linewidth=0, color=_colour(number), zorder=2)
         _box(axes, number, values)
-    axes.set_yticks(range(len(groups)), [f"{label}\nn = {len(values)}" for label, values in groups])
+    axes.set_yticks(range(len(groups)), [f"{literal(label)}\nn = {len(values)}" for label, values in groups])
     axes.invert_yaxis()  # first label on top, as in a table
     _metric_axis(axes, metric, "x", " (box: quartiles, line: median, diamond: mean, whiskers: 5 % to 95 %)")
     _save(figure, axes, path)
@@ -100,7 +100,7 @@ def metric_by_bytes(
         if sent.any():
             _line(axes, number, str(label), amounts[sent], means[sent])
         else:
-            name = f"{label} (no communication)"
+            name = f"{literal(str(label))} (no communication)"
             axes.axhline(means[-1], color=_colour(number), linestyle=(0, (1, 1)), linewidth=1.8, label=name)
     axes.set_xscale("log")
     low, high = axes.get_xlim()
@@ -110,6 +110,11 @@ def metric_by_bytes(
     axes.set_xlabel("bytes sent by all clients and the server so far (log scale)")
     _metric_axis(axes, metric, "y")
     _save(figure, axes, path)
+
+
+def literal(text: str) -> str:
+    """Returns a text that matplotlib shows as it is: a dollar sign would begin a formula."""
+    return text.replace("$", r"\$")
 
 
 def _usable(frame: pd.DataFrame, columns: list[str], metric: str) -> pd.DataFrame:
@@ -139,7 +144,7 @@ def _figure(title: str, height: float = 4.2) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(7.6, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.set_title(title[:1].upper() + title[1:], fontsize=12)
+    axes.set_title(literal(title[:1].upper() + title[1:]), fontsize=12)
     axes.grid(color="0.88", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -150,7 +155,7 @@ def _line(axes: Axes, number: int, label: str, x: np.ndarray, y: np.ndarray) -> 
     axes.plot(
         x,
         y,
-        label=label,
+        label=literal(label),
         color=_colour(number),
         linestyle=DASHES[number // len(COLOURS) % len(DASHES)],
         linewidth=1.8,
