@@ -93,3 +93,32 @@ def test_means_are_those_of_the_summaries() -> None:
     found = means(records)
     assert list(found) == list(expected)
     np.testing.assert_array_equal(list(found.values()), list(expected.values()))
+
+
+def sized(widths: list[int], largest: int, outputs: int = 4) -> Portions:
+    """Portions of models whose widest layers have so many numbers, of samples of 64 numbers."""
+    out = Portions.__new__(Portions)
+    out._widths, out._largest = dict(enumerate(widths)), largest
+    out._source = replace(federation().source, outputs=outputs)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("widths", "largest", "own", "common", "clients"),
+    [
+        ([1], 2**20, 1.0, 0, 8),  # 32 MiB of models of 4 MiB
+        ([1], 3 * 2**20, 1.0, 0, 4),  # two would fit, but never fewer than four
+        ([1, 2**18], 1, 1.0, 0, 16),  # 16 MiB of layers of 1 MiB, of the model with the widest
+        ([1, 2**17], 1, 4.0, 0, 8),
+        ([1, 2**17], 1, 0.25, 0, 32),  # at least one sample each
+        ([1], 1, 1.0, 0, 2048),
+        ([1], 1, 1.0, 2**20, 4),  # 64 MiB of outputs of 16 MiB
+        ([1], 1, 1.0, 2**25, 1),
+        ([1, 2**18], 1, 1.0, 8, 2),  # eight samples of 1 MiB a client
+        ([1, 2**12], 1, 1.0, 1000, 6),  # 160 samples of 16 KiB in one pass
+    ],
+)
+def test_a_portion_is_what_fits(
+    widths: list[int], largest: int, own: float, common: int, clients: int
+) -> None:
+    assert sized(widths, largest).clients(own, common) == clients

@@ -136,3 +136,14 @@ def test_a_bad_number_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=name):
         function(**{**good, name: bad})
+
+
+def test_probabilities_sum_to_1_up_to_what_single_precision_loses() -> None:
+    teachers = np.full((2, 3, 4), 0.25)
+    for excess, taken in ((5e-5, True), (1.5e-4, False)):
+        student = np.full((3, 4), (1 + excess) / 4)
+        if taken:
+            perada.distillation_distance(student, teachers)
+        else:
+            with pytest.raises(ConfigError, match="student must hold probabilities"):
+                perada.distillation_distance(student, teachers)

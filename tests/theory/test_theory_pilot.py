@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,10 +12,12 @@ from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.objective import LOSSES
 from tailorfl.data.federation import Federation
 from tailorfl.data.own import from_tensors
+from tailorfl.errors import DataError
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.theory import pilot
-from tailorfl.theory.advisor import advise
+from tailorfl.theory.advisor import advise, conclude
+from tailorfl.theory.measures import curvature, gradient_noise
 from tailorfl.theory.objective import Objective
 from tailorfl.theory.pilot import SPLITS, halve, run_pilot
 from tailorfl.theory.spread import client_spread
@@ -159,3 +163,11 @@ def test_of_two_clients_the_spread_of_a_weight_is_the_sample_variance() -> None:
     expected = ((a - a.mean(0)) * (b - b.mean(0))).sum() / (2 - 1) / 2
     np.testing.assert_allclose(client_spread(a @ b.T, np.ones(2), 2), [expected] * 2)
     assert expected == 1.0
+
+
+def test_a_loss_without_curvature_has_no_advice() -> None:
+    data = federation()
+    found = run_pilot(data, objective(data), TrainConfig())
+    curved = replace(curvature(found), smoothness=0.0)
+    with pytest.raises(DataError, match="no noise to weigh differences against"):
+        conclude(data, found, curved, gradient_noise(found), TrainConfig())
