@@ -48,7 +48,7 @@ EVERYTHING = TrainConfig(steps=1, batch_size=0, lr=0.3)
 
 def run(engine: str = "sequential", model_name: str = "mlp", rounds: int = 3, **options: Any) -> Simulation:
     """The simulation after `rounds` rounds; `options` are those of the method and settings of the run."""
-    given = {"clusters": 2, "lam": 3.0, "public_batch": 4, **options}
+    given = {"clusters": 2, "lam": 3.0, "public_batch": 4, "weights": "uniform", **options}
     chosen = {k: given.pop(k) for k in ("data", "train", "fraction", "seed", "chunk") if k in given}
     return simulation(make_method("perfed_ckt", given), model_name, engine, rounds=rounds, **chosen)
 
