@@ -77,7 +77,6 @@ def in_run(same: Same, **run: Any) -> Same:
 
 SHARED_HEAD = {"personal_part": "none"}
 FULL_STEP = {"batch_size": 0, "steps": 1, "epochs": None}
-PLAIN_GHN = {"server_momentum": 0.0, "server_weight_decay": 0.0, "server_clip": None}
 QUICK_HN = {"hidden": 8, "depth": 1, "embedding": 3, "server_lr": 1e-3}
 ONE = {"epochs": 1, "steps": None}
 THREE = {"epochs": 3, "steps": None}
@@ -253,10 +252,9 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
             "T08",
             {"rho": 0.0},
             "pfedhn",
-            {**QUICK_HN, **PLAIN_GHN},
+            QUICK_HN,
             "personal",
             "personal",
-            exact=False,
             said=True,
             models=("mlp",),
         ),

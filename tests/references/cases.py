@@ -29,7 +29,6 @@ from references.settings import (
     FEDOA,
     FOMO,
     GREP,
-    HYPER,
     L2GD,
     LF,
     OA,
@@ -85,7 +84,7 @@ MAIN: dict[str, tuple[Reference, Case]] = {
     "plgu_lf": (plgu.plgu_lf, Case(LF, "deep")),
     "plgu_grep": (plgu.plgu_grep, Case(GREP, "deep")),
     "pfedhn": (hypernetworks.pfedhn, Case(PFEDHN)),
-    "plgu_ghn": (hypernetworks.plgu_ghn, Case({**HYPER, "rho": 0.3})),
+    "plgu_ghn": (hypernetworks.pfedhn, Case({**PFEDHN, "rho": 0.3})),
     "hypcluster": (clustering.hypcluster, Case({"weights": "samples", "clusters": 2})),
     "fedfomo": (clustering.fedfomo, Case(FOMO, rounds=3)),
 }

@@ -62,9 +62,13 @@ def pfedhn(
     server_weight_decay: float,
     server_clip: float | None,
     weights: str,
+    rho: float | None = None,
     **shape: int,
 ) -> Outcome:
-    """A torch optimizer over φ and the embeddings; one of a client that is not sampled has no gradient and stays."""
+    """A torch optimizer over φ and the embeddings; one of a client that is not sampled has no gradient and stays.
+
+    With `rho` all gradients are those at φ + ρ g/‖g‖ (PLGU-GHN).
+    """
     phi, table = start(p)
     e = [row.clone().requires_grad_() for row in table]
     variables = [*(t.requires_grad_() for t in phi.values()), *e]
@@ -72,7 +76,12 @@ def pfedhn(
         variables, server_lr, momentum=server_momentum, weight_decay=server_weight_decay
     )
     for t in range(len(p.rounds)):
-        found = {i: vjp(p, phi, e[i], change) for i, change in changes(p, phi, e, t).items()}
+        delta = changes(p, phi, e, t)
+        at = {n: t.detach().clone() for n, t in phi.items()}
+        if rho is not None:
+            g = average(p, {i: vjp(p, at, e[i], change)[0] for i, change in delta.items()}, weights)
+            at = {n: at[n] + rho * g[n] / norm_of(g) for n in at}
+        found = {i: vjp(p, at, e[i], change) for i, change in delta.items()}
         optimizer.zero_grad()
         for n, g in average(p, {i: g for i, (g, _) in found.items()}, weights).items():
             phi[n].grad = g
@@ -82,17 +91,3 @@ def pfedhn(
             torch.nn.utils.clip_grad_norm_(variables, server_clip)
         optimizer.step()
     return done(p, clone(phi), torch.stack(e).detach())
-
-
-def plgu_ghn(p: Problem, server_lr: float, rho: float, weights: str, **shape: int) -> Outcome:
-    phi, e = start(p)
-    for t in range(len(p.rounds)):
-        delta = changes(p, phi, e, t)
-        g = average(p, {i: vjp(p, phi, e[i], d)[0] for i, d in delta.items()}, weights)
-        above = {n: phi[n] + rho * g[n] / norm_of(g) for n in phi}
-        found = {i: vjp(p, above, e[i], d) for i, d in delta.items()}
-        step = average(p, {i: g for i, (g, _) in found.items()}, weights)
-        phi = {n: phi[n] - server_lr * step[n] for n in phi}
-        for i, (_, slope) in found.items():
-            e[i] = e[i] - server_lr * slope
-    return done(p, phi, e)

@@ -237,7 +237,10 @@ OPTIONS: dict[str, list[Case]] = {
         *each(PFEDHN, weights=("samples",), depth=(0,), server_clip=(None,), server_momentum=(0.0,)),
         normed(PFEDHN),
     ],
-    "plgu_ghn": [*each({**HYPER, "rho": 0.3}, weights=("samples",), depth=(0,), rho=(0.0,))],
+    "plgu_ghn": [
+        *each({**PFEDHN, "rho": 0.3}, weights=("samples",), depth=(0,), rho=(0.0,), server_clip=(None,)),
+        Case({**HYPER, "server_momentum": 0.0, "server_weight_decay": 0.0, "server_clip": None, "rho": 0.3}),
+    ],
     "hypcluster": [
         *each({"weights": "samples", "clusters": 2}, clusters=(1, 3), weights=("uniform",)),
         normed({"weights": "samples", "clusters": 2}),

@@ -10,10 +10,13 @@ pFedHN (Shamsian et al., "Personalized Federated Learning using Hypernetworks", 
 
 The paper defines Δ as θ̃ − θ and then subtracts; the code uses θ − θ̃ = Σ η∇F, a descent direction, as here.
 
-PLGU-GHN (Qu et al., CVPR 2023): sharpness-aware in φ, Δ_i not recomputed at φ + ε, plain SGD
+PLGU-GHN (Qu et al., CVPR 2023): sharpness-aware in φ, Δ_i not recomputed at φ + ε
 
     g = Σ_S a_i vjp_φ(h(e_i; φ), Δ_i);   ε = ρ g/‖g‖
-    φ = φ − α Σ_S a_i vjp_φ(h(e_i; φ + ε), Δ_i);   e_i = e_i − α vjp_e(h(e_i; φ + ε), Δ_i)
+    g_φ = Σ_S a_i vjp_φ(h(e_i; φ + ε), Δ_i);   g_e_i = vjp_e(h(e_i; φ + ε), Δ_i);   then the step of pFedHN
+
+The paper takes a plain step of α in both (`{server_momentum: 0, server_weight_decay: 0, server_clip: null}`), which is
+unsteady over seeds: the outer optimizer of pFedHN is the default, so that the two differ by the ascent alone.
 
 The hypernetwork: embedding -> `hidden`, `depth` times (ReLU, hidden -> hidden), one linear head for each tensor. The
 papers draw heads like any layer, so that h first writes models of a scale that no initialisation would choose, and
@@ -168,7 +171,7 @@ class PFedHN(Hypernetwork):
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         phi, rows = dict(tree.leaves(server["phi"])), list(replies.clients)
-        g_phi, g_e = self.pull_back(server, phi, replies)
+        g_phi, g_e = self.gradient(server, phi, replies)
         if self.server_clip is not None:
             norm = tree.norm(TensorDict({**g_phi, "embeddings": g_e}, batch_size=[]))
             scale = (self.server_clip / (norm + 1e-6)).clamp(max=1.0)
@@ -183,9 +186,15 @@ class PFedHN(Hypernetwork):
         new["velocity"], new["embedding_velocity"] = tree.nest(velocity.items()), e_velocity
         return new
 
+    def gradient(
+        self, server: TensorDict, phi: dict[str, Tensor], replies: Replies
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Returns the gradients (g_φ, g_e of the cohort) that the outer step follows."""
+        return self.pull_back(server, phi, replies)
+
 
 @register
-class PLGUGHN(Hypernetwork):
+class PLGUGHN(PFedHN):
     """pFedHN whose hypernetwork takes sharpness-aware steps."""
 
     name: ClassVar[str] = "plgu_ghn"
@@ -193,19 +202,16 @@ class PLGUGHN(Hypernetwork):
     paper: ClassVar[str] = "Qu et al., CVPR 2023"
     rho: float = Field(0.001, ge=0, description="ρ: radius of the ascent in φ (the paper: 0.05)")
 
-    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
-        phi = dict(tree.leaves(server["phi"]))
+    def gradient(
+        self, server: TensorDict, phi: dict[str, Tensor], replies: Replies
+    ) -> tuple[dict[str, Tensor], Tensor]:
         g, _ = self.pull_back(server, phi, replies)
         norm = tree.norm(TensorDict(g, batch_size=[]))
         above = {n: t + g[n] * (self.rho / (norm + _TINY)) for n, t in phi.items()}
-        g_phi, g_e = self.pull_back(server, above, replies)
-        phi = {n: t - self.server_lr * g_phi[n] for n, t in phi.items()}
-        old = server["embeddings"][list(replies.clients)]
-        return self.rewritten(server, phi, old - self.server_lr * g_e, replies.clients)
+        return self.pull_back(server, above, replies)
 
     def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
         if self.rho > 0:
             return ()
-        plain = {"server_momentum": 0.0, "server_weight_decay": 0.0, "server_clip": None}
-        options = {**self.model_dump(exclude={"rho"}), **plain}
+        options = self.model_dump(exclude={"rho"})
         return (Reduction("with ρ = 0", "personal", "pfedhn", "personal", options),)

@@ -326,7 +326,9 @@ class FedBABU(SplitMethod):
     title: ClassVar[str] = "FedBABU"
     paper: ClassVar[str] = "Oh et al., ICLR 2022"
     has_global: ClassVar[bool] = True
-    ft_epochs: int = Field(5, ge=0, description="E_ft: epochs of tuning before a model is used")
+    ft_epochs: int = Field(
+        10, ge=0, description="E_ft: epochs of tuning before a model is used (the paper: 5)"
+    )
     ft_steps: int | None = Field(None, ge=0, description="steps in place of ft_epochs")
     ft_scope: Literal["head", "body", "full"] = Field("full", description="what deployment tunes")
 
