@@ -26,7 +26,8 @@ ANY = ([-1.0, 0.0], [])
 OF_ALL: dict[str, tuple[list[Any], list[Any]]] = {
     "head_epochs": NOT_NEGATIVE, "body_epochs": NOT_NEGATIVE, "personal_epochs": NOT_NEGATIVE,
     "final_personal_epochs": NOT_NEGATIVE, "ft_epochs": NOT_NEGATIVE, "body_steps": NOT_NEGATIVE,
-    "head_steps": NOT_NEGATIVE, "ft_steps": NOT_NEGATIVE, "final_personal_steps": NOT_NEGATIVE,
+    "head_steps": NOT_NEGATIVE, "personal_steps": NOT_NEGATIVE, "ft_steps": NOT_NEGATIVE,
+    "final_personal_steps": NOT_NEGATIVE,
     "adapt_steps": NOT_NEGATIVE, "personal_layers": NOT_NEGATIVE, "personal_start": NOT_NEGATIVE,
     "downloads": NOT_NEGATIVE, "depth": NOT_NEGATIVE, "coin_seed": NOT_NEGATIVE,
     "lam": NOT_NEGATIVE_REAL, "mu": NOT_NEGATIVE_REAL, "rho": NOT_NEGATIVE_REAL, "explore_decay": NOT_NEGATIVE_REAL,
@@ -44,6 +45,7 @@ OF_ONE: dict[tuple[str, str], tuple[list[Any], list[Any]]] = {
     ("l2gd", "lam"): POSITIVE,
     ("l2gd", "p"): INSIDE_0_1,
     ("pfedme", "personal_epochs"): AT_LEAST_1,
+    ("pfedme", "personal_steps"): AT_LEAST_1,
     ("pfedme", "beta"): ([0.0, 2.0], [-SMALL, 2.0 + SMALL]),
 }
 """Where one method's differs from the others'."""
