@@ -143,3 +143,12 @@ def test_the_folder_says_what_was_run(tmp_path: Path) -> None:
     assert stored["source"] == own.name
     assert stored["environment"].keys() == {"tailorfl", "torch", "python", "processor"}
     assert len(result.jobs) == 1
+
+
+def test_lengths_in_steps_are_written_out_and_resumed(tmp_path: Path) -> None:
+    methods = [{"name": "fedrep", "head_steps": 2}, "plgu_grep"]
+    out = tailorfl.run({**TINY, "model": "mlp", "methods": methods, "seeds": 1}, out=tmp_path / "run").path
+    written = yaml.safe_load((out / "config.yaml").read_text())["methods"]
+    assert "head_epochs" not in written[0]
+    assert written[0]["head_steps"] == 2
+    assert len(tailorfl.run(None, out=out, resume=True).jobs) == 2

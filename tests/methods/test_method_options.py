@@ -174,3 +174,23 @@ def test_broadcast_all_reaches_every_client_and_changes_nothing_else() -> None:
     assert every.traffic.up == few.traffic.up
     a, b = personal(few), personal(every)
     assert all(torch.equal(a[n], b[n]) for n in a)
+
+
+@pytest.mark.parametrize("name", sorted(methods()))
+def test_all_options_written_out_make_an_equal_method(name: str) -> None:
+    """As result folders hold them; also where a length is given in steps."""
+    fields = methods()[name].model_fields
+    lengths = {n: 3 for n in fields if n.endswith("_steps") and n.replace("_steps", "_epochs") in fields}
+    for options in ({}, lengths):
+        made = make_method(name, options)
+        again = make_method(name, made.all_options())
+        assert again.model_dump() == {
+            **made.model_dump(),
+            **{n: getattr(again, n) for n in _replaced(lengths, options)},
+        }
+        assert again.all_options() == made.all_options()
+
+
+def _replaced(lengths: dict[str, int], options: dict[str, int]) -> list[str]:
+    """Lengths in epochs that one in steps takes the place of."""
+    return [n.replace("_steps", "_epochs") for n in lengths if n in options]

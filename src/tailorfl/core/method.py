@@ -71,6 +71,19 @@ class Method(BaseModel):
                 raise ValueError(f"has both {epochs} and {steps}; give one of them")
         return self
 
+    def all_options(self) -> dict[str, Any]:
+        """Returns every option with its value as plain values, from which `make_method` makes an equal method.
+
+        A length in epochs is left out where one in steps takes its place.
+        """
+        plain = self.model_dump(mode="json")
+        given = {n.removesuffix("_steps") for n, v in plain.items() if n.endswith("_steps") and v is not None}
+        return {
+            n: v
+            for n, v in plain.items()
+            if n.removesuffix("_epochs") not in given or not n.endswith("_epochs")
+        }
+
     @property
     def reaches_all(self) -> bool:
         """Whether every client receives the broadcast of a round, not only those that train in it."""

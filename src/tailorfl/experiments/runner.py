@@ -130,7 +130,7 @@ def with_all_options(config: ExperimentConfig) -> ExperimentConfig:
     return config.model_copy(
         update={
             "methods": tuple(
-                m.model_copy(update={"options": make_method(m.name, m.options).model_dump(mode="json")})
+                m.model_copy(update={"options": make_method(m.name, m.options).all_options()})
                 for m in config.methods
             )
         }
