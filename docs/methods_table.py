@@ -33,7 +33,13 @@ from tailorfl.models.selectors import select
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- methods: made by docs/methods_table.py -->\n", "<!-- end of methods -->\n"
 HEAD = ("Method", "`method=`", "Paper", "Kept on the client", "Sent each way", "Evaluated", "Code")
-EVERYONE = ("test_method_contract.py", "test_newcomers.py")
+EVERYONE = (
+    "test_method_contract.py",
+    "test_newcomers.py",
+    "test_ranges_of_options.py",
+    "test_reduction_remarks.py",
+    "test_method_options.py",
+)
 """Tests that run over all methods and belong to none."""
 ROUNDS = 6
 """In so many rounds every method sends whatever it ever sends."""
