@@ -242,7 +242,7 @@ def test_what_cannot_be_chosen_honestly_is_refused(tmp_path: Path) -> None:
         check(parse(private))
     check(parse({**private, "methods": ["fedavg"]}))  # has nothing to choose
     hidden = {"dp": {"clip": 1.0, "noise": 1.0, "level": "client"}}
-    check(parse({**SETTINGS, "methods": ["ditto"], "train": hidden}))
+    check(parse({**SETTINGS, "methods": ["ditto"], "train": hidden, "weights": "uniform"}))
     with pytest.raises(ConfigError, match="every = 0"):
         parse({**SETTINGS, "eval": {"every": 0, "select": "val"}})
     without = parse(

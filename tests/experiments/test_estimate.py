@@ -83,7 +83,7 @@ def test_a_slow_model_is_tried_for_a_few_steps_of_one_client(
     method: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One step, one and two of every training, whatever the epochs; of the server's distillation at most two."""
-    taken, distilled, gradient, student = [], [], LocalSGD._gradient, ServerDistillation.distil
+    taken, distilled, gradient, student = [], [], LocalSGD._step, ServerDistillation.distil
 
     def counted(self: Any, *arguments: Any, **options: Any) -> Any:
         taken.append(1)
@@ -94,7 +94,7 @@ def test_a_slow_model_is_tried_for_a_few_steps_of_one_client(
         return student(self, *arguments, **options)
 
     monkeypatch.setattr("tailorfl.experiments.estimate.PROBE_SECONDS", 0.0)
-    monkeypatch.setattr(LocalSGD, "_gradient", counted)
+    monkeypatch.setattr(LocalSGD, "_step", counted)
     monkeypatch.setattr(ServerDistillation, "distil", shown)
     settings: dict[str, Any] = {
         "data": {"name": "digits", "clients": 4, "samples": 400, "public": "digits"},
@@ -110,14 +110,14 @@ def test_a_slow_model_is_tried_for_a_few_steps_of_one_client(
 
 def test_seconds_of_a_slow_model_are_those_of_all_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every gradient sleeps 10 ms, beside which the rest is small."""
-    gradient = LocalSGD._gradient
+    gradient = LocalSGD._step
 
     def slow(self: Any, *arguments: Any, **options: Any) -> Any:
         time.sleep(0.01)
         return gradient(self, *arguments, **options)
 
     monkeypatch.setattr("tailorfl.experiments.estimate.PROBE_SECONDS", 0.1)
-    monkeypatch.setattr(LocalSGD, "_gradient", slow)
+    monkeypatch.setattr(LocalSGD, "_step", slow)
     data = {"name": "digits", "clients": 2, "samples": 100, "partition": "iid"}
     config = parse(
         {
