@@ -182,7 +182,7 @@ def test_a_resumed_run_has_the_ledger_of_an_uninterrupted_one(name: str, tmp_pat
 
 def test_a_checkpoint_without_privacy_says_nothing_of_it() -> None:
     sim = simulation("ditto", rounds=1)
-    assert set(sim.dump()[1]) == {"round", "engine", "traffic"}
+    assert set(sim.dump()[1]) == {"round", "engine", "traffic", "gradients", "turns"}
     used = private("ditto", rounds=1)
     used.load(*sim.dump())
     assert not used.ledger

@@ -102,7 +102,7 @@ def test_what_the_server_does_beyond_an_average_is_named() -> None:
 
 
 def test_a_method_that_trains_in_some_rounds_only_is_measured_in_one() -> None:
-    found = tailorfl.bench({**SMALL, "method": "l2gd"}, seconds=1e-6)
+    found = tailorfl.bench({**SMALL, "method": {"name": "l2gd", "per_round": "coin", "p": 0.5}}, seconds=1e-6)
     assert found.steps == found.measured
 
 

@@ -186,7 +186,9 @@ def test_the_penalty_holds_the_personal_part_alone_and_the_server_takes_its_step
     """FedAlt: v along ∇_v F + λ(v − c), then u along ∇_u F; FedSim: both at once, the penalty on v alone."""
     lam, step = 0.8, 0.5
     options = {"lam": lam, "centre": centre, "server_lr": step}
-    sim = simulation(make_method(method, options), "batch_norm", engine, fraction=0.6)
+    sim = simulation(
+        make_method(method, {**options, "weights": "uniform"}), "batch_norm", engine, fraction=0.6
+    )
     head = set(HEAD["batch_norm"])
     body = set(sim.model.parameters) - head
     held = {n: sim.init[n] if centre == "start" else torch.zeros_like(sim.init[n]) for n in head}
