@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailorfl.errors import RunError
-from tailorfl.runs.files import decode, encode, replacing, reporting, write_text
+from tailorfl.runs.files import decode, encode, replacing, reporting, sha256, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,7 @@ def save(folder: Path, round: int, tensors: Mapping[str, Tensor], meta: Mapping[
     path = _tensors_path(folder, round)
     with replacing(path) as part:
         _write_tensors(part, tensors)
-        facts = {"bytes": part.stat().st_size, "sha256": _sha256(part)}
+        facts = {"bytes": part.stat().st_size, "sha256": sha256(part)}
     about = {"round": round, **facts, "meta": meta}
     write_text(path.with_suffix(".json"), encode({**about, "digest": _digest(encode(about))}, indent=1))
     remove(folder, _rounds(folder)[:-KEPT])
@@ -150,11 +150,6 @@ def _damage(path: Path, size: int, digest: str) -> str | None:
     found = path.stat().st_size
     if found != size:
         return f"{path.name} has {found} bytes instead of {size}"
-    if _sha256(path) != digest:
+    if sha256(path) != digest:
         return f"{path.name} has {size} bytes as it should, but not the ones that were written"
     return None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

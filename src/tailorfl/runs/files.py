@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import functools
+import hashlib
 import json
 import math
 import os
@@ -69,6 +70,12 @@ def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically (see `replacing`)."""
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def sha256(path: Path) -> str:
+    """The sha256 of a file, in hexadecimal digits. Raises OSError where it cannot be read."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def append_lines(path: Path, lines: Sequence[str], *, wait: bool = True) -> None:

@@ -6,12 +6,11 @@ whoever reads the run; a run without a manifest is not finished, or was written 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tailorfl.runs.files import decode, encode, write_text
+from tailorfl.runs.files import decode, encode, sha256, write_text
 
 NAME = "manifest.json"
 
@@ -41,5 +40,4 @@ def _problem(path: Path, facts: dict[str, Any]) -> str | None:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
