@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 	$(BIN)/tailorfl compare demo --out demo --overwrite
 
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile $(TESTS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Personalized federated learning: write one client, run a thousand, deploy the same code.
+"""Personalized federated learning: many clients learn together, and each ends with a model of its own.
 
 >>> import tailorfl
 >>> result = tailorfl.run(data={"clients": 20}, methods=["local", "ditto"], rounds=20)  # doctest: +SKIP

@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 from tailorfl.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"(?:^<!-- not run: ([^>]+) -->\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+SHELL = re.compile(r"[][{}*?!]")
+"""What a shell would read as a pattern: zsh refuses such a word where no file fits it."""
 EXPERIMENTS = ("run", "compare", "reproduce")
 ELSEWHERE = ("pip", "git", "cd", "export", "source")
 """Commands of documents that are not ours to try."""
@@ -24,17 +26,18 @@ FILE = re.compile(r"# ([\w.-]+\.(?:py|yaml|toml))\n")
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: its language, text, and the line it begins at."""
+    """One fenced block: its language, text, the line it begins at, and why nobody tries it, if nobody does."""
 
     language: str
     text: str
     line: int
+    left: str | None = None
 
 
 def blocks(document: Path) -> list[Block]:
     """Returns the fenced blocks of a document in order."""
     text = document.read_text(encoding="utf-8")
-    return [Block(m[1], m[2], text.count("\n", 0, m.start(2)) + 1) for m in FENCE.finditer(text)]
+    return [Block(m[2], m[3], text.count("\n", 0, m.start(3)) + 1, m[1]) for m in FENCE.finditer(text)]
 
 
 def file_of(block: Block) -> str | None:
@@ -43,12 +46,22 @@ def file_of(block: Block) -> str | None:
     return named[1] if named else None
 
 
-def commands(block: Block) -> Iterator[list[str]]:
-    """Yields the commands of a console block, the lines behind a `$`, as words."""
-    joined = block.text.replace("\\\n", " ")
-    for line in joined.splitlines():
+def lines(block: Block) -> Iterator[str]:
+    """Yields what is typed in a console block: the text behind each `$`, with its continued lines."""
+    for line in block.text.replace("\\\n", " ").splitlines():
         if line.startswith("$ "):
-            yield from (shlex.split(part, comments=True) for part in line[2:].split(" && "))
+            yield line[2:]
+
+
+def commands(block: Block) -> Iterator[list[str]]:
+    """Yields the commands of a console block as words."""
+    for line in lines(block):
+        yield from (shlex.split(part, comments=True) for part in line.split(" && "))
+
+
+def unquoted(line: str) -> str:
+    """A command without what stands in quotes or behind `#`."""
+    return re.sub(r"'[^']*'|\"[^\"]*\"|(?:^| )#.*", "", line)
 
 
 def try_command(words: list[str]) -> None:
@@ -78,6 +91,15 @@ def try_command(words: list[str]) -> None:
         assert (ROOT / arguments[0]).is_file(), words
     else:
         assert program in (*ELSEWHERE, "python"), f"nobody knows how to try {words}"
+
+
+def refuse(block: Block) -> None:
+    """Tries a console block that shows an error: it is the one that is shown, up to `...` and line breaks."""
+    (words,) = commands(block)
+    result = CliRunner().invoke(app, words[1:])
+    shown = block.text.partition("\nerror:")[2].partition("...")[0]
+    assert result.exit_code != 0, block.text
+    assert " ".join(shown.split()) in " ".join(result.output.split()), result.output
 
 
 def invoke(arguments: list[str]) -> None:

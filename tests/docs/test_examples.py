@@ -5,19 +5,27 @@ Experiments are cut down to two rounds, one seed and few samples; the calls are 
 
 from __future__ import annotations
 
+import re
 import sys
+from contextlib import redirect_stdout
 from importlib.util import find_spec
+from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import ROOT, blocks, commands, file_of, try_command
+from blocks import ROOT, SHELL, Block, blocks, commands, file_of, lines, refuse, try_command, unquoted
 
 import tailorfl
+from tailorfl.errors import DataError
+from tailorfl.experiments.check import check
+from tailorfl.experiments.config import COMPARED, load
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 RUN = tailorfl.run
 EXTRAS = ("datasets",)
+CODE = re.compile(r"^(import |from \w+ import |\$ tailorfl |\w+ = \w+\(|pip install )", re.MULTILINE)
 
 
 def small_run(*arguments: Any, **settings: Any) -> tailorfl.ExperimentResult:
@@ -38,14 +46,46 @@ def test_examples_run(document: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(tailorfl, "run", small_run)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     namespace: dict[str, Any] = {"__name__": "__example__"}
-    for block in blocks(document):
+    printed = ""
+    for before, block in pairwise([Block("", "", 0), *blocks(document)]):
+        place = f"{document.name}, block at line {block.line}"
+        if block.left is not None or (block.language == "python" and uses_missing_extra(block.text)):
+            continue
         if (file := file_of(block)) is not None:
             Path(file).write_text(block.text, encoding="utf-8")
-        elif block.language == "python" and uses_missing_extra(block.text):
-            continue
         elif block.language == "python":
-            place = f"{document.name}, block at line {block.line}"
-            exec(compile(block.text, place, "exec", dont_inherit=True), namespace)
+            with redirect_stdout(StringIO()) as out:
+                exec(compile(block.text, place, "exec", dont_inherit=True), namespace)
+            printed = out.getvalue()
+        elif block.language == "console" and "\nerror:" in block.text:
+            refuse(block)
         elif block.language == "console":
             for words in commands(block):
                 try_command(words)
+        elif block.language == "yaml":
+            loaded_and_checked(block)
+        elif block.language == "text" and before.language == "python":
+            assert block.text == printed, f"{place} shows what the code before it does not print"
+
+
+def loaded_and_checked(block: Block) -> None:
+    """Settings that are shown without a file's name are settings, too."""
+    Path("shown.yaml").write_text(block.text, encoding="utf-8")
+    try:
+        check(load("shown.yaml", [], methods=COMPARED))
+    except DataError as error:
+        if "TAILORFL_DATA" not in str(error):  # else data that are not on this machine
+            raise
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_block_is_tried_or_says_why_not(document: Path) -> None:
+    """Code stands in blocks that are run; a shell takes every command as it is written, zsh too."""
+    for block in blocks(document):
+        place = f"{document.name}, block at line {block.line}"
+        assert block.language in ("console", "python", "yaml", "toml", "text", "bibtex"), place
+        if block.language == "console":
+            assert list(commands(block)), f"{place}: no line begins with $"
+            assert not [line for line in lines(block) if SHELL.search(unquoted(line))], place
+        if block.language == "text":
+            assert not CODE.search(block.text), f"{place} holds code: make it python, or console"

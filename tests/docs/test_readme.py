@@ -34,8 +34,20 @@ def test_every_source_is_described_or_needs_no_files() -> None:
 
 def test_every_extra_is_named() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    named = {extra for extra in project["optional-dependencies"] if f"`{extra}`" in README}
+    named = {extra for extra in project["optional-dependencies"] if f"| `{extra}` | " in README}
     assert named == set(project["optional-dependencies"])
+
+
+def test_every_extra_serves_something() -> None:
+    """A package that the source, or the tests' set-up, never imports is a promise and no extra."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    source = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py"))
+    names = {"imagecorruptions_imaug": "imagecorruptions"}
+    for extra, packages in project["optional-dependencies"].items():
+        for package in packages if extra != "dev" else ():
+            module = re.split(r"[<>=\[]", package)[0].replace("-", "_")
+            module = names.get(module, module)
+            assert re.search(rf"\b{module}\b", source), f"extra {extra}: nothing imports {package}"
 
 
 def test_every_recipe_is_explained() -> None:

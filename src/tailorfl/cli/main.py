@@ -64,7 +64,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Personalized federated learning: write one client, run a thousand.",
+    help="Personalized federated learning: each client ends with a model of its own.",
     epilog="First steps: tailorfl compare | tailorfl run method=ditto train.lr=0.1 | tailorfl list methods",
 )
 app.add_typer(theory.app, name="theory", cls=Commands)
