@@ -85,9 +85,9 @@ def test_rich_table_prints_every_cell_and_no_markup() -> None:
     columns = (Column("mean", "Accuracy [test]", "percent", "higher"),)
     frame = comparison([SeedResult("[bold]a", "a", 0, {"mean": 0.5})], columns)
     console = Console(file=io.StringIO(), width=100)
-    console.print(rich_table(frame, columns, "Comparison"))
+    console.print(rich_table(frame, columns))
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    for part in ("Comparison", "Accuracy [test] (%)", "[bold]a", "50.00"):
+    for part in ("Method", "Accuracy [test] (%)", "[bold]a", "50.00"):
         assert part in text
 
 

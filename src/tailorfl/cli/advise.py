@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tailorfl.cli.arguments import experiment
+from tailorfl.cli.screen import PROSE, say, show_table, stdout
 from tailorfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from tailorfl.theory.advice import Advice
     from tailorfl.theory.spread import Interval
 
-WIDE = 200
 PUBLIC = ("perada", "perfed_ckt")
 """Methods that train on a public set too."""
 SHOWN = 10
@@ -53,9 +53,7 @@ def command(
     errors = Console(stderr=True)
     with messages(errors), _status(errors, quiet) as watch:
         advice = pilot(config, clients, rounds, watch)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDE)
+    console = stdout()
     if as_json:
         document = {**advice.to_dict(), "config": fragment(advice, config)}
         console.print(json.dumps(document, indent=2), highlight=False, soft_wrap=True, markup=False)
@@ -105,7 +103,7 @@ def fragment(advice: Advice, config: ExperimentConfig) -> dict[str, Any]:
 
 def show(console: Console, config: ExperimentConfig, advice: Advice) -> None:
     """Prints an advice: what was seen, the regime, settings, PerFed-CKT's weights, doubts, and YAML to paste."""
-    console.print(_seen(config.name, advice))
+    show_table(console, _seen(config.name, advice))
     others = {word: share for word, share in advice.shares.items() if share >= 0.01 and word != advice.regime}
     agree = f"{advice.shares[advice.regime]:.0%} of resamples of the clients agree"
     console.print(
@@ -113,15 +111,23 @@ def show(console: Console, config: ExperimentConfig, advice: Advice) -> None:
         + "".join(f", {share:.0%} say {_words(word)}" for word, share in others.items())
         + f"); confidence in all of this: [bold]{advice.confidence}[/]",
         highlight=False,
-        soft_wrap=True,
     )
-    console.print(_methods(advice))
-    console.print(_transfer(advice))
+    show_table(console, _methods(advice))
+    show_table(console, _transfer(advice))
     for note in advice.notes:
-        console.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
+        say(console, f"note: {note}")
     console.print("\nto be pasted into an experiment:", highlight=False)
-    text = yaml.safe_dump(fragment(advice, config), sort_keys=False, width=WIDE, default_flow_style=None)
+    text = _yaml(fragment(advice, config), console.width)
     console.print(escape(text), highlight=False, soft_wrap=True, end="")
+
+
+def _yaml(value: Any, width: int) -> str:
+    """YAML whose lines are no longer than `width` where that can be; the package breaks lines once they are."""
+    for wanted in range(width, 10, -5):
+        text = str(yaml.safe_dump(value, sort_keys=False, width=wanted, default_flow_style=None))
+        if max(map(len, text.splitlines())) <= width:
+            break
+    return text
 
 
 def _seen(name: str, advice: Advice) -> Table:
@@ -129,8 +135,9 @@ def _seen(name: str, advice: Advice) -> Table:
     way = "optima of halves" if facts.mode == "optimum" else "local training of halves"
     title = f"{name}: {way}, {facts.used} of {facts.clients} clients, {facts.seconds:.1f} s"
     table = Table(title=escape(title))
-    for column in ("", "estimate", "90 % range"):
-        table.add_column(column, justify="right" if column else "left")
+    table.add_column("", ratio=PROSE)
+    for column in ("estimate", "90 % range"):
+        table.add_column(column, justify="right")
 
     def add(text: str, value: float | Interval) -> None:
         if isinstance(value, int | float):
@@ -163,7 +170,8 @@ def _seen(name: str, advice: Advice) -> Table:
 def _methods(advice: Advice) -> Table:
     table = Table(title="settings")
     for column in ("method", "settings", "training", "rounds", "why"):
-        table.add_column(column, justify="right" if column == "rounds" else "left")
+        words = PROSE if column in ("settings", "training", "why") else None
+        table.add_column(column, justify="right" if column == "rounds" else "left", ratio=words)
     for found in advice.recommendations:
         rounds = "" if found.rounds is None else f"{found.rounds:,}"
         table.add_row(found.method, _pairs(found.options), _pairs(found.train), rounds, escape(found.why))

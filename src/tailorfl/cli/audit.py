@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tailorfl.cli.screen import PROSE, show_table, stdout
 from tailorfl.errors import unknown
 
 
@@ -34,13 +35,13 @@ def command(
     given = {"samples": samples, "batch_size": batch, "steps": steps, "trials": trials}
     found = audit_samples(dp, **given, delta=delta, seed=seed)
     table = Table(title=f"Samples, neighbours zero-out, delta {delta:g}", show_header=False)
-    table.add_column(style="bold")
+    table.add_column(style="bold", ratio=PROSE)
     table.add_column(justify="right")
     table.add_row("stated epsilon", f"{found.stated:.4g}")
     table.add_row(f"epsilon is at least ({found.confidence:.0%} confidence)", f"{found.shown:.4g}")
     table.add_row("runs with the canary, of which told", f"{found.attack.trials:,}, {found.attack.hits:,}")
     table.add_row("runs without it, of which told", f"{found.attack.trials:,}, {found.attack.false_alarms:,}")
-    Console().print(table)
+    show_table(stdout(), table)
     if found.broken:
         Console(stderr=True).print("broken: the attack tells more than the stated epsilon allows")
         raise typer.Exit(1)

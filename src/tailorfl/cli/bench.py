@@ -15,12 +15,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from tailorfl.cli.arguments import experiment
+from tailorfl.cli.screen import PROSE, say, show_table, stdout
 from tailorfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from tailorfl.experiments.bench_result import Bench, Profile, Way
-
-WIDE = 200
 
 
 def command(
@@ -59,26 +58,26 @@ def command(
     errors = Console(stderr=True)
     with messages(errors), _status(errors, quiet) as watch:
         found = bench(config, {}, seconds=seconds, profile=profile, source=None, watch=watch)
-    console = Console()
-    show(console if console.is_terminal else Console(width=WIDE), found)
+    console = stdout()
+    show(console, found)
     if file is not None:
         write_text(file, json.dumps(_without_nan(found.to_dict()), indent=1) + "\n")
-        console.print(f"json: {file}", highlight=False, soft_wrap=True, markup=False)
+        say(console, f"json: {file}")
 
 
 def show(console: Console, found: Bench) -> None:
     """Prints what was measured, a table of the ways, the profile if there is one, and what to set."""
     for line in _facts(found):
-        console.print(escape(line), highlight=False, soft_wrap=True)
-    console.print(_table(found))
+        say(console, line)
+    show_table(console, _table(found))
     if found.profile is not None:
         _show_profile(console, found.profile)
     advice = found.recommendation
-    console.print(f"\nrecommended: [bold]{escape(advice.settings)}[/]", highlight=False, soft_wrap=True)
+    console.print(f"\nrecommended: [bold]{escape(advice.settings)}[/]", highlight=False)
     for line in advice.why:
-        console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
+        say(console, f"  {line}")
     for line in advice.warnings:
-        console.print(f"[yellow]note:[/] {escape(line)}", highlight=False, soft_wrap=True)
+        console.print(f"[yellow]note:[/] {escape(line)}", highlight=False)
 
 
 def _facts(found: Bench) -> Iterator[str]:
@@ -112,7 +111,7 @@ def _table(found: Bench) -> Table:
         "memory",
     ):
         table.add_column(column, justify="left" if column == "way" else "right")
-    table.add_column("")
+    table.add_column("", ratio=PROSE)
     for way in found.ways:
         note = way.note if way.workers == 1 else f"{way.note}; by the clock on the wall".lstrip("; ")
         table.add_row(escape(way.name), *_cells(way), escape(note))
@@ -143,13 +142,14 @@ def _cells(way: Way) -> tuple[str, ...]:
 def _show_profile(console: Console, found: Profile) -> None:
     table = Table(title=escape(f"operators of torch in a round of {found.way}, by their own time"))
     for column in ("operator", "calls", "seconds", "share"):
-        table.add_column(column, justify="left" if column == "operator" else "right")
+        name = column == "operator"
+        table.add_column(column, justify="left" if name else "right", ratio=PROSE if name else None)
     for one in found.operators:
         table.add_row(escape(one.name), f"{one.calls:,}", f"{one.seconds:.4f}", f"{one.share:.1%}")
     table.caption = (
         "names that begin with _Cohort are this library's own code around the operators, in Python"
     )
-    console.print(table)
+    show_table(console, table)
     lines = (
         f"arithmetic: {found.flops / 1e9:,.3g} GFLOP a round, {found.flops_per_second / 1e9:.3g} GFLOP/s of "
         f"{found.machine_flops_per_second / 1e9:.3g} in a large matrix product "
@@ -159,7 +159,7 @@ def _show_profile(console: Console, found: Profile) -> None:
         f"({found.moved_per_second / found.machine_bytes_per_second:.1%})",
     )
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+        say(console, line)
 
 
 @contextmanager

@@ -10,19 +10,23 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tailorfl.cli.screen import PROSE, say, show_table
 from tailorfl.runs.tables import MARK, human_bytes, human_seconds
 
 if TYPE_CHECKING:
     from tailorfl.experiments.estimate import Estimate
     from tailorfl.experiments.schema import ExperimentConfig
 
+FIRST = ("name", "seconds", "seconds_per_round", "bytes_per_round", "trained_scalars")
+"""What a dry run is for: time and what is sent stand before the sizes that they come from."""
+
 
 def show_estimate(console: Console, config: ExperimentConfig, estimate: Estimate) -> None:
     """Prints an estimate: single numbers in one table, and a table for every field with rows of its own."""
-    console.print(f"{escape(config.name)}: nothing was trained (--dry-run)", highlight=False)
+    say(console, f"{config.name}: nothing was trained (--dry-run)")
     facts = Table(show_header=False)
     facts.add_column(style="bold")
-    facts.add_column()
+    facts.add_column(ratio=PROSE)
     facts.add_row("methods", escape(", ".join(method.label for method in config.methods)))
     facts.add_row("seeds", ", ".join(map(str, config.seeds)))
     facts.add_row("rounds", str(config.rounds))
@@ -37,7 +41,7 @@ def show_estimate(console: Console, config: ExperimentConfig, estimate: Estimate
         else:
             tables.append(_table(_words(field.name), rows))
     for table in (facts, *tables):
-        console.print(table)
+        show_table(console, table)
     show_reductions(console, estimate.reductions)
 
 
@@ -45,7 +49,7 @@ def show_reductions(console: Console, reductions: Mapping[str, Sequence[str]]) -
     """Prints which lines are other methods with their settings."""
     for label, sentences in reductions.items():
         for sentence in sentences:
-            console.print(f"{MARK} {escape(label)}: {escape(sentence)}", highlight=False)
+            say(console, f"{MARK} {label}: {sentence}")
 
 
 def _rows(value: Any) -> list[Mapping[str, Any]] | None:
@@ -58,11 +62,13 @@ def _rows(value: Any) -> list[Mapping[str, Any]] | None:
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    names = list(dict.fromkeys(key for row in rows for key in row))
+    there = dict.fromkeys(key for row in rows for key in row)
+    names = sorted(there, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     table = Table(title=title)
     for name in names:
         numeric = all(isinstance(row.get(name, 0), int | float) for row in rows)
-        table.add_column(escape(_words(name)), justify="right" if numeric else "left")
+        prose = PROSE if not numeric and name != "name" else None
+        table.add_column(escape(_words(name)), justify="right" if numeric else "left", ratio=prose)
     for row in rows:
         table.add_row(*(escape(_text(name, row.get(name, ""))) for name in names))
     return table

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tailorfl.cli.screen import say
 from tailorfl.errors import RunError
 
 
@@ -25,7 +26,7 @@ def show_integrity(console: Console, folder: Path) -> None:
     ):
         damaged += any(bad for bad, _ in problems)
         text = "; ".join(text for _, text in problems) or "whole"
-        console.print(f"{name}: {text}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"{name}: {text}")
     if damaged:
         raise RunError(
             f"{damaged} jobs of '{folder}' are damaged; restore them from a copy, or do them again with "

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from tailorfl.cli.screen import say, stdout
 
 
 def command(
@@ -42,8 +43,8 @@ def command(
         points=points,
         samples=samples,
     )
-    console = Console()
-    console.print(found.title, highlight=False, markup=False)
-    console.print(f"lowest {found.loss.min():.4g}, highest {found.loss.max():.4g}", highlight=False)
+    console = stdout()
+    say(console, found.title)
+    say(console, f"lowest {found.loss.min():.4g}, highest {found.loss.max():.4g}")
     written = ", ".join(map(str, found.write(out)))
-    console.print(f"written: {written}", highlight=False, soft_wrap=True, markup=False)
+    say(console, f"written: {written}")

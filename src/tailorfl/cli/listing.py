@@ -9,6 +9,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from tailorfl.cli.screen import PROSE
+
 Row = tuple[str, str, str]
 """Name, description, options with defaults one a line."""
 
@@ -20,9 +22,9 @@ def tables(names: Iterable[str]) -> Iterator[Table]:
         has_options = any(options for _, _, options in rows)
         table = Table(title=name, show_lines=has_options)
         table.add_column("Name", style="bold", no_wrap=True)
-        table.add_column("What it is")
+        table.add_column("What it is", ratio=PROSE)
         if has_options:
-            table.add_column("Options and defaults")
+            table.add_column("Options and defaults", ratio=PROSE)
         for name_of, description, options in rows:
             cells = (name_of, description, options) if has_options else (name_of, description)
             table.add_row(*map(escape, cells))

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 import tailorfl
 from tailorfl.cli import advise, audit, bench, landscape, pretrain, theory
 from tailorfl.cli.arguments import experiment
+from tailorfl.cli.screen import say, show_table, stdout
 from tailorfl.cli.state import State, quoted
 from tailorfl.errors import ConfigError, TailorflError, nearest
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from tailorfl.experiments.result import ExperimentResult
     from tailorfl.experiments.schema import ExperimentConfig
 
-WIDE = 200
 INTERRUPTED = 130
 """Exit code of a process stopped by Ctrl-C, as shells have it."""
 
@@ -179,7 +179,7 @@ def list_command(
     if what is not None and what not in LISTS:
         raise unknown("list", what, LISTS)
     for table in tables(list(LISTS) if what is None else [what]):
-        _stdout().print(table)
+        show_table(stdout(), table)
 
 
 @app.command()
@@ -196,7 +196,7 @@ def report(
     for result in results(folder).values():
         written = ", ".join(str(file) for file in write_report(result, target))
         _show(result, target)
-        _stdout().print(f"report: {written}", highlight=False, soft_wrap=True)
+        say(stdout(), f"report: {written}")
 
 
 @app.command("check")
@@ -204,7 +204,7 @@ def check_command(folder: Annotated[Path, typer.Argument(help="Result folder of 
     """Look whether every file of a result folder is there and is what was written."""
     from tailorfl.cli.integrity import show_integrity
 
-    show_integrity(_stdout(), folder)
+    show_integrity(stdout(), folder)
 
 
 def run() -> None:
@@ -241,7 +241,7 @@ def _experiment(
 
         with messages(_stderr()):
             for one in expand(config).values():
-                show_estimate(_stdout(), one, estimate(one))
+                show_estimate(stdout(), one, estimate(one))
         return
     from tailorfl.cli.progress import observer
     from tailorfl.experiments.folders import new_folder
@@ -287,7 +287,7 @@ def _show(result: ExperimentResult, target: float | None = None) -> None:
     from tailorfl.experiments.published import notes
 
     config = experiment_in(result.path)
-    out = _stdout()
+    out = stdout()
     show_comparison(out, result, config.name)
     for reason in result.missing:
         _stderr().print(
@@ -296,19 +296,13 @@ def _show(result: ExperimentResult, target: float | None = None) -> None:
     wanted = config.eval.target if target is None else target
     if wanted is not None:
         section = sections(result, wanted)[0]
-        out.print(section_table(section))
-        out.print(section.note, style="dim", highlight=False)
+        show_table(out, section_table(section))
+        say(out, section.note, style="dim")
     if config.published:
-        out.print(published_table(result, config.published))
+        show_table(out, published_table(result, config.published))
         for note in notes(config.published):
-            out.print(note, style="dim", highlight=False)
-    out.print(f"results: {result.path}", highlight=False, soft_wrap=True)
-
-
-def _stdout() -> Console:
-    """Standard output; a file or pipe has no edge to wrap at."""
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDE)
+            say(out, note, style="dim")
+    say(out, f"results: {result.path}")
 
 
 def _stderr() -> Console:

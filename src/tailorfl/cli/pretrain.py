@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from tailorfl.cli.arguments import experiment
+from tailorfl.cli.screen import say, stdout
 from tailorfl.cli.state import State, quoted
 from tailorfl.errors import ConfigError
 
@@ -60,4 +61,4 @@ def command(
         f"report: {found.report}",
         f"start from them: model.weights={quoted(found.weights)}, with other classes also model.skip_head=true",
     ):
-        Console().print(line, highlight=False, soft_wrap=True, markup=False)
+        say(stdout(), line)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from tailorfl.experiments.jobs import Observer
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from tailorfl.engines.rounds import RoundResult
     from tailorfl.experiments.jobs import Job
     from tailorfl.experiments.schema import ExperimentConfig
+
+BAR = 10
+BESIDE = BAR + 4
+"""Columns of a line beside a task's name and its facts: spinner, bar and the blanks between."""
 
 
 @contextmanager
@@ -164,23 +169,30 @@ class Live(Observer):
 
 
 class Facts(ProgressColumn):
-    """What is known of a task; for the whole experiment also the time left."""
+    """What is known of a task, for the whole experiment also the time left; the second fact yields first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self._width = width
 
     def render(self, task: Task) -> Text:
-        """One cell, short enough for a terminal of 80 columns."""
-        text = str(task.fields["facts"])
+        """One cell, of as many facts as a line of the terminal has room for."""
+        facts = str(task.fields["facts"]).split(" · ")
         if task.id == 0 and task.time_remaining is not None:
-            text += f" · {human_seconds(task.time_remaining)} left"
-        return Text(text, no_wrap=True)
+            facts.append(f"{human_seconds(task.time_remaining)} left")
+        room = self._width - BESIDE - len(task.description)
+        while len(facts) > 1 and len(" · ".join(facts)) > room:
+            del facts[1]
+        return Text(" · ".join(facts), no_wrap=True)
 
 
 def bars(console: Console) -> Progress:
     """Bars of a console that vanish at the end; every task needs a field `facts`."""
     return Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=10),
-        Facts(),
+        TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold", no_wrap=False)),
+        BarColumn(bar_width=BAR),
+        Facts(console.width),
         console=console,
         transient=True,
     )

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.table import Table
-from rich.text import Text
 
 from tailorfl.cli.estimates import show_reductions
+from tailorfl.cli.screen import PROSE, fits, say, show_table
 
 if TYPE_CHECKING:
     from tailorfl.experiments.curves import Section
     from tailorfl.experiments.result import ExperimentResult
 
-
-WIDEST = 1000
-LESS_NEEDED = ("best10", "weighted_mean", "share_beating_local", "std")
-"""Columns that a narrow terminal goes without, the least needed first, after those of further test sets."""
+FIRST = ("mean", "worst10", "epsilon", "bytes", "share_beating_local")
+"""How good, for the worst clients too, at what cost: what stands in the first table where one has no room for all."""
+DETAILS = ("std", "best10", "weighted_mean", "gradients_each")
+"""Columns that a narrow terminal goes without, the least needed first; all others stay."""
 
 
 def show_comparison(console: Console, result: ExperimentResult, name: str) -> None:
-    """Prints the comparison table; where the console is too narrow, without its less needed columns."""
+    """Prints the comparison table; in a narrow console without details, and in several parts if need be."""
     from tailorfl.runs.tables import rich_table
 
     frame, columns = result.marked(result.table), list(result.columns)
@@ -34,39 +32,28 @@ def show_comparison(console: Console, result: ExperimentResult, name: str) -> No
         # Their spread over seeds says little and takes much room; comparison.md has it.
         if column.key == "std" or column.unit in ("bytes", "seconds"):
             frame[f"{column.key}_ci"] = math.nan
-    seeds = int(frame["seeds"].max())
+    counts = set(frame["seeds"])
+    seeds = int(max(counts))
     title = (
         f"{name}: mean over {seeds} seeds ± half width of the 95 % interval"
         if seeds > 1
         else f"{name}: 1 seed"
     )
-    further = [column.key for column in reversed(columns) if column.key.startswith("deployed.")]
-    table, left_out = _unbroken(rich_table(frame, columns, title)), []
-    for key in (*further, *LESS_NEEDED):
-        if Measurement.get(console, console.options.update(width=WIDEST), table).maximum <= console.width:
+    left_out = []
+    for key in DETAILS:
+        if fits(rich_table(frame, columns), console.width):
             break
         left_out += [column.title for column in columns if column.key == key]
         columns = [column for column in columns if column.key != key]
-        table = _unbroken(rich_table(frame, columns, title))
-    console.print(table)
+    table = rich_table(frame, columns)
+    if not fits(table, console.width):
+        columns.sort(key=lambda column: FIRST.index(column.key) if column.key in FIRST else len(FIRST))
+        table = rich_table(frame, columns, seeds=len(counts) > 1)
+    table.title = escape(title)
+    show_table(console, table)
     show_reductions(console, result.reductions)
     if left_out:
-        more = f"not shown for want of width: {', '.join(left_out)}; all columns are in comparison.md"
-        console.print(more, style="dim", highlight=False)
-
-
-def _unbroken(table: Table) -> Table:
-    """The table with titles folded to the width of their cells, and nothing else that wraps."""
-    whole = Table(title=table.title)
-    cells = [[Text.from_markup(str(cell)) for cell in column.cells] for column in table.columns]
-    for column, texts in zip(table.columns, cells, strict=True):
-        widest = max((text.cell_len for text in texts), default=0)
-        head = str(column.header)
-        folded = textwrap.fill(head, max(widest, *map(len, head.split())), break_long_words=False)
-        whole.add_column(folded, justify=column.justify, no_wrap=True)
-    for row in zip(*cells, strict=True):
-        whole.add_row(*row)
-    return whole
+        say(console, f"further columns are in comparison.md: {', '.join(left_out)}", style="dim")
 
 
 def published_table(result: ExperimentResult, published: Mapping[str, Any]) -> Table:
@@ -75,7 +62,9 @@ def published_table(result: ExperimentResult, published: Mapping[str, Any]) -> T
 
     table = Table(title="published and ours")
     for number, name in enumerate(("Method", "Number", "Published", "Ours", "Difference")):
-        table.add_column(name, justify="left" if number < 2 else "right")
+        table.add_column(
+            name, justify="left" if number < 2 else "right", ratio=PROSE if number == 1 else None
+        )
     for row in beside(result, published).to_dict("records"):
         spread = "" if math.isnan(row["ours_ci"]) else f" ± {row['ours_ci']:.4f}"
         ours = "–" if math.isnan(row["ours"]) else f"{row['ours']:.4f}{spread}"
@@ -88,7 +77,7 @@ def published_table(result: ExperimentResult, published: Mapping[str, Any]) -> T
 
 def section_table(section: Section) -> Table:
     """A small table of a report for the terminal."""
-    table = Table(title=section.title)
+    table = Table(title=escape(section.title))
     for number, name in enumerate(section.head):
         table.add_column(escape(name), justify="right" if number else "left")
     for row in section.rows:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from tailorfl.cli.screen import PROSE, show_table, stdout
 from tailorfl.errors import ConfigError
 
 app = typer.Typer(
@@ -93,7 +93,7 @@ def fedclup_steps(
             gammas = (edge / 2, 1 / pull, *(part * edge for part in shares))
             found = (fewest_steps(mu, smoothness, pull, gamma, eta) for gamma in gammas)
             table.add_row(f"{pull:g}", f"{name} = {eta:.4g}", *map(_text, found))
-    Console().print(table)
+    show_table(stdout(), table)
 
 
 @app.command("lambda-range")
@@ -182,7 +182,7 @@ def perfed_ckt(
     table = _table("PerFed-CKT, Theorem 4.2", "client", "lam", "alpha", "own weight", "error", "error alone")
     for client, row in enumerate(zip(found.lam, found.alpha, found.own_weight, found.mse, strict=True)):
         table.add_row(str(client), *map(_text, map(float, row)), _text(found.local_mse))
-    Console().print(table)
+    show_table(stdout(), table)
 
 
 @app.command()
@@ -220,7 +220,7 @@ def cost(
     for name in (method,) if method is not None else get_args(CostMethod):
         found = transmission_cost(name, clients, rounds, clusters, *sizes)
         table.add_row(name, *(f"{value:,}" for value in (found.up, found.down, found.total)))
-    Console().print(table)
+    show_table(stdout(), table)
 
 
 @app.command()
@@ -277,11 +277,11 @@ def _numbers(name: str, text: str) -> list[float]:
 
 def _show(title: str, *rows: tuple[str, float | str]) -> None:
     table = Table(title=title, show_header=False)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
+    table.add_column(style="bold", ratio=PROSE)
+    table.add_column(justify="right", ratio=PROSE)
     for name, value in rows:
         table.add_row(name, value if isinstance(value, str) else _text(value))
-    Console().print(table)
+    show_table(stdout(), table)
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -20,9 +20,14 @@ if TYPE_CHECKING:
 STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem}"
     "pre{background:#f4f4f4;padding:.8rem;overflow-x:auto}img{max-width:100%}"
-    "table{border-collapse:collapse}td,th{padding:.25rem .7rem;border-bottom:1px solid #ccc;text-align:right}"
-    "td:first-child,th:first-child{text-align:left}"
+    ".table{overflow-x:auto}table{border-collapse:collapse}"
+    "td,th{padding:.25rem .7rem;border-bottom:1px solid #ccc;text-align:right;white-space:nowrap}"
+    "td:first-child,th:first-child{text-align:left;position:sticky;left:0;background:#fff}"
+    "td.prose{white-space:normal;min-width:24rem;text-align:left}"
 )
+"""Tables are scrolled where the page is too narrow; only cells of running text are wrapped."""
+PROSE = 60
+"""Characters from which on a cell is running text."""
 
 
 def write_report(result: ExperimentResult, target: float | None = None) -> list[Path]:
@@ -34,8 +39,7 @@ def write_report(result: ExperimentResult, target: float | None = None) -> list[
     """
     config = load(result.path / "config.yaml")
     further = [*caveats(result), *sections(result, config.eval.target if target is None else target)]
-    result.write()
-    plots = result.plot()
+    plots = result.write()
     published = _published(result, config)
     markdown, page = result.path / "report.md", result.path / "report.html"
     write_text(markdown, _markdown(config, result.markdown, published, further, plots))
@@ -99,16 +103,17 @@ def _html(
 
 
 def _html_table(markdown: str) -> str:
-    """A Markdown table of ours as HTML; bold cells stay bold."""
+    """A Markdown table of ours as HTML, which scrolls sideways where it is wide; bold cells stay bold."""
     lines = [line.strip("| \n") for line in markdown.strip().splitlines()]
     head, _, *body = [[cell.strip() for cell in line.split(" | ")] for line in lines]
     rows = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
-    rows += ["".join(f"<td>{_html_cell(cell)}</td>" for cell in line) for line in body]
-    return "<table>\n" + "\n".join(f"<tr>{row}</tr>" for row in rows) + "\n</table>"
+    rows += ["".join(map(_html_cell, line)) for line in body]
+    lines = [f"<tr>{row}</tr>" for row in rows]
+    return "\n".join(['<div class="table"><table>', *lines, "</table></div>"])
 
 
 def _html_cell(text: str) -> str:
     plain = text.replace("\\|", "|")
-    if plain.startswith("**") and plain.endswith("**"):
-        return f"<b>{html.escape(plain[2:-2])}</b>"
-    return html.escape(plain)
+    bold = plain.startswith("**") and plain.endswith("**")
+    inner = f"<b>{html.escape(plain[2:-2])}</b>" if bold else html.escape(plain)
+    return f'<td class="prose">{inner}</td>' if len(plain) > PROSE else f"<td>{inner}</td>"

@@ -230,12 +230,12 @@ class ExperimentResult:
         plots.metric_by_bytes(rounds, paths[2], metric=self.metric)
         return paths
 
-    def write(self) -> None:
-        """Writes comparison.csv, comparison.md and the plots into the result folder."""
+    def write(self) -> list[Path]:
+        """Writes comparison.csv, comparison.md and the plots into the result folder; returns the plots' paths."""
         table = self.table
         write_text(self.path / "comparison.csv", render(table, self.columns, "csv"))
         write_text(self.path / "comparison.md", self.markdown)
-        self.plot()
+        return self.plot()
 
     def _own(self, summary: dict[str, Any], store: RunStore) -> pd.DataFrame:
         frame = store.clients()

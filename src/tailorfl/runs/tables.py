@@ -115,14 +115,16 @@ def render(frame: pd.DataFrame, columns: Sequence[Column] = DEFAULT_COLUMNS, for
 
 
 def rich_table(
-    frame: pd.DataFrame, columns: Sequence[Column] = DEFAULT_COLUMNS, title: str | None = None
+    frame: pd.DataFrame, columns: Sequence[Column] = DEFAULT_COLUMNS, *, seeds: bool = True
 ) -> Table:
-    """A `comparison` for the terminal, the best cells of a column in bold."""
+    """A `comparison` for the terminal, the best cells of a column in bold; `seeds`: with their number."""
     from rich.markup import escape
     from rich.table import Table
 
     head, body = _cells(frame, columns)
-    table = Table(title=title)
+    if not seeds:
+        head, body = [head[0], *head[2:]], [[row[0], *row[2:]] for row in body]
+    table = Table()
     for number, name in enumerate(head):
         table.add_column(escape(name), justify="right" if number else "left")
     for row in body:
