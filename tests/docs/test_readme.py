@@ -18,7 +18,7 @@ from tailorfl.experiments.config import COMPARED, load, recipes
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-OF_ONES_OWN = {"folder", "table", "instructions"}
+OF_ONES_OWN = {"given", "folder", "table", "instructions"}
 
 
 def test_the_table_of_methods_is_the_registry(script: Callable[[str], ModuleType]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from tailorfl.data.scaling import PRIVATE_SCALING, PUBLIC_CHANNEL, Channels, PrivateScaling
 from tailorfl.data.source import Source
-from tailorfl.errors import DataError
+from tailorfl.errors import DataError, unknown
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -23,16 +24,23 @@ _PARTS = ("train", "test")
 _GREY_MODES = ("1", "L", "LA", "I;16")
 
 
-def from_folder(path: str | Path, group: str = "client", size: tuple[int, int] | None = None) -> Source:
+def from_folder(
+    path: str | Path,
+    group: str = "client",
+    size: tuple[int, int] | None = None,
+    scaling: Channels = "train",
+) -> Source:
     """A source from images at `path/CLIENT/CLASS/IMAGE`, or at `path/train/...` and `path/test/...`.
 
-    Grey images give one channel, anything else three; the channel statistics are those of the training part.
+    Grey images give one channel, anything else three.
     Clients and classes are numbered in alphabetical order over both parts.
 
     Args:
         path: the folder.
         group: what the first level means, the name of the natural groups: "client", "domain", ...
         size: (height, width) to resize every image to; by default all must have the same size already.
+        scaling: "train" scales a channel by its mean and deviation over the training part; "public", which privacy of
+            a sample needs, to -1 ... 1.
 
     Raises:
         DataError: for a missing folder, no images, an image at another depth, unreadable files or mixed
@@ -56,7 +64,7 @@ def from_folder(path: str | Path, group: str = "client", size: tuple[int, int] |
     classes, y = np.unique([label[1] for label in labels], return_inverse=True)
     test = torch.tensor([name == "test" for name in part])
     x = stack_images((load_image(file, size) for file in files), [str(file) for file in files])
-    mean, std = channel_statistics(x[~test])
+    mean, std, scaled = channel_scaling(x[~test], scaling)
     return Source(
         name=root.name,
         x=x,
@@ -68,7 +76,7 @@ def from_folder(path: str | Path, group: str = "client", size: tuple[int, int] |
         group_names={group: tuple(str(name) for name in owners)},
         mean=mean,
         std=std,
-        info={"classes": tuple(str(name) for name in classes)},
+        info={"classes": tuple(str(name) for name in classes), **scaled},
     )
 
 
@@ -127,6 +135,23 @@ def _eight_bits(image: Picture) -> Picture:
         # a plain conversion would cut 16-bit values off at 255
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return image.convert("L" if image.mode in _GREY_MODES else "RGB")
+
+
+def channel_scaling(
+    x: Tensor, scaling: Channels
+) -> tuple[tuple[float, ...], tuple[float, ...], dict[str, Any]]:
+    """Mean and deviation of each channel of training images `x`, and what a source's `info` says of them.
+
+    Raises:
+        ConfigError: for an unknown scaling.
+    """
+    if scaling not in get_args(Channels):
+        raise unknown("scaling", scaling, get_args(Channels))
+    if scaling == "public":
+        mean, deviation = ((number,) * x.shape[1] for number in PUBLIC_CHANNEL)
+        return mean, deviation, {}
+    by = PrivateScaling("the mean and deviation of all training images", "data.options.scaling=public, or scaling='public' of a source in Python")
+    return *channel_statistics(x), {PRIVATE_SCALING: by}
 
 
 def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -13,7 +13,8 @@ import pandas as pd
 import torch
 
 from tailorfl.data.locations import data_file
-from tailorfl.data.source import PRIVATE_SCALING, Source
+from tailorfl.data.scaling import PRIVATE_SCALING, SCALING, PrivateScaling, Scaling
+from tailorfl.data.source import Source
 from tailorfl.errors import DataError
 
 HEART_CENTRES = ("cleveland", "hungarian", "switzerland", "va")
@@ -65,15 +66,19 @@ def heart(scaling: Literal["client", "public"] = "client") -> Source:
     x = encoded.to_numpy(dtype=np.float64)
     info: dict[str, Any] = {"features": tuple(str(column) for column in encoded.columns)}
     if scaling == "public":
-        for place, column in enumerate(encoded.columns):
-            middle, scale = PUBLIC_SCALES.get(column, (0.0, 1.0))
-            x[:, place] = ((x[:, place] - middle) / scale).clip(-LARGEST, LARGEST)
+        scales = np.array([PUBLIC_SCALES.get(column, (0.0, 1.0)) for column in encoded.columns])
+        info[SCALING] = Scaling(*torch.from_numpy(scales.T).unsqueeze(1), clip=LARGEST)
+        x = ((x - scales[:, 0]) / scales[:, 1]).clip(-LARGEST, LARGEST)
     else:
-        info[PRIVATE_SCALING] = "each client's own training mean and deviation (FLamby's protocol)"
-        for centre in range(len(tables)):
-            train_rows = x[(client == centre) & ~test]
-            x[client == centre] -= train_rows.mean(axis=0)
-            x[client == centre] /= train_rows.std(axis=0, ddof=1) + 1e-9
+        info[PRIVATE_SCALING] = PrivateScaling(
+            "each client's own training mean and deviation (FLamby's protocol)", "data.options.scaling=public"
+        )
+        own = [x[(client == centre) & ~test] for centre in range(len(tables))]
+        own.append(x[~test])  # whoever comes from another hospital
+        mean = np.stack([rows.mean(axis=0) for rows in own])
+        deviation = np.stack([rows.std(axis=0, ddof=1) + 1e-9 for rows in own])
+        info[SCALING] = Scaling(torch.from_numpy(mean), torch.from_numpy(deviation), HEART_CENTRES)
+        x = (x - mean[client]) / deviation[client]
     return Source(
         name="heart",
         x=torch.from_numpy(x.astype(np.float32)),

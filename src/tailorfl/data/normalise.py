@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tailorfl.data.federation import Federation
-from tailorfl.data.source import PRIVATE_SCALING
+from tailorfl.data.scaling import PRIVATE_SCALING, SCALING, PrivateScaling, Scaling
 from tailorfl.errors import DataError
 
 _CONSTANT = 1e-12
@@ -49,7 +49,13 @@ def standardise_clients(federation: Federation) -> Federation:
     x = source.x.reshape(len(source), -1).to(torch.float64)
     mean, deviation = _statistics(x[fits], owner[fits], clients, federation.num_clients)
     scaled = ((x - mean[owner]) / deviation[owner]).to(torch.float32).reshape(source.x.shape)
-    info = {**source.info, PRIVATE_SCALING: "each client's own training mean and deviation"}
+    info = {
+        **source.info,
+        SCALING: Scaling(mean, deviation, federation.names),
+        PRIVATE_SCALING: PrivateScaling(
+            "each client's own training mean and deviation", "leave out data.normalise=client"
+        ),
+    }
     return replace(federation, source=replace(source, x=scaled, info=info))
 
 

@@ -12,7 +12,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from tailorfl.data.folder import channel_statistics, from_folder, stack_images
+from tailorfl.data.folder import channel_scaling, from_folder, stack_images
+from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task, check_finite
 from tailorfl.errors import DataError, MissingExtraError, nearest
 
@@ -28,6 +29,7 @@ def from_tensors(
     task: Task = "classification",
     test: Any = None,
     name: str = "tensors",
+    scaling: Channels = "train",
 ) -> Source:
     """A source from tensors or arrays.
 
@@ -40,6 +42,8 @@ def from_tensors(
         task: what `y` means; the number of outputs follows from `y`.
         test: `[samples]` bool, True for test samples, or None for no given split.
         name: for messages and tables.
+        scaling: of uint8 images; "train" scales a channel by its mean and deviation over the training part, "public",
+            which privacy of a sample needs, to -1 ... 1.
 
     Raises:
         DataError: for lengths that differ, images with the channels last, classes that are not whole numbers,
@@ -58,7 +62,7 @@ def from_tensors(
     owners = None if clients is None else pd.Series(np.asarray(clients), name="clients")
     mask = None if test is None else torch.as_tensor(test).to(torch.bool)
     targets = _target_tensor(name, targets, task)
-    return _source(name, features, targets, task, _outputs(targets, task), owners, mask, {})
+    return _source(name, features, targets, task, _outputs(targets, task), owners, mask, {}, scaling)
 
 
 def from_table(
@@ -111,6 +115,7 @@ def from_datasets(
     features: Sequence[str] | None = None,
     client: str | None = None,
     task: Task = "classification",
+    scaling: Channels = "train",
 ) -> Source:
     """A source from a Hugging Face `datasets.Dataset`, or a `DatasetDict` of "train" and "test".
 
@@ -121,6 +126,7 @@ def from_datasets(
         features: the numeric input columns; give exactly one of the two.
         client: the column that says whose a sample is.
         task: what the label means.
+        scaling: of images, as in `from_tensors`.
 
     Raises:
         MissingExtraError: if `datasets` is not installed.
@@ -172,7 +178,7 @@ def from_datasets(
     else:
         x = _numeric(name, frame, list(features or []))
     owners = None if client is None else _filled(name, frame, client)
-    return _source(name, x, y, task, outputs, owners, test, classes)
+    return _source(name, x, y, task, outputs, owners, test, classes, scaling)
 
 
 def _source(
@@ -184,6 +190,7 @@ def _source(
     owners: pd.Series[Any] | None,
     test: Tensor | None,
     info: Mapping[str, Any],
+    scaling: Channels = "train",
 ) -> Source:
     if not len(x) or (test is not None and bool(test.all())):
         raise DataError(f"source '{name}' has no training samples")
@@ -192,7 +199,8 @@ def _source(
         ids, found = _numbered(owners)
         groups, names = {"client": ids}, {"client": found}
     if x.dtype == torch.uint8:
-        mean, std = channel_statistics(x if test is None else x[~test])
+        mean, std, scaled = channel_scaling(x if test is None else x[~test], scaling)
+        info = {**info, **scaled}
     source = Source(name, x, y, task, outputs, test, groups, names, mean, std, info)
     check_finite(source)
     return source

@@ -12,6 +12,17 @@ from tailorfl.data import text as texts
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, unknown
 
+GIVEN = "given"
+"""What settings call a source that was handed over."""
+
+
+def _given() -> Source:
+    raise ConfigError(
+        f"data.name={GIVEN} stands for data that Python code hands over: tailorfl.run(..., source=...); name a source "
+        "that can be loaded (`tailorfl list data`), or hand it over again"
+    )
+
+
 _SOURCES: dict[str, tuple[Callable[..., Source], str]] = {
     "digits": (images.digits, "1,797 digits of 8x8 pixels, bundled with scikit-learn"),
     "mnist": (images.mnist, "MNIST, 60,000 + 10,000 digits of 28x28 pixels"),
@@ -50,6 +61,7 @@ _SOURCES: dict[str, tuple[Callable[..., Source], str]] = {
         synthetic_classes.synthetic_digits,
         "class prototypes plus noise, for thousands of clients",
     ),
+    GIVEN: (_given, "own data that Python code hands over: tailorfl.run(source=...)"),
     "folder": (own.from_folder, "own images: [train|test/]client/class/image (option path)"),
     "table": (
         own.from_table,

@@ -27,10 +27,6 @@ NO_TARGET = -100
 """The target of a token that a generation task does not predict: of the prompt, and of padding."""
 
 
-PRIVATE_SCALING = "private scaling"
-"""Key of `Source.info`: by which statistics of private samples all were scaled, in words."""
-
-
 @dataclass(frozen=True, eq=False)
 class Source:
     """One data set; clients are rows of it, so no sample is ever stored twice.
@@ -49,7 +45,8 @@ class Source:
         groups: natural ids by kind, each `[samples]` int64, e.g. `{"client": ..., "domain": ...}`.
         group_names: for each kind of group the name of every id.
         mean, std: one number per channel, applied to uint8 images after division by 255.
-        info: what else is known: the optimum of a synthetic problem, the names of the classes, the tokenizer.
+        info: what else is known: the optimum of a synthetic problem, the names of the classes and features, the
+            tokenizer, how numbers were scaled (`tailorfl.data.scaling`).
         credit: `[samples, outputs]` float32 in [0, 1], of a classification task what each answer would earn;
             None where only the right class earns anything.
         augment: how uint8 images are changed at random for training, see `tailorfl.data.augment`; nothing else than

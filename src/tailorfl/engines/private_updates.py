@@ -15,7 +15,8 @@ from tailorfl.core.ledger import EVERYONE, Record, Uses
 from tailorfl.core.messages import PerClient, Replies, Weights, table_of
 from tailorfl.core.method import Method
 from tailorfl.core.privacy import Level
-from tailorfl.data.source import PRIVATE_SCALING, Source
+from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
+from tailorfl.data.source import Source
 from tailorfl.engines.groups import Group, message_for
 from tailorfl.engines.rounds import Trained
 from tailorfl.engines.vectorized import Vectorized
@@ -55,13 +56,11 @@ def check_data(source: Source, level: Level | None) -> None:
     Raises:
         ConfigError: samples were scaled by statistics of private ones, so that one sample changes all others.
     """
-    scaled = source.info.get(PRIVATE_SCALING)
-    if level == "sample" and scaled:
+    scaled: PrivateScaling | None = source.info.get(PRIVATE_SCALING)
+    if level == "sample" and scaled is not None:
         raise ConfigError(
-            f"the samples of '{source.name}' are scaled by {scaled}, so one sample changes all others, which "
-            "sample-level privacy does not cover; scale them by public constants ("
-            + ("data.options.scaling=public" if source.name == "heart" else "leave out data.normalise=client")
-            + ")"
+            f"the samples of '{source.name}' are scaled by {scaled.by}, so one sample changes all others, which "
+            f"sample-level privacy does not cover; scale them by public constants ({scaled.instead})"
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tailorfl.data.registry import GIVEN
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.bench import Watch
@@ -44,8 +45,7 @@ def run(
             )
         chosen = experiment_in(folder)
     else:
-        named = {"name": source.name} if source is not None and config is None else {}
-        chosen = load(config, {**named, **settings})
+        chosen = _loaded(config, settings, source)
     check(chosen)
     if chosen.variants:
         names = ", ".join(chosen.variants)
@@ -102,7 +102,7 @@ def pretrain(
             )
         chosen = experiment_of(Path(out))
     else:
-        chosen = central(load(config, settings))
+        chosen = central(_loaded(config, settings, source))
         check(chosen)
     weights = default_file(chosen) if out is None else Path(out)
     return pretrain_here(chosen, weights, resume=resume, overwrite=overwrite, watch=watch, source=source)
@@ -118,8 +118,7 @@ def bench(
     watch: Watch | None,
 ) -> Bench:
     """Loads, checks and measures an experiment; see `tailorfl.bench`."""
-    named = {"name": source.name} if source is not None and config is None else {}
-    chosen = load(config, {**named, **settings})
+    chosen = _loaded(config, settings, source)
     check(chosen)
     if chosen.variants:
         raise ConfigError(
@@ -128,3 +127,17 @@ def bench(
         )
     told = (lambda _: None) if watch is None else watch
     return bench_here(chosen, seconds=seconds, profile=profile, source=source, watch=told)
+
+
+def _loaded(
+    config: str | Path | Mapping[str, Any] | ExperimentConfig | None,
+    settings: Mapping[str, Any],
+    source: Source | None,
+) -> ExperimentConfig:
+    """An experiment, which names a source that was handed over as such and not as another."""
+    if source is None:
+        return load(config, settings)
+    named = {"name": source.name} if config is None else {}
+    chosen = load(config, {**named, **settings})
+    data = chosen.data.model_copy(update={"name": GIVEN, "path": None, "options": {}})
+    return chosen.model_copy(update={"data": data})

@@ -20,6 +20,7 @@ from torch import Tensor
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.errors import RunError
+from tailorfl.experiments.inputs import meaning
 from tailorfl.experiments.jobs import Job
 from tailorfl.runs.files import decode, encode, write_text
 from tailorfl.runs.store import RunStore
@@ -103,6 +104,7 @@ def made_with(job: Job, federation: Federation) -> dict[str, Any]:
         "environment": environment(),
         "clients": list(federation.names),
         "source": federation.source.name,
+        "inputs": meaning(federation.source),
     }
 
 
