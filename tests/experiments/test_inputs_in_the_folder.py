@@ -49,9 +49,7 @@ def test_raw_rows_are_judged_as_the_run_judged_them_from_the_folder_alone(tmp_pa
         rows = frame[(frame["site"] == site) & (frame["part"] == "test")]
         own = inputs["scaling"]["clients"][site]
         x = (rows[inputs["features"]].to_numpy() - own["mean"]) / own["deviation"]
-        scores = (
-            x @ states["clients/state/head.weight"][client].T + states["clients/state/head.bias"][client]
-        )
+        scores = x @ states["clients/state/head.weight"][client].T + states["clients/state/head.bias"][client]
         said = np.array(inputs["classes"])[scores.argmax(1)]
         assert (said == rows["ill"]).mean() == pytest.approx(stored[client], abs=1e-6)
     assert min(stored.values()) > 0.6  # constants that are off would show

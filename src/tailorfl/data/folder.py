@@ -150,7 +150,10 @@ def channel_scaling(
     if scaling == "public":
         mean, deviation = ((number,) * x.shape[1] for number in PUBLIC_CHANNEL)
         return mean, deviation, {}
-    by = PrivateScaling("the mean and deviation of all training images", "data.options.scaling=public, or scaling='public' of a source in Python")
+    by = PrivateScaling(
+        "the mean and deviation of all training images",
+        "data.options.scaling=public, or scaling='public' of a source in Python",
+    )
     return *channel_statistics(x), {PRIVATE_SCALING: by}
 
 

@@ -67,7 +67,8 @@ def heart(scaling: Literal["client", "public"] = "client") -> Source:
     info: dict[str, Any] = {"features": tuple(str(column) for column in encoded.columns)}
     if scaling == "public":
         scales = np.array([PUBLIC_SCALES.get(column, (0.0, 1.0)) for column in encoded.columns])
-        info[SCALING] = Scaling(*torch.from_numpy(scales.T).unsqueeze(1), clip=LARGEST)
+        centres, widths = torch.from_numpy(scales.T).unsqueeze(1)
+        info[SCALING] = Scaling(centres, widths, clip=LARGEST)
         x = ((x - scales[:, 0]) / scales[:, 1]).clip(-LARGEST, LARGEST)
     else:
         info[PRIVATE_SCALING] = PrivateScaling(

@@ -16,9 +16,9 @@ NAMED = ("classes", "features", "tokenizer", "pad", "vocabulary")
 def meaning(source: Source) -> dict[str, Any]:
     """Returns how raw samples become inputs, and what the outputs stand for, as JSON can hold it.
 
-    `shape` and `type` are of an input; `task`, `outputs` and `classes` say what comes out. `image`: a byte b of a channel
-    becomes (b / 255 - mean) / deviation. `scaling`: a raw number r of a feature becomes (r - mean) / deviation, with the
-    constants of the client whose it is or else those above them, and is cut off at ± clip where that is given.
+    `shape` and `type` are of an input; `task`, `outputs` and `classes` say what comes out. `image`: a byte b of a
+    channel becomes (b / 255 - mean) / deviation. `scaling`: a raw number r of a feature becomes (r - mean) / deviation,
+    with the constants of the client whose it is or else those above them, and is cut off at ± clip where that is given.
     """
     kinds = {torch.uint8: "image", torch.int64: "tokens"}
     facts: dict[str, Any] = {
