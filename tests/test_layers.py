@@ -18,7 +18,7 @@ ROOT = Path(tailorfl.__file__).parent
 # `theory` stands beside `runs`, `evaluation` and `engines`, seen from the left and seeing the core.
 ARROW = ["cli", "experiments", "runs", "evaluation", "engines", "methods", "core", "models", "data"]
 BESIDE = {"models", "data"}
-GROUND = {"errors", "hashing"}  # modules that every layer stands on, and that see none
+GROUND = {"errors", "hashing", "printable"}  # modules that every layer stands on, and that see none
 THEORY_SEES = {"core", "models", "data"}
 OPTIONAL = {
     "transformers", "peft", "flwr", "ray", "opacus", "tensorboard", "optuna", "datasets", "torchvision",
@@ -114,16 +114,17 @@ def test_optional_packages_are_imported_where_they_are_needed(path):
 
 
 def test_the_rules_themselves():
-    assert allowed("core") == {"core", "models", "data", "errors", "hashing"}
-    assert allowed("models") == {"models", "errors", "hashing"}
-    assert allowed("data") == {"data", "errors", "hashing"}
-    assert allowed("methods") == {"methods", "core", "models", "data", "errors", "hashing"}
-    assert allowed("theory") == {"theory", "core", "models", "data", "errors", "hashing"}
+    assert allowed("core") == {"core", "models", "data", "errors", "hashing", "printable"}
+    assert allowed("models") == {"models", "errors", "hashing", "printable"}
+    assert allowed("data") == {"data", "errors", "hashing", "printable"}
+    assert allowed("methods") == {"methods", "core", "models", "data", "errors", "hashing", "printable"}
+    assert allowed("theory") == {"theory", "core", "models", "data", "errors", "hashing", "printable"}
     assert [layer for layer in ARROW if "theory" in allowed(layer)] == ["cli", "experiments"]
     assert "runs" not in allowed("evaluation")
     assert "cli" not in allowed("experiments") | allowed("")
     assert allowed("errors") == {"errors"}
     assert allowed("hashing") == {"hashing"}
+    assert allowed("printable") == {"printable"}
     assert target_of("tailorfl.core.plan") == "core"
     assert target_of("tailorfl.run") == target_of("tailorfl") == ""
     assert target_of("torch.nn") is None

@@ -16,6 +16,8 @@ from tailorfl.cli.arguments import experiment
 from tailorfl.cli.screen import say, show_table, stdout
 from tailorfl.cli.state import State, quoted
 from tailorfl.errors import ConfigError, TailorflError, nearest
+from tailorfl.experiments.faults import told
+from tailorfl.printable import visible
 
 if TYPE_CHECKING:
     from tailorfl.experiments.result import ExperimentResult
@@ -44,7 +46,8 @@ class Commands(TyperGroup):
         """Runs a command; raises typer.Exit with the error's code once its message is printed."""
         state = ctx.ensure_object(State)
         try:
-            return super().invoke(ctx)
+            with told():
+                return super().invoke(ctx)
         except TailorflError as error:
             if state.debug:
                 raise
@@ -310,9 +313,10 @@ def _stderr() -> Console:
 
 
 def _plain(text: str) -> str:
+    """A text as rich shows it as it is, and without what would act on the terminal."""
     from rich.markup import escape
 
-    return escape(text)
+    return escape(visible(text, but="\n\t"))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from rich.table import Column
 from rich.text import Text
 
 from tailorfl.experiments.jobs import Observer
+from tailorfl.printable import visible
 from tailorfl.runs.tables import human_seconds
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class _Messages(logging.Handler):
             return
         self._printed.add(key)
         style = "bold yellow" if record.levelno >= logging.WARNING else "dim"
-        text = Text.assemble((f"{record.levelname.lower()}:", style), f" {self.format(record)}")
+        said = visible(self.format(record), but="\n\t")
+        text = Text.assemble((f"{record.levelname.lower()}:", style), f" {said}")
         self._console.print(text, soft_wrap=True)
 
 

@@ -10,7 +10,7 @@ from tailorfl.data import hospitals, images, own, synthetic, synthetic_classes
 from tailorfl.data import instructions as answers
 from tailorfl.data import text as texts
 from tailorfl.data.source import Source
-from tailorfl.errors import ConfigError, unknown
+from tailorfl.errors import ConfigError, DataError, unknown
 
 GIVEN = "given"
 """What settings call a source that was handed over."""
@@ -96,4 +96,8 @@ def load_source(name: str, **options: Any) -> Source:
     for option, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and option not in options:
             raise ConfigError(f"data source '{name}' needs the option '{option}'")
-    return loader(**options)
+    try:
+        return loader(**options)
+    except (OSError, ValueError, EOFError) as error:
+        # What loaders did not look for: a path that no file system takes, an option of another type.
+        raise DataError(f"data source '{name}' cannot be read with {options}: {error}") from error

@@ -75,10 +75,13 @@ def halved(cohort: Cohort, device: torch.device, error: BaseException) -> int:
 
 def too_large(cohort: Cohort, device: torch.device) -> MemoryLimitError:
     """The error of a client that does not fit into memory even alone; `cohort` holds it alone."""
+    config = cohort.config
+    length = f"{config.epochs:,} epochs" if config.steps is None else f"{config.steps:,} steps"
     return MemoryLimitError(
         f"client {cohort.ids[0]} alone does not fit into the memory of {device} in round {cohort.round + 1} (a model "
-        f"of {cohort.model.scalars:,} trained scalars, batches of {cohort.config.batch_size}); lower train.batch_size, "
-        "take a smaller model or train fewer of its layers (model.trainable), or set engine.device to another device"
+        f"of {cohort.model.scalars:,} trained scalars, {length} of batches of {config.batch_size}, which are planned "
+        "before the first); lower train.batch_size, take fewer steps or epochs a round (train.steps, train.epochs), a "
+        "smaller model or fewer trained layers (model.trainable), or set engine.device to another device"
     )
 
 

@@ -24,6 +24,11 @@ def check(config: ExperimentConfig) -> None:
         from tailorfl.experiments.variants import expand
 
         check_distinct(config.variants, "variants")
+        for name, changes in config.variants.items():
+            if not name.strip() or "variants" in changes:
+                raise ConfigError(
+                    f"variants: '{name}' needs a name and has no variants of its own; write them flat"
+                )
         for experiment in expand(config).values():
             check(experiment)
         return

@@ -20,6 +20,7 @@ from tailorfl.experiments.data_settings import DataConfig
 from tailorfl.experiments.evaluation_settings import EvalConfig
 from tailorfl.experiments.mistakes import dotted, explain
 from tailorfl.experiments.model_settings import ModelConfig
+from tailorfl.experiments.reading import MOST_CHARACTERS, check_values, parsed
 from tailorfl.experiments.schema import COMPARED, EngineConfig, ExperimentConfig, MethodConfig
 from tailorfl.experiments.training_settings import TrainSettings
 
@@ -62,6 +63,10 @@ def load(
     Raises:
         ConfigError: the settings have mistakes; names the place of each, what was expected, the nearest key.
     """
+    if isinstance(given, Mapping):
+        check_values(given, "the settings")  # before they are copied
+    if isinstance(overrides, Mapping):
+        check_values(overrides, "the settings")
     raw = _plain(given)
     where = f"'{given}'" if isinstance(given, str | Path) and not overrides else "the settings"
     _use_plural(raw, where)
@@ -75,6 +80,7 @@ def load(
 
 def parse(raw: Mapping[str, Any], where: str = "the settings") -> ExperimentConfig:
     """An experiment from plain values; `where` says in messages where they came from. Raises ConfigError."""
+    check_values(raw, where)
     plain = dict(raw)
     _use_plural(plain, where)
     try:
@@ -86,7 +92,7 @@ def parse(raw: Mapping[str, Any], where: str = "the settings") -> ExperimentConf
 def read(path: str | Path) -> dict[str, Any]:
     """The content of a YAML file or of the recipe of that name. Raises ConfigError if it cannot be read."""
     file = Path(path)
-    if not file.is_file():
+    if not _is_file(file):
         known = recipes()
         if str(path) not in known:
             hint = nearest(str(path), known)
@@ -98,16 +104,24 @@ def read(path: str | Path) -> dict[str, Any]:
             )
         file = known[str(path)]
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
+        with file.open(encoding="utf-8") as opened:
+            text = opened.read(MOST_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"'{file}' cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"'{file}' is not valid YAML: {error}") from error
+    content = parsed(text, _Loader, f"'{file}'")
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError(f"'{file}' should hold settings as `key: value` lines, but is {_kind(content)}")
     return content
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is a file; not so where the file system takes no such name at all."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def recipes() -> dict[str, Path]:
@@ -165,11 +179,7 @@ def _split(override: str) -> tuple[list[str], Any]:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"'{override}' is not a setting; write key=value, for example train.lr=0.1")
-    try:
-        return key.strip().split("."), yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        problem = str(error).splitlines()[0]
-        raise ConfigError(f"the value of '{override}' is not valid YAML: {problem}") from error
+    return key.strip().split("."), parsed(text, _Loader, f"the value of '{override[:80]}'")
 
 
 def _set(raw: dict[str, Any], path: list[str], value: Any) -> None:

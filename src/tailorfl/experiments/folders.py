@@ -11,6 +11,7 @@ from tailorfl.errors import ConfigError, RunError
 from tailorfl.experiments.config import load, read
 from tailorfl.experiments.names import slug
 from tailorfl.experiments.schema import ExperimentConfig
+from tailorfl.printable import harmful
 from tailorfl.runs.files import FolderLock, reporting
 from tailorfl.runs.store import RunStore
 
@@ -35,6 +36,7 @@ def experiment_in(folder: Path) -> ExperimentConfig:
     Raises:
         ConfigError: there is none, or its file has lost what every such file has.
     """
+    check_name(folder)
     file = folder / "config.yaml"
     if not file.is_file():
         raise ConfigError(f"'{folder}' is no result folder that could be resumed: it has no config.yaml")
@@ -47,9 +49,23 @@ def experiment_in(folder: Path) -> ExperimentConfig:
     return load(file)
 
 
+def check_name(folder: Path) -> None:
+    """Nothing if a folder can be called so.
+
+    Raises:
+        ConfigError: its name holds control characters, or is longer than file systems take.
+    """
+    found = harmful(str(folder))
+    if found is not None:
+        raise ConfigError(f"the folder {str(folder)!r} has the character {found!r} in its name; leave it out")
+    with reporting(folder, "use the folder"):
+        folder.exists()
+
+
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
     """Holds the lock of the result folder, which is made first, and unmade if nothing came to lie in it."""
+    check_name(out)
     with reporting(out, "create the result folder"):
         out.mkdir(parents=True, exist_ok=True)
     with FolderLock(out):
@@ -64,6 +80,7 @@ def locked(out: Path) -> Iterator[None]:
 
 def check_folder(out: Path, resume: bool, overwrite: bool) -> None:
     """Raises RunError if `out` holds no experiment to resume, or one that may not be replaced."""
+    check_name(out)
     exists = (out / "config.yaml").exists()
     if resume and not exists:
         raise RunError(f"'{out}' cannot be resumed: it has no config.yaml; start it without --resume")

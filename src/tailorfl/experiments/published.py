@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from tailorfl.errors import unknown
 from tailorfl.evaluation.seeds import interval
+from tailorfl.experiments.published_settings import CLIENTS
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from tailorfl.experiments.result import ExperimentResult
-
-CLIENTS = "clients"
 
 
 def notes(published: Mapping[str, Any]) -> list[str]:

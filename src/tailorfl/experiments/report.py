@@ -55,7 +55,8 @@ def _published(result: ExperimentResult, config: ExperimentConfig) -> str:
     lines = ["| Method | Number | Published | Ours | Difference |", "| --- | --- | ---: | ---: | ---: |"]
     for row in rows.to_dict("records"):
         numbers = " | ".join(f"{row[key]:.4f}" for key in ("published", "ours", "difference"))
-        lines.append(f"| {row['label']} | {row['quantity']} | {numbers} |")
+        label, quantity = (str(row[key]).replace("|", "\\|") for key in ("label", "quantity"))
+        lines.append(f"| {label} | {quantity} | {numbers} |")
     return "\n".join(lines) + "\n"
 
 

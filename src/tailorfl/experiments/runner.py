@@ -37,6 +37,7 @@ from tailorfl.evaluation.protocols import evaluate, means
 from tailorfl.evaluation.selection import Selection
 from tailorfl.experiments.budget import limit_of
 from tailorfl.experiments.curves import check_target
+from tailorfl.experiments.faults import told
 from tailorfl.experiments.final_cost import long_final
 from tailorfl.experiments.fingerprint import FORCED, made_with, other_data, other_settings, refuse
 from tailorfl.experiments.folders import check_folder, check_source, discard_jobs, locked
@@ -54,6 +55,7 @@ from tailorfl.runs.store import RunStore
 log = logging.getLogger(__name__)
 
 
+@told()
 def run_experiment(
     config: ExperimentConfig,
     out: Path,

@@ -21,11 +21,15 @@ from pydantic import (
 from tailorfl.experiments.data_settings import DataConfig
 from tailorfl.experiments.evaluation_settings import EvalConfig
 from tailorfl.experiments.model_settings import ModelConfig
+from tailorfl.experiments.published_settings import check_published
 from tailorfl.experiments.settings import Named, Number, Settings, Whole
 from tailorfl.experiments.training_settings import TrainOverrides, TrainSettings
 
 COMPARED = ("local", "fedavg", "fedavg_ft", "ditto", "fedrep", "pfedme")
 """What `tailorfl compare` compares if not told: the baselines of every table, and three unlike methods."""
+
+
+MOST_SEEDS = 10_000
 
 
 class MethodConfig(Named):
@@ -52,7 +56,9 @@ class EngineConfig(Settings):
         default="memory", description="where private models are kept; disk maps files of the result folder"
     )
     device: str = Field(default="cpu", description="where clients calculate: cpu, cuda, cuda:N or auto")
-    workers: Whole = Field(default=0, ge=0, description="processes that run clients; 0 or 1: this one")
+    workers: Whole = Field(
+        default=0, ge=0, le=1024, description="processes that run clients; 0 or 1: this one"
+    )
     cluster: str | None = Field(
         default=None, description="address of a Ray cluster for the workers: auto, local, or host:port"
     )
@@ -77,7 +83,7 @@ class ExperimentConfig(Settings):
     )
     description: str = ""
     seeds: tuple[Annotated[Whole, Field(ge=0)], ...] = Field(
-        default=(0, 1, 2), min_length=1, description="or how many"
+        default=(0, 1, 2), min_length=1, max_length=MOST_SEEDS, description="or how many"
     )
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig(name="mlp", options={"hidden": [64]})
@@ -101,7 +107,7 @@ class ExperimentConfig(Settings):
     checkpoint_every: Whole | None = Field(
         default=None, ge=1, description="rounds; null: as often as is cheap"
     )
-    threads: Whole = Field(default=1, ge=1, description="threads of torch")
+    threads: Whole = Field(default=1, ge=1, le=1024, description="threads of torch")
     variants: dict[str, dict[str, Any]] = Field(
         default={}, description="changes by name, each an experiment of its own, see experiments.variants"
     )
@@ -128,9 +134,11 @@ class ExperimentConfig(Settings):
     @field_validator("seeds", mode="before")
     @classmethod
     def _count_of_seeds(cls, given: Any) -> Any:
-        if isinstance(given, int) and not isinstance(given, bool):
-            return list(range(given))
-        return given
+        if isinstance(given, bool) or not isinstance(given, int | float):
+            return given
+        if not 1 <= given <= MOST_SEEDS or given != int(given):
+            raise ValueError(f"should be how many seeds, from 1 to {MOST_SEEDS:,}, or a list of them")
+        return list(range(int(given)))
 
     @field_validator("seeds")
     @classmethod
@@ -138,6 +146,13 @@ class ExperimentConfig(Settings):
         if len(set(seeds)) < len(seeds):
             raise ValueError("has a seed twice, which would count one experiment twice")
         return seeds
+
+    @field_validator("published")
+    @classmethod
+    def _notes_and_numbers(cls, published: dict[str, Any]) -> dict[str, Any]:
+        for key, value in published.items():
+            check_published(key, value)
+        return published
 
     @field_validator("methods", mode="before")
     @classmethod

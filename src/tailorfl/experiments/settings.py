@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 from pydantic import (
@@ -14,6 +15,8 @@ from pydantic import (
     model_validator,
 )
 
+LARGEST_FLOAT = 3.4e38
+
 
 def _whole(value: Any) -> Any:
     """Whole numbers only: YAML's `true` and quoted digits are mistakes, 1e3 is not."""
@@ -23,9 +26,11 @@ def _whole(value: Any) -> Any:
 
 
 def number(value: Any) -> Any:
-    """Numbers only: YAML's `true` and quoted digits are mistakes."""
+    """Numbers that float32 holds only: YAML's `true` and quoted digits are mistakes."""
     if isinstance(value, bool | str):
         raise ValueError("should be a number")
+    if isinstance(value, int | float) and LARGEST_FLOAT < abs(value) < math.inf:
+        raise ValueError(f"should be a number within ±{LARGEST_FLOAT:g}, which is what models calculate with")
     return value
 
 

@@ -50,13 +50,19 @@ class RoundScheduleSettings(Settings):
         return self
 
 
+MOST_STEPS = 10**9
+MOST_EPOCHS = 10**6
+
+
 class TrainSettings(Settings):
     """Local training on every client; a method may override any of it."""
 
     epochs: Whole | None = Field(
-        default=1, ge=1, description="passes over the client's training data a round"
+        default=1, ge=1, le=MOST_EPOCHS, description="passes over the client's training data a round"
     )
-    steps: Whole | None = Field(default=None, ge=1, description="SGD steps a round, in place of epochs")
+    steps: Whole | None = Field(
+        default=None, ge=1, le=MOST_STEPS, description="SGD steps a round, in place of epochs"
+    )
     batch_size: Whole = Field(default=10, ge=0, description="samples a step; 0 is the client's whole data")
     lr: Number = Field(default=0.05, gt=0, description="learning rate")
     optimizer: Literal["sgd", "adamw"] = Field(default="sgd", description="starts anew in every round")

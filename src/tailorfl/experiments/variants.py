@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tailorfl.errors import RunError
 from tailorfl.experiments.config import load
-from tailorfl.experiments.folders import check_folder, discard_jobs
+from tailorfl.experiments.folders import check_folder, check_name, discard_jobs
 from tailorfl.experiments.jobs import Observer
 from tailorfl.experiments.names import slug
 from tailorfl.experiments.result import ExperimentResult
@@ -54,6 +54,7 @@ def run_variants(
     Raises:
         TailorflError: see the message; what was finished stays on disk.
     """
+    check_name(out)
     experiments = expand(config)
     if config.variants and not resume:
         check_folder(out, resume, overwrite)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -78,8 +79,19 @@ def build(name: str, input_shape: Sequence[int], outputs: int, **options: Any) -
             raise unknown(f"option of model '{name}'", option, valid)
     try:
         return FACTORIES[name](shape, outputs, **options)
-    except (TypeError, ValueError) as error:
-        raise ModelError(f"model '{name}' cannot be made with the options {options}: {error}.") from error
+    except (TypeError, ValueError, OverflowError, RuntimeError, MemoryError) as error:
+        raise ModelError(
+            f"model '{name}' cannot be made with the options {options}: {_reason(error)}."
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong; torch says with a RuntimeError that there is not that much memory."""
+    wanted = re.search(r"allocate (\d+) bytes", str(error))
+    if wanted:
+        return f"one of its tensors needs {int(wanted[1]) / 1e9:,.1f} GB of memory, which are not there"
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "no memory is left"
 
 
 def _from_path(path: str, shape: tuple[int, ...], outputs: int, options: dict[str, Any]) -> nn.Module:

@@ -37,6 +37,8 @@ def reporting(path: Path, action: str) -> Iterator[None]:
             remedy = "choose a folder that you may write to, or change its permissions"
         elif error.errno == errno.ENOENT:
             remedy = "it does not exist and cannot be made there; check the name or choose another"
+        elif error.errno == errno.ENAMETOOLONG:
+            remedy = "choose a shorter name"
         elif error.errno in _IN_THE_WAY:
             remedy = "a file stands where a folder is needed or the other way round; choose another name"
         else:

@@ -8,6 +8,7 @@ and no display.
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ SHARES = frozenset({"accuracy", "balanced_accuracy", "macro_f1"})  # metrics sho
 DPI = 150
 LEGEND_ROWS = 17  # labels in a column of the legend
 COLUMN_WIDTH = 2.0  # inches of figure that a further column takes
+LONGEST_LABEL = 60  # characters; a longer one would leave no room for the lines
 MARKS = 12  # markers on a line, whatever its number of rounds
 
 
@@ -113,8 +115,9 @@ def metric_by_bytes(
 
 
 def literal(text: str) -> str:
-    """Returns a text that matplotlib shows as it is: a dollar sign would begin a formula."""
-    return text.replace("$", r"\$")
+    """Returns a text that matplotlib shows as it is: a dollar sign would begin a formula; long ones are cut."""
+    cut = text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 1]}…"
+    return cut.replace("$", r"\$")
 
 
 def _usable(frame: pd.DataFrame, columns: list[str], metric: str) -> pd.DataFrame:
@@ -194,7 +197,9 @@ def _save(figure: Figure, axes: Axes, path: str | Path) -> None:
         width, height = figure.get_size_inches()
         figure.set_size_inches(width + COLUMN_WIDTH * (columns - 1), height)
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9, ncols=columns)
-    with replacing(Path(path)) as part:
+    with replacing(Path(path)) as part, warnings.catch_warnings():
+        # A font that lacks a letter of a label shows a box in its place, about which nobody need do anything.
+        warnings.filterwarnings("ignore", message="Glyph")
         figure.savefig(part, format="png", dpi=DPI)
 
 

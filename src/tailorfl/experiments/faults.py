@@ -1,0 +1,93 @@
+"""What the system refuses (memory, open files, space, processes) as errors of the library, with what to do.
+
+Whatever asks for it first fails first: torch, numpy, an import, a pipe. So this stands around whole experiments and
+commands, as the last place where it can be told.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tailorfl.errors import MemoryLimitError, RunError, TailorflError
+
+_TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+_REMEDIES = {
+    errno.ENOSPC: "free some space, then continue a run with --resume",
+    errno.EDQUOT: "free some space or raise the quota, then continue a run with --resume",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EACCES: "choose a place that you may read and write, or change its permissions",
+    errno.EAGAIN: "too many processes or threads are running; lower engine.workers or threads, or raise ulimit -u",
+}
+_MAPPING = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory", "unable to mmap")
+"""How a package that cannot be loaded, and torch, say that there is no more address space."""
+_MARKS = {
+    "Too many open files": errno.EMFILE,
+    "No space left on device": errno.ENOSPC,
+    "can't start new thread": errno.EAGAIN,
+}
+"""How packages that have no error of their own for it say what the system refused."""
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Turns what the system refuses inside the block into an error of the library; all other errors stay.
+
+    Raises:
+        MemoryLimitError: there was no more memory or address space.
+        RunError: files, space or processes ran out, or a file cannot be used.
+    """
+    try:
+        yield
+    except TailorflError:
+        raise
+    except (OSError, MemoryError, RuntimeError, ImportError) as error:
+        found = _of(error)
+        if found is None:
+            raise
+        raise found from error
+
+
+def _of(error: Exception) -> TailorflError | None:
+    text = str(error)
+    number = error.errno if isinstance(error, OSError) else None
+    number = next((code for mark, code in _MARKS.items() if mark in text), number)
+    if number == errno.ENOMEM or _no_memory(error, text):
+        return MemoryLimitError(
+            f"there is not enough memory for this ({_first_line(text) or 'the system refused more'}); take a smaller "
+            "model, fewer samples or clients at once (engine.chunk, engine.workers), or raise the limit of the process "
+            "(ulimit -v, a container's memory)"
+        )
+    if number in _TOO_MANY_FILES:
+        return RunError(
+            f"this process may open no more files ({open_files_limit()} at once); raise the limit (ulimit -n 4096), or "
+            "lower engine.workers"
+        )
+    if number is None or number == errno.EPIPE:
+        return None
+    where = f" '{error.filename}'" if isinstance(error, OSError) and error.filename else ""
+    remedy = _REMEDIES.get(number, "check the name, the disk and the limits of the process")
+    said = error.strerror if isinstance(error, OSError) and error.strerror else _first_line(text)
+    return RunError(f"the system refuses{where}: {said}; {remedy}")
+
+
+def _no_memory(error: Exception, text: str) -> bool:
+    if isinstance(error, MemoryError) or any(mark in text for mark in _MAPPING):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    from tailorfl.engines.memory_limits import out_of_memory
+
+    return out_of_memory(error)
+
+
+def open_files_limit() -> int:
+    """Returns how many files this process may have open at once."""
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0][:200] if text.strip() else ""
