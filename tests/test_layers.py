@@ -33,7 +33,7 @@ def modules() -> list[Path]:
 def layer_of(path: Path) -> str:
     """`core` for tailorfl/core/plan.py, `errors` for tailorfl/errors.py, "" for the package itself."""
     parts = path.relative_to(ROOT).with_suffix("").parts
-    return "" if parts == ("__init__",) else parts[0]
+    return {("__init__",): "", ("__main__",): "cli"}.get(parts, parts[0])
 
 
 def imports(path: Path) -> Iterator[tuple[str, int]]:

@@ -52,9 +52,9 @@ class MissingExtraError(TailorflError):
         )
 
 
-def nearest(name: str, options: Iterable[str]) -> str | None:
-    """The option most like `name`, or None if nothing is close."""
-    found = difflib.get_close_matches(name, sorted(options), n=1, cutoff=0.5)
+def nearest(name: str, options: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The option most like `name`, or None if nothing is close; `cutoff` is how like, 1 being equal."""
+    found = difflib.get_close_matches(name, sorted(options), n=1, cutoff=cutoff)
     return found[0] if found else None
 
 

@@ -37,7 +37,7 @@ def interrupt(*arguments: Any, **options: Any) -> None:
         (["run", "--dry-rum"], "--dry-run"),
         (["run", "train.lrr=1"], "Did you mean 'train.lr'?"),
         (["run", "train.lr=fast"], "train.lr = 'fast': should be a number"),
-        (["run", "train.lr=0.1", "rounds"], "'rounds' is not a setting"),
+        (["run", "train.lr=0.1", "rounds"], "settings are written key=value: rounds=..."),
         (["run", "method=dito"], "Did you mean 'ditto'?"),
         (["run", "method.lamb=1"], "Did you mean 'lam'?"),
         (["run", "data.name=digit"], "Did you mean 'digits'?"),

@@ -150,7 +150,7 @@ def test_unknown_names_suggest_the_nearest(name, options, message):
         build(name, CIFAR, 10, **options)
 
 
-@pytest.mark.parametrize("hidden", [200, "200", [0], [3.5]])
+@pytest.mark.parametrize("hidden", [True, "200", [0], [3.5]])
 def test_hidden_must_be_a_list_of_widths(hidden):
     with pytest.raises(ModelError, match="hidden"):
         build("mlp", (4,), 2, hidden=hidden)

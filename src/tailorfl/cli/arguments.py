@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tailorfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from tailorfl.experiments.schema import ExperimentConfig
@@ -13,10 +17,36 @@ def experiment(arguments: Sequence[str] | None, methods: Sequence[str] | None = 
     """Returns the experiment of a command's arguments: a file or recipe if the first is none KEY=VALUE, and changes.
 
     Raises:
-        ConfigError: as `tailorfl.experiments.config.load`.
+        ConfigError: as `tailorfl.experiments.config.load`, or a name does not exist.
     """
-    from tailorfl.experiments.config import load
+    from tailorfl.experiments.config import load, recipes
 
     given = list(arguments or [])
     named = bool(given) and "=" not in given[0]
-    return load(given[0] if named else None, given[1:] if named else given, methods=methods)
+    if named and not Path(given[0]).exists() and given[0] not in recipes():
+        _refuse_words(given[:2])
+    for number, word in enumerate(given[1:], start=1):
+        if "=" not in word:
+            _refuse_words(given[number : number + 2])
+    config = load(given[0] if named else None, given[1:] if named else given, methods=methods)
+    if "torch" not in sys.modules:  # else the registries themselves are as quick
+        from tailorfl.experiments.first_look import first_look
+
+        first_look(config)
+    return config
+
+
+def hint(option: str, value: str | None = None) -> str | None:
+    """Returns the setting that somebody who wrote an option such as `--rounds` meant, or None."""
+    from tailorfl.experiments.places import written
+
+    return written(option.lstrip("-").replace("-", "_"), value)
+
+
+def _refuse_words(words: Sequence[str]) -> None:
+    """Raises ConfigError if the first word is a setting without its `=`, or something to be chosen by a setting."""
+    from tailorfl.experiments.places import written
+
+    meant = written(words[0], words[1] if len(words) > 1 else None)
+    if meant is not None:
+        raise ConfigError(f"'{words[0]}' alone is not a setting; settings are written key=value: {meant}")

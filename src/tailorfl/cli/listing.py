@@ -10,15 +10,25 @@ from rich.markup import escape
 from rich.table import Table
 
 from tailorfl.cli.screen import PROSE
+from tailorfl.errors import unknown
 
 Row = tuple[str, str, str]
 """Name, description, options with defaults one a line."""
 
 
-def tables(names: Iterable[str]) -> Iterator[Table]:
-    """One table for each of the lists `names`."""
+def tables(names: Iterable[str], only: str | None = None) -> Iterator[Table]:
+    """One table for each of the lists `names`, or of its entry `only` alone.
+
+    Raises:
+        ConfigError: a list has no such entry.
+    """
     for name in names:
         rows = list(LISTS[name]())
+        if only is not None:
+            known = [row[0] for row in rows]
+            if only not in known:
+                raise unknown(f"name in the list of {name}", only, known)
+            rows = [row for row in rows if row[0] == only]
         has_options = any(options for _, _, options in rows)
         table = Table(title=name, show_lines=has_options)
         table.add_column("Name", style="bold", no_wrap=True)
@@ -38,7 +48,7 @@ def _methods() -> Iterator[Row]:
     for name, method in methods().items():
         lines = []
         for option, field in method.model_fields.items():
-            text = f"{option} = {_value(field.get_default(call_default_factory=True, validated_data={}))}"
+            text = f"{option} = {value_text(field.get_default(call_default_factory=True, validated_data={}))}"
             lines.append(f"{text}  {field.description}" if field.description else text)
         yield name, f"{method.title}: {_first_line(method)}\n{method.paper}", "\n".join(lines)
 
@@ -87,21 +97,21 @@ LISTS: Mapping[str, Callable[[], Iterator[Row]]] = {
 
 def _options(options: Mapping[str, Any]) -> str:
     return "\n".join(
-        f"{name} (needed)" if default is inspect.Parameter.empty else f"{name} = {_value(default)}"
+        f"{name} (needed)" if default is inspect.Parameter.empty else f"{name} = {value_text(default)}"
         for name, default in options.items()
     )
 
 
-def _value(default: Any) -> str:
+def value_text(default: Any) -> str:
     """A default as it would stand in a YAML file."""
     if hasattr(default, "model_dump"):
         default = default.model_dump()
     if default is None or isinstance(default, bool):
         return {None: "null", True: "true", False: "false"}[default]
     if isinstance(default, Mapping):
-        return "{" + ", ".join(f"{key}: {_value(value)}" for key, value in default.items()) + "}"
+        return "{" + ", ".join(f"{key}: {value_text(value)}" for key, value in default.items()) + "}"
     if isinstance(default, list | tuple):
-        return "[" + ", ".join(_value(value) for value in default) + "]"
+        return "[" + ", ".join(value_text(value) for value in default) + "]"
     return str(default)
 
 

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 import tailorfl
 from tailorfl.cli import advise, audit, bench, landscape, pretrain, theory
-from tailorfl.cli.arguments import experiment
+from tailorfl.cli.arguments import experiment, hint
 from tailorfl.cli.screen import say, show_table, stdout
 from tailorfl.cli.state import State, quoted
 from tailorfl.errors import ConfigError, TailorflError, nearest
@@ -36,18 +36,24 @@ class Commands(TyperGroup):
             return click.Group.resolve_command(self, ctx, args)
         except click.UsageError as error:
             # Newer versions of click suggest by themselves, older ones do not.
-            hint = nearest(args[0], self.commands)
-            if hint and "Did you mean" not in error.format_message():
-                message = f"{error.message.rstrip('.')}. Did you mean '{hint}'?"
-                raise click.UsageError(message, ctx) from error
-            raise
+            near, word = nearest(args[0], self.commands), args[0]
+            setting = None if nearest(word, self.commands, cutoff=0.8) else hint(word, *args[1:2])
+            if setting is not None and ctx.parent is None:
+                near = f"tailorfl run {setting}"
+            if near is None:
+                raise
+            message = f"{error.message.partition(' Did you mean')[0].rstrip('.')}. Did you mean '{near}'?"
+            raise click.UsageError(message, ctx) from error
 
     def invoke(self, ctx: Any) -> Any:
         """Runs a command; raises typer.Exit with the error's code once its message is printed."""
         state = ctx.ensure_object(State)
+        words = [*ctx._protected_args, *ctx.args]  # what the command is given, for messages
         try:
             with told():
                 return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            raise _as_setting(error, words) from error
         except TailorflError as error:
             if state.debug:
                 raise
@@ -66,6 +72,7 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help="Personalized federated learning: each client ends with a model of its own.",
     epilog="First steps: tailorfl compare | tailorfl run method=ditto train.lr=0.1 | tailorfl list methods",
@@ -172,16 +179,26 @@ def reproduce(
 @app.command("list")
 def list_command(
     what: Annotated[
-        str | None, typer.Argument(help="methods, data, models, partitions or recipes; by default all.")
+        str | None,
+        typer.Argument(
+            help="methods, data, models, partitions, recipes or settings; by default all but settings."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="One of them, such as ditto, or a group of settings, such as train.")
     ] = None,
 ) -> None:
-    """List what there is, with options and their defaults."""
+    """List what there is, with options and their defaults; or one of it; or every setting."""
     from tailorfl.cli.listing import LISTS, tables
+    from tailorfl.cli.settings_list import show_settings
     from tailorfl.errors import unknown
 
+    if what == "settings":
+        show_settings(stdout(), name)
+        return
     if what is not None and what not in LISTS:
-        raise unknown("list", what, LISTS)
-    for table in tables(list(LISTS) if what is None else [what]):
+        raise unknown("list", what, [*LISTS, "settings"])
+    for table in tables(list(LISTS) if what is None else [what], name):
         show_table(stdout(), table)
 
 
@@ -270,16 +287,19 @@ def _config(
     resume: Path | None,
     overwrite: bool,
 ) -> ExperimentConfig:
-    from tailorfl.experiments.folders import experiment_in
+    from tailorfl.cli.progress import messages
 
     if resume is not None:
+        from tailorfl.experiments.folders import experiment_in
+
         if arguments or out is not None or overwrite:
             raise ConfigError(
                 "--resume continues an experiment with the settings it was started with; leave out CONFIG, "
                 "KEY=VALUE, --out and --overwrite, or start a new experiment without --resume"
             )
         return experiment_in(resume)
-    return experiment(arguments, methods)
+    with messages(_stderr()):
+        return experiment(arguments, methods)
 
 
 def _show(result: ExperimentResult, target: float | None = None) -> None:
@@ -306,6 +326,21 @@ def _show(result: ExperimentResult, target: float | None = None) -> None:
         for note in notes(config.published):
             say(out, note, style="dim")
     say(out, f"results: {result.path}")
+
+
+def _as_setting(error: click.NoSuchOption, words: list[str]) -> click.NoSuchOption:
+    """The error for an option that does not exist; where it is the name of a setting, it says how that is written."""
+    command = None if error.ctx is None else error.ctx.command
+    if command is None or all(p.name not in ("arguments", "settings") for p in command.params):
+        return error
+    values = [word.partition("=")[2] for word in words if word.startswith(f"{error.option_name}=")]
+    if error.option_name in words:
+        values = words[words.index(error.option_name) + 1 :][:1]
+    meant = hint(error.option_name, *values[:1])
+    if meant is None:
+        return error
+    message = f"No such option '{error.option_name}'. Settings are written key=value: {meant}"
+    return click.NoSuchOption(error.option_name, message, ctx=error.ctx)
 
 
 def _stderr() -> Console:

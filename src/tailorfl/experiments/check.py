@@ -90,8 +90,8 @@ def _check_data(data: DataConfig) -> None:
             raise unknown("data source", name, sources())
     _check_options(f"option of data source '{data.name}'", data.options, source_options(data.name))
     if data.partition is not None:
-        recipe = recipe_named(data.partition)
-        valid = [*recipe.options(), *(["group"] if recipe.group is not None else [])]
+        recipe_named(data.partition)  # raises where there is none
+        valid = partition_options(data.partition)
         _check_options(f"option of partition '{data.partition}'", data.partition_options, valid)
     if data.split is not None:
         split = data.model_dump()["split"]
@@ -105,6 +105,14 @@ def source_options(name: str) -> dict[str, object]:
 
     loader, _ = registry._SOURCES[name]
     return {p.name: p.default for p in inspect.signature(loader).parameters.values()}
+
+
+def partition_options(name: str) -> list[str]:
+    """The options of a partition."""
+    from tailorfl.data.partition import recipe_named
+
+    recipe = recipe_named(name)
+    return [*recipe.options(), *(["group"] if recipe.group is not None else [])]
 
 
 def _check_options(kind: str, given: Mapping[str, object], valid: Iterable[str]) -> None:

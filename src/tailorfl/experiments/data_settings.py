@@ -17,16 +17,23 @@ from tailorfl.experiments.settings import Names, Number, Settings, Whole
 class SplitShares(Settings):
     """Shares of a client's samples; `test` may be "official" or "global" where the source has a test part."""
 
-    train: Number | None = Field(default=None, gt=0, le=1)
-    val: Number | None = Field(default=None, ge=0, lt=1)
-    test: Annotated[float, Field(ge=0, lt=1)] | Literal["official", "global"] | None = None
+    train: Number | None = Field(default=None, gt=0, le=1, description="share to train on")
+    val: Number | None = Field(default=None, ge=0, lt=1, description="share to choose models and settings by")
+    test: Annotated[float, Field(ge=0, lt=1)] | Literal["official", "global"] | None = Field(
+        default=None,
+        description="share to test on; or the source's test part, dealt to clients or whole for all",
+    )
 
 
 class CorruptionConfig(Settings):
     """Corrupted copies of test images as shifted test sets."""
 
-    kinds: Literal["all"] | Names = Field(default="all", union_mode="left_to_right")
-    severities: tuple[Annotated[Whole, Field(ge=1, le=5)], ...] = (1, 2, 3, 4, 5)
+    kinds: Literal["all"] | Names = Field(
+        default="all", union_mode="left_to_right", description="names of corruptions"
+    )
+    severities: tuple[Annotated[Whole, Field(ge=1, le=5)], ...] = Field(
+        default=(1, 2, 3, 4, 5), description="how strong, each a set of its own"
+    )
     samples: Whole = Field(default=200, ge=1, description="at most so many images in each set")
 
 
@@ -37,21 +44,33 @@ class DataConfig(Settings):
     path: str | None = Field(default=None, description="where the source lies, for sources of your own")
     options: dict[str, Any] = Field(default={}, description="further options of the source")
     samples: Whole | None = Field(default=None, ge=1, description="use only so many samples")
-    partition: str | None = Field(default=None, description="by default natural, else dirichlet")
-    partition_options: dict[str, Any] = Field(default={}, description="such as {alpha: 0.1}")
-    clients: Whole | None = Field(default=None, ge=1, description="that train; by default all natural, or 20")
-    split: SplitShares | Literal["perfed_ckt"] | None = None
+    partition: str | None = Field(
+        default=None, description="how samples are dealt; by default natural, else dirichlet"
+    )
+    partition_options: dict[str, Any] = Field(
+        default={}, description="options of the partition, such as {alpha: 0.1}"
+    )
+    clients: Whole | None = Field(
+        default=None, ge=1, description="how many train; by default all natural, or 20"
+    )
+    split: SplitShares | Literal["perfed_ckt"] | None = Field(
+        default=None, description="shares {train, val, test} of every client's samples"
+    )
     heldout_clients: Whole | Names = Field(
         default=0, description="how many clients never train, or their names"
     )
     heldout_domain: Names | None = Field(default=None, description="domain(s) that never train")
     public: str | None = Field(default=None, description="source of the unlabelled public set")
-    public_samples: Whole | None = Field(default=None, ge=1)
-    corruptions: CorruptionConfig | None = None
+    public_samples: Whole | None = Field(default=None, ge=1, description="size of the public set")
+    corruptions: CorruptionConfig | None = Field(
+        default=None, description="corrupted copies of test images, as shifted sets"
+    )
     official_set: bool = Field(
         default=False, description="add the whole official test part as the shifted set 'official'"
     )
-    normalise: Literal["none", "client"] = "none"
+    normalise: Literal["none", "client"] = Field(
+        default="none", description="client: by the mean and deviation of each client's training features"
+    )
     augment: Literal["none", "flip", "flip_crop"] = Field(
         default="none",
         description="random changes of training images: mirrored, also cut out of a black frame of 4",

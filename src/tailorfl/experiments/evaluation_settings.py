@@ -33,11 +33,11 @@ class EvalConfig(Settings):
         default=5, ge=0, description="rounds between evaluations; 0 evaluates only at the end"
     )
     sets: Annotated[tuple[EvaluationSet, ...], BeforeValidator(listed)] = Field(
-        default=("val", "local"), description="during the run"
+        default=("val", "local"), description="sets that are evaluated during the run"
     )
     final: Annotated[tuple[EvaluationSet, ...], BeforeValidator(listed)] = Field(
         default=("local", "global", "heldout", "shifted"),
-        description="at the end, as far as the data have them",
+        description="sets that are evaluated at the end too, as far as the data have them",
     )
     adapt_steps: tuple[Annotated[Whole, Field(ge=0)], ...] = Field(
         default=(0, 10), description="steps of adaptation of held-out clients before they are evaluated"

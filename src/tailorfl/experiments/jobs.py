@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tailorfl.engines.rounds import RoundResult
 from tailorfl.experiments.names import slug
 from tailorfl.experiments.schema import ExperimentConfig, MethodConfig
+
+if TYPE_CHECKING:
+    from tailorfl.engines.rounds import RoundResult
 
 
 @dataclass(frozen=True)

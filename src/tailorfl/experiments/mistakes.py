@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -11,6 +11,9 @@ from pydantic import BaseModel, ValidationError
 from tailorfl.errors import ConfigError, nearest
 
 Place = tuple[str | int, ...]
+
+Elsewhere = Callable[[str], str | None]
+"""The dotted place that a key belongs to, if any."""
 
 EXPECTED = {
     "model_type": "should be a group of settings such as {key: value}",
@@ -25,16 +28,21 @@ EXPECTED = {
 
 
 def explain(
-    error: ValidationError, schema: type[BaseModel], given: Mapping[str, Any], where: str
+    error: ValidationError,
+    schema: type[BaseModel],
+    given: Mapping[str, Any],
+    where: str,
+    elsewhere: Elsewhere | None = None,
 ) -> ConfigError:
     """A ConfigError with a line for every mistake: dotted place, value, what was expected, nearest key.
 
-    `given` is what was validated against `schema`, and `where` says where it came from.
+    `given` is what was validated against `schema`, and `where` says where it came from. `elsewhere` knows where a key
+    would be right that is unknown where it stands.
     """
     found: dict[Place, list[str]] = {}
     for mistake in error.errors(include_url=False):
         place = _place(mistake["loc"], given, str(mistake["type"]))
-        said, expected = _say(mistake, place, schema)
+        said, expected = _say(mistake, place, schema, elsewhere)
         found.setdefault(place, [said]).append(expected)
     # A value that fits no alternative of a union is reported once for every alternative; where one of them
     # points further inside, it is the one that was meant.
@@ -56,18 +64,23 @@ def dotted(place: Sequence[str | int]) -> str:
     return ".".join(str(step) for step in place)
 
 
-def unknown_key(place: Sequence[str | int], key: str, valid: Sequence[str]) -> str:
-    """What to say of a key that does not exist, with the nearest valid one."""
-    hint = nearest(key, valid)
-    suggestion = f" Did you mean '{dotted((*place, hint))}'?" if hint else ""
+def unknown_key(
+    place: Sequence[str | int], key: str, valid: Sequence[str], elsewhere: Elsewhere | None = None
+) -> str:
+    """What to say of a key that does not exist, with the place where it would be right, or the nearest valid key."""
+    hint, there = nearest(key, valid), elsewhere(key) if elsewhere is not None else None
+    meant = there if there is not None and not nearest(key, valid, cutoff=0.8) else None
+    meant = meant or (dotted((*place, hint)) if hint else None)
+    suggestion = f" Did you mean '{meant}'?" if meant else ""
     return f": unknown key.{suggestion} Valid here: {', '.join(sorted(valid))}."
 
 
-def _say(mistake: Any, place: Place, schema: type[BaseModel]) -> tuple[str, str]:
+def _say(mistake: Any, place: Place, schema: type[BaseModel], elsewhere: Elsewhere | None) -> tuple[str, str]:
     """What follows the place: what was given, and what was expected."""
     kind, value, context = str(mistake["type"]), mistake["input"], mistake.get("ctx") or {}
     if kind == "extra_forbidden":
-        return "", unknown_key(place[:-1], str(place[-1]), list(_group(schema, place[:-1]).model_fields))
+        valid = list(_group(schema, place[:-1]).model_fields)
+        return "", unknown_key(place[:-1], str(place[-1]), valid, elsewhere)
     if kind == "missing":
         return " ", "is missing"
     if kind == "literal_error":
@@ -104,11 +117,12 @@ def _group(schema: type[BaseModel], place: Place) -> type[BaseModel]:
     """The settings class that stands at a place of the schema."""
     for step in place:
         if isinstance(step, str):
-            schema = _models(schema.model_fields[step].annotation)[0]
+            schema = models_in(schema.model_fields[step].annotation)[0]
     return schema
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Returns the groups of settings that an annotation names."""
     if (
         isinstance(annotation, type)
         and not isinstance(annotation, types.GenericAlias)
@@ -116,5 +130,5 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     ):
         return [annotation]
     if get_origin(annotation) in (Union, types.UnionType, tuple) or get_args(annotation):
-        return [model for part in get_args(annotation) for model in _models(part)]
+        return [model for part in get_args(annotation) for model in models_in(part)]
     return []

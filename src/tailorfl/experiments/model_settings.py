@@ -14,9 +14,10 @@ from tailorfl.experiments.settings import Named, Whole
 class OneModelConfig(Named):
     """A model: a registered name or `package.module:function`, and the weights it starts from."""
 
-    name: str = "mlp"
+    name: str = Field(default="mlp", description="see `tailorfl list models`, or module:function of your own")
     weights: str | None = Field(
-        default=None, description=".npz, .safetensors, data:FILE, torchvision:NAME, timm:NAME"
+        default=None,
+        description="weights to start from: .npz, .safetensors, data:FILE, torchvision:NAME, timm:NAME",
     )
     skip_head: Whole | bool = Field(
         default=False, description="without the last linear layer(s) of `weights`"

@@ -6,6 +6,7 @@ methods, models, data and their own options exist is checked by `tailorfl.experi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -50,7 +51,10 @@ class MethodConfig(Named):
 class EngineConfig(Settings):
     """What runs the clients; `engine: auto` is short for `{name: auto}`."""
 
-    name: str = "auto"
+    name: Literal["auto", "sequential", "vectorized"] = Field(
+        default="auto",
+        description="one client after another, many at once, or what is measured to be faster",
+    )
     chunk: Whole | None = Field(default=None, ge=1, description="clients together; by default what fits")
     states: Literal["memory", "disk"] = Field(
         default="memory", description="where private models are kept; disk maps files of the result folder"
@@ -63,6 +67,13 @@ class EngineConfig(Settings):
         default=None, description="address of a Ray cluster for the workers: auto, local, or host:port"
     )
     gpus: Number = Field(default=0.0, ge=0, description="GPUs that each worker of a cluster reserves")
+
+    @field_validator("device")
+    @classmethod
+    def _is_a_device(cls, given: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", given):
+            raise ValueError("should be auto, cpu, cuda or cuda:N")
+        return given
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -81,23 +92,31 @@ class ExperimentConfig(Settings):
     name: str = Field(
         default="digits", min_length=1, description="also of the result folder; by default the data's"
     )
-    description: str = ""
+    description: str = Field(default="", description="what it is about, for the report")
     seeds: tuple[Annotated[Whole, Field(ge=0)], ...] = Field(
-        default=(0, 1, 2), min_length=1, max_length=MOST_SEEDS, description="or how many"
+        default=(0, 1, 2),
+        min_length=1,
+        max_length=MOST_SEEDS,
+        description="repetitions, or how many: 3 is [0, 1, 2]",
     )
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig(name="mlp", options={"hidden": [64]})
     methods: tuple[MethodConfig, ...] = Field(
-        default=(MethodConfig(name="ditto", label="ditto"),), min_length=1
+        default=(MethodConfig(name="ditto", label="ditto"),),
+        min_length=1,
+        description="lines of the table: names, or {name: ditto, lam: 0.5, ...}, see `tailorfl list methods`",
     )
     train: TrainSettings = TrainSettings()
-    rounds: Whole = Field(default=30, ge=1)
+    rounds: Whole = Field(default=30, ge=1, description="rounds of training")
     budget: Literal["rounds", "gradients", "bytes"] = Field(
         default="rounds",
         description="what all methods get equally: rounds, or the gradients or bytes of FedAvg in so many",
     )
     fraction: Number = Field(default=1.0, gt=0, le=1, description="share of the clients sampled each round")
-    sampling: Literal["uniform", "proportional", "bernoulli"] = "uniform"
+    sampling: Literal["uniform", "proportional", "bernoulli"] = Field(
+        default="uniform",
+        description="how clients are sampled: all alike, by their training samples, or each by itself",
+    )
     weights: Literal["samples", "uniform"] = Field(
         default="samples",
         description="what clients count in averages: n_i / Σn, or all alike; a method's line may say its own",
@@ -105,13 +124,15 @@ class ExperimentConfig(Settings):
     engine: EngineConfig = EngineConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint_every: Whole | None = Field(
-        default=None, ge=1, description="rounds; null: as often as is cheap"
+        default=None, ge=1, description="rounds between checkpoints; null: as often as is cheap"
     )
     threads: Whole = Field(default=1, ge=1, le=1024, description="threads of torch")
     variants: dict[str, dict[str, Any]] = Field(
-        default={}, description="changes by name, each an experiment of its own, see experiments.variants"
+        default={}, description="name -> changes of settings, each an experiment of its own"
     )
-    published: dict[str, Any] = Field(default={}, description="a paper's numbers, see experiments.published")
+    published: dict[str, Any] = Field(
+        default={}, description="label -> numbers of a paper, shown beside ours"
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -56,7 +56,7 @@ class Named(Settings):
     The name alone is a short form. Which options there are, the thing itself knows.
     """
 
-    name: str
+    name: str = Field(description="which one; the name alone is a short form")
     options: dict[str, Any] = Field(
         default={}, description="options of the named thing; may stand beside the name"
     )

@@ -65,7 +65,9 @@ class TrainSettings(Settings):
     )
     batch_size: Whole = Field(default=10, ge=0, description="samples a step; 0 is the client's whole data")
     lr: Number = Field(default=0.05, gt=0, description="learning rate")
-    optimizer: Literal["sgd", "adamw"] = Field(default="sgd", description="starts anew in every round")
+    optimizer: Literal["sgd", "adamw"] = Field(
+        default="sgd", description="of the clients; starts anew in every round"
+    )
     schedule: Literal["constant", "linear"] = Field(
         default="constant",
         description="of the learning rate inside a round; linear: to 0 over the client's steps",

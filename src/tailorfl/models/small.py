@@ -48,7 +48,7 @@ def mlp(
     input_shape: Sequence[int],
     outputs: int,
     *,
-    hidden: Sequence[int] = (200,),
+    hidden: int | Sequence[int] = (200,),
     activation: str = "relu",
     norm: str = "none",
     dropout: float = 0.0,
@@ -67,14 +67,15 @@ def mlp(
     return nn.Sequential(layers)
 
 
-def _sizes(model: str, hidden: Sequence[int]) -> tuple[int, ...]:
+def _sizes(model: str, hidden: int | Sequence[int]) -> tuple[int, ...]:
+    sizes = (hidden,) if isinstance(hidden, int) else hidden
     if (
-        isinstance(hidden, str)
-        or not isinstance(hidden, Sequence)
-        or not all(isinstance(size, int) and size > 0 for size in hidden)
+        isinstance(sizes, str)
+        or not isinstance(sizes, Sequence)
+        or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
     ):
         raise ModelError(f"model '{model}' takes hidden as a list of widths such as [200], got {hidden!r}.")
-    return tuple(hidden)
+    return tuple(sizes)
 
 
 @dataclass(frozen=True)

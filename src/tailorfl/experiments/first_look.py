@@ -1,0 +1,41 @@
+"""The first look at an experiment's names, without importing torch: a typo is answered at once.
+
+`tailorfl.experiments.check` looks again, with the registries themselves; what only they know is left to it.
+"""
+
+from __future__ import annotations
+
+from tailorfl.errors import unknown
+from tailorfl.experiments.catalogue import Kind, known, others_add_methods
+from tailorfl.experiments.schema import ExperimentConfig
+
+
+def first_look(config: ExperimentConfig) -> None:
+    """Raises ConfigError for a method, model, data source or partition, or an option of one, that does not exist.
+
+    Nothing is refused that another package or a module of the user's may have added.
+    """
+    if not others_add_methods():
+        for method in config.methods:
+            _look("methods", method.name, method.options, "method", f"option of {method.name}")
+    for method in config.methods:
+        for model in config.model_of(method).architectures.values():
+            _look("models", model.name, model.options, "model", f"option of model '{model.name}'")
+    data = config.data
+    _look("data", data.name, data.options, "data source", f"option of data source '{data.name}'")
+    if data.public is not None:
+        _look("data", data.public, {}, "data source", "")
+    if data.partition is not None:
+        what = f"option of partition '{data.partition}'"
+        _look("partitions", data.partition, data.partition_options, "partition", what)
+
+
+def _look(kind: Kind, name: str, options: dict[str, object], what: str, what_option: str) -> None:
+    names = known(kind)
+    if ":" in name:  # of a module of the user's
+        return
+    if name not in names:
+        raise unknown(what, name, names)
+    for option in options:
+        if option not in names[name]:
+            raise unknown(what_option, option, names[name])

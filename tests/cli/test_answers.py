@@ -1,0 +1,184 @@
+"""What somebody who does not know the settings types first, and the mend that answers it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+import tailorfl
+from tailorfl.cli.main import app
+from tailorfl.cli.settings_list import settings
+from tailorfl.errors import ConfigError
+from tailorfl.experiments.config import load
+from tailorfl.experiments.first_look import first_look
+from tailorfl.experiments.schema import ExperimentConfig
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mend"),
+    [
+        (["run", "data.alpha=0.1"], "Did you mean 'data.partition_options.alpha'?"),
+        (["run", "lr=0.1"], "Did you mean 'train.lr'?"),
+        (["run", "learning_rate=0.1"], "Did you mean 'train.lr'?"),
+        (["run", "lam=2"], "Did you mean 'method.lam'?"),
+        (["compare", "lam=2"], "Did you mean 'methods.ditto.lam'?"),
+        (["run", "hidden=16"], "Did you mean 'model.hidden'?"),
+        (["run", "train.rounds=3"], "Did you mean 'rounds'?"),
+        (["run", "--rounds", "10"], "Settings are written key=value: rounds=10"),
+        (["run", "--rounds=10"], "Settings are written key=value: rounds=10"),
+        (["compare", "--lr", "0.2"], "Settings are written key=value: train.lr=0.2"),
+        (["run", "rounds", "10"], "settings are written key=value: rounds=10"),
+        (["run", "train.lr=0.1", "rounds", "10"], "settings are written key=value: rounds=10"),
+        (["run", "ditto"], "settings are written key=value: method=ditto"),
+        (["ditto"], "Did you mean 'tailorfl run method=ditto'?"),
+        (["list", "methods", "dito"], "Did you mean 'ditto'?"),
+        (["list", "settings", "trian"], "Did you mean 'train'?"),
+        (["run", "engine.device=gpu"], "should be auto, cpu, cuda or cuda:N"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_was_meant(arguments: list[str], mend: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert mend in " ".join(result.output.split())
+
+
+def test_keyword_arguments_are_answered_in_python() -> None:
+    with pytest.raises(ConfigError, match=re.escape("in Python 'train={\"lr\": 0.2}'")):
+        tailorfl.run(lr=0.2)
+    with pytest.raises(ConfigError, match=re.escape('data={"partition_options": {"alpha": 0.1}}')):
+        tailorfl.run(alpha=0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("methods=local,fedavg", lambda c: [m.name for m in c.methods] == ["local", "fedavg"]),
+        ("method=local,ditto", lambda c: [m.name for m in c.methods] == ["local", "ditto"]),
+        ("seeds=3,5", lambda c: c.seeds == (3, 5)),
+        ("seeds=4,", lambda c: c.seeds == (4,)),
+        ("model.hidden=16,8", lambda c: c.model.options["hidden"] == [16, 8]),
+        ("eval.sets=val,local", lambda c: c.eval.sets == ("val", "local")),
+        ("data.heldout_clients=a,b", lambda c: c.data.heldout_clients == ("a", "b")),
+        ("train.round_schedule={kind: step, milestones: [0.5]}", lambda c: True),
+        ("description=first, then second", lambda c: c.description == "first, then second"),
+        ("data.path=a,b", lambda c: c.data.path == "a,b"),
+        ("data.options.path=a,b", lambda c: c.data.options["path"] == "a,b"),
+        ("model.lora_targets='q,v'", lambda c: c.model.options["lora_targets"] == "q,v"),
+    ],
+)
+def test_lists_need_no_brackets_where_a_list_may_stand(text: str, found) -> None:  # type: ignore[no-untyped-def]
+    assert found(load(None, [text]))
+
+
+def test_one_width_needs_no_list() -> None:
+    from tailorfl.models.registry import build
+
+    assert build("mlp", (4,), 2, hidden=6).head.in_features == 6
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+@pytest.mark.parametrize("command", [[], ["run"], ["theory"], ["theory", "moreau"]])
+def test_short_help(command: list[str], option: str) -> None:
+    result = invoke(*command, option)
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tailorfl", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == f"tailorfl {tailorfl.__version__}"
+
+
+def test_list_of_one_name_shows_it_alone() -> None:
+    output = invoke("list", "methods", "ditto").output
+    assert "ICML 2021" in output
+    assert "lam = 1.0" in output
+    assert "pfedme" not in output
+
+
+def test_every_setting_is_listed_with_type_default_and_meaning() -> None:
+    found = {setting.key: setting for setting in settings()}
+    for group, schema in (("", ExperimentConfig()), ("train.", ExperimentConfig().train)):
+        assert {f"{group}{key}" for key in type(schema).model_fields} <= found.keys()
+    assert [s.key for s in found.values() if not s.meaning or not s.type] == []
+    lr = found["train.lr"]
+    assert (lr.type, lr.default, lr.meaning) == ("number (> 0)", "0.05", "learning rate")
+    assert found["methods"].type == "list of group"
+    assert found["data.split.test"].type == "number (≥ 0, < 1) or official or global or null"
+    output = invoke("list", "settings", "train").output
+    assert "train.dp.epsilon" in output
+    assert "engine" not in output.split("train.dp")[0]
+
+
+def test_settings_are_refused_before_torch_is_imported() -> None:
+    """The import of torch alone takes seconds."""
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from tailorfl.cli.main import app\n"
+        "for words in (['engine.device=gpu'], ['method=dito'], ['method.lamb=1'], ['model=mpl'], ['data=digit'],\n"
+        "              ['data.partition=iidd'], ['data.alpha=1'], ['model.hiden=8'], ['train.lr=-1'],\n"
+        "              ['--rounds', '3']):\n"
+        "    result = CliRunner().invoke(app, ['run', *words])\n"
+        "    assert result.exit_code == 2, (words, result.output)\n"
+        "    assert 'torch' not in sys.modules, words\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("method=dito", "'ditto'"),
+        ("method.lamb=1", "'lam'"),
+        ("model=mpl", "'mlp'"),
+        ("data=digit", "'digits'"),
+        ("data.public=digit", "'digits'"),
+        ("data.partition=dirichlt", "'dirichlet'"),
+    ],
+)
+def test_first_look_knows_the_names(text: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"Did you mean {hint}"):
+        first_look(load(None, [text]))
+
+
+def test_another_model_says_what_of_the_file_it_drops(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("model: {name: bert, lora: 8, layers: 3}\nmethods: [{name: ditto, lam: 0.3}, fedavg]\n")
+    config = load(file, ["model.name=huggingface", "model.layers=2"])
+    assert config.model.options == {"layers": 2}
+    assert "model.lora=8" in caplog.text
+    assert "model.layers" not in caplog.text
+    caplog.clear()
+    load(file, ["method=ditto"])
+    assert "methods.ditto.lam=0.3" in caplog.text
+    caplog.clear()
+    load(file, ["model.lora=4", "method=fedavg", "model.name=bert"])
+    load(None, ["model=cnn2"])
+    assert not caplog.text
+
+
+def test_options_typed_before_the_name_of_their_model_stay() -> None:
+    config = load(None, ["model.norm=batch", "model.name=cnn2", "method.lam=3", "method=ditto"])
+    assert config.model.options == {"norm": "batch"}
+    assert config.methods[0].options == {"lam": 3}
