@@ -201,6 +201,17 @@ def test_what_does_not_fit_stands_below_and_names_too_long_become_lists() -> Non
     assert "since it is so since" in " ".join(lists.split())
 
 
+def test_rows_of_the_same_name_keep_what_tells_them_apart() -> None:
+    table = Table()
+    for name in ("lam", "eta", *(f"quantity {number}" for number in range(6))):
+        table.add_column(name)
+    for eta in ("one", "two"):
+        table.add_row("0.1", eta, *(f"{number}.123456789" for number in range(6)))
+    text = shown(table, 60)
+    assert text.count("quantity") == 6
+    assert text.count(" lam ") == text.count(" eta ") == text.count(" one ") == text.count(" two ") > 1
+
+
 def test_sentences_are_wrapped_between_words_and_paths_stay_whole() -> None:
     console = Console(file=io.StringIO(), width=40)
     path = "/a/very-long/path-with-hyphens/" + "b" * 30

@@ -22,7 +22,7 @@ from tailorfl.experiments.result import ExperimentResult
 
 LABEL, POINT, COUNT = sys.argv[1], sys.argv[2], int(sys.argv[3])
 current, seen = "", 0
-real_job, real_write, real_finish = runner._run_job, checkpoints._write_tensors, store.RunStore.finish
+real_job, real_write, real_finish = runner.run_job, checkpoints._write_tensors, store.RunStore.finish
 
 
 def before(owner: Any, name: str, half: Callable[..., None] | None = None) -> None:
@@ -80,7 +80,7 @@ POINTS: dict[str, Callable[[], None]] = {
 }
 
 if __name__ == "__main__":
-    setattr(runner, "_run_job", remembered_job)  # noqa: B010
+    setattr(runner, "run_job", remembered_job)  # noqa: B010
     POINTS[POINT]()
     sys.argv = ["tailorfl", *sys.argv[4:]]
     run()

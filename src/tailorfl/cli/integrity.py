@@ -19,7 +19,11 @@ def show_integrity(console: Console, folder: Path) -> None:
     """
     from tailorfl.experiments.folders import experiment_in
     from tailorfl.experiments.integrity import job_problems, jobs_of
+    from tailorfl.experiments.standing import sentence
 
+    stands = sentence(folder)
+    if stands:
+        say(console, f"experiment: {stands}")
     damaged = 0
     for name, problems in (
         (name, job_problems(place)) for name, place in jobs_of(folder, experiment_in(folder))

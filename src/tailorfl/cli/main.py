@@ -18,6 +18,7 @@ from tailorfl.cli.state import State, quoted
 from tailorfl.errors import ConfigError, TailorflError, nearest
 from tailorfl.experiments.faults import told
 from tailorfl.printable import visible
+from tailorfl.runs.signals import Terminated, ended_in_order, why
 
 if TYPE_CHECKING:
     from tailorfl.experiments.result import ExperimentResult
@@ -50,7 +51,7 @@ class Commands(TyperGroup):
         state = ctx.ensure_object(State)
         words = [*ctx._protected_args, *ctx.args]  # what the command is given, for messages
         try:
-            with told():
+            with told(), ended_in_order():
                 return super().invoke(ctx)
         except click.NoSuchOption as error:
             raise _as_setting(error, words) from error
@@ -59,12 +60,12 @@ class Commands(TyperGroup):
                 raise
             _stderr().print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False, soft_wrap=True)
             raise typer.Exit(error.exit_code) from error
-        except KeyboardInterrupt as stop:
-            message = "interrupted"
+        except (KeyboardInterrupt, Terminated) as stop:
+            message = f"interrupted: {why(stop)}"
             if state.begun is not None and state.begun.is_file():
                 message += f"; continue with: {state.again}"
             _stderr().print(f"\n{_plain(message)}", highlight=False, soft_wrap=True)
-            raise typer.Exit(INTERRUPTED) from stop
+            raise typer.Exit(stop.exit_code if isinstance(stop, Terminated) else INTERRUPTED) from stop
 
 
 app = typer.Typer(

@@ -124,18 +124,29 @@ def _widths(columns: Sequence[_Column], room: int) -> list[int] | None:
     return widths
 
 
+def _names(columns: Sequence[_Column]) -> tuple[list[_Column], list[_Column]]:
+    """The first columns, as many as tell the rows apart, and the others."""
+    for count in range(1, len(columns)):
+        rows = {
+            tuple(text.plain for text in row) for row in zip(*(c.cells for c in columns[:count]), strict=True)
+        }
+        if len(rows) == len(columns[0].cells):
+            return list(columns[:count]), list(columns[count:])
+    return list(columns[:1]), list(columns[1:])
+
+
 def _stacked(columns: Sequence[_Column], room: int) -> list[tuple[list[_Column], list[int]]]:
-    """Columns and widths of tables one above the other, the first column in each; [] where one column is too wide."""
-    name, *waiting = columns
+    """Columns and widths of tables one above the other, each with the rows' names; [] where one column is too wide."""
+    names, waiting = _names(columns)
     parts = []
     while waiting:
-        count, widths = len(waiting), _widths([name, *waiting], room)
+        count, widths = len(waiting), _widths([*names, *waiting], room)
         while widths is None and count > 1:
             count -= 1
-            widths = _widths([name, *waiting[:count]], room)
+            widths = _widths([*names, *waiting[:count]], room)
         if widths is None:
             return []
-        parts.append(([name, *waiting[:count]], widths))
+        parts.append(([*names, *waiting[:count]], widths))
         waiting = waiting[count:]
     return parts
 

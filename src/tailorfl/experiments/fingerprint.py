@@ -130,9 +130,9 @@ def other_data(jobs: Sequence[Job], out: Path, job: Job, found: Mapping[str, str
             continue
         same_seed = other.config.data.seed_of(other.seed) == job.config.data.seed_of(job.seed)
         if had.get("samples") != found["samples"]:
-            yield f"{_name(other)}: the samples were others"
+            yield f"{other.name}: the samples were others"
         elif same_seed and had.get("dealt") != found["dealt"]:
-            yield f"{_name(other)}: the samples were dealt to clients in another way"
+            yield f"{other.name}: the samples were dealt to clients in another way"
 
 
 def refuse(out: Path, differences: Sequence[str], force: bool) -> None:
@@ -182,7 +182,7 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any], job: Job) -> I
             continue
         if key not in old and _is_default(key, new[key]):
             continue  # a setting that did not exist then, left as it is
-        yield f"{_name(job)}: {key} was {old.get(key, 'not there')!r} and is {new.get(key, 'not there')!r}"
+        yield f"{job.name}: {key} was {old.get(key, 'not there')!r} and is {new.get(key, 'not there')!r}"
 
 
 def _is_default(key: str, value: Any) -> bool:
@@ -198,7 +198,3 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
     else:
         yield prefix, list(value) if isinstance(value, list | tuple) else value
-
-
-def _name(job: Job) -> str:
-    return f"{job.method.label}, seed {job.seed}"

@@ -27,6 +27,11 @@ class Job:
         return self.method.rounds if self.method.rounds is not None else self.config.rounds
 
     @property
+    def name(self) -> str:
+        """What people call it."""
+        return f"{self.method.label}, seed {self.seed}"
+
+    @property
     def folder(self) -> Path:
         """Where the job lies below the experiment's folder."""
         return Path(slug(self.method.label)) / f"seed-{self.seed}"

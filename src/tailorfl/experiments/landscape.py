@@ -21,7 +21,8 @@ from tailorfl.evaluation.landscape import losses, plane_through, random_plane
 from tailorfl.evaluation.selection import Selection
 from tailorfl.experiments.folders import check_source, experiment_in
 from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.runner import make_federation, make_selection, make_simulation
+from tailorfl.experiments.one_job import make_selection
+from tailorfl.experiments.runner import make_federation, make_simulation
 from tailorfl.runs.files import write_text
 from tailorfl.runs.store import RunStore
 

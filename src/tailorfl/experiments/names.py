@@ -11,7 +11,17 @@ from tailorfl.errors import ConfigError
 
 LONGEST = 100
 """Characters of a folder's name; file systems take 255 bytes, and paths have an end too."""
-OWN_FILES = frozenset({"config.yaml", "comparison.csv", "comparison.md", "report.md", "report.html"})
+OWN_FILES = frozenset(
+    {
+        "config.yaml",
+        "comparison.csv",
+        "comparison.md",
+        "report.md",
+        "report.html",
+        "status.json",
+        "forced.json",
+    }
+)
 """Names that the experiment's own files have beside the folders of its methods."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,10 +34,20 @@ PROSE = 60
 def write_report(result: ExperimentResult, target: float | None = None) -> list[Path]:
     """Writes the table, the plots, report.md and report.html into the result folder; returns the two reports.
 
-    `target` takes the place of the experiment's `eval.target`.
+    `target` takes the place of the experiment's `eval.target`. Where jobs are finished meanwhile, all is written again:
+    the experiment may have written its last tables and plots before ours, which know less.
 
     Raises RunError where the folder cannot be written, ConfigError for a target out of the metric's reach.
     """
+    while True:
+        files = _write(result, target)
+        now = result.again()
+        if len(now.jobs) == len(result.jobs):
+            return files
+        result = now
+
+
+def _write(result: ExperimentResult, target: float | None) -> list[Path]:
     config = load(result.path / "config.yaml")
     further = [*caveats(result), *sections(result, config.eval.target if target is None else target)]
     plots = result.write()
@@ -94,13 +105,18 @@ def _html(
     for section in further:
         parts += [f"<h2>{html.escape(section.title)}</h2>", f"<p>{html.escape(section.note)}</p>"]
         parts += [_html_table(_section(section))]
-    parts += [f'<p><img src="{plot.name}" alt="{plot.stem}"></p>' for plot in plots]
+    parts += [f'<p><img src="{_embedded(plot)}" alt="{plot.stem}"></p>' for plot in plots]
     parts += ["<h2>Settings</h2>", f"<pre>{html.escape(config.to_yaml())}</pre>"]
     body = "\n".join(parts)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
         f"<style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
     )
+
+
+def _embedded(plot: Path) -> str:
+    """A picture as an address that holds it: a page keeps the plots of its table, and can be sent as one file."""
+    return f"data:image/png;base64,{base64.b64encode(plot.read_bytes()).decode()}"
 
 
 def _html_table(markdown: str) -> str:

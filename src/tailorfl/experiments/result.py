@@ -13,7 +13,7 @@ from tailorfl.evaluation.seeds import paired
 from tailorfl.evaluation.summary import summarize
 from tailorfl.experiments.names import slug
 from tailorfl.runs import plots
-from tailorfl.runs.files import write_text
+from tailorfl.runs.files import remove_left_over, write_text
 from tailorfl.runs.store import RunStore
 from tailorfl.runs.tables import MARK, Column, SeedResult, comparison, render
 
@@ -37,6 +37,10 @@ class ExperimentResult:
         self, path: Path, jobs: Sequence[tuple[dict[str, Any], RunStore]], missing: Sequence[str] = ()
     ) -> None:
         self.path, self.jobs, self.missing = path, list(jobs), list(missing)
+
+    def again(self) -> Self:
+        """Returns the result as it is now: jobs may have been finished since this one was loaded."""
+        return type(self).load(self.path)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -232,6 +236,7 @@ class ExperimentResult:
 
     def write(self) -> list[Path]:
         """Writes comparison.csv, comparison.md and the plots into the result folder; returns the plots' paths."""
+        remove_left_over(self.path)
         table = self.table
         write_text(self.path / "comparison.csv", render(table, self.columns, "csv"))
         write_text(self.path / "comparison.md", self.markdown)

@@ -68,6 +68,25 @@ def replacing(path: Path) -> Iterator[Path]:
             raise
 
 
+def remove_left_over(folder: Path) -> None:
+    """Deletes the temporary files of `replacing` whose process was killed while it wrote them."""
+    for part in folder.glob(f".*.*{PART}"):
+        number = part.name.removesuffix(PART).rpartition(".")[2]
+        if number.isdigit() and not _is_alive(int(number)):
+            with contextlib.suppress(OSError):  # somebody else was faster
+                part.unlink()
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically (see `replacing`)."""
     with replacing(path) as part:

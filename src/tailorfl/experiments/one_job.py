@@ -1,0 +1,178 @@
+"""One job: its rounds, its records and checkpoints, and its summary; begun, or continued where it stopped."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from tailorfl.engines.private_updates import cohort_is_secret
+from tailorfl.engines.rounds import listed
+from tailorfl.engines.simulation import Simulation
+from tailorfl.errors import ConfigError, RunError
+from tailorfl.evaluation.generation import Generation
+from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
+from tailorfl.evaluation.protocols import evaluate, means
+from tailorfl.evaluation.selection import Selection
+from tailorfl.experiments.budget import limit_of
+from tailorfl.experiments.final_cost import long_final
+from tailorfl.experiments.jobs import Job, Observer
+from tailorfl.experiments.privacy import spent
+from tailorfl.experiments.records import round_record, summary_of
+from tailorfl.experiments.saving import Saver
+from tailorfl.experiments.schema import ExperimentConfig
+from tailorfl.runs.files import write_text
+from tailorfl.runs.signals import raise_if_told, why
+from tailorfl.runs.store import RunStore
+
+log = logging.getLogger(__name__)
+
+
+def run_job(
+    job: Job,
+    sim: Simulation,
+    folder: Path,
+    resume: bool,
+    watch: Observer,
+    position: int,
+    total: int,
+    origin: dict[str, Any],
+) -> None:
+    """Does a job, from its last checkpoint on where `resume` and there is one; `origin` is kept with its settings.
+
+    Raises:
+        TailorflError: it cannot be continued, or diverges.
+    """
+    identity = {"method": job.method.name, "label": job.method.label, "seed": job.seed}
+    exists = resume and (folder / "config.json").is_file()
+    with (
+        RunStore.open(folder)
+        if exists
+        else RunStore.create(
+            folder,
+            {**identity, **origin},
+            overwrite=True,
+        ) as store
+    ):
+        selection = make_selection(job.config, sim, folder)
+        found = store.latest_checkpoint() if exists else None
+        seconds = 0.0
+        if found is not None:
+            _, tensors, facts = found
+            sim.load(tensors, facts)
+            if selection is not None:
+                selection.load(tensors)
+            seconds = float(facts["seconds"])
+        if exists:
+            _keep_engine(sim, store)
+            store.truncate_after(sim.round)
+            _check_records(store, sim.round)
+        expensive = long_final(sim, _protocol(job.config, final=True), job.rounds)
+        if expensive is not None:
+            log.warning("%s", expensive)
+        watch.job_started(job, position, total, job.rounds, sim.round)
+        try:
+            _rounds(job, sim, store, watch, seconds, identity, selection)
+        except (KeyboardInterrupt, SystemExit) as stop:
+            store.mark("interrupted", f"{why(stop)} after round {sim.round} of {job.rounds}")
+            raise
+
+
+def make_selection(config: ExperimentConfig, sim: Simulation, folder: Path | None) -> Selection | None:
+    """What chooses personal models, where something does; it keeps them where private states are kept."""
+    if config.eval.select == "last" or not sim.method.has_personal:
+        return None
+    return Selection(sim, folder if config.engine.states == "disk" else None)
+
+
+def _keep_engine(sim: Simulation, store: RunStore) -> None:
+    """Goes on with the engine that an automatic choice fell on, also where it was not yet in a checkpoint."""
+    done = store.rounds()
+    if len(done):
+        sim.engine.resume(str(done["engine"].iloc[-1]))
+
+
+def _check_records(store: RunStore, rounds: int) -> None:
+    """Raises RunError where the records of the rounds that a checkpoint has behind it are not all there."""
+    done, clients = store.rounds(), store.clients()
+    lost = sorted(set(range(1, rounds + 1)) - set(done["round"].tolist()))
+    measured = [c for c in done.columns if c.startswith(("personal/", "global/"))]
+    evaluated = done["round"][done[measured].notna().any(axis=1)] if measured else done["round"][:0]
+    unseen = sorted(set(evaluated.tolist()) - set(clients["round"].tolist()))
+    for name, rounds_lost in (("rounds.jsonl", lost), ("clients.jsonl", unseen)):
+        if rounds_lost:
+            raise RunError(
+                f"'{store.path / name}' has lost the records of rounds {listed(rounds_lost)}, so this job's curves "
+                "would have holes; restore the file from a copy, or move the job's folder away to do it anew"
+            )
+
+
+def _rounds(
+    job: Job,
+    sim: Simulation,
+    store: RunStore,
+    watch: Observer,
+    seconds: float,
+    identity: dict[str, Any],
+    selection: Selection | None,
+) -> None:
+    config = job.config
+    begin = time.perf_counter() - seconds
+    saver = Saver(sim, store, config.checkpoint_every, selection)
+    if cohort_is_secret(sim) and "participants" in (*config.eval.sets, *config.eval.final):
+        raise ConfigError(
+            "the set 'participants' of eval.sets says who took part in a round, which this privacy keeps secret: its "
+            "epsilon counts on nobody seeing it; leave the set out, or take sampling=uniform"
+        )
+    limit = limit_of(config, job.rounds, job.method.rounds is not None, sim)
+    if job.rounds == sim.round and not sim.round:
+        raise ConfigError("rounds is 0: there is nothing to run")
+    while not limit.reached(sim):
+        done = sim.step()
+        last = limit.reached(sim)
+        due = config.eval.every > 0 and sim.round % config.eval.every == 0
+        record = round_record(sim, done, time.perf_counter() - begin)
+        if due or last:
+            records = evaluate(sim, _protocol(config, final=last), done.clients, selection)
+            found = means(records)
+            record |= found
+            store.append_clients(records)
+            watch.evaluated(job, sim.round, found)
+        store.append_round(record)
+        if last or saver.due():
+            saver.save(time.perf_counter() - begin)
+        watch.round_done(job, done)
+        raise_if_told()
+    summary = summary_of(sim, store, identity, time.perf_counter() - begin)
+    if selection is not None:
+        summary["selection"] = selection.summary()
+        write_text(store.path / "selection.csv", selection.csv())
+    if summary["loss_grew"] is not None:
+        first, last = summary["loss_grew"]
+        log.warning(
+            "%s, seed %d: the training loss grew from %.3g to %.3g: training diverged, though all numbers are finite; "
+            "lower train.lr, set train.clip, or check the scale of the data",
+            job.method.label,
+            job.seed,
+            first,
+            last,
+        )
+    used = spent(job, sim)
+    if used is not None:
+        summary["privacy"] = used.summary()
+        write_text(store.path / "privacy.csv", used.csv())
+    store.finish(summary)
+    watch.job_done(job, summary)
+
+
+def _protocol(config: ExperimentConfig, final: bool) -> EvaluationProtocol:
+    sets = dict.fromkeys((*config.eval.sets, *(config.eval.final if final else ())))
+    return EvaluationProtocol(
+        tuple(sets),
+        tuple(config.eval.adapt_steps),
+        config.eval.max_samples,
+        config.eval.feature_distance,
+        config.eval.sharpness,
+        Generation(**config.eval.generation.model_dump()),
+    )
