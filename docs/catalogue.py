@@ -15,8 +15,9 @@ import tailorfl
 import tailorfl.methods
 from tailorfl.core.method import methods
 from tailorfl.data.partition import RECIPES
+from tailorfl.data.registry import options_of as source_options
 from tailorfl.data.registry import sources
-from tailorfl.experiments.check import partition_options, source_options
+from tailorfl.experiments.check import partition_options
 from tailorfl.models.registry import available, options_of
 
 PACKAGE = Path(inspect.getfile(tailorfl)).parent

@@ -10,10 +10,12 @@ Importing this package is light; what it offers is imported when it is first use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tailorfl import modules
 
 if TYPE_CHECKING:
     from tailorfl.core.client import Client
@@ -24,10 +26,11 @@ if TYPE_CHECKING:
     from tailorfl.data.build import build as build_federation
     from tailorfl.data.federation import Federation
     from tailorfl.data.source import Source
+    from tailorfl.engines.rounds import RoundResult
     from tailorfl.engines.simulation import Simulation
     from tailorfl.experiments.bench_result import Bench
     from tailorfl.experiments.config import load as load_config
-    from tailorfl.experiments.jobs import Observer
+    from tailorfl.experiments.jobs import Job, Observer
     from tailorfl.experiments.landscape import landscape
     from tailorfl.experiments.pretrain import Pretrained, Watcher
     from tailorfl.experiments.result import ExperimentResult
@@ -44,9 +47,12 @@ __all__ = [
     "ExperimentConfig",
     "ExperimentResult",
     "Federation",
+    "Job",
     "Method",
     "Model",
+    "Observer",
     "Replies",
+    "RoundResult",
     "Simulation",
     "Source",
     "Split",
@@ -54,6 +60,7 @@ __all__ = [
     "__version__",
     "bench",
     "build_federation",
+    "compare",
     "landscape",
     "load_config",
     "pretrain",
@@ -69,9 +76,12 @@ _HOMES = {
     "ExperimentConfig": "tailorfl.experiments.schema:ExperimentConfig",
     "ExperimentResult": "tailorfl.experiments.result:ExperimentResult",
     "Federation": "tailorfl.data.federation:Federation",
+    "Job": "tailorfl.experiments.jobs:Job",
     "Method": "tailorfl.core.method:Method",
     "Model": "tailorfl.models.functional:Model",
+    "Observer": "tailorfl.experiments.jobs:Observer",
     "Replies": "tailorfl.core.messages:Replies",
+    "RoundResult": "tailorfl.engines.rounds:RoundResult",
     "Simulation": "tailorfl.engines.simulation:Simulation",
     "Source": "tailorfl.data.source:Source",
     "Split": "tailorfl.models.split:Split",
@@ -92,6 +102,8 @@ def run(
     observer: Observer | None = None,
     source: Source | None = None,
     force: bool = False,
+    imports: Sequence[str] = (),
+    progress: bool | None = None,
     **settings: Any,
 ) -> ExperimentResult:
     """Runs an experiment and returns its result; the same as `tailorfl run`.
@@ -101,9 +113,13 @@ def run(
         out: result folder; by default runs/NAME, or the next free runs/NAME-2, ...
         resume: continue the experiment in `out`; finished jobs are kept.
         overwrite: replace the experiment in `out`.
-        observer: told of the progress.
+        observer: told of the progress, see `tailorfl.Observer`.
         source: your own data in place of `data.name`, see `tailorfl.data.own`.
         force: resume though settings, data or versions are not those that it was started with; the report says so.
+        imports: modules, or files `NAME.py`, whose models, methods and data a file of settings may name as
+            `module:name`. Importing runs them. Those that stand in `settings` need not be named again.
+        progress: whether to show progress and warnings on stderr; None: in a terminal, an interactive Python or a
+            notebook, unless there is an observer.
         settings: in place of the config's: `rounds=20`, `methods=["local", "ditto"]`, `train={"lr": 0.1}`.
             Groups are merged key by key, so `train={"lr": 0.1}` leaves the other training settings.
 
@@ -112,6 +128,7 @@ def run(
     """
     from tailorfl.experiments.api import run as run_here
 
+    modules.load(imports)
     return run_here(
         config,
         settings,
@@ -121,6 +138,40 @@ def run(
         observer=observer,
         source=source,
         force=force,
+        progress=progress,
+    )
+
+
+def compare(
+    config: str | Path | Mapping[str, Any] | ExperimentConfig | None = None,
+    *,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    observer: Observer | None = None,
+    source: Source | None = None,
+    imports: Sequence[str] = (),
+    progress: bool | None = None,
+    **settings: Any,
+) -> ExperimentResult:
+    """Compares several methods and returns the result; the same as `tailorfl compare`.
+
+    Arguments and errors are those of `run`; where no methods are named, six that are unlike each other are compared.
+    """
+    from tailorfl.experiments.api import run as run_here
+    from tailorfl.experiments.schema import COMPARED
+
+    modules.load(imports)
+    return run_here(
+        config,
+        settings,
+        out=out,
+        resume=False,
+        overwrite=overwrite,
+        observer=observer,
+        source=source,
+        force=False,
+        progress=progress,
+        methods=COMPARED,
     )
 
 
@@ -132,6 +183,8 @@ def reproduce(
     overwrite: bool = False,
     observer: Observer | None = None,
     force: bool = False,
+    imports: Sequence[str] = (),
+    progress: bool | None = None,
     **settings: Any,
 ) -> dict[str, ExperimentResult]:
     """Runs a recipe and returns its results by variant ("" where it has none); the same as `tailorfl reproduce`.
@@ -140,8 +193,16 @@ def reproduce(
     """
     from tailorfl.experiments.api import reproduce as reproduce_here
 
+    modules.load(imports)
     return reproduce_here(
-        recipe, settings, out=out, resume=resume, overwrite=overwrite, observer=observer, force=force
+        recipe,
+        settings,
+        out=out,
+        resume=resume,
+        overwrite=overwrite,
+        observer=observer,
+        force=force,
+        progress=progress,
     )
 
 
@@ -153,6 +214,7 @@ def pretrain(
     overwrite: bool = False,
     watch: Watcher | None = None,
     source: Source | None = None,
+    imports: Sequence[str] = (),
     **settings: Any,
 ) -> Pretrained:
     """Trains a model in one place and writes its weights; the same as `tailorfl pretrain`.
@@ -165,6 +227,7 @@ def pretrain(
         overwrite: replace `out`.
         watch: told of the progress.
         source: your own data in place of `data.name`.
+        imports: as for `run`.
         settings: in place of the config's, as for `run`.
 
     Raises:
@@ -172,6 +235,7 @@ def pretrain(
     """
     from tailorfl.experiments.api import pretrain as pretrain_here
 
+    modules.load(imports)
     return pretrain_here(
         config, settings, out=out, resume=resume, overwrite=overwrite, watch=watch, source=source
     )
@@ -184,6 +248,7 @@ def bench(
     profile: bool = False,
     source: Source | None = None,
     watch: Callable[[str], None] | None = None,
+    imports: Sequence[str] = (),
     **settings: Any,
 ) -> Bench:
     """Times a round as a plain PyTorch loop and with every engine; the same as `tailorfl bench`.
@@ -194,6 +259,7 @@ def bench(
         profile: also tell which operators take the time, and how near to the machine's limits a round is.
         source: your own data in place of `data.name`.
         watch: told what is being done.
+        imports: as for `run`.
         settings: in place of the config's, as for `run`.
 
     Raises:
@@ -201,6 +267,7 @@ def bench(
     """
     from tailorfl.experiments.api import bench as bench_here
 
+    modules.load(imports)
     return bench_here(config, settings, seconds=seconds, profile=profile, source=source, watch=watch)
 
 

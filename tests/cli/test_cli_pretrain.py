@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from tailorfl.cli.epochs import EpochLines, LiveEpochs, watcher
 from tailorfl.cli.main import INTERRUPTED, app
-from tailorfl.cli.progress import bars
 from tailorfl.experiments import pretrain
 from tailorfl.experiments.pretrain import Epoch, Watcher
+from tailorfl.experiments.progress import bars
 
 SMALL = ["data.samples=120", "rounds=2", "model.hidden=[8]", "train.batch_size=32"]
 

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 import tailorfl
 from tailorfl.cli.main import app
-from tailorfl.cli.progress import Live, bars
 from tailorfl.cli.screen import NARROWEST, PROSE, say, show_table
 from tailorfl.experiments import bench
 from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.progress import Live, bars
 from tailorfl.experiments.report import write_report
 
 TINY = [

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 import tailorfl
 from tailorfl.cli.main import app
-from tailorfl.cli.progress import messages
 from tailorfl.errors import ConfigError, DataError, ModelError, RunError
 from tailorfl.experiments.check import check
 from tailorfl.experiments.config import load
+from tailorfl.experiments.progress import messages
 from tailorfl.experiments.reading import DEEPEST, LARGEST, MOST_VALUES
 from tailorfl.experiments.runner import run_experiment
 from tailorfl.models.registry import build

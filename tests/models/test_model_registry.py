@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from tailorfl import modules
 from tailorfl.errors import ConfigError, ModelError
 from tailorfl.models import Dropout, available, build, options_of
 
@@ -188,6 +189,7 @@ def factories(monkeypatch):
     module.net = net
     module.nothing = lambda input_shape, outputs: None
     monkeypatch.setitem(sys.modules, "someones_models", module)
+    monkeypatch.setattr(modules, "_NAMED", {"someones_models": "someones_models", "no_such_package_here": ""})
 
 
 @pytest.mark.usefixtures("factories")
@@ -208,8 +210,15 @@ def test_a_users_factory_by_dotted_path():
     ],
 )
 def test_a_users_factory_that_fails(path, options, message):
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises((ConfigError, ModelError), match=message):
         build(path, (4,), 2, **options)
+
+
+@pytest.mark.usefixtures("factories")
+def test_a_users_factory_that_nobody_has_named(monkeypatch):
+    monkeypatch.setattr(modules, "_NAMED", {})
+    with pytest.raises(ConfigError, match="--import someones_models"):
+        build("someones_models:net", (4,), 2)
 
 
 @pytest.mark.parametrize("shape", [(28, 28, 1), (28, 28, 3), (32, 32, 4), (3, 2, 9), (1, 7, 7)])

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tailorfl.cli.arguments import experiment
+from tailorfl.cli.arguments import Imports, experiment
 from tailorfl.cli.screen import PROSE, say, show_table, stdout
 from tailorfl.errors import ConfigError
 
@@ -45,9 +45,10 @@ def command(
     ] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
+    imports: Imports = None,
 ) -> None:
     """Train a cheap pilot and say how much to personalize: R, V, rho, L, mu, lam, step sizes, rounds."""
-    from tailorfl.cli.progress import messages
+    from tailorfl.experiments.progress import messages
 
     config = experiment(arguments)
     errors = Console(stderr=True)

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from tailorfl import modules
 from tailorfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from tailorfl.experiments.schema import ExperimentConfig
 
 
+def _load(names: list[str] | None) -> list[str] | None:
+    modules.load(names or ())
+    return names
+
+
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        callback=_load,
+        metavar="MODULE",
+        help="A module or FILE.py of your own, whose models, methods and data the experiment may name.",
+    ),
+]
+
+
 def experiment(arguments: Sequence[str] | None, methods: Sequence[str] | None = None) -> ExperimentConfig:
     """Returns the experiment of a command's arguments: a file or recipe if the first is none KEY=VALUE, and changes.
+
+    Modules that stand in KEY=VALUE it may name, those of a file only if they were imported.
 
     Raises:
         ConfigError: as `tailorfl.experiments.config.load`, or a name does not exist.
     """
     from tailorfl.experiments.config import load, recipes
+    from tailorfl.experiments.overrides import name_modules
 
     given = list(arguments or [])
     named = bool(given) and "=" not in given[0]
@@ -28,12 +51,19 @@ def experiment(arguments: Sequence[str] | None, methods: Sequence[str] | None = 
     for number, word in enumerate(given[1:], start=1):
         if "=" not in word:
             _refuse_words(given[number : number + 2])
-    config = load(given[0] if named else None, given[1:] if named else given, methods=methods)
+    changes = given[1:] if named else given
+    name_modules(changes)
+    config = load(given[0] if named else None, changes, methods=methods)
     if "torch" not in sys.modules:  # else the registries themselves are as quick
         from tailorfl.experiments.first_look import first_look
 
         first_look(config)
     return config
+
+
+def again() -> str:
+    """Returns the options that name again the modules that were named, for a command that goes on."""
+    return "".join(f" --import {shlex.quote(name)}" for name in modules.named())
 
 
 def hint(option: str, value: str | None = None) -> str | None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tailorfl.cli.arguments import experiment
+from tailorfl.cli.arguments import Imports, experiment
 from tailorfl.cli.screen import PROSE, say, show_table, stdout
 from tailorfl.errors import ConfigError
 
@@ -42,9 +42,10 @@ def command(
         Path | None, typer.Option("--json", metavar="FILE", help="Write everything to this file.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
+    imports: Imports = None,
 ) -> None:
     """Time one round: a plain PyTorch loop against the engines, and say which settings are fastest."""
-    from tailorfl.cli.progress import messages
+    from tailorfl.experiments.progress import messages
 
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
         raise ConfigError(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tailorfl.cli.arguments import Imports
 from tailorfl.cli.screen import say, stdout
 
 
@@ -27,6 +28,7 @@ def command(
     out: Annotated[Path, typer.Option("--out", "-o", help="The PNG file; numbers go beside it.")] = Path(
         "landscape.png"
     ),
+    imports: Imports = None,
 ) -> None:
     """Draw the loss around a model of a run, or on the plane through three of them."""
     from typing import Any, cast

@@ -54,11 +54,10 @@ def _methods() -> Iterator[Row]:
 
 
 def _data() -> Iterator[Row]:
-    from tailorfl.data.registry import sources
-    from tailorfl.experiments.check import source_options
+    from tailorfl.data.registry import options_of, sources
 
     for name, description in sources().items():
-        yield name, description, _options(source_options(name))
+        yield name, description, _options(options_of(name))
 
 
 def _models() -> Iterator[Row]:

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 import tailorfl
 from tailorfl.cli import advise, audit, bench, landscape, pretrain, theory
-from tailorfl.cli.arguments import experiment, hint
+from tailorfl.cli.arguments import Imports, again, experiment, hint
 from tailorfl.cli.screen import say, show_table, stdout
 from tailorfl.cli.state import State, quoted
 from tailorfl.errors import ConfigError, TailorflError, nearest
@@ -133,6 +133,7 @@ def run_command(
     force: Force = False,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
+    imports: Imports = None,
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment: one method (Ditto if not told), or all that its file names."""
@@ -148,6 +149,7 @@ def compare(
     force: Force = False,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
+    imports: Imports = None,
     quiet: Quiet = False,
 ) -> None:
     """Compare several methods fairly: same data, same seeds, one table with plots."""
@@ -168,6 +170,7 @@ def reproduce(
     out: Out = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
+    imports: Imports = None,
     quiet: Quiet = False,
 ) -> None:
     """Run a recipe and show a paper's numbers beside ours."""
@@ -257,19 +260,19 @@ def _experiment(
 
     if dry_run:
         from tailorfl.cli.estimates import show_estimate
-        from tailorfl.cli.progress import messages
         from tailorfl.experiments.estimate import estimate
+        from tailorfl.experiments.progress import messages
 
         with messages(_stderr()):
             for one in expand(config).values():
                 show_estimate(stdout(), one, estimate(one))
         return
-    from tailorfl.cli.progress import observer
     from tailorfl.experiments.folders import new_folder
+    from tailorfl.experiments.progress import observer
 
     state = ctx.ensure_object(State)
     folder = resume or out or new_folder(config, overwrite)
-    state.under_way(folder / "config.yaml", f"tailorfl run --resume {quoted(folder)}")
+    state.under_way(folder / "config.yaml", f"tailorfl run{again()} --resume {quoted(folder)}")
     with observer(_stderr(), config, quiet=quiet) as watch:
         done = list(
             run_variants(
@@ -288,7 +291,7 @@ def _config(
     resume: Path | None,
     overwrite: bool,
 ) -> ExperimentConfig:
-    from tailorfl.cli.progress import messages
+    from tailorfl.experiments.progress import messages
 
     if resume is not None:
         from tailorfl.experiments.folders import experiment_in

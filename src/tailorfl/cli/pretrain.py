@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tailorfl.cli.arguments import experiment
+from tailorfl.cli.arguments import Imports, again, experiment
 from tailorfl.cli.screen import say, stdout
 from tailorfl.cli.state import State, quoted
 from tailorfl.errors import ConfigError
@@ -31,6 +31,7 @@ def command(
     resume: Annotated[Path | None, typer.Option(help="Continue the pretraining of this file.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
+    imports: Imports = None,
 ) -> None:
     """Train a backbone on a labelled data set in one place, for model.weights of experiments."""
     if resume is not None and (arguments or out is not None or overwrite):
@@ -52,7 +53,7 @@ def command(
         assert resume is not None
         config, file = experiment_of(resume), resume
     state = ctx.ensure_object(State)
-    state.under_way(running(file) / "config.yaml", f"tailorfl pretrain --resume {quoted(file)}")
+    state.under_way(running(file) / "config.yaml", f"tailorfl pretrain{again()} --resume {quoted(file)}")
     with watcher(Console(stderr=True), quiet=quiet) as watch:
         found = pretrain(config, file, resume=resume is not None, overwrite=overwrite, watch=watch)
     state.done()

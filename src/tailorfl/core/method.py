@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from tensordict import TensorDict
 
+from tailorfl import modules
 from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
@@ -237,16 +238,35 @@ def needs_one_architecture(method: Method, names: Sequence[str]) -> ConfigError:
     )
 
 
+def find_method(name: str) -> type[Method]:
+    """Returns a method by its name, or as `module:Class` one of a module that was named (`tailorfl.modules`).
+
+    Raises:
+        ConfigError: there is none; names the nearest.
+    """
+    if ":" in name:
+        found = modules.find(name)
+        if not (isinstance(found, type) and issubclass(found, Method)):
+            raise ConfigError(
+                f"method '{name}' should be a class made from tailorfl.Method, but is {found!r}"[:300]
+            )
+        for attribute, value in (("name", name), ("title", found.__name__), ("paper", "")):
+            if not hasattr(found, attribute):
+                setattr(found, attribute, value)
+        return found
+    known = methods()
+    if name not in known:
+        raise unknown("method", name, known)
+    return known[name]
+
+
 def make_method(name: str, options: dict[str, Any] | None = None) -> Method:
     """Returns a method with its hyper-parameters.
 
     Raises:
         ConfigError: unknown method, unknown or invalid hyper-parameter; names the nearest valid one.
     """
-    known = methods()
-    if name not in known:
-        raise unknown("method", name, known)
-    cls = known[name]
+    cls = find_method(name)
     options = dict(options or {})
     for key in options:
         if key not in cls.model_fields:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
+from tailorfl import modules
 from tailorfl.data import hospitals, images, own, synthetic, synthetic_classes
 from tailorfl.data import instructions as answers
 from tailorfl.data import text as texts
@@ -22,6 +23,8 @@ def _given() -> Source:
         "that can be loaded (`tailorfl list data`), or hand it over again"
     )
 
+
+_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 _SOURCES: dict[str, tuple[Callable[..., Source], str]] = {
     "digits": (images.digits, "1,797 digits of 8x8 pixels, bundled with scikit-learn"),
@@ -82,22 +85,62 @@ def sources() -> dict[str, str]:
 def load_source(name: str, **options: Any) -> Source:
     """The source `name`, with the options of its loader, such as `samples=5000` or `seed=1`.
 
+    `name` may be `module:function`, of a module that was named (`tailorfl.modules`).
+
     Raises:
         ConfigError: for an unknown name or option (names the nearest valid one) or a missing option.
         DataError: if its data cannot be found or used.
     """
-    if name not in _SOURCES:
-        raise unknown("data source", name, _SOURCES)
-    loader = _SOURCES[name][0]
+    loader = loader_of(name)
     parameters = inspect.signature(loader).parameters
     for option in options:
-        if option not in parameters:
+        if option not in parameters and not _takes_any(parameters):
             raise unknown(f"option of data source '{name}'", option, parameters)
     for option, parameter in parameters.items():
-        if parameter.default is inspect.Parameter.empty and option not in options:
+        needed = parameter.default is parameter.empty and parameter.kind not in _ANY
+        if needed and option not in options:
             raise ConfigError(f"data source '{name}' needs the option '{option}'")
     try:
-        return loader(**options)
+        found = loader(**options)
     except (OSError, ValueError, EOFError) as error:
         # What loaders did not look for: a path that no file system takes, an option of another type.
         raise DataError(f"data source '{name}' cannot be read with {options}: {error}") from error
+    if not isinstance(found, Source):
+        raise DataError(f"data source '{name}' should return a tailorfl.Source, but returned {found!r}"[:300])
+    return found
+
+
+def loader_of(name: str) -> Callable[..., Source]:
+    """Returns the function that loads a source; of `module:function` that of a module that was named.
+
+    Raises:
+        ConfigError: there is none; names the nearest.
+    """
+    if ":" in name:
+        found = modules.find(name)
+        if isinstance(found, Source):
+            return lambda: found
+        if not callable(found):
+            raise ConfigError(
+                f"data source '{name}' should be a function that returns a tailorfl.Source, but is {found!r}"[
+                    :300
+                ]
+            )
+        return cast(Callable[..., Source], found)
+    if name not in _SOURCES:
+        raise unknown("data source", name, _SOURCES)
+    return _SOURCES[name][0]
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """Returns the options of a source and their defaults; `inspect.Parameter.empty` where one must be given.
+
+    Raises:
+        ConfigError: there is no such source.
+    """
+    parameters = inspect.signature(loader_of(name)).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind not in _ANY}
+
+
+def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from tailorfl.experiments.check import check
 from tailorfl.experiments.config import load
 from tailorfl.experiments.folders import experiment_in, new_folder
 from tailorfl.experiments.jobs import Observer
+from tailorfl.experiments.overrides import name_modules
 from tailorfl.experiments.pretrain import Pretrained, Watcher, central, default_file, experiment_of
 from tailorfl.experiments.pretrain import pretrain as pretrain_here
+from tailorfl.experiments.progress import watching
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.runner import run_experiment
 from tailorfl.experiments.schema import ExperimentConfig
@@ -34,8 +36,10 @@ def run(
     observer: Observer | None,
     source: Source | None,
     force: bool,
+    progress: bool | None,
+    methods: Sequence[str] | None = None,
 ) -> ExperimentResult:
-    """Loads, checks and runs an experiment; see `tailorfl.run`."""
+    """Loads, checks and runs an experiment; see `tailorfl.run`. `methods` are run where none are named."""
     folder = None if out is None else Path(out)
     if resume:
         if folder is None or config is not None or settings:
@@ -45,7 +49,7 @@ def run(
             )
         chosen = experiment_in(folder)
     else:
-        chosen = _loaded(config, settings, source)
+        chosen = _loaded(config, settings, source, methods)
     check(chosen)
     if chosen.variants:
         names = ", ".join(chosen.variants)
@@ -54,15 +58,16 @@ def run(
         )
     if folder is None:
         folder = new_folder(chosen, overwrite)
-    return run_experiment(
-        chosen,
-        folder,
-        resume=resume,
-        overwrite=overwrite,
-        observer=observer,
-        source=source,
-        force=force,
-    )
+    with watching(chosen, observer, progress) as watch:
+        return run_experiment(
+            chosen,
+            folder,
+            resume=resume,
+            overwrite=overwrite,
+            observer=watch,
+            source=source,
+            force=force,
+        )
 
 
 def reproduce(
@@ -74,13 +79,15 @@ def reproduce(
     overwrite: bool,
     observer: Observer | None,
     force: bool,
+    progress: bool | None,
 ) -> dict[str, ExperimentResult]:
     """Runs every variant of an experiment; see `tailorfl.reproduce`."""
-    chosen = load(config, settings)
+    chosen = _loaded(config, settings, None)
     check(chosen)
     folder = Path(out) if out is not None else new_folder(chosen, overwrite)
-    found = run_variants(chosen, folder, resume=resume, overwrite=overwrite, observer=observer, force=force)
-    return dict(zip(expand(chosen), found, strict=True))
+    with watching(chosen, observer, progress) as watch:
+        found = run_variants(chosen, folder, resume=resume, overwrite=overwrite, observer=watch, force=force)
+        return dict(zip(expand(chosen), found, strict=True))
 
 
 def pretrain(
@@ -133,11 +140,13 @@ def _loaded(
     config: str | Path | Mapping[str, Any] | ExperimentConfig | None,
     settings: Mapping[str, Any],
     source: Source | None,
+    methods: Sequence[str] | None = None,
 ) -> ExperimentConfig:
     """An experiment, which names a source that was handed over as such and not as another."""
+    name_modules(settings)
     if source is None:
-        return load(config, settings)
+        return load(config, settings, methods=methods)
     named = {"name": source.name} if config is None else {}
-    chosen = load(config, {**named, **settings})
+    chosen = load(config, {**named, **settings}, methods=methods)
     data = chosen.data.model_copy(update={"name": GIVEN, "path": None, "options": {}})
     return chosen.model_copy(update={"data": data})

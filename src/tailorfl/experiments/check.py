@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 
 from tailorfl.errors import ConfigError, unknown
@@ -10,6 +9,7 @@ from tailorfl.experiments.data_settings import DataConfig
 from tailorfl.experiments.model_settings import OneModelConfig
 from tailorfl.experiments.names import check_distinct
 from tailorfl.experiments.schema import ExperimentConfig, MethodConfig
+from tailorfl.modules import find
 
 
 def check(config: ExperimentConfig) -> None:
@@ -75,20 +75,22 @@ def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
 def _check_model(model: OneModelConfig) -> None:
     from tailorfl.models.registry import options_of
 
-    if ":" in model.name:  # a factory of the user's, imported when the model is built
+    if ":" in model.name:  # a factory of the user's; its options are looked at when the model is built
+        find(model.name)
         return
     _check_options(f"option of model '{model.name}'", model.options, options_of(model.name))
 
 
 def _check_data(data: DataConfig) -> None:
     from tailorfl.data.partition import recipe_named
-    from tailorfl.data.registry import sources
+    from tailorfl.data.registry import loader_of, options_of
     from tailorfl.data.splits import read_split
 
-    for name in (data.name, data.public):
-        if name is not None and name not in sources():
-            raise unknown("data source", name, sources())
-    _check_options(f"option of data source '{data.name}'", data.options, source_options(data.name))
+    if data.public is not None:
+        loader_of(data.public)
+    options = options_of(data.name)
+    if ":" not in data.name:  # a function of the user's may take any
+        _check_options(f"option of data source '{data.name}'", data.options, options)
     if data.partition is not None:
         recipe_named(data.partition)  # raises where there is none
         valid = partition_options(data.partition)
@@ -97,14 +99,6 @@ def _check_data(data: DataConfig) -> None:
         split = data.model_dump()["split"]
         has_official = isinstance(split, str) or not isinstance(split.get("test"), float)
         read_split(split, has_official)
-
-
-def source_options(name: str) -> dict[str, object]:
-    """The options of a data source and their defaults; `inspect.Parameter.empty` where one must be given."""
-    from tailorfl.data import registry
-
-    loader, _ = registry._SOURCES[name]
-    return {p.name: p.default for p in inspect.signature(loader).parameters.values()}
 
 
 def partition_options(name: str) -> list[str]:

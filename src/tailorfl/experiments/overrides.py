@@ -13,10 +13,26 @@ from tailorfl.experiments.places import takes_list, written
 from tailorfl.experiments.reading import parsed
 from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.experiments.yaml_text import Loader
+from tailorfl.modules import name_in
 
 GROUPS = ("data", "model", "train", "engine", "eval")
+NAMING = {
+    *((key,) for key in ("model", "data", "method", "methods")),
+    *(("model", "name"), ("data", "name"), ("data", "public")),
+}
+"""Settings that name something, which may be of a module of the user's."""
 SHORT_FORMS = ("data", "model", "engine")
 """Groups that may be given as a name alone."""
+
+
+def name_modules(overrides: Sequence[str] | Mapping[str, Any]) -> None:
+    """Lets an experiment name the modules in changes that the person who runs it wrote, see `tailorfl.modules`.
+
+    Never to be called with what comes from a file.
+    """
+    for path, value in _changes(overrides):
+        if tuple(path) in NAMING:
+            name_in(value)
 
 
 def apply(raw: dict[str, Any], overrides: Sequence[str] | Mapping[str, Any]) -> None:

@@ -221,7 +221,7 @@ class ExperimentConfig(Settings):
 def labels(methods: Iterable[MethodConfig]) -> list[str]:
     """A label for every method: its own, else its name, with its options where the name comes twice."""
     methods = list(methods)
-    names = [method.label or method.name for method in methods]
+    names = [method.label or method.name.rpartition(":")[2] for method in methods]
     return [
         " ".join([name, *_written(method.options)]) if not method.label and names.count(name) > 1 else name
         for method, name in zip(methods, names, strict=True)

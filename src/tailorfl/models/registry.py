@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from tailorfl import modules
 from tailorfl.errors import ModelError, unknown
 from tailorfl.models import foundation, resnet, resnet_cifar, small, vgg
 from tailorfl.models.dropout import replace_dropout
@@ -60,7 +60,7 @@ def build(name: str, input_shape: Sequence[int], outputs: int, **options: Any) -
 
     `name` is a registered model or "package.module:function", a factory that is called as
     function(input_shape, outputs, **options) and returns an nn.Module; its dropout layers are replaced by
-    keyed ones.
+    keyed ones. Its module must have been named, see `tailorfl.modules`.
 
     >>> build("mlp", (1, 8, 8), 10, hidden=[32]).head
     Linear(in_features=32, out_features=10, bias=True)
@@ -95,13 +95,8 @@ def _reason(error: Exception) -> str:
 
 
 def _from_path(path: str, shape: tuple[int, ...], outputs: int, options: dict[str, Any]) -> nn.Module:
-    module_name, _, function_name = path.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ModelError(
-            f"model factory '{path}' (package.module:function) cannot be imported: {error}."
-        ) from error
+    function_name = path.partition(":")[2]
+    factory = modules.find(path)
     try:
         inspect.signature(factory).bind(shape, outputs, **options)
     except TypeError as error:

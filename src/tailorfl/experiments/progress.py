@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,52 @@ def observer(console: Console, config: ExperimentConfig, *, quiet: bool = False)
                 yield Live(progress, len(config.seeds) * len(config.methods))
         else:
             yield Lines(console)
+
+
+@contextmanager
+def watching(config: ExperimentConfig, given: Observer | None, progress: bool | None) -> Iterator[Observer]:
+    """The observer of a call from Python: the one that was given, a display on stderr, or both.
+
+    `progress` is whether to display; None: where a person looks on and gave no observer.
+    """
+    shown = (given is None and looked_at()) if progress is None else progress
+    if not shown:
+        yield given if given is not None else Observer()
+        return
+    with observer(Console(stderr=True), config) as display:
+        yield display if given is None else Several((given, display))
+
+
+def looked_at() -> bool:
+    """Whether a person sees what this process prints: in a terminal, an interactive Python or a notebook."""
+    return sys.stderr.isatty() or hasattr(sys, "ps1") or ("IPython" in sys.modules and _in_ipython())
+
+
+def _in_ipython() -> bool:
+    return sys.modules["IPython"].get_ipython() is not None
+
+
+class Several(Observer):
+    """Tells several observers, in order."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
+
+    def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
+        for one in self._observers:
+            one.job_started(job, position, total, rounds, resumed_from)
+
+    def round_done(self, job: Job, done: RoundResult) -> None:
+        for one in self._observers:
+            one.round_done(job, done)
+
+    def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
+        for one in self._observers:
+            one.evaluated(job, round, metrics)
+
+    def job_done(self, job: Job, summary: dict[str, Any]) -> None:
+        for one in self._observers:
+            one.job_done(job, summary)
 
 
 @contextmanager

@@ -1,0 +1,112 @@
+"""Modules of the user's: which ones an experiment may name as `module:object`, and what they hold.
+
+Importing a module runs it, and calling what it holds runs more. A recipe may come from anybody, so none imports
+anything by itself: a module must have been named by the person who runs it, with `--import` or `imports=`, or by a
+setting that this person wrote on the command line or in Python.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tailorfl.errors import ConfigError
+
+_NAMED: dict[str, str] = {}
+"""Modules that were named in this process, imported or not yet, and how: by their name or their file."""
+
+
+def load(names: Iterable[str]) -> None:
+    """Imports modules, each by its dotted name or as a file `NAME.py`, and lets experiments name what they hold.
+
+    Raises:
+        ConfigError: one cannot be imported, or its name is that of another module.
+    """
+    for name in names:
+        module = _from_file(Path(name)) if name.endswith(".py") else _imported(name)
+        _NAMED[module.__name__] = name
+
+
+def name_in(value: Any) -> None:
+    """Lets experiments name the modules of every `module:object` in a setting that the person who runs them wrote.
+
+    The value is a name, `{name: ...}`, or a list of these. Nothing is imported before it is needed.
+    """
+    for one in value if isinstance(value, list | tuple) else [value]:
+        name = one.get("name") if isinstance(one, Mapping) else one
+        if isinstance(name, str) and ":" in name:
+            module = name.partition(":")[0]
+            _NAMED.setdefault(module, module)
+
+
+def named() -> list[str]:
+    """Returns the modules and files that were named, as `load` takes them."""
+    return list(_NAMED.values())
+
+
+def find(path: str) -> Any:
+    """Returns the object `module:name`.
+
+    Raises:
+        ConfigError: nobody has named the module, it is one of Python's own, or there is no such object in it.
+    """
+    module, _, name = path.partition(":")
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise ConfigError(f"'{path}' is of Python's own library, which holds no models, methods or data")
+    if module not in _NAMED:
+        raise ConfigError(
+            f"'{path}' would import the module '{module}' and run what is in it; settings of a file may not do that "
+            f"unless you say so: --import {module} (or --import FILE.py), in Python imports=['{module}']"
+        )
+    imported = _imported(module)
+    if not hasattr(imported, name):
+        public = ", ".join(n for n in vars(imported) if not n.startswith("_")) or "nothing"
+        raise ConfigError(f"'{path}' cannot be imported: module '{module}' has no '{name}', but {public}")
+    return getattr(imported, name)
+
+
+def _imported(name: str) -> ModuleType:
+    """The module of a name; of the current folder where no other has it."""
+    if name in sys.modules:
+        return sys.modules[name]
+    try:
+        here = Path(f"{name}.py")
+        if importlib.util.find_spec(name) is None and here.is_file():
+            return _from_file(here)
+        return importlib.import_module(name)
+    except ConfigError:
+        raise
+    except Exception as error:  # a module of the user's may raise anything
+        raise _broken(name, error) from error
+
+
+def _from_file(file: Path) -> ModuleType:
+    name, place = file.stem, file.resolve()
+    if not place.is_file():
+        raise ConfigError(f"--import {file}: there is no such file")
+    known = sys.modules.get(name)
+    if known is not None and known.__file__ is not None and Path(known.__file__).resolve() == place:
+        return known
+    if known is not None or importlib.util.find_spec(name) is not None:
+        raise ConfigError(f"--import {file}: another module is called '{name}'; rename the file")
+    spec = importlib.util.spec_from_file_location(name, place)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"--import {file}: this is no Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.append(str(place.parent))  # worker processes that start anew look for it by its name
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _broken(str(file), error) from error
+    return module
+
+
+def _broken(name: str, error: Exception) -> ConfigError:
+    return ConfigError(f"'{name}' cannot be imported: {type(error).__name__}: {error}")
