@@ -19,7 +19,7 @@ ROOT = Path(tailorfl.__file__).parent
 ARROW = ["cli", "experiments", "runs", "evaluation", "engines", "methods", "core", "models", "data"]
 BESIDE = {"models", "data"}
 # Modules that every layer stands on, and that see none (but errors are raised everywhere).
-GROUND = {"errors", "hashing", "printable", "modules"}
+GROUND = {"errors", "hashing", "printable", "modules", "hub"}
 THEORY_SEES = {"core", "models", "data"}
 OPTIONAL = {
     "transformers", "peft", "flwr", "ray", "opacus", "tensorboard", "optuna", "datasets", "torchvision",
@@ -115,29 +115,12 @@ def test_optional_packages_are_imported_where_they_are_needed(path):
 
 
 def test_the_rules_themselves():
-    assert allowed("core") == {"core", "models", "data", "errors", "hashing", "printable", "modules"}
-    assert allowed("models") == {"models", "errors", "hashing", "printable", "modules"}
-    assert allowed("data") == {"data", "errors", "hashing", "printable", "modules"}
-    assert allowed("methods") == {
-        "methods",
-        "core",
-        "models",
-        "data",
-        "errors",
-        "hashing",
-        "printable",
-        "modules",
-    }
-    assert allowed("theory") == {
-        "theory",
-        "core",
-        "models",
-        "data",
-        "errors",
-        "hashing",
-        "printable",
-        "modules",
-    }
+    assert allowed("core") == {"core", "models", "data", *GROUND}
+    assert allowed("models") == {"models", *GROUND}
+    assert allowed("data") == {"data", *GROUND}
+    assert allowed("methods") == {"methods", "core", "models", "data", *GROUND}
+    assert allowed("theory") == {"theory", "core", "models", "data", *GROUND}
+    assert allowed("modules") == {"modules", "errors"}
     assert [layer for layer in ARROW if "theory" in allowed(layer)] == ["cli", "experiments"]
     assert "runs" not in allowed("evaluation")
     assert "cli" not in allowed("experiments") | allowed("")

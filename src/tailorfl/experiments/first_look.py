@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
-from tailorfl.errors import unknown
+from tailorfl.errors import ConfigError, unknown
 from tailorfl.experiments.catalogue import Kind, known, others_add_methods
+from tailorfl.experiments.model_settings import OneModelConfig
 from tailorfl.experiments.schema import ExperimentConfig
+from tailorfl.hub import no_such_folder
 
 
 def first_look(config: ExperimentConfig) -> None:
@@ -21,6 +23,7 @@ def first_look(config: ExperimentConfig) -> None:
     for method in config.methods:
         for model in config.model_of(method).architectures.values():
             _look("models", model.name, model.options, "model", f"option of model '{model.name}'")
+            check_checkpoint(model)
     data = config.data
     _look("data", data.name, data.options, "data source", f"option of data source '{data.name}'")
     if data.public is not None:
@@ -28,6 +31,14 @@ def first_look(config: ExperimentConfig) -> None:
     if data.partition is not None:
         what = f"option of partition '{data.partition}'"
         _look("partitions", data.partition, data.partition_options, "partition", what)
+
+
+def check_checkpoint(model: OneModelConfig) -> None:
+    """Raises ConfigError for a checkpoint that can only be a folder and is none."""
+    checkpoint = model.options.get("checkpoint")
+    problem = no_such_folder(checkpoint) if isinstance(checkpoint, str) and ":" not in model.name else ""
+    if problem:
+        raise ConfigError(f"model.checkpoint: {problem}; give a folder that save_pretrained wrote")
 
 
 def _look(kind: Kind, name: str, options: dict[str, object], what: str, what_option: str) -> None:

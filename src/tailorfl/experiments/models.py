@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ def make_model(config: OneModelConfig, source: Source, seed: int) -> Model:
         DataError: the weights are a file of the data folder (`data:NAME`), which has none of that name.
     """
     options = {**_known(config.name, source), **config.options}
+    _check_head(config.name, options, source)
 
     def factory() -> torch.nn.Module:
         return build(config.name, source.input_shape, source.outputs, **options)
@@ -56,6 +58,23 @@ def _known(name: str, source: Source) -> dict[str, Any]:
     told |= {k: v for k, v in source.info.get("choice", {}).items() if k == "option_length"}
     valid = options_of(name)
     return {key: value for key, value in told.items() if key in valid}
+
+
+def _check_head(name: str, options: Mapping[str, Any], source: Source) -> None:
+    """Raises ModelError where the head that a model is given cannot give what the task asks for."""
+    if ":" in name or not source.holds_tokens or "head" not in options_of(name):
+        return
+    head = options.get("head", options_of(name)["head"])
+    if (source.task == "generation") != (head == "language"):
+        wanted, others = (
+            ("a text, which takes model.head=language of a causal model such as llama", "classes or choices")
+            if source.task == "generation"
+            else ("classes, which takes model.head=classification or choice", "texts")
+        )
+        raise ModelError(
+            f"source '{source.name}' asks for {wanted}, but the head of model '{name}' is '{head}'; change the "
+            f"head, or take data that ask for {others} (data.options.form of instructions: choice or generation)"
+        )
 
 
 def _check(name: str, model: Model, source: Source) -> None:

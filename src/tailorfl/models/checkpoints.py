@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from tailorfl.errors import MissingExtraError, ModelError
+from tailorfl.hub import loaded
 from tailorfl.models.heads import HEADS
 from tailorfl.models.shapes import check_choice
 
@@ -74,7 +75,7 @@ def read_config(checkpoint: str | None) -> Any:
             "Hugging Face hub."
         )
     try:
-        return without_dropout(transformers().AutoConfig.from_pretrained(checkpoint))
+        return without_dropout(loaded(transformers().AutoConfig.from_pretrained, checkpoint))
     except (OSError, ValueError) as error:
         raise _unreadable(checkpoint, error) from error
 
@@ -129,8 +130,9 @@ def load_pretrained(checkpoint: str, config: Any, attention: str, causal: bool) 
     loader = package.AutoModelForCausalLM if causal else package.AutoModel
     try:
         with _quiet(package.utils.logging):
-            loaded: Any
-            loaded, told = loader.from_pretrained(
+            found: Any
+            found, told = loaded(
+                loader.from_pretrained,
                 checkpoint,
                 config=config,
                 dtype=torch.float32,
@@ -141,12 +143,12 @@ def load_pretrained(checkpoint: str, config: Any, attention: str, causal: bool) 
         raise _unreadable(checkpoint, error) from error
     if absent := sorted(name for name in told["missing_keys"] if not name.startswith("pooler.")):
         raise ModelError(
-            f"the checkpoint '{checkpoint}' is no pre-trained {type(loaded).__name__}: it lacks {len(absent)} of its "
+            f"the checkpoint '{checkpoint}' is no pre-trained {type(found).__name__}: it lacks {len(absent)} of its "
             f"tensors, such as {', '.join(absent[:3])}."
         )
-    if isinstance(getattr(loaded, "pooler", None), nn.Module):
-        loaded.pooler = None  # makes an output of its own, which nothing here reads
-    made: nn.Module = loaded
+    if isinstance(getattr(found, "pooler", None), nn.Module):
+        found.pooler = None  # makes an output of its own, which nothing here reads
+    made: nn.Module = found
     return made
 
 

@@ -1,0 +1,70 @@
+"""Where a checkpoint or tokenizer of a given name lies: in a folder, in the local cache of a hub, or on the hub itself.
+
+A folder that does not exist is never asked of a hub, and a hub that cannot be reached is not asked again and again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+T = TypeVar("T")
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+"""NAME or OWNER/NAME."""
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+
+
+def no_such_folder(name: str) -> str:
+    """Returns what is wrong with a name that can only be a folder and is none; "" where nothing is."""
+    if Path(name).expanduser().is_dir() or HUB_NAME.fullmatch(name):
+        return ""
+    what = "is a file and no folder" if Path(name).expanduser().is_file() else "does not exist"
+    return f"the folder '{name}' {what}, and no name on a hub looks like that (NAME or OWNER/NAME)"
+
+
+def loaded(load: Callable[..., T], name: str, **options: Any) -> T:
+    """Returns `load(place, ...)` of transformers: from a folder, else from the cache, else from the hub.
+
+    Raises:
+        OSError: there is no such folder, or neither the cache has the name nor may or can the hub be asked.
+        ValueError: what was found cannot be read.
+    """
+    problem = no_such_folder(name)
+    if problem:
+        raise OSError(f"{problem}.")
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return load(str(folder), local_files_only=True, **options)
+    try:
+        return load(name, local_files_only=True, **options)
+    except (OSError, ValueError):
+        closed = unreachable()
+        if closed:
+            raise OSError(
+                f"there is no folder '{name}', the cache has none of that name, and {closed}."
+            ) from None
+    return load(name, **options)
+
+
+def unreachable() -> str:
+    """Returns why the hub is not to be asked; "" where it is."""
+    for variable in OFFLINE:
+        if os.environ.get(variable, "").lower() in ("1", "true", "yes", "on"):
+            return f"{variable} says not to ask the hub"
+    if any(os.environ.get(variable) for variable in PROXIES):
+        return ""
+    from huggingface_hub.constants import ENDPOINT
+
+    host = urlsplit(ENDPOINT).hostname or ""
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError:
+        return f"the hub ({host}) cannot be reached from here"
+    return ""
