@@ -280,7 +280,7 @@ def test_the_metric_is_the_mean_training_loss_over_the_steps(engine):
 
     def local(client, _, w):
         client.fit(w, epochs=2, lr=0.0)
-        client.fit(w, epochs=1, lr=0.0, purpose="other")
+        client.fit(w, epochs=1, lr=0.0, purpose="other", repeat=2)
         return TensorDict(dict(client.metrics), batch_size=[])
 
     found = run(engine, cohort, local, received=start)

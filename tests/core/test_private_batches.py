@@ -87,6 +87,16 @@ def test_poisson_batches_are_as_many_as_those_of_passes_and_the_same_in_every_co
                 assert set(found.rows[0, step].tolist()) <= set(members[i].tolist())
 
 
+def test_a_plan_in_another_order_keeps_the_steps_of_empty_batches() -> None:
+    members, keys = members_of(7, 1, 12, 0, 3), np.arange(5, dtype=np.uint64)
+    whole = make_plan(members, keys, 1, epochs=1, poisson=True)
+    order = np.array([2, 0, 4, 1, 3])
+    found = whole.ordered(order)
+    assert found.steps.tolist() == whole.steps[order].tolist() == [12, 7, 3, 1, 0]
+    assert ((found.count > 0).sum(1) < found.steps).any()
+    assert (found.rows == whole.rows[order]).all()
+
+
 def test_a_batch_as_large_as_the_client_is_all_of_it() -> None:
     for batch in (0, 5, 9):
         plan = make_plan(members_of(5), np.array([1], dtype=np.uint64), batch, steps=3, poisson=True)

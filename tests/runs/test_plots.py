@@ -152,6 +152,7 @@ def test_bytes_are_the_mean_over_seeds_and_silence_is_a_level(drawn: list[Any], 
     np.testing.assert_allclose(line.get_xydata(), [(1500, 1.5), (3000, 2.5)])
     np.testing.assert_allclose(level.get_ydata(), [20, 20])
     assert level.get_label() == "b (no communication)"
+    assert axes.get_xlabel().startswith("bytes sent")
 
 
 def test_shares_are_shown_in_percent_and_other_metrics_as_they_are(drawn: list[Any], tmp_path: Path) -> None:

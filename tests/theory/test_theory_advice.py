@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from tailorfl.core.cohort import TrainConfig
 from tailorfl.theory.advice import SURE, Advice
+from tailorfl.theory.advisor import _notes
 from tailorfl.theory.minimax import Regime
 from tailorfl.theory.spread import Interval
 
@@ -72,3 +74,29 @@ def test_trained_models_contradict_the_regime_unless_losses_surely_speak_for_it(
     assert advice(regime, mode="training", gain=gain).contradicted == contradicted
     assert advice(regime, mode="training", gain=gain).sure == (not contradicted)
     assert not advice(regime, mode="optimum", gain=gain).contradicted
+
+
+@pytest.mark.parametrize(("low", "alike"), [(0.0, True), (1.0, False), (1e-9, False)])
+def test_it_is_said_where_the_radius_cannot_be_told_from_zero(low: float, alike: bool) -> None:
+    found = advice()
+    found.facts.radius, found.facts.curvature = (
+        Interval(2.0, low, 3.0),
+        SimpleNamespace(client_mu=1.0, flat=0),
+    )
+    federation: Any = SimpleNamespace(train=[range(2)] * 8, num_clients=8)
+    notes = _notes(found, federation, TrainConfig())
+    assert any("clients may be alike" in note for note in notes) == alike
+    assert len(notes) == alike
+
+
+@pytest.mark.parametrize(("used", "rough"), [(7, True), (8, False)])
+def test_few_clients_make_rough_intervals_and_tiny_ones_are_counted(used: int, rough: bool) -> None:
+    found = advice(used=used)
+    found.facts.radius, found.facts.curvature = (
+        Interval(2.0, 1.0, 3.0),
+        SimpleNamespace(client_mu=1.0, flat=0),
+    )
+    federation: Any = SimpleNamespace(train=[range(2), range(1), range(0), range(0)], num_clients=3)
+    notes = _notes(found, federation, TrainConfig())
+    assert notes[0].startswith("2 clients with fewer than 2 training samples")
+    assert any("resampling only 7 clients" in note for note in notes) == rough

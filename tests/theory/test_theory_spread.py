@@ -49,6 +49,13 @@ def test_a_resample_keeps_the_size_of_the_heterogeneity() -> None:
     assert abs(draws.mean() - CLIENTS / (CLIENTS - 1) * (1 - 1 / CLIENTS)) < 4 * error
 
 
+def test_a_resample_of_two_is_narrower_by_half() -> None:
+    gram = np.array([[4.0, 1.0], [1.0, 2.0]])
+    assert heterogeneity(gram) == pytest.approx(3 - 2)
+    assert heterogeneity(gram, np.array([0, 1])) == pytest.approx(2 * (3 - 2))
+    assert heterogeneity(gram, np.array([1, 1])) == 0.0
+
+
 def test_an_interval_holds_its_value_and_the_middle_of_the_draws() -> None:
     found = interval(-1.0, np.arange(101.0))
     assert (found.value, found.low, found.high) == (-1.0, -1.0, 95.0)

@@ -117,7 +117,7 @@ class Cohort:
 
     def keys(self, positions: Sequence[int], purpose: str) -> np.ndarray[Any, np.dtype[np.uint64]]:
         """Returns one key a client for this round and purpose, uint64 [positions]."""
-        ids = np.array([self.ids[p] for p in positions], dtype=np.uint64)
+        ids = np.array([self.ids[p] for p in positions])
         return derive(self.seed, "client", self.round, purpose, ids)
 
     def left(self, first: int) -> int | None:

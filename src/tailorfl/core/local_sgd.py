@@ -33,7 +33,7 @@ from tailorfl.core.gradients import (
     single_users,
     sum_gradient,
 )
-from tailorfl.core.plan import BatchPlan, runs
+from tailorfl.core.plan import BatchPlan, Rows, runs
 from tailorfl.core.privacy import Release, SampleDP
 from tailorfl.core.update import Rule, Update, along, clip_norm
 from tailorfl.data.source import Source
@@ -85,7 +85,7 @@ class LocalSGD:
     ) -> None:
         self.objective, self.source, self.options, self.stacked = objective, source, options, stacked
         self.first = first
-        self.gradients = np.zeros((0, 0), dtype=np.int64)
+        self.gradients: Rows
         self.directed: Directed | None = None
         if options.direction is not None or options.dp is not None:
             self.directed = Directed(

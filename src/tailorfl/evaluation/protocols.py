@@ -228,7 +228,7 @@ class _Measure:
                 held = tensors(once)
                 rows = [held[k] for k in which]
                 if len(once) == 1 < len(ids):  # a test set that all have
-                    found = self.judge.common(cohort, models, source, rows[0])
+                    found = self.judge.common(cohort, models, source, held[0])
                 else:
                     found = self.judge.own(cohort, models, rows)
                 self._add(
