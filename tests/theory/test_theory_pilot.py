@@ -17,7 +17,7 @@ from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.theory import pilot
 from tailorfl.theory.advisor import advise, conclude
-from tailorfl.theory.measures import curvature, gradient_noise
+from tailorfl.theory.measures import curvature, gain_of_own, gradient_noise
 from tailorfl.theory.objective import Objective
 from tailorfl.theory.pilot import SPLITS, halve, run_pilot
 from tailorfl.theory.spread import client_spread
@@ -171,3 +171,24 @@ def test_a_loss_without_curvature_has_no_advice() -> None:
     curved = replace(curvature(found), smoothness=0.0)
     with pytest.raises(DataError, match="no noise to weigh differences against"):
         conclude(data, found, curved, gradient_noise(found), TrainConfig())
+
+
+def test_the_gain_of_ones_own_is_what_the_mean_model_loses_on_the_other_half() -> None:
+    """Half the mean square, by least squares of each half in numpy; lines that differ much gain much."""
+    data = federation()
+    found = run_pilot(data, objective(data), TrainConfig(), seed=5)
+    columns = found.objective.size
+    x, y = data.source.x.double().numpy(), data.source.y.double().numpy().reshape(-1)
+    x = np.concatenate([x, np.ones((len(x), columns - DIM))], 1)
+    fitted = [[least_squares(data, rows, columns) for rows in pair] for pair in found.halves]
+    means = np.mean(fitted, axis=0)
+
+    def loss(weights: np.ndarray, rows: np.ndarray) -> float:
+        return float(0.5 * np.mean((x[rows] @ weights - y[rows]) ** 2))
+
+    expected = [
+        np.mean([loss(means[k], pair[1 - k]) - loss(own[k], pair[1 - k]) for k in (0, 1)])
+        for pair, own in zip(found.halves, fitted, strict=True)
+    ]
+    np.testing.assert_allclose(gain_of_own(found), expected, rtol=1e-5)
+    assert min(expected) > 0.1
