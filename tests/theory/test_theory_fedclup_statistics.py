@@ -76,6 +76,19 @@ def test_lower_bound_implies_both_conditions_of_the_proof(problem: Problem, time
     assert excess <= 144 * noise / problem.total + (150 * kappa**2 - 3) * problem.radius**2
 
 
+@pytest.mark.parametrize(("eighths", "holds"), [(0.999, True), (1.001, False)])
+def test_the_pooled_bound_asks_for_a_slack_of_an_eighth_of_the_squared_smoothness(
+    eighths: float, holds: bool
+) -> None:
+    """Where 4/mu (1/x + L/x^2) = s for x = mu + lam: x = (2 + 2 sqrt(1 + mu L s)) / (mu s)."""
+    mu, L = 0.5, 2.0
+    s = eighths / (8 * L**2)
+    lam = 2 * (1 + math.sqrt(1 + mu * L * s)) / (mu * s) - mu
+    problem = Problem(mu=mu, smoothness=L, rho=1, radius=0.1, samples=50, clients=10)
+    assert slack(problem, lam) == pytest.approx(s)
+    assert math.isfinite(statistical_bound(problem, lam).pooled) == holds
+
+
 @settings(deadline=None)
 @given(problems, st.floats(0, 1))
 def test_bound_in_the_range_is_of_the_minimax_form(problem: Problem, share: float) -> None:
