@@ -347,3 +347,10 @@ def test_a_learning_rate_may_be_a_tensor_of_each_clients_own(engine):
     found = run(engine, cohort, lambda client, state, w: client.fit(w, lr=state["rate"]), states, start)
     for i, rate in enumerate(rates.tolist()):
         assert_states(found[i], dict(alone(cohort, i).fit(start, lr=rate).items()))
+
+
+def test_the_metric_of_one_client_has_no_axis():
+    cohort, start = setting()
+    client = alone(cohort, 1)
+    client.fit(start)
+    assert client.metrics["train"].shape == ()

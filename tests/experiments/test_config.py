@@ -12,7 +12,9 @@ import pytest
 import yaml
 
 from tailorfl.errors import ConfigError
+from tailorfl.evaluation.protocols import Protocol
 from tailorfl.experiments.config import ExperimentConfig, load, parse, read, recipes
+from tailorfl.experiments.evaluation_settings import EvalConfig
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.runner import make_federation, make_simulation
 from tailorfl.experiments.schema import COMPARED
@@ -336,3 +338,9 @@ def test_the_recipe_of_all_methods_has_all_methods() -> None:
 
     own = {name for name, method in methods().items() if method.__module__.startswith("tailorfl.")}
     assert {method.name for method in load("all_methods").methods} == own
+
+
+def test_settings_of_evaluation_and_its_protocol_start_from_the_same_values() -> None:
+    settings, protocol = EvalConfig(), Protocol()
+    for name in ("sets", "adapt_steps", "max_samples", "feature_distance", "sharpness"):
+        assert getattr(settings, name) == getattr(protocol, name), name

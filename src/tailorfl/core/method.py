@@ -38,7 +38,7 @@ class Method(BaseModel):
     tensor values.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: ClassVar[str]
     title: ClassVar[str]
