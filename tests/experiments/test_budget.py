@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from methods.small import SIZES, TRAIN, simulation
+from methods.small import PUBLIC, SIZES, TRAIN, simulation
 from tailorfl.core.method import make_method
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.check import check
@@ -43,6 +44,16 @@ def test_gradients_are_those_of_single_samples(
 
 def _epochs(name: str, epochs: int, options: dict[str, Any]) -> int:
     return epochs + options["personal_epochs"] if name == "ditto" else sum(options.values())
+
+
+@pytest.mark.parametrize(("batch", "each"), [(4, 4), (128, PUBLIC)])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_gradients_of_public_samples_count_too(engine: str, batch: int, each: int) -> None:
+    """PerFed-CKT takes a public batch with every step, from the second round on."""
+    method = make_method("perfed_ckt", {"clusters": 2, "public_batch": batch, "weights": "uniform"})
+    sim = simulation(method, engine=engine, rounds=2)
+    steps = sum(math.ceil(size / TRAIN.batch_size) for size in SIZES)
+    assert sim.gradients == 2 * N + steps * each
 
 
 def test_gradients_go_on_from_a_checkpoint() -> None:

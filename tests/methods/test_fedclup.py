@@ -71,7 +71,9 @@ def lam_of(sim: Simulation) -> float:
 
 
 class TestStepsOfTheTheory:
-    @pytest.mark.parametrize(("mu", "smoothness"), [(1.0, 10.0), (0.3, 0.4), (2.0, 2.0), (1.0, 1.0001), (1.0, 500.0)])
+    @pytest.mark.parametrize(
+        ("mu", "smoothness"), [(1.0, 10.0), (0.3, 0.4), (2.0, 2.0), (1.0, 1.0001), (1.0, 500.0)]
+    )
     @pytest.mark.parametrize("lam", [0.01, 0.5, 1.0, 30.0])
     def test_are_those_of_the_calculators(self, mu: float, smoothness: float, lam: float) -> None:
         plan, at = schedule(mu, smoothness, lam), torch.tensor(lam, dtype=torch.float64)

@@ -103,9 +103,14 @@ def test_few_clients_make_rough_intervals_and_tiny_ones_are_counted(used: int, r
 
 
 @pytest.mark.parametrize(("mu", "flat", "said"), [(0.0, 0, 1), (-1e-9, 2, 2), (0.5, 0, 0), (0.5, 2, 1)])
-def test_losses_without_strong_convexity_and_flat_directions_are_named(mu: float, flat: int, said: int) -> None:
+def test_losses_without_strong_convexity_and_flat_directions_are_named(
+    mu: float, flat: int, said: int
+) -> None:
     found = advice()
-    found.facts.radius, found.facts.curvature = Interval(2.0, 1.0, 3.0), SimpleNamespace(client_mu=mu, flat=flat)
+    found.facts.radius, found.facts.curvature = (
+        Interval(2.0, 1.0, 3.0),
+        SimpleNamespace(client_mu=mu, flat=flat),
+    )
     federation: Any = SimpleNamespace(train=[range(2)] * 8, num_clients=8)
     notes = _notes(found, federation, TrainConfig())
     assert len(notes) == said

@@ -276,6 +276,13 @@ def test_separable_classes_have_no_optimum_and_are_trained() -> None:
     assert facts.radius.value > 0
 
 
+def test_a_pilot_trains_at_most_so_many_clients_thirty_by_default() -> None:
+    source = synthetic_linear(40, 8, 1, 2, seed=0)
+    given = natural(source), objective_for(source, model_for(source)), TrainConfig()
+    assert len(run_pilot(*given).clients) == 30
+    assert len(run_pilot(*given, clients=5).clients) == 5
+
+
 def test_noisy_classes_have_one() -> None:
     source = synthetic_logistic(6, 300, 1, 3, heterogeneity=0.5, label_noise="sample", seed=0)
     advice = advise(natural(source), model_for(source, "logistic", bias=False), TrainConfig())

@@ -60,6 +60,8 @@ def test_an_interval_holds_its_value_and_the_middle_of_the_draws() -> None:
     found = interval(-1.0, np.arange(101.0))
     assert (found.value, found.low, found.high) == (-1.0, -1.0, 95.0)
     assert (found.root().value, found.root().high) == (0.0, 95.0**0.5)
+    half = interval(50.0, np.arange(101.0), level=0.5)
+    assert (half.value, half.low, half.high) == (50.0, 25.0, 75.0)
 
 
 def test_client_spread_recovers_every_clients_own() -> None:
