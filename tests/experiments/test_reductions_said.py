@@ -14,7 +14,7 @@ from tailorfl.core.reduction import Facts
 from tailorfl.experiments.config import load, parse, recipes
 from tailorfl.experiments.estimate import estimate
 from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.reductions import named
+from tailorfl.experiments.reductions import named, remarks
 from tailorfl.experiments.report import write_report
 from tailorfl.experiments.runner import make_federation, make_simulation, run_experiment, train_config
 from tailorfl.experiments.variants import expand
@@ -110,3 +110,18 @@ def test_no_line_of_a_recipe_is_another_method_unknown_to_us(name: str) -> None:
     known = KNOWN.get(name, {})
     assert set(found) == set(known)
     assert all(words in found[label] for label, words in known.items())
+
+
+@pytest.mark.parametrize("method", ["fedit", "fedlora"])
+def test_methods_of_adapters_say_that_they_train_a_whole_model(method: str, tmp_path: Path) -> None:
+    def said(*settings: str) -> list[str]:
+        config = load(None, [f"method={method}", "data.samples=120", "data.clients=2", *settings])
+        job = Job(config, config.methods[0], 0)
+        return [
+            s for s in remarks(make_simulation(job, make_federation(config, 0)), 3) if "all its weights" in s
+        ]
+
+    (sentence,) = said()
+    assert "as FedAvg does" in sentence
+    assert "model.lora" in sentence
+    assert said("model.trainable=head") == []

@@ -51,6 +51,8 @@ class Method(BaseModel):
     """Whether the method sees all training data in one place (a reference, not federated learning)."""
     heterogeneous: ClassVar[bool] = False
     """Whether clients may have different architectures: no message mixes the weights of two."""
+    of_adapters: ClassVar[bool] = False
+    """Whether the method is made for the LoRA or adapters of a model whose other weights are frozen."""
     personal_receives: ClassVar[bool] = True
     """Whether `personal` looks at what the client receives; if not, evaluation sends it nothing."""
 

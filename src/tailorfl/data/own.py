@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tailorfl.data.folder import channel_scaling, from_folder, stack_images
+from tailorfl.data.labels import check_classes, from_zero, named
 from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task, check_finite
 from tailorfl.errors import DataError, MissingExtraError, nearest
@@ -36,8 +37,8 @@ def from_tensors(
     Args:
         x: `[samples, ...]`, images as `[samples, channels, height, width]`; uint8 with four axes stays an image
             set, everything else becomes float32.
-        y: `[samples]` classes counted from 0 for classification and binary; `[samples]` or `[samples,
-            outputs]` for multilabel and regression; `[samples, 2]` (event, time) for survival.
+        y: `[samples]` classes counted from 0 or their names for classification and binary; `[samples]` or
+            `[samples, outputs]` for multilabel and regression; `[samples, 2]` (event, time) for survival.
         clients: `[samples]` ids, numbers or names, or None for a set without natural clients.
         task: what `y` means; the number of outputs follows from `y`.
         test: `[samples]` bool, True for test samples, or None for no given split.
@@ -46,10 +47,11 @@ def from_tensors(
             which privacy of a sample needs, to -1 ... 1.
 
     Raises:
-        DataError: for lengths that differ, images with the channels last, classes that are not whole numbers,
-            missing ids, NaN or infinity.
+        DataError: for lengths that differ, images with the channels last, classes that are no whole numbers or are
+            counted from 1, missing ids, NaN or infinity.
     """
-    features, targets = torch.as_tensor(x), torch.as_tensor(y)
+    classes = named(y) if task in ("classification", "binary") else None
+    features, targets = torch.as_tensor(x), torch.as_tensor(y) if classes is None else classes[0]
     lengths = {"x": len(features), "y": len(targets)}
     lengths |= {
         what: len(column) for what, column in (("clients", clients), ("test", test)) if column is not None
@@ -61,8 +63,13 @@ def from_tensors(
         features = features.to(torch.float32)
     owners = None if clients is None else pd.Series(np.asarray(clients), name="clients")
     mask = None if test is None else torch.as_tensor(test).to(torch.bool)
+    if task == "classification":
+        check_classes(f"source '{name}': y", targets.numpy(force=True).reshape(-1))
     targets = _target_tensor(name, targets, task)
-    return _source(name, features, targets, task, _outputs(targets, task), owners, mask, {}, scaling)
+    if task == "classification":
+        targets = from_zero(f"source '{name}': y", targets)
+    info = {} if classes is None else {"classes": classes[1]}
+    return _source(name, features, targets, task, _outputs(targets, task), owners, mask, info, scaling)
 
 
 def from_table(
@@ -290,7 +297,12 @@ def _target_columns(
         return y, _outputs(y, task), {}
     if len(labels) != 1:
         raise DataError(f"table '{name}': a {task} task has one label column, but {len(labels)} are given")
-    ids, classes = _numbered(_filled(name, frame, labels[0]))
+    column = _filled(name, frame, labels[0])
+    if task == "classification":
+        check_classes(
+            f"table '{name}': column '{labels[0]}'", column, "task='regression' (data.options.task)"
+        )
+    ids, classes = _numbered(column)
     if task == "binary" and len(classes) != 2:
         shown = ", ".join(classes[:10])
         raise DataError(
@@ -311,7 +323,10 @@ def _target_tensor(name: str, y: Tensor, task: Task) -> Tensor:
     if task in ("classification", "binary"):
         whole = y.to(torch.int64)
         if not torch.equal(whole.to(y.dtype), y):
-            raise DataError(f"source '{name}': classes must be whole numbers counted from 0")
+            raise DataError(
+                f"source '{name}': classes must be whole numbers counted from 0; for numbers to be predicted set "
+                "task='regression'"
+            )
         return whole
     y = y.to(torch.float32)
     if y.dim() == 1:

@@ -26,7 +26,7 @@ from tailorfl.engines.simulation import Simulation
 from tailorfl.experiments.bench_work import Part, count_work, parts_of
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.privacy import planned, spent
-from tailorfl.experiments.reductions import named
+from tailorfl.experiments.reductions import remarks
 from tailorfl.experiments.runner import make_federation, make_simulation
 from tailorfl.experiments.schema import ExperimentConfig
 
@@ -77,7 +77,7 @@ def estimate(config: ExperimentConfig) -> Estimate:
         sim = make_simulation(job, federation)
         frozen = max(frozen, sim.model.held_scalars)
         of_model = {"model_scalars": sim.model.scalars, "frozen_scalars": sim.model.held_scalars}
-        privacy, same = _privacy(job, sim), named(sim, job.rounds)
+        privacy, same = _privacy(job, sim), remarks(sim, job.rounds)
         if same:
             reductions[method.label] = same
         found, state_bytes = _probe(sim)

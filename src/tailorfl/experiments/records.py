@@ -12,7 +12,7 @@ from tailorfl.errors import TailorflError
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.evaluation.protocols import headline, summaries
 from tailorfl.evaluation.summary import summarize
-from tailorfl.experiments.reductions import named
+from tailorfl.experiments.reductions import remarks
 from tailorfl.runs.store import RunStore
 
 GROWN = 10.0
@@ -62,7 +62,7 @@ def summary_of(sim: Simulation, store: RunStore, identity: dict[str, Any], secon
         "gradients": sim.gradients,
         "gradients_each": sim.gradients / max(sim.turns, 1),
         "trained_scalars": sim.trained_scalars,
-        "reductions": named(sim, sim.round),
+        "reductions": remarks(sim, sim.round),
         "seconds": seconds,
         "engine": sim.engine.name,
         "clients": sim.federation.num_clients,

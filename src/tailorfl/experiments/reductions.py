@@ -35,6 +35,21 @@ def facts_of(sim: Simulation, rounds: int) -> Facts:
     )
 
 
+def remarks(sim: Simulation, rounds: int) -> list[str]:
+    """Returns what is to be said of a run's method with its settings and model, a sentence each."""
+    return [*named(sim, rounds), *unsuited(sim)]
+
+
+def unsuited(sim: Simulation) -> list[str]:
+    """Returns a sentence where a method that is made for adapters trains a whole model."""
+    if not sim.method.of_adapters or sim.model.held_scalars:
+        return []
+    return [
+        f"{sim.method.title} on a model of which nothing is frozen trains and sends all its weights, as FedAvg does; "
+        "it is made for LoRA or adapters alone: set model.lora, or model.trainable"
+    ]
+
+
 def named(sim: Simulation, rounds: int) -> list[str]:
     """Returns a sentence for every other method that a run's method is with its settings."""
     found = sim.method.reductions(facts_of(sim, rounds))

@@ -36,7 +36,7 @@ from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.models import make_model
 from tailorfl.experiments.one_job import run_job
 from tailorfl.experiments.privacy import with_privacy
-from tailorfl.experiments.reductions import named
+from tailorfl.experiments.reductions import remarks
 from tailorfl.experiments.report import write_report
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.schema import ExperimentConfig
@@ -140,7 +140,7 @@ def with_all_options(config: ExperimentConfig) -> ExperimentConfig:
 
 def _say_reductions(job: Job, sim: Simulation, said: set[str]) -> None:
     """Warns where the settings of a line make its method another one, once a line and not once a seed."""
-    for sentence in named(sim, job.rounds):
+    for sentence in remarks(sim, job.rounds):
         warning = f"{job.method.label}: {sentence}"
         if warning not in said:
             log.warning("%s", warning)

@@ -51,6 +51,7 @@ from tailorfl.methods.fedavg import FedAvg, FedAvgFT
 class MeanOfLoRA(FedAvg):
     """FedAvg on adapters, whose factors or whose products are averaged."""
 
+    of_adapters: ClassVar[bool] = True
     mean_of: Literal["factors", "product"] = Field(
         "factors", description="average A and B each by itself, or B·A, cut to the rank of A (not FedIT)"
     )

@@ -1,0 +1,90 @@
+"""Labels of a user's own data as classes: numbered, named, and looked at for what was never meant as classes."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tailorfl.errors import DataError
+
+log = logging.getLogger(__name__)
+
+FEW_ROWS = 20
+"""Of so few rows nothing is concluded."""
+ROWS_A_CLASS = 10
+"""Where classes have fewer rows on average, and there are many, the labels may be numbers to be predicted."""
+MANY_CLASSES = 20
+
+
+def check_classes(
+    where: str, values: pd.Series[Any] | NDArray[Any], option: str = "task='regression'"
+) -> None:
+    """Nothing if values may be classes; a warning where they look like numbers to be predicted.
+
+    `where` begins the message, such as "table 'x': column 'y'"; `option` says how a regression is asked for.
+
+    Raises:
+        DataError: they are numbers with fractions, or most of them occur once.
+    """
+    column = pd.Series(values)
+    numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+    found, rows = int(column.nunique()), len(column)
+    meant = f"; if it is a number to be predicted, set {option}"
+    if numeric and pd.api.types.is_float_dtype(column):
+        parts = column[np.isfinite(column) & (column % 1 != 0)]
+        if len(parts):
+            raise DataError(
+                f"{where} has {found} values in {rows} rows, such as {parts.iloc[0]:g}; classes must be whole numbers "
+                f"or names{meant}"
+            )
+    if rows <= FEW_ROWS or found <= MANY_CLASSES:
+        return
+    if numeric and 2 * found > rows:
+        raise DataError(f"{where} has {found} values in {rows} rows, too few of each to be classes{meant}")
+    if ROWS_A_CLASS * found > rows:
+        log.warning(
+            "%s has %d classes in %d rows, %.1f rows a class%s",
+            where,
+            found,
+            rows,
+            rows / found,
+            meant if numeric else "; is it the right column?",
+        )
+
+
+def from_zero(where: str, y: Tensor) -> Tensor:
+    """Returns class numbers as they are, int64.
+
+    Raises:
+        DataError: none of them is 0, so that they are counted from another number.
+    """
+    if y.numel() and int(y.min()) >= 1:
+        low, high = int(y.min()), int(y.max())
+        raise DataError(
+            f"{where} has classes {low} to {high}; classes are counted from 0, and class 0 would stay empty: give "
+            f"y - {low}, or the classes' names as text"
+        )
+    return y
+
+
+def named(values: Any) -> tuple[Tensor, tuple[str, ...]] | None:
+    """Returns (classes int64 `[samples]`, their names in sorted order) of labels that are texts, None of others."""
+    if isinstance(values, Tensor):
+        return None
+    array = np.asarray(values)
+    if array.dtype.kind not in "USO" or array.ndim != 1:
+        return None
+    texts = pd.Series(array)
+    if texts.isna().any():
+        first = int(np.flatnonzero(texts.isna())[0])
+        raise DataError(
+            f"the labels are missing in {int(texts.isna().sum())} samples, first in sample {first}"
+        )
+    ids, found = pd.factorize(texts.astype(str), sort=True)
+    return torch.from_numpy(np.asarray(ids, dtype=np.int64)), tuple(map(str, found))
