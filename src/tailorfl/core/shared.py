@@ -6,6 +6,8 @@ limits and which is gone with the last process that has it open, however that on
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import mmap
 import os
 import tempfile
@@ -16,6 +18,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from tailorfl.errors import RunError
+
 ALIGNMENT = 64
 """Bytes; as torch aligns its own tensors, since matrix products round otherwise elsewhere on some processors."""
 
@@ -23,23 +27,59 @@ ALIGNMENT = 64
 class Block:
     """Bytes that a process and the workers it starts share. Only the process that made a block makes it larger.
 
+    A block takes one open file, whatever lies in it. Its bytes on a disk are taken when they are reserved: a write to a
+    mapped byte that a full disk has no place for would end the process by SIGBUS, without a word.
+
     Args:
         folder: where a file holds them that no one else can open; None keeps them in memory.
+
+    Raises:
+        RunError: the folder or a file in it cannot be made.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._map: mmap.mmap | None = None
+        self._folder = folder
+        try:
+            self._file = self._open(folder)
+        except OSError as error:
+            if folder is None:
+                raise
+            raise RunError(
+                f"cannot keep private states in '{folder}': {error.strerror or error}; choose another folder with "
+                "--out, or keep them in memory (engine.states=memory)"
+            ) from error
+
+    @staticmethod
+    def _open(folder: Path | None) -> Any:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         if folder is None and hasattr(os, "memfd_create"):
-            self._file: Any = os.fdopen(os.memfd_create("tailorfl"), "r+b", buffering=0)
-        else:
-            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  open as long as the block
+            return os.fdopen(os.memfd_create("tailorfl"), "r+b", buffering=0)
+        return tempfile.TemporaryFile(dir=folder, buffering=0)
 
     def reserve(self, size: int) -> None:
-        """Makes the block hold at least `size` bytes; what it held stays where it is."""
-        if size > os.fstat(self._file.fileno()).st_size:
+        """Makes the block hold at least `size` bytes; what it held stays where it is.
+
+        Raises:
+            RunError: the disk has no place for them; the block is then as it was.
+        """
+        before = os.fstat(self._file.fileno()).st_size
+        if size <= before:
+            return
+        if self._folder is None:
             self._file.truncate(size)
+            return
+        try:
+            _allocate(self._file, before, size - before)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(before)
+            raise RunError(
+                f"cannot keep private states in '{self._folder}': {error.strerror or error} ({size - before:,} more "
+                f"bytes are needed beside {before:,}); free some space and continue with --resume, choose another disk "
+                "with --out, or keep them in memory (engine.states=memory)"
+            ) from error
 
     def tensor(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> Tensor:
         """Returns the tensor that lies at `offset`: not a copy, whoever writes into it writes for all."""
@@ -53,6 +93,18 @@ class Block:
         flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset)
         return flat.reshape(tuple(shape))
 
+    def rows(self, dtype: torch.dtype, shape: Sequence[int], offset: int, stride: int) -> Tensor:
+        """Returns the tensor of `shape` [rows, ...] whose first row lies at `offset`, and each next one `stride` on.
+
+        `offset` and `stride` are multiples of `ALIGNMENT`.
+        """
+        rows, *inner = shape
+        each = int(torch.Size(inner).numel()) * dtype.itemsize
+        if not rows or not each:
+            return torch.empty(tuple(shape), dtype=dtype)
+        table = self.tensor(torch.uint8, (rows, stride))
+        return table[:, offset : offset + each].view(dtype).view(tuple(shape))
+
     def release(self) -> None:
         """Takes a file's bytes out of this process's memory; they are read again where they are looked at."""
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
@@ -65,7 +117,22 @@ class Block:
         return cast(Any, DupFd)(self._file.fileno())
 
     def __setstate__(self, state: Any) -> None:
-        self._map, self._file = None, os.fdopen(state.detach(), "r+b", buffering=0)
+        self._map, self._folder, self._file = None, None, os.fdopen(state.detach(), "r+b", buffering=0)
+
+
+def _allocate(file: Any, offset: int, size: int) -> None:
+    """Takes `size` bytes of the disk for a file from `offset` on. Raises OSError where there are not so many."""
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file.fileno(), offset, size)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise  # what is left are file systems that cannot do it by themselves
+    piece = bytes(min(size, 2**20))
+    file.seek(offset)
+    while size > 0:
+        size -= file.write(piece[:size])
 
 
 def aligned(offset: int) -> int:

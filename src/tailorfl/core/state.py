@@ -1,7 +1,8 @@
 """The private states of all clients, kept only for those that have trained (copy-on-write).
 
-A federation of 10,000 clients of which 50 have trained holds 51 states. Rows live in one growing array per entry: in
-memory, in memory that worker processes share, or with a folder in memory-mapped files.
+A federation of 10,000 clients of which 50 have trained holds 51 states. Rows live in one growing array per entry, in
+memory; or, where worker processes share them and with a folder, side by side in one memory-mapped block, whatever the
+number of entries: a process may have a thousand files open, and a deep network has more tensors than that.
 
 What a round finds goes to rows of its own and takes effect by `commit`, so that a round that fails or is interrupted
 changes nothing; the rows that clients had before are then free for the next round.
@@ -19,7 +20,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import tree
-from tailorfl.core.shared import Block
+from tailorfl.core.shared import Block, aligned
 from tailorfl.errors import TailorflError
 
 NO_ROW = -1
@@ -50,10 +51,15 @@ class StateStore:
         self._free: list[int] = []
         self._used = 0
         self._arrays: dict[str, Tensor] = {}
-        self._blocks: dict[str, Block] | None = None if folder is None else self._new_blocks()
+        self._block = None if folder is None else Block(folder)
         self.capacity = 0
         """Rows there is room for."""
         self._bytes = sum(t.numel() * t.element_size() for t in self._start.values())
+        self._places: dict[str, int] = {}  # where each entry begins in the bytes of a client
+        self._stride = 0
+        for path, tensor in self._start.items():
+            self._places[path] = self._stride
+            self._stride = aligned(self._stride + tensor.numel() * tensor.element_size())
         self._seen = 0
 
     @classmethod
@@ -221,20 +227,21 @@ class StateStore:
 
     def share(self) -> None:
         """Keeps the states from now on where processes see them that are started later."""
-        if self._blocks is not None:
+        if self._block is not None:
             return
         held, capacity = self._arrays, self.capacity
-        self._blocks, self._arrays, self.capacity = self._new_blocks(), {}, 0
+        self._block, self._arrays, self.capacity = Block(), {}, 0
         self._grow(capacity)
         for path, array in held.items():
             self._arrays[path].copy_(array)
 
     def see(self, capacity: int) -> None:
         """Makes rows visible here that the process that stores has added since this one was started."""
-        assert self._blocks is not None
+        assert self._block is not None
         if capacity > self.capacity:
             self._arrays = {
-                p: self._blocks[p].tensor(t.dtype, (capacity, *t.shape)) for p, t in self._start.items()
+                p: self._block.rows(t.dtype, (capacity, *t.shape), self._places[p], self._stride)
+                for p, t in self._start.items()
             }
             self.capacity = capacity
 
@@ -246,21 +253,17 @@ class StateStore:
     def _saw(self, rows: int) -> None:
         """Notes that so many rows were read or written: of states on disk not all need be in memory at once."""
         self._seen += rows * self._bytes
-        if self._folder is not None and self._blocks is not None and self._seen > RESIDENT_BYTES:
+        if self._folder is not None and self._block is not None and self._seen > RESIDENT_BYTES:
             self._seen = 0
-            for block in self._blocks.values():
-                block.release()
-
-    def _new_blocks(self) -> dict[str, Block]:
-        return {path: Block(self._folder) for path in self._start}
+            self._block.release()
 
     def _grow(self, rows: int) -> None:
         if rows <= self.capacity:
             return
-        capacity = max(rows, 2 * self.capacity, 8)
-        if self._blocks is not None:
-            for path, start in self._start.items():
-                self._blocks[path].reserve(capacity * start.numel() * start.element_size())
+        # A file grows where it is and its bytes are taken at once; memory is copied, so it grows by more.
+        capacity = max(rows, self.capacity + self.capacity // 8 if self.on_disk else 2 * self.capacity, 8)
+        if self._block is not None:
+            self._block.reserve(capacity * self._stride)
             self.see(capacity)
             return
         for path, start in self._start.items():

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 from tailorfl.errors import MemoryLimitError, RunError, TailorflError
 
+LEAST_ADDRESS_SPACE = 1.5e9
+"""Bytes; what a smallest run was measured to need on Linux, with a little to spare."""
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 _REMEDIES = {
     errno.ENOSPC: "free some space, then continue a run with --resume",
@@ -35,9 +37,10 @@ def told() -> Iterator[None]:
     """Turns what the system refuses inside the block into an error of the library; all other errors stay.
 
     Raises:
-        MemoryLimitError: there was no more memory or address space.
+        MemoryLimitError: there was no more memory or address space, or too little for the packages to begin with.
         RunError: files, space or processes ran out, or a file cannot be used.
     """
+    _check_address_space()
     try:
         yield
     except TailorflError:
@@ -47,6 +50,18 @@ def told() -> Iterator[None]:
         if found is None:
             raise
         raise found from error
+
+
+def _check_address_space() -> None:
+    """Raises MemoryLimitError where packages could not even be loaded: some of them then wait for ever."""
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < LEAST_ADDRESS_SPACE:
+        raise MemoryLimitError(
+            f"this process may use {limit / 1e9:.2g} GB of address space, and torch with its company needs "
+            f"{LEAST_ADDRESS_SPACE / 1e9:g} GB before anything is computed; raise the limit (ulimit -v unlimited)"
+        )
 
 
 def _of(error: Exception) -> TailorflError | None:
