@@ -98,6 +98,7 @@ def run(
     *,
     out: str | Path | None = None,
     resume: bool = False,
+    extend: bool = False,
     overwrite: bool = False,
     observer: Observer | None = None,
     source: Source | None = None,
@@ -111,11 +112,14 @@ def run(
     Args:
         config: a YAML file, the name of a recipe, settings, or None for the default experiment.
         out: result folder; by default runs/NAME, or the next free runs/NAME-2, ...
-        resume: continue the experiment in `out`; finished jobs are kept.
+        resume: continue the experiment in `out`; finished jobs are kept. With the experiment given too, it is begun
+            where `out` has none yet.
+        extend: add seeds, methods and rounds to the experiment in `out`, and keep what it has; `config` and settings
+            are what to add (`seeds=5`, `methods=["fedrep"]`, `rounds=100`).
         overwrite: replace the experiment in `out`.
         observer: told of the progress, see `tailorfl.Observer`.
         source: your own data in place of `data.name`, see `tailorfl.data.own`.
-        force: resume though settings, data or versions are not those that it was started with; the report says so.
+        force: go on though settings, data or versions are not those that it was started with; the report says so.
         imports: modules, or files `NAME.py`, whose models, methods and data a file of settings may name as
             `module:name`. Importing runs them. Those that stand in `settings` need not be named again.
         progress: whether to show progress and warnings on stderr; None: in a terminal, an interactive Python or a
@@ -134,6 +138,7 @@ def run(
         settings,
         out=out,
         resume=resume,
+        extend=extend,
         overwrite=overwrite,
         observer=observer,
         source=source,
@@ -146,9 +151,12 @@ def compare(
     config: str | Path | Mapping[str, Any] | ExperimentConfig | None = None,
     *,
     out: str | Path | None = None,
+    resume: bool = False,
+    extend: bool = False,
     overwrite: bool = False,
     observer: Observer | None = None,
     source: Source | None = None,
+    force: bool = False,
     imports: Sequence[str] = (),
     progress: bool | None = None,
     **settings: Any,
@@ -165,11 +173,12 @@ def compare(
         config,
         settings,
         out=out,
-        resume=False,
+        resume=resume,
+        extend=extend,
         overwrite=overwrite,
         observer=observer,
         source=source,
-        force=False,
+        force=force,
         progress=progress,
         methods=COMPARED,
     )

@@ -73,7 +73,7 @@ def try_command(words: list[str]) -> None:
         words = words[1:]
     program, arguments = words[0], words[1:]
     if program == "tailorfl":
-        if arguments[0] in EXPERIMENTS and "--resume" not in arguments:
+        if arguments[0] in EXPERIMENTS and (arguments[1] != "--resume" or len(arguments) > 3):
             invoke([*arguments, "--dry-run"])
             if "--out" in arguments:
                 invoke([*arguments, *SMALL, "--quiet"])

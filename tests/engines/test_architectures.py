@@ -235,5 +235,5 @@ def test_an_experiment_with_two_architectures(tmp_path: Any) -> None:
     )
     result = run_experiment(config, tmp_path / "out")
     assert set(result.table.index) == {"local", "feddf"}
-    resumed = run_experiment(config, tmp_path / "out", resume=True)
+    resumed = run_experiment(config, tmp_path / "out", way="resume")
     assert resumed.table.equals(result.table)

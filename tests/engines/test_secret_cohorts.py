@@ -26,6 +26,7 @@ from methods.small import (
     replaced,
     simulation,
 )
+from tailorfl import run as run_experiment
 from tailorfl.core.accounting import epsilon
 from tailorfl.core.client_privacy import ClientDP
 from tailorfl.core.ledger import EVERYONE
@@ -33,7 +34,6 @@ from tailorfl.core.method import Method
 from tailorfl.engines.planning import planned_ledger
 from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import DivergenceError
-from tailorfl.experiments.api import run as run_experiment
 from tailorfl.runs.store import RunStore
 
 opacus = pytest.mark.skipif(
@@ -241,7 +241,6 @@ def test_records_do_not_say_who_took_part_where_epsilon_counts_on_it(sampling: s
     }
     run_experiment(
         settings,
-        {},
         out=tmp_path / "out",
         observer=None,
         resume=False,

@@ -209,7 +209,7 @@ def test_an_experiment_goes_on_with_what_was_chosen_wherever_states_lie(tmp_path
         config = parse({**SETTINGS, "engine": {"name": "vectorized", "states": where}})
         with pytest.raises(KeyboardInterrupt):
             run_experiment(config, tmp_path / where, observer=Interrupted())
-        resumed = run_experiment(config, tmp_path / where, resume=True)
+        resumed = run_experiment(config, tmp_path / where, way="resume")
         pd.testing.assert_frame_equal(whole.clients, resumed.clients)
         for result in (whole, resumed):
             assert result.jobs[0][0]["selection"] == whole.jobs[0][0]["selection"]

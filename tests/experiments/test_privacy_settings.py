@@ -15,10 +15,10 @@ import pytest
 import torch
 import yaml
 
+from tailorfl import run
 from tailorfl.core.accounting import epsilon
 from tailorfl.core.ledger import Ledger, Use
 from tailorfl.errors import ConfigError, TailorflError
-from tailorfl.experiments.api import run
 from tailorfl.experiments.check import check
 from tailorfl.experiments.config import load, parse
 from tailorfl.experiments.estimate import estimate
@@ -48,7 +48,6 @@ def settings(**changes: Any) -> dict[str, Any]:
 def results(out: Path, **changes: Any) -> ExperimentResult:
     return run(
         settings(**changes),
-        {},
         out=out,
         resume=False,
         overwrite=False,
@@ -365,10 +364,10 @@ def test_an_interrupted_private_run_ends_as_an_uninterrupted_one(tmp_path: Path)
     given = settings(train=dp(epsilon=8.0), checkpoint_every=1)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     same = {"resume": False, "overwrite": False, "force": False, "source": None}
-    run(given, {}, out=whole, observer=None, **same)
+    run(given, out=whole, observer=None, **same)
     with pytest.raises(KeyboardInterrupt):
-        run(given, {}, out=cut, observer=Stop(), **same)
-    run(None, {}, out=cut, observer=None, resume=True, overwrite=False, force=False, source=None)
+        run(given, out=cut, observer=Stop(), **same)
+    run(out=cut, observer=None, resume=True, overwrite=False, force=False, source=None)
     names = ("privacy.csv", "summary.json")
     first, second = ([(out / "fedavg_ft/seed-0" / n).read_text() for n in names] for out in (whole, cut))
     assert first[0] == second[0]

@@ -47,7 +47,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         patch.setattr(RunStore, "append_round", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_experiment(load(None, settings), tmp_path / "out")
-    resumed = run_experiment(load(None, settings), tmp_path / "out", resume=True).clients
+    resumed = run_experiment(load(None, settings), tmp_path / "out", way="resume").clients
     pd.testing.assert_frame_equal(whole, resumed)
 
 

@@ -33,8 +33,15 @@ Imports = Annotated[
 ]
 
 
-def experiment(arguments: Sequence[str] | None, methods: Sequence[str] | None = None) -> ExperimentConfig:
+def experiment(
+    arguments: Sequence[str] | None,
+    methods: Sequence[str] | None = None,
+    base: ExperimentConfig | None = None,
+) -> ExperimentConfig:
     """Returns the experiment of a command's arguments: a file or recipe if the first is none KEY=VALUE, and changes.
+
+    Without a file or recipe, changes are those of `base`, or of the default experiment; `methods` are what is compared
+    where neither names any.
 
     Modules that stand in KEY=VALUE it may name, those of a file only if they were imported.
 
@@ -53,7 +60,7 @@ def experiment(arguments: Sequence[str] | None, methods: Sequence[str] | None = 
             _refuse_words(given[number : number + 2])
     changes = given[1:] if named else given
     name_modules(changes)
-    config = load(given[0] if named else None, changes, methods=methods)
+    config = load(given[0] if named else base, changes, methods=methods)
     if "torch" not in sys.modules:  # else the registries themselves are as quick
         from tailorfl.experiments.first_look import first_look
 

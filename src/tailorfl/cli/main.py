@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import click
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 import tailorfl
 from tailorfl.cli import advise, audit, bench, landscape, pretrain, theory
-from tailorfl.cli.arguments import Imports, again, experiment, hint
-from tailorfl.cli.screen import say, show_table, stdout
-from tailorfl.cli.state import State, quoted
-from tailorfl.errors import ConfigError, TailorflError, nearest
+from tailorfl.cli.arguments import Imports, hint
+from tailorfl.cli.running import Request, perform, show_result
+from tailorfl.cli.screen import plain, say, show_table, stderr, stdout
+from tailorfl.cli.state import State
+from tailorfl.errors import TailorflError, nearest
 from tailorfl.experiments.faults import told
-from tailorfl.printable import visible
 from tailorfl.runs.signals import Terminated, ended_in_order, why
-
-if TYPE_CHECKING:
-    from tailorfl.experiments.result import ExperimentResult
-    from tailorfl.experiments.schema import ExperimentConfig
 
 INTERRUPTED = 130
 """Exit code of a process stopped by Ctrl-C, as shells have it."""
@@ -58,13 +53,13 @@ class Commands(TyperGroup):
         except TailorflError as error:
             if state.debug:
                 raise
-            _stderr().print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False, soft_wrap=True)
+            stderr().print(f"[bold red]error:[/] {plain(str(error))}", highlight=False, soft_wrap=True)
             raise typer.Exit(error.exit_code) from error
         except (KeyboardInterrupt, Terminated) as stop:
             message = f"interrupted: {why(stop)}"
             if state.begun is not None and state.begun.is_file():
                 message += f"; continue with: {state.again}"
-            _stderr().print(f"\n{_plain(message)}", highlight=False, soft_wrap=True)
+            stderr().print(f"\n{plain(message)}", highlight=False, soft_wrap=True)
             raise typer.Exit(stop.exit_code if isinstance(stop, Terminated) else INTERRUPTED) from stop
 
 
@@ -96,10 +91,23 @@ Arguments = Annotated[
 Out = Annotated[
     Path | None, typer.Option(help="Result folder; by default runs/NAME, or the next free runs/NAME-2, ...")
 ]
-Resume = Annotated[Path | None, typer.Option(help="Continue the experiment in this result folder.")]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Continue the experiment in this result folder; with CONFIG or KEY=VALUE, begin it there if need be.",
+    ),
+]
+Extend = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Add to the experiment in this result folder: seeds=5, methods=fedrep,apfl or rounds=100.",
+    ),
+]
 Force = Annotated[
     bool,
-    typer.Option("--force", help="Resume though settings, data or versions are others; the report says so."),
+    typer.Option("--force", help="Go on though settings, data or versions are others; the report says so."),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the experiment in the result folder.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show sizes, costs and an estimate; train nothing.")]
@@ -130,6 +138,7 @@ def run_command(
     arguments: Arguments = None,
     out: Out = None,
     resume: Resume = None,
+    extend: Extend = None,
     force: Force = False,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
@@ -137,7 +146,8 @@ def run_command(
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment: one method (Ditto if not told), or all that its file names."""
-    _experiment(ctx, arguments, None, out, resume, overwrite, dry_run, quiet, force)
+    request = Request(arguments, None, out, resume, extend, overwrite, force)
+    perform(ctx.ensure_object(State), request, dry_run, quiet)
 
 
 @app.command()
@@ -146,6 +156,7 @@ def compare(
     arguments: Arguments = None,
     out: Out = None,
     resume: Resume = None,
+    extend: Extend = None,
     force: Force = False,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
@@ -155,7 +166,8 @@ def compare(
     """Compare several methods fairly: same data, same seeds, one table with plots."""
     from tailorfl.experiments.schema import COMPARED
 
-    _experiment(ctx, arguments, COMPARED, out, resume, overwrite, dry_run, quiet, force)
+    request = Request(arguments, COMPARED, out, resume, extend, overwrite, force)
+    perform(ctx.ensure_object(State), request, dry_run, quiet)
 
 
 @app.command()
@@ -177,7 +189,8 @@ def reproduce(
     from tailorfl.experiments.config import read
 
     read(recipe)  # refuses what is neither a recipe nor a file, KEY=VALUE too
-    _experiment(ctx, [recipe, *(settings or ())], None, out, None, overwrite, dry_run, quiet)
+    request = Request([recipe, *(settings or ())], None, out, overwrite=overwrite)
+    perform(ctx.ensure_object(State), request, dry_run, quiet)
 
 
 @app.command("list")
@@ -219,7 +232,7 @@ def report(
 
     for result in results(folder).values():
         written = ", ".join(str(file) for file in write_report(result, target))
-        _show(result, target)
+        show_result(result, target)
         say(stdout(), f"report: {written}")
 
 
@@ -236,102 +249,6 @@ def run() -> None:
     app()
 
 
-def _experiment(
-    ctx: typer.Context,
-    arguments: list[str] | None,
-    methods: tuple[str, ...] | None,
-    out: Path | None,
-    resume: Path | None,
-    overwrite: bool,
-    dry_run: bool,
-    quiet: bool,
-    force: bool = False,
-) -> None:
-    """Loads, checks and runs an experiment, or estimates it."""
-    if force and resume is None:
-        raise ConfigError("--force is for --resume; a new experiment has nothing that could differ")
-    config = _config(arguments or [], methods, out, resume, overwrite)
-
-    # From here on torch is needed, which takes a second to import.
-    from tailorfl.experiments.check import check
-
-    check(config)
-    from tailorfl.experiments.variants import expand, run_variants
-
-    if dry_run:
-        from tailorfl.cli.estimates import show_estimate
-        from tailorfl.experiments.estimate import estimate
-        from tailorfl.experiments.progress import messages
-
-        with messages(_stderr()):
-            for one in expand(config).values():
-                show_estimate(stdout(), one, estimate(one))
-        return
-    from tailorfl.experiments.folders import new_folder
-    from tailorfl.experiments.progress import observer
-
-    state = ctx.ensure_object(State)
-    folder = resume or out or new_folder(config, overwrite)
-    state.under_way(folder / "config.yaml", f"tailorfl run{again()} --resume {quoted(folder)}")
-    with observer(_stderr(), config, quiet=quiet) as watch:
-        done = list(
-            run_variants(
-                config, folder, resume=resume is not None, overwrite=overwrite, observer=watch, force=force
-            )
-        )
-    state.done()
-    for result in done:
-        _show(result)
-
-
-def _config(
-    arguments: list[str],
-    methods: tuple[str, ...] | None,
-    out: Path | None,
-    resume: Path | None,
-    overwrite: bool,
-) -> ExperimentConfig:
-    from tailorfl.experiments.progress import messages
-
-    if resume is not None:
-        from tailorfl.experiments.folders import experiment_in
-
-        if arguments or out is not None or overwrite:
-            raise ConfigError(
-                "--resume continues an experiment with the settings it was started with; leave out CONFIG, "
-                "KEY=VALUE, --out and --overwrite, or start a new experiment without --resume"
-            )
-        return experiment_in(resume)
-    with messages(_stderr()):
-        return experiment(arguments, methods)
-
-
-def _show(result: ExperimentResult, target: float | None = None) -> None:
-    """The comparison table, what there is beside it, and where the results lie."""
-    from tailorfl.cli.results import published_table, section_table, show_comparison
-    from tailorfl.experiments.curves import sections
-    from tailorfl.experiments.folders import experiment_in
-    from tailorfl.experiments.published import notes
-
-    config = experiment_in(result.path)
-    out = stdout()
-    show_comparison(out, result, config.name)
-    for reason in result.missing:
-        _stderr().print(
-            f"[bold yellow]not in the table:[/] {_plain(reason)}", highlight=False, soft_wrap=True
-        )
-    wanted = config.eval.target if target is None else target
-    if wanted is not None:
-        section = sections(result, wanted)[0]
-        show_table(out, section_table(section))
-        say(out, section.note, style="dim")
-    if config.published:
-        show_table(out, published_table(result, config.published))
-        for note in notes(config.published):
-            say(out, note, style="dim")
-    say(out, f"results: {result.path}")
-
-
 def _as_setting(error: click.NoSuchOption, words: list[str]) -> click.NoSuchOption:
     """The error for an option that does not exist; where it is the name of a setting, it says how that is written."""
     command = None if error.ctx is None else error.ctx.command
@@ -345,17 +262,6 @@ def _as_setting(error: click.NoSuchOption, words: list[str]) -> click.NoSuchOpti
         return error
     message = f"No such option '{error.option_name}'. Settings are written key=value: {meant}"
     return click.NoSuchOption(error.option_name, message, ctx=error.ctx)
-
-
-def _stderr() -> Console:
-    return Console(stderr=True)
-
-
-def _plain(text: str) -> str:
-    """A text as rich shows it as it is, and without what would act on the terminal."""
-    from rich.markup import escape
-
-    return escape(visible(text, but="\n\t"))
 
 
 if __name__ == "__main__":

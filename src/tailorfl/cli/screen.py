@@ -13,8 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
+
+from tailorfl.printable import visible
 
 PIPED = 80
 """Columns where nothing says how many there are."""
@@ -38,6 +41,16 @@ def width() -> int:
 def stdout() -> Console:
     """Returns the console of standard output."""
     return Console(width=width(), height=25)
+
+
+def stderr() -> Console:
+    """Returns the console of errors and progress, where sentences are left in one line."""
+    return Console(stderr=True)
+
+
+def plain(text: str) -> str:
+    """Returns a text as rich shows it as it is, and without what would act on the terminal."""
+    return escape(visible(text, but="\n\t"))
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:

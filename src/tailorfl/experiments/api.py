@@ -23,6 +23,7 @@ from tailorfl.experiments.progress import watching
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.runner import run_experiment
 from tailorfl.experiments.schema import ExperimentConfig
+from tailorfl.experiments.starting import Way, resumed, with_more
 from tailorfl.experiments.variants import expand, run_variants
 
 
@@ -32,6 +33,7 @@ def run(
     *,
     out: str | Path | None,
     resume: bool,
+    extend: bool,
     overwrite: bool,
     observer: Observer | None,
     source: Source | None,
@@ -41,15 +43,7 @@ def run(
 ) -> ExperimentResult:
     """Loads, checks and runs an experiment; see `tailorfl.run`. `methods` are run where none are named."""
     folder = None if out is None else Path(out)
-    if resume:
-        if folder is None or config is not None or settings:
-            raise ConfigError(
-                "resume=True continues the experiment in `out` with the settings it was started with; "
-                "give out, and neither config nor settings"
-            )
-        chosen = experiment_in(folder)
-    else:
-        chosen = _loaded(config, settings, source, methods)
+    chosen, way = _chosen(config, settings, folder, source, methods, resume, extend, overwrite, force)
     check(chosen)
     if chosen.variants:
         names = ", ".join(chosen.variants)
@@ -62,12 +56,37 @@ def run(
         return run_experiment(
             chosen,
             folder,
-            resume=resume,
+            way=way,
             overwrite=overwrite,
             observer=watch,
             source=source,
             force=force,
         )
+
+
+def _chosen(
+    config: str | Path | Mapping[str, Any] | ExperimentConfig | None,
+    settings: Mapping[str, Any],
+    folder: Path | None,
+    source: Source | None,
+    methods: Sequence[str] | None,
+    resume: bool,
+    extend: bool,
+    overwrite: bool,
+    force: bool,
+) -> tuple[ExperimentConfig, Way]:
+    """The experiment, and whether it is begun or what is in the folder goes on."""
+    is_named = config is not None or bool(settings)
+    if (resume or extend) and folder is None:
+        raise ConfigError("resume=True and extend=True go on with the experiment in `out`; give out")
+    if resume + extend + overwrite > 1:
+        raise ConfigError("resume, extend and overwrite are three ways to treat what is in `out`; choose one")
+    if resume and folder is not None:
+        return resumed(folder, _loaded(config, settings, source, methods) if is_named else None, force)
+    if extend and folder is not None:
+        base, defaults = (experiment_in(folder), None) if config is None else (config, methods)
+        return with_more(folder, _loaded(base, settings, source, defaults))
+    return _loaded(config, settings, source, methods), "new"
 
 
 def reproduce(
@@ -82,11 +101,12 @@ def reproduce(
     progress: bool | None,
 ) -> dict[str, ExperimentResult]:
     """Runs every variant of an experiment; see `tailorfl.reproduce`."""
-    chosen = _loaded(config, settings, None)
+    place = None if out is None else Path(out)
+    chosen, way = _chosen(config, settings, place, None, None, resume, False, overwrite, force)
     check(chosen)
-    folder = Path(out) if out is not None else new_folder(chosen, overwrite)
+    folder = new_folder(chosen, overwrite) if place is None else place
     with watching(chosen, observer, progress) as watch:
-        found = run_variants(chosen, folder, resume=resume, overwrite=overwrite, observer=watch, force=force)
+        found = run_variants(chosen, folder, way=way, overwrite=overwrite, observer=watch, force=force)
         return dict(zip(expand(chosen), found, strict=True))
 
 

@@ -108,18 +108,22 @@ def made_with(job: Job, federation: Federation) -> dict[str, Any]:
     }
 
 
-def other_settings(jobs: Sequence[Job], out: Path) -> Iterator[str]:
-    """Yields how the settings and versions of the jobs that lie in a folder differ from today's."""
+def other_settings(jobs: Sequence[Job], out: Path, *, longer: bool = False) -> Iterator[str]:
+    """Yields how the settings and versions of the jobs that lie in a folder differ from today's.
+
+    `longer`: they may have fewer rounds.
+    """
     here = {key: value for key, value in environment().items() if key in ("tailorfl", "torch")}
     for job, stored in _stored(jobs, out):
         then, now = (
-            _decisive(e, job.method.label) for e in (stored.get("experiment", {}), job.config.to_dict())
+            _decisive(e, job.method.label, longer)
+            for e in (stored.get("experiment", {}), job.config.to_dict())
         )
         had = {k: v for k, v in stored.get("environment", {}).items() if k in here}
         if "environment" not in stored:
             had = here  # written before versions were kept
-        yield from _differences(then, now, job)
-        yield from _differences({"version": had}, {"version": here}, job)
+        for change in (*changes(then, now), *changes({"version": had}, {"version": here})):
+            yield f"{job.name}: {change}"
 
 
 def other_data(jobs: Sequence[Job], out: Path, job: Job, found: Mapping[str, str]) -> Iterator[str]:
@@ -168,21 +172,23 @@ def _stored(jobs: Sequence[Job], out: Path) -> Iterator[tuple[Job, dict[str, Any
             yield job, RunStore.open(folder, readonly=True).config
 
 
-def _decisive(experiment: Mapping[str, Any], label: str) -> dict[str, Any]:
-    """The settings that decide a job's numbers: the experiment's, and those of its method."""
+def _decisive(experiment: Mapping[str, Any], label: str, longer: bool = False) -> dict[str, Any]:
+    """The settings that decide a job's numbers: the experiment's, and those of its method; rounds unless `longer`."""
+    but = ("rounds",) if longer else ()
     own = [m for m in experiment.get("methods", ()) if m.get("label") == label]
-    shared = {key: value for key, value in experiment.items() if key not in HARMLESS}
-    return {**shared, "method": own[0] if own else {}}
+    shared = {key: value for key, value in experiment.items() if key not in (*HARMLESS, *but)}
+    return {**shared, "method": {k: v for k, v in own[0].items() if k not in but} if own else {}}
 
 
-def _differences(then: Mapping[str, Any], now: Mapping[str, Any], job: Job) -> Iterator[str]:
+def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yields which settings of two groups differ, and how; what did not exist then and has its default does not."""
     old, new = dict(_flat(then)), dict(_flat(now))
     for key in sorted(old.keys() | new.keys()):
         if key in old and key in new and old[key] == new[key]:
             continue
         if key not in old and _is_default(key, new[key]):
             continue  # a setting that did not exist then, left as it is
-        yield f"{job.name}: {key} was {old.get(key, 'not there')!r} and is {new.get(key, 'not there')!r}"
+        yield f"{key} was {old.get(key, 'not there')!r} and is {new.get(key, 'not there')!r}"
 
 
 def _is_default(key: str, value: Any) -> bool:

@@ -39,7 +39,7 @@ def experiment_in(folder: Path) -> ExperimentConfig:
     check_name(folder)
     file = folder / "config.yaml"
     if not file.is_file():
-        raise ConfigError(f"'{folder}' is no result folder that could be resumed: it has no config.yaml")
+        raise ConfigError(f"'{folder}' is no result folder: it has no config.yaml; check the name")
     lost = [key for key in ALWAYS if key not in read(file)]
     if lost:
         raise ConfigError(
@@ -60,6 +60,16 @@ def check_name(folder: Path) -> None:
         raise ConfigError(f"the folder {str(folder)!r} has the character {found!r} in its name; leave it out")
     with reporting(folder, "use the folder"):
         folder.exists()
+
+
+def experiment_to_resume(folder: Path) -> ExperimentConfig:
+    """The experiment a result folder was started with; its ConfigError also says how one is begun there."""
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(
+            f"'{folder}' cannot be resumed: it has no config.yaml; check the name, or give the experiment too (CONFIG, "
+            "KEY=VALUE), and it is begun there"
+        )
+    return experiment_in(folder)
 
 
 @contextmanager

@@ -16,12 +16,14 @@ from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import evaluate, means
 from tailorfl.evaluation.selection import Selection
 from tailorfl.experiments.budget import limit_of
+from tailorfl.experiments.extending import MODELS, is_due
 from tailorfl.experiments.final_cost import long_final
 from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.privacy import spent
 from tailorfl.experiments.records import round_record, summary_of
 from tailorfl.experiments.saving import Saver
 from tailorfl.experiments.schema import ExperimentConfig
+from tailorfl.runs.amending import amend, record_of
 from tailorfl.runs.files import write_text
 from tailorfl.runs.signals import raise_if_told, why
 from tailorfl.runs.store import RunStore
@@ -97,7 +99,7 @@ def _check_records(store: RunStore, rounds: int) -> None:
     """Raises RunError where the records of the rounds that a checkpoint has behind it are not all there."""
     done, clients = store.rounds(), store.clients()
     lost = sorted(set(range(1, rounds + 1)) - set(done["round"].tolist()))
-    measured = [c for c in done.columns if c.startswith(("personal/", "global/"))]
+    measured = [c for c in done.columns if c.startswith(MODELS)]
     evaluated = done["round"][done[measured].notna().any(axis=1)] if measured else done["round"][:0]
     unseen = sorted(set(evaluated.tolist()) - set(clients["round"].tolist()))
     for name, rounds_lost in (("rounds.jsonl", lost), ("clients.jsonl", unseen)):
@@ -106,6 +108,22 @@ def _check_records(store: RunStore, rounds: int) -> None:
                 f"'{store.path / name}' has lost the records of rounds {listed(rounds_lost)}, so this job's curves "
                 "would have holes; restore the file from a copy, or move the job's folder away to do it anew"
             )
+
+
+def _evaluate_again(
+    job: Job, sim: Simulation, store: RunStore, selection: Selection | None, last: bool
+) -> None:
+    """Evaluates the round that a job was to end with, where that was taken back: as one of many, or as the `last`.
+
+    A larger budget may be no more rounds for a method that takes much of it in each.
+    """
+    if not sim.round or not (last or is_due(job.config, sim.round)):
+        return
+    record = record_of(store, sim.round)
+    if any(key.startswith(MODELS) for key in record):
+        return
+    records = evaluate(sim, _protocol(job.config, final=last), record.get("clients", ()), selection)
+    amend(store, sim.round, {**record, **means(records)}, records)
 
 
 def _rounds(
@@ -128,10 +146,11 @@ def _rounds(
     limit = limit_of(config, job.rounds, job.method.rounds is not None, sim)
     if job.rounds == sim.round and not sim.round:
         raise ConfigError("rounds is 0: there is nothing to run")
+    _evaluate_again(job, sim, store, selection, limit.reached(sim))
     while not limit.reached(sim):
         done = sim.step()
         last = limit.reached(sim)
-        due = config.eval.every > 0 and sim.round % config.eval.every == 0
+        due = is_due(config, sim.round)
         record = round_record(sim, done, time.perf_counter() - begin)
         if due or last:
             records = evaluate(sim, _protocol(config, final=last), done.clients, selection)

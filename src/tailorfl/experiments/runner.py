@@ -8,13 +8,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import tailorfl.methods as _methods  # noqa: F401  registers the library's methods
 from tailorfl.core.client_privacy import ClientDP
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.keys import generator
@@ -29,9 +29,16 @@ from tailorfl.engines.simulation import Simulation, make_engine
 from tailorfl.errors import DataError, DivergenceError
 from tailorfl.evaluation.metrics import primary
 from tailorfl.experiments.curves import check_target
+from tailorfl.experiments.extending import is_longer, reopen
 from tailorfl.experiments.faults import told
 from tailorfl.experiments.fingerprint import FORCED, made_with, other_data, other_settings, refuse
-from tailorfl.experiments.folders import check_folder, check_source, discard_jobs, locked
+from tailorfl.experiments.folders import (
+    check_folder,
+    check_source,
+    discard_jobs,
+    experiment_in,
+    locked,
+)
 from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.models import make_model
 from tailorfl.experiments.one_job import run_job
@@ -41,6 +48,8 @@ from tailorfl.experiments.report import write_report
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.experiments.standing import Standing
+from tailorfl.experiments.starting import Way
+from tailorfl.experiments.written_out import with_all_options
 from tailorfl.runs.files import write_text
 from tailorfl.runs.signals import ended_in_order
 from tailorfl.runs.store import RunStore
@@ -53,30 +62,32 @@ def run_experiment(
     config: ExperimentConfig,
     out: Path,
     *,
-    resume: bool = False,
+    way: Way = "new",
     overwrite: bool = False,
     observer: Observer | None = None,
     source: Any = None,
     force: bool = False,
 ) -> ExperimentResult:
-    """Runs every method with every seed and returns the result; finished jobs of a resumed experiment are kept.
+    """Runs every method with every seed and returns the result; finished jobs that are there are kept.
 
-    `source` is a `tailorfl.data.Source` to use in place of the configured one; `force` resumes with other settings,
-    data or versions than the experiment was started with, and notes that for the report.
+    `way` says what is done with what is there, see `tailorfl.experiments.starting`. `source` is a
+    `tailorfl.data.Source` to use in place of the configured one; `force` goes on with other settings, data or versions
+    than the experiment was started with, and notes that for the report.
 
     Raises:
-        TailorflError: see the message; what was finished stays on disk and `resume` continues from there.
+        TailorflError: see the message; what was finished stays on disk and "resume" continues from there.
     """
     torch.set_num_threads(config.threads)
     config = with_all_options(config)
     watch = observer if observer is not None else Observer()
+    resume = way != "new"
     jobs = [Job(config, method, seed) for seed in config.seeds for method in config.methods]
     # Even between two jobs, when none of them is locked, the folder is this process's.
     with ended_in_order(), locked(out), Standing(out, len(jobs)) as standing:
         check_folder(out, resume, overwrite)
-        begun = resume
+        begun = False
         if resume:
-            refuse(out, list(other_settings(jobs, out)), force)
+            refuse(out, list(other_settings(jobs, out, longer=way == "extend")), force)
         federation: Federation | None = None
         facts: dict[str, Any] = {}
         built: int | None = None
@@ -84,7 +95,7 @@ def run_experiment(
         diverged: list[DivergenceError] = []
         for position, job in enumerate(jobs, start=1):
             folder = out / job.folder
-            if resume and _is_finished(folder):
+            if resume and _is_finished(folder) and not (way == "extend" and is_longer(job, folder)):
                 damage = RunStore.open(folder, readonly=True).problems()
                 if not damage:
                     continue
@@ -101,9 +112,7 @@ def run_experiment(
                     refuse(out, list(other_data(jobs, out, job, facts["data"])), force)
             sim = make_simulation(job, federation, folder)
             if not begun:  # only now: data or a model that cannot be used replace no earlier experiment
-                discard_jobs(out)
-                (out / FORCED).unlink(missing_ok=True)
-                write_text(out / "config.yaml", config.to_yaml())
+                _begin(config, jobs, out, way)
                 begun = True
             _say_reductions(job, sim, said)
             try:
@@ -119,23 +128,25 @@ def run_experiment(
             raise diverged[0]
         result = ExperimentResult.load(out)
         result.write()
-        if (
-            out / "report.md"
-        ).is_file():  # made while it ran: its table would not be that of the plots beside it
+        # Made while it ran, its table would not be that of the plots beside it.
+        if (out / "report.md").is_file():
             write_report(result)
     return result
 
 
-def with_all_options(config: ExperimentConfig) -> ExperimentConfig:
-    """Returns the experiment with every option of its methods written out, so that its folder says what was run."""
-    return config.model_copy(
-        update={
-            "methods": tuple(
-                m.model_copy(update={"options": make_method(m.name, m.options).all_options()})
-                for m in config.methods
-            )
-        }
-    )
+def _is_finished(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and RunStore.open(folder, readonly=True).status == "finished"
+
+
+def _begin(config: ExperimentConfig, jobs: Sequence[Job], out: Path, way: Way) -> None:
+    """Makes the folder that of the experiment, once everything was looked at that could refuse it."""
+    if way == "new":
+        discard_jobs(out)
+        (out / FORCED).unlink(missing_ok=True)
+    if way == "extend":
+        reopen(jobs, out)
+    if way == "new" or with_all_options(experiment_in(out)) != config:
+        write_text(out / "config.yaml", config.to_yaml())
 
 
 def _say_reductions(job: Job, sim: Simulation, said: set[str]) -> None:
@@ -213,7 +224,3 @@ def train_config(job: Job) -> TrainConfig:
     del settings["dp"]
     falls = RoundSchedule(**settings.pop("round_schedule"), rounds=job.rounds)
     return TrainConfig(**settings, round_schedule=falls)
-
-
-def _is_finished(folder: Path) -> bool:
-    return (folder / "config.json").is_file() and RunStore.open(folder, readonly=True).status == "finished"

@@ -20,6 +20,7 @@ from tailorfl.experiments.names import slug
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.runner import run_experiment
 from tailorfl.experiments.schema import ExperimentConfig
+from tailorfl.experiments.starting import Way
 from tailorfl.runs.files import reporting, write_text
 
 
@@ -42,32 +43,38 @@ def run_variants(
     config: ExperimentConfig,
     out: Path,
     *,
-    resume: bool = False,
+    way: Way = "new",
     overwrite: bool = False,
     observer: Observer | None = None,
     force: bool = False,
 ) -> Iterator[ExperimentResult]:
     """Runs every variant and yields its result when it is done.
 
-    `resume` keeps the finished ones; it and `force` are those of `run_experiment`.
+    `way` and `force` are those of `run_experiment`.
 
     Raises:
         TailorflError: see the message; what was finished stays on disk.
     """
     check_name(out)
     experiments = expand(config)
-    if config.variants and not resume:
-        check_folder(out, resume, overwrite)
+    if config.variants and way == "new":
+        check_folder(out, False, overwrite)
         with reporting(out, "create the result folder"):
             out.mkdir(parents=True, exist_ok=True)
         for name in experiments:
             discard_jobs(out / slug(name))
+    if config.variants and way != "resume":
         write_text(out / "config.yaml", config.to_yaml())
     for name, experiment in experiments.items():
         folder = out / slug(name) if name else out
         started = (folder / "config.yaml").is_file()
         yield run_experiment(
-            experiment, folder, resume=resume and started, overwrite=overwrite, observer=observer, force=force
+            experiment,
+            folder,
+            way=way if started else "new",
+            overwrite=overwrite,
+            observer=observer,
+            force=force,
         )
 
 

@@ -10,6 +10,7 @@
 | summary.json, rounds.parquet, clients.parquet | written when the run finishes |
 | manifest.json | sizes and digests of these files, written when the run finishes |
 | privacy.csv | what clients' data were used for and its ε, where a run is private; written by whoever runs it |
+| selection.csv | which round each client chose, where models are chosen by validation; likewise |
 """
 
 from __future__ import annotations
@@ -52,7 +53,14 @@ Status = Literal["running", "finished", "failed", "interrupted"]
 
 SYNC_SECONDS = 1.0
 """Rounds that are faster than this wait for the disk together."""
-_RESULTS = ("summary.json", "rounds.parquet", "clients.parquet", "privacy.csv", manifest.NAME)
+_RESULTS = (
+    "summary.json",
+    "rounds.parquet",
+    "clients.parquet",
+    "privacy.csv",
+    "selection.csv",
+    manifest.NAME,
+)
 _RECORDS = ("rounds.jsonl", "clients.jsonl")
 
 

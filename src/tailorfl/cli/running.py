@@ -1,0 +1,126 @@
+"""What `tailorfl run`, `compare` and `reproduce` do: load, check, run or estimate, and print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailorfl.cli.arguments import again, experiment
+from tailorfl.cli.screen import plain, say, show_table, stderr, stdout
+from tailorfl.cli.state import State, quoted
+from tailorfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tailorfl.experiments.result import ExperimentResult
+    from tailorfl.experiments.schema import ExperimentConfig
+    from tailorfl.experiments.starting import Way
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command was told: an experiment by its arguments, and a folder with what to do there."""
+
+    arguments: list[str] | None
+    methods: Sequence[str] | None = None
+    """What is compared where the arguments name nothing."""
+    out: Path | None = None
+    resume: Path | None = None
+    extend: Path | None = None
+    overwrite: bool = False
+    force: bool = False
+
+    def check(self) -> None:
+        """Raises ConfigError where options contradict each other."""
+        if self.force and self.resume is None and self.extend is None:
+            raise ConfigError(
+                "--force is for --resume and --extend; a new experiment has nothing that could differ"
+            )
+        given = {"--out": self.out is not None, "--overwrite": self.overwrite}
+        given |= {"--resume": self.resume is not None, "--extend": self.extend is not None}
+        chosen = [name for name, is_given in given.items() if is_given]
+        if (given["--resume"] or given["--extend"]) and len(chosen) > 1:
+            raise ConfigError(
+                f"{' and '.join(chosen)} are given together, but --resume and --extend alone name the folder and what "
+                "is done with what is in it; leave out the others"
+            )
+
+
+def perform(state: State, request: Request, dry_run: bool, quiet: bool) -> None:
+    """Loads, checks and runs an experiment, or estimates it."""
+    request.check()
+    config, way = _asked(request)
+
+    # From here on torch is needed, which takes a second to import.
+    from tailorfl.experiments.check import check
+
+    check(config)
+    from tailorfl.experiments.progress import messages, observer
+    from tailorfl.experiments.variants import expand, run_variants
+
+    if dry_run:
+        from tailorfl.cli.estimates import show_estimate
+        from tailorfl.experiments.estimate import estimate
+
+        with messages(stderr()):
+            for one in expand(config).values():
+                show_estimate(stdout(), one, estimate(one))
+        return
+    from tailorfl.experiments.folders import new_folder
+
+    folder = request.resume or request.extend or request.out or new_folder(config, request.overwrite)
+    state.under_way(folder / "config.yaml", f"tailorfl run{again()} --resume {quoted(folder)}")
+    with observer(stderr(), config, quiet=quiet) as watch:
+        done = list(
+            run_variants(
+                config, folder, way=way, overwrite=request.overwrite, observer=watch, force=request.force
+            )
+        )
+    state.done()
+    for result in done:
+        show_result(result)
+
+
+def _asked(request: Request) -> tuple[ExperimentConfig, Way]:
+    """The experiment, and whether it is new, resumed or extended."""
+    from tailorfl.experiments.folders import experiment_in, experiment_to_resume
+    from tailorfl.experiments.progress import messages
+
+    if request.resume is not None and not request.arguments:
+        return experiment_to_resume(request.resume), "resume"
+    base = None if request.extend is None else experiment_in(request.extend)
+    with messages(stderr()):
+        given = experiment(request.arguments, request.methods, base)
+    if request.resume is None and request.extend is None:
+        return given, "new"
+    from tailorfl.experiments.starting import resumed, with_more
+
+    if request.extend is not None:
+        return with_more(request.extend, given)
+    assert request.resume is not None
+    return resumed(request.resume, given, request.force)
+
+
+def show_result(result: ExperimentResult, target: float | None = None) -> None:
+    """Prints the comparison table, what there is beside it, and where the results lie."""
+    from tailorfl.cli.results import published_table, section_table, show_comparison
+    from tailorfl.experiments.curves import sections
+    from tailorfl.experiments.folders import experiment_in
+    from tailorfl.experiments.published import notes
+
+    config = experiment_in(result.path)
+    out = stdout()
+    show_comparison(out, result, config.name)
+    for reason in result.missing:
+        stderr().print(f"[bold yellow]not in the table:[/] {plain(reason)}", highlight=False, soft_wrap=True)
+    wanted = config.eval.target if target is None else target
+    if wanted is not None:
+        section = sections(result, wanted)[0]
+        show_table(out, section_table(section))
+        say(out, section.note, style="dim")
+    if config.published:
+        show_table(out, published_table(result, config.published))
+        for note in notes(config.published):
+            say(out, note, style="dim")
+    say(out, f"results: {result.path}")
