@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tailorfl.experiments.config import load as load_config
     from tailorfl.experiments.jobs import Job, Observer
     from tailorfl.experiments.landscape import landscape
+    from tailorfl.experiments.merging import merge
     from tailorfl.experiments.pretrain import Pretrained, Watcher
     from tailorfl.experiments.result import ExperimentResult
     from tailorfl.experiments.schema import ExperimentConfig
@@ -63,6 +64,7 @@ __all__ = [
     "compare",
     "landscape",
     "load_config",
+    "merge",
     "pretrain",
     "register",
     "reproduce",
@@ -89,6 +91,7 @@ _HOMES = {
     "build_federation": "tailorfl.data.build:build",
     "landscape": "tailorfl.experiments.landscape:landscape",
     "load_config": "tailorfl.experiments.config:load",
+    "merge": "tailorfl.experiments.merging:merge",
     "register": "tailorfl.core.method:register",
 }
 

@@ -50,8 +50,11 @@ def interrupt(*arguments: Any, **options: Any) -> None:
         (["reproduce", "rounds=1"], "'rounds=1' is neither a file nor a recipe"),
         (["reproduce", "absent.yaml"], "'absent.yaml' is neither a file nor a recipe"),
         (["list", "metods"], "Did you mean 'methods'?"),
-        (["run", "--resume", "nowhere"], "'nowhere' is no result folder"),
-        (["run", "rounds=3", "--resume", "nowhere"], "--resume continues an experiment with the settings"),
+        (["run", "--resume", "nowhere"], "'nowhere' cannot be resumed: it has no config.yaml"),
+        (
+            ["run", "rounds=3", "--resume", "nowhere", "--out", "here"],
+            "--out and --resume are given together",
+        ),
     ],
 )
 def test_mistakes_exit_with_2_and_say_what_to_write(arguments: list[str], expected: str) -> None:

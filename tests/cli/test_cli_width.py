@@ -46,6 +46,8 @@ COMMANDS: dict[str, list[str]] = {
     "report": ["report", "done", "--target", "0.01"],
     "check": ["check", "done"],
     "list": ["list"],
+    "list -- settings": ["list", "settings"],
+    "list -- one": ["list", "methods", "ditto"],
     "bench": ["bench", *TINY, "method=fedavg", "--seconds", "0.1", "--json", "found.json"],
     "bench --profile": ["bench", *TINY, "method=fedavg", "--seconds", "0.1", "--profile"],
     "advise": ["advise", *TINY, "--rounds", "1"],

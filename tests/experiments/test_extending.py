@@ -13,7 +13,7 @@ import tailorfl
 from experiments.killing import assert_identical, numbers
 from tailorfl.cli.main import app
 from tailorfl.data.own import from_tensors
-from tailorfl.errors import ConfigError, RunError, TailorflError
+from tailorfl.errors import ConfigError, RunError
 from tailorfl.experiments import extending
 from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.runs.store import RunStore
@@ -282,9 +282,10 @@ def test_variants_are_extended_each(tmp_path: Path) -> None:
         assert [(s["seed"], s["rounds"]) for s, _ in found.jobs] == [(0, 3), (1, 3)]
 
 
-def test_errors_of_an_extension_are_the_librarys(tmp_path: Path) -> None:
-    tailorfl.run({**TINY, "methods": ["local"]}, out=tmp_path / "out")
-    store = RunStore.open(tmp_path / "out" / "local" / "seed-0", readonly=True)
-    (store.path / "rounds.jsonl").unlink()
-    with pytest.raises(TailorflError):
-        tailorfl.run(out=tmp_path / "out", extend=True, rounds=5)
+def test_damaged_jobs_are_not_gone_on_with(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tailorfl.run(TINY, out=tmp_path / "out")
+    (tmp_path / "out" / "ditto" / "seed-0" / "rounds.jsonl").unlink()
+    watch = Counts()
+    tailorfl.run(out=tmp_path / "out", extend=True, rounds=5, observer=watch)
+    assert watch.rounds == {"local, seed 0": 2, "ditto, seed 0": 5}
+    assert "ditto, seed 0 is done again: rounds.jsonl is missing" in caplog.text

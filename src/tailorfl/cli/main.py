@@ -15,7 +15,7 @@ from tailorfl.cli.arguments import Imports, hint
 from tailorfl.cli.running import Request, perform, show_result
 from tailorfl.cli.screen import plain, say, show_table, stderr, stdout
 from tailorfl.cli.state import State
-from tailorfl.errors import TailorflError, nearest
+from tailorfl.errors import ConfigError, TailorflError, nearest
 from tailorfl.experiments.faults import told
 from tailorfl.runs.signals import Terminated, ended_in_order, why
 
@@ -221,16 +221,25 @@ def list_command(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="Result folder of an experiment.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="Result folder of an experiment, or several.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the report, needed where several are put together.")
+    ] = None,
     target: Annotated[
         float | None, typer.Option(help="Also the rounds and bytes until the mean metric is this good: 0.9.")
     ] = None,
 ) -> None:
-    """Print an experiment's table again and write its plots, report.md and report.html."""
+    """Print the table of an experiment, or of several together, and write its plots, report.md and report.html."""
+    from tailorfl.experiments.merging import merge
     from tailorfl.experiments.report import write_report
     from tailorfl.experiments.variants import results
 
-    for result in results(folder).values():
+    if len(folders) > 1 and out is None:
+        raise ConfigError(f"a report of {len(folders)} folders needs a folder of its own: --out FOLDER")
+    found = results(folders[0]) if out is None else merge(folders, out)
+    for result in found.values():
         written = ", ".join(str(file) for file in write_report(result, target))
         show_result(result, target)
         say(stdout(), f"report: {written}")

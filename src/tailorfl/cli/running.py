@@ -106,12 +106,17 @@ def show_result(result: ExperimentResult, target: float | None = None) -> None:
     """Prints the comparison table, what there is beside it, and where the results lie."""
     from tailorfl.cli.results import published_table, section_table, show_comparison
     from tailorfl.experiments.curves import sections
-    from tailorfl.experiments.folders import experiment_in
     from tailorfl.experiments.published import notes
 
-    config = experiment_in(result.path)
+    config = result.config
     out = stdout()
     show_comparison(out, result, config.name)
+    for folder, difference in result.unlike:
+        stderr().print(
+            f"[bold yellow]not the same experiment:[/] {plain(f'{folder}: {difference}')}",
+            highlight=False,
+            soft_wrap=True,
+        )
     for reason in result.missing:
         stderr().print(f"[bold yellow]not in the table:[/] {plain(reason)}", highlight=False, soft_wrap=True)
     wanted = config.eval.target if target is None else target

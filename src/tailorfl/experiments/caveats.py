@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,23 @@ if TYPE_CHECKING:
 
 def caveats(result: ExperimentResult) -> list[Section]:
     """Returns a section for everything that makes numbers of the table other than they look; none where all is well."""
-    return [*_missing(result), *_forced(result.path), *_trouble(result)]
+    return [*_missing(result), *_forced(result.folders), *_unlike(result), *_trouble(result)]
 
 
-def _forced(folder: Path) -> list[Section]:
+def _unlike(result: ExperimentResult) -> list[Section]:
+    """How the experiments of several folders differ, where they do."""
+    if not result.unlike:
+        return []
+    note = (
+        f"The table is put together from several folders, and not all of them are like '{result.folders[0]}': lines of "
+        "the same method with other settings, data or versions stand apart, and are no fair comparison with each other."
+    )
+    return [Section("Not the same experiment", note, ("Folder", "What differs"), tuple(result.unlike))]
+
+
+def _forced(folders: Sequence[Path]) -> list[Section]:
     """What was different when the experiment was resumed by force, if it was."""
-    differences = forced(folder)
+    differences = [line for folder in folders for line in forced(folder)]
     if not differences:
         return []
     note = "The table mixes results of different settings, data or versions: the experiment was resumed with --force."

@@ -146,6 +146,11 @@ def tied(job: Job) -> str:
 
 def _reopen(job: Job, folder: Path) -> None:
     """Takes back what the last round of a job did because it was the last."""
+    damage = RunStore.open(folder, readonly=True).problems()
+    if damage:
+        log.warning("%s is done again: %s", job.name, ", ".join(damage))
+        RunStore.discard(folder)
+        return
     with RunStore.open(folder) as store:
         rounds = store.rounds()["round"].tolist()
         last = record_of(store, rounds[-1]) if rounds else {}

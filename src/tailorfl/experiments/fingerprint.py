@@ -116,7 +116,7 @@ def other_settings(jobs: Sequence[Job], out: Path, *, longer: bool = False) -> I
     here = {key: value for key, value in environment().items() if key in ("tailorfl", "torch")}
     for job, stored in _stored(jobs, out):
         then, now = (
-            _decisive(e, job.method.label, longer)
+            decisive(e, job.method.label, longer)
             for e in (stored.get("experiment", {}), job.config.to_dict())
         )
         had = {k: v for k, v in stored.get("environment", {}).items() if k in here}
@@ -172,8 +172,8 @@ def _stored(jobs: Sequence[Job], out: Path) -> Iterator[tuple[Job, dict[str, Any
             yield job, RunStore.open(folder, readonly=True).config
 
 
-def _decisive(experiment: Mapping[str, Any], label: str, longer: bool = False) -> dict[str, Any]:
-    """The settings that decide a job's numbers: the experiment's, and those of its method; rounds unless `longer`."""
+def decisive(experiment: Mapping[str, Any], label: str, longer: bool = False) -> dict[str, Any]:
+    """Returns the settings that decide a job's numbers, those of its method among them; rounds unless `longer`."""
     but = ("rounds",) if longer else ()
     own = [m for m in experiment.get("methods", ()) if m.get("label") == label]
     shared = {key: value for key, value in experiment.items() if key not in (*HARMLESS, *but)}

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from tailorfl.experiments.budget import sentence
 from tailorfl.experiments.caveats import caveats
-from tailorfl.experiments.config import load
 from tailorfl.experiments.curves import Section, sections
 from tailorfl.experiments.published import beside, notes
 from tailorfl.runs.files import write_text
@@ -48,7 +47,7 @@ def write_report(result: ExperimentResult, target: float | None = None) -> list[
 
 
 def _write(result: ExperimentResult, target: float | None) -> list[Path]:
-    config = load(result.path / "config.yaml")
+    config = result.config
     further = [*caveats(result), *sections(result, config.eval.target if target is None else target)]
     plots = result.write()
     published = _published(result, config)

@@ -20,6 +20,8 @@ from tailorfl.runs.tables import MARK, Column, SeedResult, comparison, render
 if TYPE_CHECKING:
     import pandas as pd
 
+    from tailorfl.experiments.schema import ExperimentConfig
+
 REFERENCES = ("local", "local_average")
 """Methods whose personal models the others must beat to be worth their communication."""
 
@@ -31,12 +33,27 @@ class ExperimentResult:
         path: the result folder.
         jobs: (summary, RunStore) of every finished job, in the order of methods and seeds.
         missing: why the other jobs of the experiment are not among them, a sentence each.
+        folders: the result folders that the jobs are of, more than one where several were put together.
+        unlike: (folder, how its experiment differs from that of the first), of those that do.
     """
 
     def __init__(
         self, path: Path, jobs: Sequence[tuple[dict[str, Any], RunStore]], missing: Sequence[str] = ()
     ) -> None:
         self.path, self.jobs, self.missing = path, list(jobs), list(missing)
+        self.folders: tuple[Path, ...] = (path,)
+        self.unlike: list[tuple[str, str]] = []
+
+    @property
+    def config(self) -> ExperimentConfig:
+        """The experiment.
+
+        Raises:
+            ConfigError: the folder has lost it.
+        """
+        from tailorfl.experiments.folders import experiment_in
+
+        return experiment_in(self.path)
 
     def again(self) -> Self:
         """Returns the result as it is now: jobs may have been finished since this one was loaded."""
@@ -128,7 +145,7 @@ class ExperimentResult:
 
     def seed_results(self) -> list[SeedResult]:
         """Returns the numbers of every job, with the share of clients that beat LocalTrain of the same seed."""
-        reference = {s["seed"]: self._own(s, store) for s, store in self.jobs if s["method"] in REFERENCES}
+        reference = {_company(s): self._own(s, store) for s, store in self.jobs if s["method"] in REFERENCES}
         out = []
         for summary, store in self.jobs:
             found = SeedResult.from_summary(summary)
@@ -136,7 +153,7 @@ class ExperimentResult:
             # A row without privacy guarantees nothing.
             values["epsilon"] = summary["privacy"]["epsilon"]["max"] if "privacy" in summary else math.inf
             values["selected_round"] = summary.get("selection", {}).get("round", math.nan)
-            local = reference.get(summary["seed"])
+            local = reference.get(_company(summary))
             if local is not None and summary["method"] not in REFERENCES:
                 own = self._own(summary, store)
                 beaten = summarize(
@@ -197,12 +214,12 @@ class ExperimentResult:
         """Returns every method's paired difference to `reference` over seeds: mean, half width of 95 %, p-value."""
         import pandas as pd
 
-        by_label: dict[str, dict[int, float]] = {}
-        base: dict[int, float] = {}
-        for result in self.seed_results():
-            by_label.setdefault(result.label, {})[result.seed] = result.values["mean"]
+        by_label: dict[str, dict[tuple[int, str], float]] = {}
+        base: dict[tuple[int, str], float] = {}
+        for (summary, _), result in zip(self.jobs, self.seed_results(), strict=True):
+            by_label.setdefault(result.label, {})[_company(summary)] = result.values["mean"]
             if result.method == reference:
-                base[result.seed] = result.values["mean"]
+                base[_company(summary)] = result.values["mean"]
         rows = []
         for label, values in by_label.items():
             seeds = sorted(set(values) & set(base))
@@ -259,6 +276,11 @@ class ExperimentResult:
             frames.append(frame)
         stacked: pd.DataFrame = pd.concat(frames, ignore_index=True)
         return stacked
+
+
+def _company(summary: dict[str, Any]) -> tuple[int, str]:
+    """What a job must share with another to be compared client by client: the seed, and in merged results the rest."""
+    return int(summary["seed"]), str(summary.get("company", ""))
 
 
 def trouble(place: Path) -> str:
