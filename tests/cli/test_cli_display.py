@@ -129,6 +129,7 @@ class TestComparison:
             table=frame,
             columns=self.COLUMNS,
             reductions=reductions,
+            worst_clients=["worst client of ditto: north"],
             marked=lambda table: table.rename(index={"ditto": "ditto †"}),
         )
         show_comparison(console, cast(Any, result), "digits")
@@ -137,6 +138,7 @@ class TestComparison:
     def test_lines_that_are_other_methods_are_marked_and_explained(self) -> None:
         text = self.printed(200)
         assert "ditto †" in text
+        assert "worst client of ditto: north" in text
         assert "† ditto: Ditto with λ = 0 is LocalTrain in its personal models" in text
 
     def test_wide_terminal_shows_everything(self) -> None:

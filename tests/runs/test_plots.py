@@ -107,6 +107,20 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return kept
 
 
+@pytest.mark.parametrize(("metric", "inside"), [("accuracy", True), ("auc", True), ("mse", False)])
+def test_a_band_of_shares_ends_at_0_and_1(
+    metric: str, inside: bool, drawn: list[Any], tmp_path: Path
+) -> None:
+    """Of 0.9, 1.0 Student's interval is 0.95 ± 0.64, which no share can have."""
+    frame = pd.DataFrame({"label": "a", "seed": [0, 1], "round": 1, metric: [0.9, 1.0]})
+    frame = pd.concat([frame, frame.assign(round=2, **{metric: [0.0, 0.1]})])
+    plots.metric_per_round(frame, tmp_path / "plot.png", metric=metric)
+    (band,) = drawn[0].collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    expected = (0.0, 1.0) if inside else (0.05 - 12.7062 * 0.05, 0.95 + 12.7062 * 0.05)
+    assert (heights.min(), heights.max()) == pytest.approx(expected, abs=1e-4)
+
+
 def test_the_band_is_students_interval_of_95_percent(drawn: list[Any], tmp_path: Path) -> None:
     """Three seeds: mean ± t(0.975, 2 degrees) s/√3, with t = 4.302653 from a printed table."""
     values = {1: (1.0, 2.0, 6.0), 2: (4.0, 4.0, 4.0)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -52,9 +53,9 @@ def test_markdown() -> None:
     assert render(comparison(results(), COLUMNS), COLUMNS) == (
         "| Method | Seeds | Accuracy (%) | Bytes |\n"
         "| --- | ---: | ---: | ---: |\n"
-        "| ditto_lr\\|1 | 2 | **85.00 ± 63.53** | 2.0 MB ± 0 B |\n"
+        "| ditto_lr\\|1 | 2 | 85.00 ± 63.53 | 2.0 MB ± 0 B |\n"
         "| fedavg | 1 | 70.00 | 1.0 MB |\n"
-        "| local | 1 | **85.00** | 0 B |\n"
+        "| local | 1 | 85.00 | 0 B |\n"
     )
 
 
@@ -64,9 +65,9 @@ def test_latex() -> None:
         "\\toprule\n"
         "Method & Seeds & Accuracy (\\%) & Bytes \\\\\n"
         "\\midrule\n"
-        "ditto\\_lr|1 & 2 & \\textbf{85.00 $\\pm$ 63.53} & 2.0 MB $\\pm$ 0 B \\\\\n"
+        "ditto\\_lr|1 & 2 & 85.00 $\\pm$ 63.53 & 2.0 MB $\\pm$ 0 B \\\\\n"
         "fedavg & 1 & 70.00 & 1.0 MB \\\\\n"
-        "local & 1 & \\textbf{85.00} & 0 B \\\\\n"
+        "local & 1 & 85.00 & 0 B \\\\\n"
         "\\bottomrule\n"
         "\\end{tabular}\n"
     )
@@ -97,9 +98,47 @@ def test_lower_is_better_and_missing_values() -> None:
     text = render(comparison([*rows, SeedResult("c", "c", 0, {})], columns), columns)
     assert text.splitlines()[2:] == [
         "| a | 1 | 2 | – |",
-        "| b | 1 | **0.5** | 1 min 01 s |",
+        "| b | 1 | 0.5 | 1 min 01 s |",
         "| c | 1 | – | – |",
     ]
+
+
+def rows_of(**values: list[float]) -> list[SeedResult]:
+    return [SeedResult(n, n, s, {"mean": v}) for n, found in values.items() for s, v in enumerate(found)]
+
+
+def bold(rows: list[SeedResult], better: Literal["higher", "lower"] = "higher") -> list[str]:
+    columns = (Column("mean", "Accuracy", "number", better),)
+    lines = render(comparison(rows, columns), columns).splitlines()[2:]
+    return [line.split(" | ")[0].strip("| ") for line in lines if "**" in line]
+
+
+def test_bold_is_what_is_better_than_all_others_beyond_the_noise() -> None:
+    """Closed form: of differences 0.1 and 0.1 ± d over two seeds the interval is 0.1 ± 12.7062 d."""
+    noise = 0.1 / 12.7062
+    far = rows_of(a=[0.8, 0.5], b=[0.7 - 0.9 * noise, 0.4 + 0.9 * noise], c=[0.1, 0.1])
+    assert bold(far[:4]) == ["a"]  # though the intervals of a and b themselves overlap by far
+    assert bold(far[:4], "lower") == ["b"]
+    near = rows_of(a=[0.8, 0.5], b=[0.7 - 1.1 * noise, 0.4 + 1.1 * noise])
+    assert bold(near) == []
+    assert bold(far) == []  # a's difference to c is 0.7 and 0.4, which is not beyond its noise
+
+
+def test_nothing_is_bold_where_no_noise_is_known() -> None:
+    assert bold(rows_of(a=[0.9], b=[0.1])) == []
+    assert bold(rows_of(a=[0.9, 0.9, 0.91])) == []
+
+
+def test_equal_rows_share_the_place_and_a_failed_one_has_none() -> None:
+    rows = rows_of(a=[0.9, 0.8], twin=[0.9, 0.8], b=[0.5, 0.4], failed=[math.nan, 0.99])
+    assert bold(rows) == ["a", "twin"]
+    assert bold(rows_of(a=[0.9, 0.8], twin=[0.9, 0.8])) == []
+
+
+def test_latex_sets_it_in_bold() -> None:
+    columns = (Column("mean", "Accuracy", "number", "higher"),)
+    frame = comparison(rows_of(a=[0.9, 0.8], b=[0.5, 0.4]), columns)
+    assert "a & 2 & \\textbf{0.85 $\\pm$ 0.6353}" in render(frame, columns, "latex")
 
 
 def test_a_failed_seed_shows() -> None:

@@ -52,6 +52,8 @@ def show_comparison(console: Console, result: ExperimentResult, name: str) -> No
     table.title = escape(title)
     show_table(console, table)
     show_reductions(console, result.reductions)
+    for line in result.worst_clients:
+        say(console, line, style="dim")
     if left_out:
         say(console, f"further columns are in comparison.md: {', '.join(left_out)}", style="dim")
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from tailorfl.experiments.schema import ExperimentConfig
 
+FEW_CLIENTS = 10
+"""Of so many or fewer clients a tenth is one client."""
 REFERENCES = ("local", "local_average")
 """Methods whose personal models the others must beat to be worth their communication."""
 
@@ -103,8 +105,8 @@ class ExperimentResult:
             Column("mean", f"{self.metric} (mean)", unit, better),
             Column("weighted_mean", "weighted", unit, better),
             Column("std", "std", unit),
-            Column("worst10", "worst 10 %", unit, better),
-            Column("best10", "best 10 %", unit, better),
+            Column("worst10", "worst client" if self._few else "worst 10 %", unit, better),
+            Column("best10", "best client" if self._few else "best 10 %", unit, better),
             Column("share_beating_local", "beat Local", "percent", "higher"),
         ]
         for key, title in self._extra():
@@ -122,6 +124,31 @@ class ExperimentResult:
         if any("gradients_each" in summary for summary, _ in self.jobs):
             columns.append(Column("gradients_each", "gradients per client and round"))
         return (*columns, Column("bytes", "sent", "bytes"), Column("seconds", "time", "seconds"))
+
+    @property
+    def _few(self) -> bool:
+        """Whether a tenth of the clients is a single one, which then has a name."""
+        return all(summary.get("clients", math.inf) <= FEW_CLIENTS for summary, _ in self.jobs)
+
+    @property
+    def worst_clients(self) -> list[str]:
+        """Returns who the worst client is by its name, a line a method, where a tenth of the clients is one."""
+        found: dict[str, dict[str, int]] = {}
+        for summary, store in self.jobs if self._few else ():
+            own, names = self._own(summary, store), store.config.get("clients")
+            scores = own[self.metric].dropna()
+            if not names or scores.empty:
+                continue
+            worst = int(scores.argmax() if self.metric in LOWER_IS_BETTER else scores.argmin())
+            counts = found.setdefault(summary["label"], {})
+            name = str(names[int(own.loc[scores.index[worst], "client"])])
+            counts[name] = counts.get(name, 0) + 1
+        lines = []
+        for label, counts in found.items():
+            seeds = sum(counts.values())
+            several = [f"{n} (in {c} of {seeds} seeds)" if len(counts) > 1 else n for n, c in counts.items()]
+            lines.append(f"worst client of {label}: {', '.join(several)}")
+        return lines
 
     def _extra(self, model: str | None = None, prefix: str = "deployed") -> list[tuple[str, str]]:
         """Further test sets that at least one job has, for its deployable (or another) model."""
@@ -198,7 +225,7 @@ class ExperimentResult:
             f"{MARK} {label}: {sentence}." for label, found in self.reductions.items() for sentence in found
         ]
         table = render(self.marked(self.table), self.columns, "markdown")
-        return table + "".join(f"\n{line}\n" for line in said)
+        return table + "".join(f"\n{line}\n" for line in (*said, *self.worst_clients))
 
     @property
     def clients(self) -> pd.DataFrame:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":", "-.")  # the second seven lines are dashed, and so on
 SHARES = frozenset({"accuracy", "balanced_accuracy", "macro_f1"})  # metrics shown in percent
+BOUNDED = SHARES | {"auc", "c_index", "token_accuracy"}
+"""Metrics in 0 ... 1."""
 DPI = 150
 LEGEND_ROWS = 17  # labels in a column of the legend
 COLUMN_WIDTH = 2.0  # inches of figure that a further column takes
@@ -51,9 +53,12 @@ def metric_per_round(
     for number, (label, group) in enumerate(data.groupby("label", sort=False)):
         rounds, means, widths = _over_seeds(group, "round", metric)
         _line(axes, number, str(label), rounds, means)
-        axes.fill_between(
-            rounds, means - widths, means + widths, color=_colour(number), alpha=0.18, linewidth=0
-        )
+        low, high = means - widths, means + widths
+        if (
+            metric in BOUNDED
+        ):  # no share is below 0 or above 1, though an interval of Student's t reaches there
+            low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
+        axes.fill_between(rounds, low, high, color=_colour(number), alpha=0.18, linewidth=0)
     axes.set_xlabel("round (line: mean over seeds, band: 95 % confidence interval)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _metric_axis(axes, metric, "y")

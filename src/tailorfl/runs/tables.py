@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from tailorfl.errors import RunError, unknown
-from tailorfl.evaluation.seeds import interval
+from tailorfl.evaluation.seeds import interval, paired
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,7 +50,7 @@ class SeedResult:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table: which value, its title and unit, and which end is marked as the best."""
+    """One column of a table: which value, its title and unit, and which end is better."""
 
     key: str
     title: str
@@ -75,7 +75,8 @@ def comparison(
     """Numbers of the table, indexed by label in order of first appearance.
 
     Columns: "method", "seeds" (how many), and for every key the mean over seeds and, as "<key>_ci", the half
-    width of its confidence interval (NaN with one seed). A value that a seed does not have is NaN, and so
+    width of its confidence interval (NaN with one seed), and where one end is better, as "<key>_best", whether the row
+    is better than all others beyond the noise (`clearly_best`). A value that a seed does not have is NaN, and so
     then is its mean. Raises RunError without results, and where a label has the same seed twice or two
     methods.
     """
@@ -101,7 +102,35 @@ def comparison(
             values = [_number(result.values.get(column.key)) for result in seeds.values()]
             row[column.key], row[f"{column.key}_ci"] = interval(values, level)
         table.append(row)
-    return pd.DataFrame(table, index=pd.Index(list(rows), name="label"))
+    frame = pd.DataFrame(table, index=pd.Index(list(rows), name="label"))
+    for column in columns:
+        if column.better is not None:
+            found = [
+                {s: _number(r.values.get(column.key)) for s, r in seeds.items()} for seeds in rows.values()
+            ]
+            frame[f"{column.key}_best"] = clearly_best(found, column.better, level)
+    return frame
+
+
+def clearly_best(
+    rows: Sequence[Mapping[int, float]], better: Literal["higher", "lower"], level: float = 0.95
+) -> list[bool]:
+    """Whether each row, value by seed, is better than every other by more than the noise.
+
+    The interval of its paired difference over their common seeds to each of the others must leave out 0; with one seed
+    no noise is known, and nothing is best. Rows that are equal with every seed share the place; NaN has none.
+    """
+    sign = 1.0 if better == "higher" else -1.0
+    known = [{} if any(map(math.isnan, r.values())) else {s: sign * v for s, v in r.items()} for r in rows]
+
+    def beats(first: Mapping[int, float], second: Mapping[int, float]) -> bool:
+        common = sorted(first.keys() & second.keys())
+        found = paired([first[s] for s in common], [second[s] for s in common], level)
+        return not math.isnan(found.half_width) and found.mean > found.half_width
+
+    others = [[row for row in known if row and row != mine] for mine in known]
+    pairs = zip(known, others, strict=True)
+    return [bool(mine and rest) and all(beats(mine, row) for row in rest) for mine, rest in pairs]
 
 
 def render(frame: pd.DataFrame, columns: Sequence[Column] = DEFAULT_COLUMNS, form: str = "markdown") -> str:
@@ -117,7 +146,7 @@ def render(frame: pd.DataFrame, columns: Sequence[Column] = DEFAULT_COLUMNS, for
 def rich_table(
     frame: pd.DataFrame, columns: Sequence[Column] = DEFAULT_COLUMNS, *, seeds: bool = True
 ) -> Table:
-    """A `comparison` for the terminal, the best cells of a column in bold; `seeds`: with their number."""
+    """A `comparison` for the terminal, clearly best cells of a column in bold; `seeds`: with their number."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -162,7 +191,6 @@ def _cells(frame: pd.DataFrame, columns: Sequence[Column]) -> tuple[list[str], l
     """Titles, and per row the text of each cell with whether it is the best of its column."""
     percent = {"percent": " (%)"}
     head = ["Method", "Seeds", *(column.title + percent.get(column.unit, "") for column in columns)]
-    best = {column.key: _best(frame[column.key].tolist(), column) for column in columns}
     body = []
     for label, row in frame.iterrows():
         line = [(str(label), False), (str(row["seeds"]), False)]
@@ -170,17 +198,9 @@ def _cells(frame: pd.DataFrame, columns: Sequence[Column]) -> tuple[list[str], l
             text = _format(row[column.key], column)
             half_width = row[f"{column.key}_ci"]
             spread = "" if math.isnan(half_width) or text == MISSING else f" ± {_format(half_width, column)}"
-            line.append((text + spread, text == best[column.key]))
+            line.append((text + spread, bool(row.get(f"{column.key}_best", False))))
         body.append(line)
     return head, body
-
-
-def _best(values: Sequence[float], column: Column) -> str | None:
-    """The best mean as printed, so that what looks equal is marked equally; None where nothing is marked."""
-    known = [value for value in values if not math.isnan(value)]
-    if column.better is None or len(known) < 2:
-        return None
-    return _format(max(known) if column.better == "higher" else min(known), column)
 
 
 def _format(value: float, column: Column) -> str:
