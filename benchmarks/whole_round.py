@@ -31,8 +31,8 @@ from typing import Any
 
 import torch
 from rich.console import Console
-
 from tailorfl.cli.progress import Lines
+
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
 from tailorfl.engines.simulation import Simulation

@@ -61,20 +61,20 @@ def refuse_private(level: Level | None) -> None:
 class Selection:
     """What every training client has chosen so far.
 
-    `folder` is where the models are memory-mapped; None keeps them in memory.
+    `folder` is where the models are memory-mapped; None keeps them in memory. `metric` decides; None: the primary one.
 
     Raises:
         ConfigError: sample-level privacy, or no client has validation samples.
     """
 
-    def __init__(self, sim: Simulation, folder: Path | None = None) -> None:
+    def __init__(self, sim: Simulation, folder: Path | None = None, metric: str | None = None) -> None:
         refuse_private(sim.level)
         if not sim.federation.sizes("val")[: sim.federation.num_clients].any():
             raise ConfigError(
                 "eval.select=val needs validation samples, but no client has any; leave a share for them in "
                 "data.split, such as {train: 0.7, val: 0.1, test: 0.2}, or take eval.select=last"
             )
-        self.metric = primary(sim.federation.source.task)[0]
+        self.metric = metric or primary(sim.federation.source.task)[0]
         self._groups = sim.groups
         self._models = {g.name: StateStore(g.context.init, folder) for g in sim.groups}
         self.choices: dict[int, Choice] = {}

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from tailorfl.experiments.result import ExperimentResult
 
-UNIT_METRICS = frozenset({"accuracy", "auc", "c_index"})
-"""Primary metrics that lie between 0 and 1."""
+UNIT_METRICS = frozenset({"accuracy", "balanced_accuracy", "macro_f1", "auc", "c_index", "token_accuracy"})
+"""Metrics that lie between 0 and 1."""
 
 
 def check_target(target: float | None, metric: str) -> None:

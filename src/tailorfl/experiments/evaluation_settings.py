@@ -45,6 +45,11 @@ class EvalConfig(Settings):
     max_samples: Whole | None = Field(
         default=None, ge=1, description="at most so many samples of the global and of each shifted test set"
     )
+    metric: str | None = Field(
+        default=None,
+        description="what methods are compared by, models chosen by and shown first, such as auc; by default the "
+        "task's first metric, balanced accuracy where one class has most samples of the data or of a client",
+    )
     select: Literal["last", "val"] = Field(
         default="last",
         description="the personal model that each client deploys: the last, or that of its best validation score "

@@ -12,6 +12,7 @@ from tailorfl.engines.rounds import listed
 from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.generation import Generation
+from tailorfl.evaluation.leading import leading
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import evaluate, means
 from tailorfl.evaluation.selection import Selection
@@ -85,7 +86,8 @@ def make_selection(config: ExperimentConfig, sim: Simulation, folder: Path | Non
     """What chooses personal models, where something does; it keeps them where private states are kept."""
     if config.eval.select == "last" or not sim.method.has_personal:
         return None
-    return Selection(sim, folder if config.engine.states == "disk" else None)
+    metric = leading(sim.federation.source, config.eval.metric)
+    return Selection(sim, folder if config.engine.states == "disk" else None, metric)
 
 
 def _keep_engine(sim: Simulation, store: RunStore) -> None:
@@ -143,6 +145,7 @@ def _rounds(
             "the set 'participants' of eval.sets says who took part in a round, which this privacy keeps secret: its "
             "epsilon counts on nobody seeing it; leave the set out, or take sampling=uniform"
         )
+    metric = leading(sim.federation.source, config.eval.metric)
     limit = limit_of(config, job.rounds, job.method.rounds is not None, sim)
     if job.rounds == sim.round and not sim.round:
         raise ConfigError("rounds is 0: there is nothing to run")
@@ -157,13 +160,13 @@ def _rounds(
             found = means(records)
             record |= found
             store.append_clients(records)
-            watch.evaluated(job, sim.round, found)
+            watch.evaluated(job, sim.round, first_named(found, metric))
         store.append_round(record)
         if last or saver.due():
             saver.save(time.perf_counter() - begin)
         watch.round_done(job, done)
         raise_if_told()
-    summary = summary_of(sim, store, identity, time.perf_counter() - begin)
+    summary = summary_of(sim, store, identity, time.perf_counter() - begin, metric)
     if selection is not None:
         summary["selection"] = selection.summary()
         write_text(store.path / "selection.csv", selection.csv())
@@ -195,3 +198,8 @@ def _protocol(config: ExperimentConfig, final: bool) -> EvaluationProtocol:
         config.eval.sharpness,
         Generation(**config.eval.generation.model_dump()),
     )
+
+
+def first_named(found: dict[str, float], metric: str) -> dict[str, float]:
+    """Returns means by "model/set/metric" with those of a metric first."""
+    return dict(sorted(found.items(), key=lambda item: not item[0].endswith(f"/{metric}")))

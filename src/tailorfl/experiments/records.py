@@ -37,11 +37,16 @@ def round_record(sim: Simulation, done: RoundResult, seconds: float) -> dict[str
     }
 
 
-def summary_of(sim: Simulation, store: RunStore, identity: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """The final numbers, read back from the records so that a resumed run cannot differ from an uninterrupted one."""
+def summary_of(
+    sim: Simulation, store: RunStore, identity: dict[str, Any], seconds: float, metric: str
+) -> dict[str, Any]:
+    """The final numbers, read back from the records so that a resumed run cannot differ from an uninterrupted one.
+
+    `metric` is the one that comes first.
+    """
     frame = store.clients()
     final = frame[frame["round"] == sim.round]
-    model, metric = headline(sim)
+    model, _ = headline(sim)
     rows = [{str(k): v for k, v in row.items()} for row in final.to_dict("records")]
     own = final[(final["model"] == model) & (final["set"] == "local")]
     if own.empty:

@@ -102,7 +102,8 @@ class ExperimentResult:
         unit: Any = "percent" if self.metric in plots.SHARES | {"auc", "c_index"} else "number"
         better: Any = "lower" if lower else "higher"
         columns = [
-            Column("mean", f"{self.metric} (mean)", unit, better),
+            Column("mean", f"{self.metric.replace('_', ' ')} (mean)", unit, better),
+            *self._beside(),
             Column("weighted_mean", "weighted", unit, better),
             Column("std", "std", unit),
             Column("worst10", "worst client" if self._few else "worst 10 %", unit, better),
@@ -124,6 +125,13 @@ class ExperimentResult:
         if any("gradients_each" in summary for summary, _ in self.jobs):
             columns.append(Column("gradients_each", "gradients per client and round"))
         return (*columns, Column("bytes", "sent", "bytes"), Column("seconds", "time", "seconds"))
+
+    def _beside(self) -> list[Column]:
+        """Accuracy, where classes are predicted and another metric comes first."""
+        own = [s["metrics"].get(s.get("model", ""), {}).get("local", {}) for s, _ in self.jobs]
+        if self.metric == "accuracy" or not any("balanced_accuracy" in found for found in own):
+            return []
+        return [Column("accuracy", "accuracy (mean)", "percent", "higher")]
 
     @property
     def _few(self) -> bool:
@@ -179,6 +187,7 @@ class ExperimentResult:
             values = dict(found.values)
             # A row without privacy guarantees nothing.
             values["epsilon"] = summary["privacy"]["epsilon"]["max"] if "privacy" in summary else math.inf
+            values["accuracy"] = values.get(f"{summary['model']}.local.accuracy.mean", math.nan)
             values["selected_round"] = summary.get("selection", {}).get("round", math.nan)
             local = reference.get(_company(summary))
             if local is not None and summary["method"] not in REFERENCES:

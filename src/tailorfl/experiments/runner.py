@@ -27,7 +27,7 @@ from tailorfl.data.validate import validate
 from tailorfl.engines.groups import assign_by_size
 from tailorfl.engines.simulation import Simulation, make_engine
 from tailorfl.errors import DataError, DivergenceError
-from tailorfl.evaluation.metrics import primary
+from tailorfl.evaluation.leading import dominated, leading
 from tailorfl.experiments.curves import check_target
 from tailorfl.experiments.extending import is_longer, reopen
 from tailorfl.experiments.faults import told
@@ -106,7 +106,7 @@ def run_experiment(
             seed = config.data.seed_of(job.seed)
             if federation is None or seed != built:
                 federation, built = make_federation(config, seed, source, said), seed
-                check_target(config.eval.target, primary(federation.source.task)[0])
+                check_target(config.eval.target, _leading(config, federation, said))
                 facts = made_with(job, federation)
                 if resume:
                     refuse(out, list(other_data(jobs, out, job, facts["data"])), force)
@@ -224,3 +224,14 @@ def train_config(job: Job) -> TrainConfig:
     del settings["dp"]
     falls = RoundSchedule(**settings.pop("round_schedule"), rounds=job.rounds)
     return TrainConfig(**settings, round_schedule=falls)
+
+
+def _leading(config: ExperimentConfig, federation: Federation, said: set[str]) -> str:
+    """The metric that comes first; where the data decide that, it is said once."""
+    metric, why = leading(federation.source, config.eval.metric), dominated(federation.source)
+    if why and config.eval.metric is None and why not in said:
+        log.warning(
+            "%s, so %s comes first and accuracy beside it; eval.metric chooses", why, metric.replace("_", " ")
+        )
+        said.add(why)
+    return metric
