@@ -19,7 +19,7 @@ ROOT = Path(tailorfl.__file__).parent
 ARROW = ["cli", "experiments", "runs", "evaluation", "engines", "methods", "core", "models", "data"]
 BESIDE = {"models", "data"}
 # Modules that every layer stands on, and that see none (but errors are raised everywhere).
-GROUND = {"errors", "hashing", "printable", "modules", "hub"}
+GROUND = {"archives", "errors", "hashing", "printable", "modules", "hub"}
 THEORY_SEES = {"core", "models", "data"}
 OPTIONAL = {
     "transformers", "peft", "flwr", "ray", "opacus", "tensorboard", "optuna", "datasets", "torchvision",

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tailorfl.data.intake import clean_names
 from tailorfl.data.rows import Rows
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError
@@ -46,6 +47,7 @@ class Federation:
     shifted: Mapping[str, Source] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "names", clean_names(self.names))
         for part in ("train", "val", "test"):
             object.__setattr__(self, part, Rows.of(getattr(self, part)))
         counts = {len(self.train), len(self.val), len(self.test), len(self.names)}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import struct
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -20,6 +24,15 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+MOST_PIXELS = 50_000_000
+"""Of one image; a file of some kilobytes may claim any number of them."""
+MOST_LEVELS = 4
+"""Of folders that are looked into."""
+UNREADABLE = (
+    UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, TypeError, SyntaxError, EOFError,
+    LookupError, ArithmeticError, AttributeError, NotImplementedError, MemoryError, struct.error, zlib.error,
+)  # fmt: skip
+"""What readers of image formats raise at damaged files, each its own."""
 _PARTS = ("train", "test")
 _GREY_MODES = ("1", "L", "LA", "I;16")
 
@@ -49,9 +62,7 @@ def from_folder(
     root = Path(path).expanduser()
     if not root.is_dir():
         raise DataError(f"image folder '{root}' does not exist or is not a folder")
-    files = sorted(
-        file for file in root.rglob("*") if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
-    )
+    files = sorted(_images(root, group))
     if not files:
         raise DataError(f"image folder '{root}' holds no images ({', '.join(SUFFIXES)})")
     places = [file.relative_to(root).parts for file in files]
@@ -80,25 +91,55 @@ def from_folder(
     )
 
 
+def _images(root: Path, group: str) -> Iterator[Path]:
+    """Yields the images below a folder; raises DataError at the first that lies neither 3 nor 4 levels deep.
+
+    So a folder that is none of images (a home folder, a disk) is not walked through to its end.
+    """
+    for place, folders, names in os.walk(root, followlinks=True):
+        depth = len(Path(place).relative_to(root).parts)
+        if depth > MOST_LEVELS:
+            folders.clear()
+        for name in names:
+            if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."):
+                file = Path(place) / name
+                if depth not in (2, 3):
+                    raise _misplaced(root, file.relative_to(root).parts, group)
+                yield file
+
+
 def _place(root: Path, place: tuple[str, ...], split: bool, group: str) -> tuple[str, str]:
     """(client, class) of an image from its path below the root."""
     levels = place[1:] if split else place
     if len(levels) != 3:
-        raise DataError(
-            f"image folder '{root}': expected {group}/class/image, or train|test/{group}/class/image, "
-            f"but found '{'/'.join(place)}'"
-        )
+        raise _misplaced(root, place, group)
     return levels[0], levels[1]
+
+
+def _misplaced(root: Path, place: tuple[str, ...], group: str) -> DataError:
+    return DataError(
+        f"image folder '{root}': expected {group}/class/image, or train|test/{group}/class/image, "
+        f"but found '{'/'.join(place)}'"
+    )
 
 
 def load_image(file: Path, size: tuple[int, int] | None) -> Picture:
     """One image, read completely and resized to (height, width) if asked; DataError if the file is broken."""
     try:
-        with Image.open(file) as image:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # sizes are looked at here
+            opened = Image.open(file)
+        with opened as image:
+            pixels = image.width * image.height
+            if pixels > MOST_PIXELS:
+                raise DataError(
+                    f"image '{file}' has {image.width} x {image.height} = {pixels:,} pixels; at most {MOST_PIXELS:,} "
+                    "are read, so make it smaller first"
+                )
             image.load()
             return image if size is None else image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    except (UnidentifiedImageError, OSError) as error:
-        raise DataError(f"image '{file}' cannot be read: {error}") from error
+    except UNREADABLE as error:
+        raise DataError(f"image '{file}' cannot be read: {error or type(error).__name__}") from error
 
 
 def stack_images(images: Iterable[Picture], names: Iterable[str]) -> Tensor:
@@ -131,6 +172,11 @@ def stack_images(images: Iterable[Picture], names: Iterable[str]) -> Tensor:
 
 def _eight_bits(image: Picture) -> Picture:
     """The image in mode "L" if it is grey, otherwise in mode "RGB"."""
+    if image.mode in ("I", "F"):
+        raise DataError(
+            f"an image has pixels of 32 bits (mode {image.mode}), which would be cut off at 255; save it with 8 or 16 "
+            "bits a pixel"
+        )
     if image.mode == "I;16":
         # a plain conversion would cut 16-bit values off at 255
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

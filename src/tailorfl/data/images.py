@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from tailorfl.archives import load_arrays
 from tailorfl.data.locations import data_file
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, DataError
@@ -142,9 +143,8 @@ def digits() -> Source:
 def _open(file: str) -> dict[str, NDArray[Any]]:
     path = data_file(file)
     try:
-        with np.load(path) as arrays:
-            return dict(arrays)
-    except (OSError, ValueError) as error:
+        return load_arrays(path)
+    except ValueError as error:
         raise DataError(f"data file {path} cannot be read: {error}; fetch it again") from error
 
 

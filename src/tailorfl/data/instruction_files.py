@@ -99,7 +99,7 @@ def read_line(line: str, place: str, client: str, test: bool) -> Example:
     """
     try:
         given = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and as many brackets
         raise DataError(f"{place}: is not JSON: {error}") from error
     if not isinstance(given, dict):
         raise DataError(

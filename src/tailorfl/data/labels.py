@@ -20,6 +20,7 @@ FEW_ROWS = 20
 ROWS_A_CLASS = 10
 """Where classes have fewer rows on average, and there are many, the labels may be numbers to be predicted."""
 MANY_CLASSES = 20
+MOST_CLASSES = 1_000_000
 
 
 def check_classes(
@@ -62,8 +63,13 @@ def from_zero(where: str, y: Tensor) -> Tensor:
     """Returns class numbers as they are, int64.
 
     Raises:
-        DataError: none of them is 0, so that they are counted from another number.
+        DataError: none of them is 0, so that they are counted from another number; or one is no class at all.
     """
+    if y.numel() and int(y.max()) >= MOST_CLASSES:
+        raise DataError(
+            f"{where} has class {int(y.max()):,}, which would take a model of as many outputs; number classes from 0 "
+            "without gaps, or give their names as text"
+        )
     if y.numel() and int(y.min()) >= 1:
         low, high = int(y.min()), int(y.max())
         raise DataError(
@@ -77,7 +83,10 @@ def named(values: Any) -> tuple[Tensor, tuple[str, ...]] | None:
     """Returns (classes int64 `[samples]`, their names in sorted order) of labels that are texts, None of others."""
     if isinstance(values, Tensor):
         return None
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"the labels are no list with one a sample: {error}") from error
     if array.dtype.kind not in "USO" or array.ndim != 1:
         return None
     texts = pd.Series(array)

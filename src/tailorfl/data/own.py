@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from tailorfl.data.folder import channel_scaling, from_folder, stack_images
+from tailorfl.data.intake import check_roles, client_ids, flags, read_table, real_tensor
 from tailorfl.data.labels import check_classes, from_zero, named
 from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task, check_finite
-from tailorfl.errors import DataError, MissingExtraError, nearest
+from tailorfl.errors import DataError, MissingExtraError, nearest, unknown
 
 __all__ = ["from_datasets", "from_folder", "from_table", "from_tensors"]
-
-_SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 
 def from_tensors(
@@ -51,18 +50,19 @@ def from_tensors(
             counted from 1, missing ids, NaN or infinity.
     """
     classes = named(y) if task in ("classification", "binary") else None
-    features, targets = torch.as_tensor(x), torch.as_tensor(y) if classes is None else classes[0]
+    features = real_tensor(x, f"source '{name}': x")
+    targets = real_tensor(y, f"source '{name}': y") if classes is None else classes[0]
+    owners = None if clients is None else client_ids(clients, name)
+    mask = None if test is None else flags(test, f"source '{name}': test")
     lengths = {"x": len(features), "y": len(targets)}
     lengths |= {
-        what: len(column) for what, column in (("clients", clients), ("test", test)) if column is not None
+        what: len(column) for what, column in (("clients", owners), ("test", mask)) if column is not None
     }
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{what} has {length}" for what, length in lengths.items())
         raise DataError(f"source '{name}': samples differ in number: {counts}")
     if features.dtype != torch.uint8 or features.dim() != 4:
         features = features.to(torch.float32)
-    owners = None if clients is None else pd.Series(np.asarray(clients), name="clients")
-    mask = None if test is None else torch.as_tensor(test).to(torch.bool)
     if task == "classification":
         check_classes(f"source '{name}': y", targets.numpy(force=True).reshape(-1))
     targets = _target_tensor(name, targets, task)
@@ -95,7 +95,10 @@ def from_table(
     Raises:
         DataError: for an unreadable file, missing columns, empty or non-numeric cells (names column and row).
     """
-    name, frame = _read_table(path)
+    name, frame = read_table(path)
+    if task not in get_args(Task):
+        raise unknown("task", str(task), get_args(Task))
+    check_roles(label, client, features, split)
     labels = [label] if isinstance(label, str) else list(label)
     roles = [*labels, *(column for column in (client, split) if column is not None)]
     inputs = (
@@ -213,22 +216,6 @@ def _source(
     return source
 
 
-def _read_table(table: str | Path | pd.DataFrame) -> tuple[str, pd.DataFrame]:
-    if isinstance(table, pd.DataFrame):
-        return "table", table.reset_index(drop=True)
-    path = Path(table).expanduser()
-    suffix = path.suffix.lower()
-    if suffix not in (*_SEPARATORS, ".parquet"):
-        raise DataError(f"table '{path}' must end in .csv, .tsv or .parquet")
-    if not path.is_file():
-        raise DataError(f"table '{path}' does not exist")
-    try:
-        frame = pd.read_parquet(path) if suffix == ".parquet" else pd.read_csv(path, sep=_SEPARATORS[suffix])
-    except (OSError, ValueError) as error:
-        raise DataError(f"table '{path}' cannot be read: {error}") from error
-    return path.name, frame.reset_index(drop=True)
-
-
 def _need_columns(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> None:
     known = [str(column) for column in frame.columns]
     for column in columns:
@@ -265,12 +252,16 @@ def _numeric(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> Tensor:
     numbers = []
     for column in columns:
         values = _filled(name, frame, column)
+        if np.iscomplexobj(values):
+            raise DataError(
+                f"table '{name}': column '{column}' holds complex numbers, of which a part would be lost"
+            )
         # text first: dates and categories would otherwise turn into numbers that mean nothing
         plain = values if pd.api.types.is_numeric_dtype(values) else values.astype(str)
         parsed = pd.to_numeric(plain, errors="coerce")
         if parsed.isna().any():
             first = values[parsed.isna()].iloc[0]
-            raise _bad_cell(name, column, parsed.isna(), f"is not a number (for example '{first}')")
+            raise _bad_cell(name, column, parsed.isna(), f"is not a number (for example '{str(first)[:50]}')")
         with np.errstate(over="ignore"):
             array = parsed.to_numpy(dtype=np.float32)
         if not np.isfinite(array).all():

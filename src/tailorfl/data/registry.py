@@ -102,7 +102,7 @@ def load_source(name: str, **options: Any) -> Source:
             raise ConfigError(f"data source '{name}' needs the option '{option}'")
     try:
         found = loader(**options)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, TypeError, ValueError, OverflowError, EOFError) as error:
         # What loaders did not look for: a path that no file system takes, an option of another type.
         raise DataError(f"data source '{name}' cannot be read with {options}: {error}") from error
     if not isinstance(found, Source):

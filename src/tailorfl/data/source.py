@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tailorfl.data.augment import Augmentation, augment
+from tailorfl.data.intake import clean_info, clean_name, clean_names
 from tailorfl.errors import DataError, unknown
 
 Task = Literal["classification", "binary", "multilabel", "regression", "survival", "generation"]
@@ -71,6 +72,11 @@ class Source:
     augment: Augmentation = "none"
 
     def __post_init__(self) -> None:
+        # Names are printed, in tables and pages too: here is the one place where they come in.
+        object.__setattr__(self, "name", clean_name(str(self.name)))
+        kinds = {clean_name(kind): clean_names(names) for kind, names in self.group_names.items()}
+        object.__setattr__(self, "group_names", kinds)
+        object.__setattr__(self, "info", clean_info(self.info))
         self._check_inputs()
         self._check_targets()
         self._check_credit()

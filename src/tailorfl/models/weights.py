@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib
 import os
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tailorfl.archives import load_arrays
 from tailorfl.errors import ModelError
 from tailorfl.models.layers import state_entries
 from tailorfl.models.selectors import select
@@ -66,6 +65,12 @@ def load_weights(module: nn.Module, source: str | Path, *, skip_head: int = 0) -
             f"'{source}' does not fit the model in {len(wrong)} tensor(s): {'; '.join(wrong)}. If these are "
             "the last linear layers, skip_head=True (or their number) leaves them at their initial values."
         )
+    unusable = [n for n in common if given[n].is_complex() or bool(given[n].float().isnan().any())]
+    if unusable:
+        raise ModelError(
+            f"'{source}' holds NaN or complex numbers in {len(unusable)} tensor(s), such as {unusable[0]}; save the "
+            "weights of a model that has not diverged, as real numbers."
+        )
     with torch.no_grad():
         for name in common:
             targets[name].copy_(given[name])
@@ -116,9 +121,8 @@ def _read(source: str) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     try:
-        with np.load(path) as arrays:
-            return {key: torch.as_tensor(arrays[key]) for key in arrays.files}
-    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        return {key: torch.as_tensor(array) for key, array in load_arrays(path).items()}
+    except (ValueError, TypeError) as error:
         raise ModelError(f"the weight file '{path}' cannot be read as arrays: {error}.") from error
 
 
@@ -128,7 +132,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
     try:
         tensors: dict[str, Tensor] = load_file(path)
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, MemoryError, SafetensorError) as error:
         raise ModelError(f"the weight file '{path}' cannot be read as safetensors: {error}.") from error
     return tensors
 

@@ -189,13 +189,19 @@ def _is_plain(record: Mapping[str, Any]) -> bool:
 
 def decode(text: str | bytes) -> Any:
     """The value of a text written by `encode`; infinities come back as floats, NaN comes back as None."""
-    return _restored(json.loads(text))
+    try:
+        return _restored(json.loads(text))
+    except RecursionError as error:
+        raise ValueError("its brackets nest too deeply") from error
 
 
 def decode_lines(lines: Sequence[bytes]) -> list[Any]:
     """The value of every line written by `encode`; raises ValueError where one is damaged."""
     whole = b"[" + b",".join(lines) + b"]"
-    found: list[Any] = json.loads(whole)
+    try:
+        found: list[Any] = json.loads(whole)
+    except RecursionError as error:
+        raise ValueError("its brackets nest too deeply") from error
     if len(found) != len(lines):
         raise ValueError(f"{len(lines)} lines hold {len(found)} values")
     return [_restored(one) for one in found] if b'Infinity"' in whole else found

@@ -1,0 +1,258 @@
+"""Files and arrays that are damaged, lie about their size or hold what is no number: told, and never half taken."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from tailorfl.archives import load_arrays
+from tailorfl.data.federation import Federation
+from tailorfl.data.folder import MOST_PIXELS
+from tailorfl.data.intake import LONGEST_NAME, clean_names
+from tailorfl.data.own import from_folder, from_table, from_tensors
+from tailorfl.data.registry import load_source
+from tailorfl.errors import DataError, ModelError
+from tailorfl.models.registry import build
+from tailorfl.models.weights import load_weights, save_weights
+from tailorfl.printable import harmful
+from tailorfl.runs.files import decode, decode_lines
+
+X, Y = torch.arange(60.0).reshape(20, 3), torch.arange(20) % 2
+SOON = 5.0
+
+
+def parts(file: Path, how_many: int) -> Iterator[bytes]:
+    """The beginnings of a file, from none of it to nearly all."""
+    content = file.read_bytes()
+    for k in range(how_many):
+        yield content[: k * len(content) // how_many]
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_weights_that_were_cut_anywhere_are_refused_and_change_nothing(tmp_path: Path, suffix: str) -> None:
+    module = build("mlp", (1, 4, 4), 3, hidden=[5])
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    file, cut = tmp_path / f"whole{suffix}", tmp_path / f"cut{suffix}"
+    if suffix == ".npz":
+        np.savez_compressed(file, **{name: tensor.numpy() for name, tensor in before.items()})
+    else:
+        save_weights(before, file)
+    assert load_weights(module, file).missing == ()
+    for content in parts(file, 40):
+        cut.write_bytes(content)
+        with pytest.raises(ModelError, match="cannot be read"):
+            load_weights(module, cut)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [lambda a: a * 1j, lambda a: a * np.nan, lambda a: a.astype(str), lambda a: a.astype("M8[s]")],
+    ids=["complex", "nan", "text", "date"],
+)
+def test_weights_that_are_no_real_numbers_are_refused(tmp_path: Path, odd: Callable[[Any], Any]) -> None:
+    module = build("logistic", (4,), 2)
+    arrays = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+    last = list(arrays)[-1]
+    np.savez(tmp_path / "w.npz", **{**arrays, last: odd(arrays[last])})
+    with pytest.raises(ModelError):
+        load_weights(module, tmp_path / "w.npz")
+
+
+def npy_header(shape: tuple[int, ...]) -> bytes:
+    text = str({"descr": "<f4", "fortran_order": False, "shape": shape}).ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode()
+
+
+def test_archives_that_unpack_to_more_than_there_is_are_not_read(tmp_path: Path) -> None:
+    bomb, lie = tmp_path / "bomb.npz", tmp_path / "lie.npz"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("w.npy", "w") as file:
+        file.write(npy_header((75_000_000,)))
+        for _ in range(30):
+            file.write(bytes(10_000_000))
+    with zipfile.ZipFile(lie, "w") as archive:
+        archive.writestr("w.npy", npy_header((10**15,)))
+    assert bomb.stat().st_size < 10**6
+    begin = time.perf_counter()
+    with pytest.raises(ValueError, match=r"0\.3 MB unpack to 0\.3 GB, which is not read"):
+        load_arrays(bomb)
+    with pytest.raises(ValueError, match=r"larger than the memory|damaged"):
+        load_arrays(lie)
+    for file in (bomb, lie):
+        with pytest.raises(ModelError, match="cannot be read as arrays"):
+            load_weights(build("logistic", (4,), 2), file)
+    assert time.perf_counter() - begin < SOON
+
+
+def test_a_data_file_that_was_cut_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tmp_path / "whole.npz"
+    np.savez_compressed(whole, x_train=np.zeros((3, 28, 28), np.uint8), y_train=np.arange(3))
+    monkeypatch.setenv("TAILORFL_DATA", str(tmp_path))
+    for content in parts(whole, 12):
+        (tmp_path / "mnist.npz").write_bytes(content)
+        with pytest.raises(DataError, match=r"cannot be read: .* fetch it again"):
+            load_source("mnist")
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def picture(width: int, height: int, extra: bytes = b"") -> bytes:
+    """A grey PNG that claims a size, and holds next to nothing."""
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    rows = zlib.compress(bytes((width + 1) * height if width * height < 1000 else 100))
+    return b"\x89PNG\r\n\x1a\n" + head + extra + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("size", [None, (4, 4)])
+def test_pictures_that_claim_too_many_pixels_are_not_unpacked(tmp_path: Path, size: Any) -> None:
+    place = tmp_path / "a" / "c"
+    place.mkdir(parents=True)
+    begin = time.perf_counter()
+    for width, height in ((8000, 8000), (20_000, 20_000), (2**31 - 1, 2**31 - 1)):
+        (place / "x.png").write_bytes(picture(width, height))
+        with pytest.raises(DataError, match=rf"pixels; at most {MOST_PIXELS:,}|exceeds limit"):
+            from_folder(tmp_path, size=size)
+    text = chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(10**8)))
+    (place / "x.png").write_bytes(picture(4, 4, text))
+    with pytest.raises(DataError, match=r"x\.png' cannot be read"):
+        from_folder(tmp_path, size=size)
+    assert time.perf_counter() - begin < SOON
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".bmp", ".tif", ".webp"])
+def test_pictures_that_were_cut_are_told_or_whole(tmp_path: Path, suffix: str) -> None:
+    place = tmp_path / "a" / "c"
+    place.mkdir(parents=True)
+    Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).save(place / f"x{suffix}")
+    whole = from_folder(tmp_path).x
+    for content in list(parts(place / f"x{suffix}", 25)):
+        (place / f"x{suffix}").write_bytes(content)
+        with contextlib.suppress(DataError):
+            assert torch.equal(from_folder(tmp_path).x, whole)
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_pixels_of_32_bits_are_not_cut_off(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "a" / "c").mkdir(parents=True)
+    Image.new(mode, (4, 4), 1000).save(tmp_path / "a" / "c" / "x.tif")
+    with pytest.raises(DataError, match=f"pixels of 32 bits .mode {mode}."):
+        from_folder(tmp_path)
+
+
+def test_a_folder_that_is_none_of_pictures_is_left_at_once(tmp_path: Path) -> None:
+    deep = tmp_path
+    for level in range(40):
+        deep = deep / f"d{level}"
+    deep.mkdir(parents=True)
+    (deep / "x.png").write_bytes(b"")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    with pytest.raises(DataError, match="holds no images"):
+        from_folder(tmp_path)
+    (tmp_path / "x.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"expected client/class/image, .* but found '.*x\.png'"):
+        from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"x": X + 1j}, "x holds complex numbers"),
+        ({"x": X.numpy() * 1j}, "x holds complex numbers"),
+        ({"y": X + 1j, "task": "regression"}, "y holds complex numbers"),
+        ({"x": np.full((20, 3), "a")}, "x must be an array of numbers"),
+        ({"x": np.full((20, 3), None)}, "x must be an array of numbers"),
+        ({"x": [[1], [1, 2]]}, "x must be an array of numbers"),
+        ({"x": [[10**30] * 3] * 20}, "x must be an array of numbers"),
+        ({"x": None}, "x must be an array of numbers"),
+        ({"x": X.to("meta")}, "x holds no numbers"),
+        ({"x": torch.tensor(1.0)}, "x is one number"),
+        ({"y": Y * 10**12}, "has class 1,000,000,000,000, which would take a model of as many outputs"),
+        ({"clients": [("a", 1)] * 20}, "clients should be names or numbers"),
+        ({"clients": [[1]] * 20}, "clients should be names or numbers"),
+        ({"clients": "a" * 20}, "clients should be names or numbers"),
+        ({"clients": 5}, "clients should be names or numbers"),
+        ({"test": [0.5] * 20}, "test should be True or False"),
+        ({"test": ["a"] * 20}, "test must be an array of numbers"),
+        ({"test": [2] * 20}, "test should be True or False"),
+    ],
+)
+def test_arrays_that_are_no_real_numbers(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        from_tensors(**{"x": X, "y": Y, **arguments})
+
+
+def test_a_column_of_complex_numbers_loses_no_part() -> None:
+    frame = pd.DataFrame({"a": np.arange(20) * 1j, "y": np.arange(20) % 2})
+    with pytest.raises(DataError, match="column 'a' holds complex numbers"):
+        from_table(frame, "y")
+
+
+@pytest.mark.parametrize(
+    "options", [{"label": 1}, {"label": None}, {"client": 3}, {"features": [1]}, {"split": 1.5}]
+)
+def test_columns_are_given_by_name(options: dict[str, Any]) -> None:
+    frame = pd.DataFrame({"a": np.arange(20.0), "y": np.arange(20) % 2})
+    with pytest.raises(DataError, match="should be the name of a column"):
+        from_table(frame, **{"label": "y", **options})
+
+
+def test_columns_of_a_frame_may_be_numbers_and_none_comes_twice() -> None:
+    frame = pd.DataFrame(np.arange(40.0).reshape(20, 2) % 3)
+    assert from_table(frame, "1").info["features"] == ("0",)
+    with pytest.raises(DataError, match="has the column '0' twice"):
+        from_table(pd.concat([frame, frame], axis=1), "1")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"instruction": "a", "output": "b", "client": ' + "9" * 5000 + "}", "[" * 100_000 + "]" * 100_000],
+    ids=["digits", "brackets"],
+)
+def test_json_that_breaks_its_reader(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"instruction": "a", "output": "b"}) + f"\n{line}\n")
+    with pytest.raises(DataError, match=r"a\.jsonl', line 2: is not JSON"):
+        load_source("instructions", path=str(file), form="generation", tokenizer="byte")
+    for read in (decode, lambda text: decode_lines([text.encode()])):
+        with pytest.raises(ValueError, match=r"digits|nest too deeply"):
+            read("9" * 5000 if "client" in line else line)
+
+
+def test_names_are_cleaned_where_they_come_in(tmp_path: Path) -> None:
+    odd = ["a\x1b[31m", "b\n", "b\\n", "x" * 300]
+    names = [odd[k % 4] for k in range(20)]
+    source = from_tensors(X, Y, clients=names, name="my\rset")
+    found = source.group_names["client"]
+    assert len(set(found)) == 4
+    assert harmful("".join([*found, source.name])) is None
+    assert max(map(len, found)) <= LONGEST_NAME
+    assert "a\\x1b[31m" in found
+    pd.DataFrame({"h": names, "a": X[:, 0], "y": ["sick\x07", "well"] * 10}).to_csv(tmp_path / "t.csv")
+    table = load_source("table", path=str(tmp_path / "t.csv"), label="y", client="h", features=["a"])
+    assert table.info["classes"] == ("sick\\x07", "well")
+    rows = [np.arange(10), np.arange(10, 20)]
+    federation = Federation(source, rows, [rows[0][:0]] * 2, rows, ("a\x00", "b"), 2)
+    assert federation.names == ("a\\x00", "b")
+
+
+def test_clean_names_stay_what_they_are_and_different_ones_differ() -> None:
+    plain = ("a", "日本", "x" * LONGEST_NAME)
+    assert clean_names(plain) == plain
+    for names in (("a\n", "a\\n"), ("a\\n", "a\n"), ("y" * 201, "y" * 202, "y" * 201)):
+        found = clean_names(names)
+        assert [a == b for a in found for b in found] == [a == b for a in names for b in names]
