@@ -89,6 +89,8 @@ def client_ids(clients: Any, name: str) -> pd.Series[Any]:
     """Returns ids of any kind, one a sample. Raises DataError where they are something else; `name` is the source's."""
     try:
         ids = np.asarray(clients)
+        if ids.dtype.kind == "U":
+            "".join(ids.flat).encode()  # halves of characters, which no table and no file can hold
     except (TypeError, ValueError) as error:
         raise DataError(f"source '{name}': clients cannot be read as one id a sample: {error}") from error
     if ids.ndim != 1 or (

@@ -21,7 +21,7 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.errors import RunError
 from tailorfl.experiments.inputs import meaning
-from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.jobs import Job, other_job
 from tailorfl.runs.files import decode, encode, write_text
 from tailorfl.runs.store import RunStore
 
@@ -162,14 +162,34 @@ def refuse(out: Path, differences: Sequence[str], force: bool) -> None:
 def forced(out: Path) -> list[str]:
     """Returns what was different when the experiment in a folder was resumed by force."""
     file = out / FORCED
-    return [str(line) for line in decode(file.read_bytes())] if file.is_file() else []
+    if not file.is_file():
+        return []
+    try:
+        return [str(line) for line in decode(file.read_bytes())]
+    except (ValueError, TypeError) as error:
+        raise RunError(
+            f"'{file}', which says what was different when the experiment was resumed by force, is damaged ({error}); "
+            "restore it from a copy"
+        ) from error
 
 
 def _stored(jobs: Sequence[Job], out: Path) -> Iterator[tuple[Job, dict[str, Any]]]:
     for job in jobs:
         folder = out / job.folder
-        if (folder / "config.json").is_file():
-            yield job, RunStore.open(folder, readonly=True).config
+        if not (folder / "config.json").is_file():
+            continue
+        store = RunStore.open(folder, readonly=True)
+        stored, wrong = store.config, other_job(store)
+        groups = [stored.get(key, {}) for key in ("experiment", "environment")]
+        methods = groups[0].get("methods", []) if isinstance(groups[0], dict) else None
+        whole = all(isinstance(group, dict) for group in groups) and isinstance(methods, list)
+        if wrong or not whole or not all(isinstance(method, dict) for method in methods or ()):
+            raise RunError(
+                f"'{folder / 'config.json'}' is not what was written for {job.name}"
+                f"{''.join(f' ({what})' for what in wrong)}; restore the job's folder from a copy, or move it away to "
+                "do it anew"
+            )
+        yield job, stored
 
 
 def decisive(experiment: Mapping[str, Any], label: str, longer: bool = False) -> dict[str, Any]:

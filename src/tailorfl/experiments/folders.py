@@ -64,6 +64,7 @@ def check_name(folder: Path) -> None:
 
 def experiment_to_resume(folder: Path) -> ExperimentConfig:
     """The experiment a result folder was started with; its ConfigError also says how one is begun there."""
+    check_name(folder)
     if not (folder / "config.yaml").is_file():
         raise ConfigError(
             f"'{folder}' cannot be resumed: it has no config.yaml; check the name, or give the experiment too (CONFIG, "

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tailorfl.errors import RunError
+from tailorfl.experiments.jobs import other_job
 from tailorfl.experiments.names import slug
 from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.experiments.variants import expand
@@ -29,7 +30,8 @@ def job_problems(place: Path) -> list[tuple[bool, str]]:
         return [(False, "not started")]
     store = RunStore.open(place, readonly=True)
     try:
-        found = [(True, text) for text in (*store.problems(), *checkpoints.problems(place))]
+        told = (*store.problems(), *other_job(store), *checkpoints.problems(place))
+        found = [(True, text) for text in told]
         status = store.status
         rounds = store.rounds()["round"].tolist()
         store.clients()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailorfl.experiments.names import slug
 from tailorfl.experiments.schema import ExperimentConfig, MethodConfig
+from tailorfl.runs.store import RunStore
 
 if TYPE_CHECKING:
     from tailorfl.engines.rounds import RoundResult
@@ -35,6 +36,17 @@ class Job:
     def folder(self) -> Path:
         """Where the job lies below the experiment's folder."""
         return Path(slug(self.method.label)) / f"seed-{self.seed}"
+
+
+def other_job(store: RunStore) -> list[str]:
+    """Returns what is wrong where a job's folder holds another job, as after folders were exchanged; [] where not."""
+    said, place = store.config, store.path
+    label, seed = said.get("label"), said.get("seed")
+    if label is None and seed is None:
+        return []  # of a store that no experiment made
+    if place.parts[-2:] == (slug(str(label)), f"seed-{seed}"):
+        return []
+    return [f"it holds another job: {label}, seed {seed}"]
 
 
 class Observer:

@@ -11,8 +11,9 @@ from tailorfl.errors import RunError
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.evaluation.seeds import paired
 from tailorfl.evaluation.summary import summarize
+from tailorfl.experiments.jobs import other_job
 from tailorfl.experiments.names import slug
-from tailorfl.runs import plots
+from tailorfl.runs import manifest, plots
 from tailorfl.runs.files import remove_left_over, write_text
 from tailorfl.runs.store import RunStore
 from tailorfl.runs.tables import MARK, Column, SeedResult, comparison, render
@@ -324,7 +325,14 @@ def trouble(place: Path) -> str:
     if not (place / "config.json").is_file():
         return "was not started"
     store = RunStore.open(place, readonly=True)
-    found = store.problems()
+    try:
+        found = [*store.problems(), *other_job(store)]
+        status = store.status
+        if not found and status == "finished" and not (place / manifest.NAME).is_file():
+            store.rounds()  # of before there were manifests, which say that files are as they were written
+            store.clients()
+    except RunError as error:
+        return f"damaged: {error}"
     if found:
         return f"damaged: {', '.join(found)}; restore it from a copy, or do it again with --resume"
-    return "" if store.status == "finished" else f"not finished ({store.status})"
+    return "" if status == "finished" else f"not finished ({status})"

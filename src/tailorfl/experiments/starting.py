@@ -7,7 +7,7 @@ from typing import Literal
 
 from tailorfl.experiments.extending import extended, other_experiment
 from tailorfl.experiments.fingerprint import refuse
-from tailorfl.experiments.folders import experiment_in, experiment_to_resume
+from tailorfl.experiments.folders import check_name, experiment_in, experiment_to_resume
 from tailorfl.experiments.schema import ExperimentConfig
 
 Way = Literal["new", "resume", "extend"]
@@ -28,6 +28,7 @@ def resumed(
     """
     if given is None:
         return experiment_to_resume(folder), "resume"
+    check_name(folder)
     if not (folder / "config.yaml").is_file():
         return given, "new"
     differences = other_experiment(experiment_in(folder), given, folder)

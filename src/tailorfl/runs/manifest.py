@@ -24,7 +24,7 @@ def write(folder: Path, names: Sequence[str]) -> None:
 def problems(folder: Path) -> list[str]:
     """Returns what is no longer as the manifest says, a sentence each; nothing where there is no manifest."""
     file = folder / NAME
-    if not file.is_file():
+    if not file.exists():
         return []
     try:
         files: dict[str, dict[str, Any]] = decode(file.read_bytes())["files"]

@@ -159,7 +159,11 @@ class RunStore:
     @property
     def status(self) -> Status:
         """How the run stands. A killed run could not say so: "running" without a process is "interrupted"."""
-        status: Status = self._read_json("status.json")["status"]
+        status: Status = self._read_json("status.json").get("status", "")
+        if status not in get_args(Status):
+            raise RunError(
+                f"'{self.path / 'status.json'}' is damaged (it says {status!r}); restore it from a copy"
+            )
         is_alive = self._is_marked_running if self._lock else is_locked(self.path)
         return "interrupted" if status == "running" and not is_alive else status
 
@@ -230,9 +234,15 @@ class RunStore:
     def problems(self) -> list[str]:
         """What is wrong with a finished run's files, a sentence each: see `tailorfl.runs.manifest`."""
         found = manifest.problems(self.path)
-        if not found and self.status == "finished" and not (self.path / "summary.json").is_file():
-            found = ["summary.json is missing, though the run is finished"]
-        return found
+        if found or self.status != "finished":
+            return found
+        # Runs of before there were manifests did not keep the versions they were made with either.
+        needed = ["summary.json", *([manifest.NAME] if "environment" in self.config else [])]
+        return [
+            f"{name} is missing, though the run is finished"
+            for name in needed
+            if not (self.path / name).is_file()
+        ]
 
     def rounds(self) -> pd.DataFrame:
         """The records of `append_round` so far, one row each."""
@@ -310,20 +320,26 @@ class RunStore:
         path = self.path / name
         try:
             with reporting(path, "read"):
-                content: dict[str, Any] = decode(path.read_bytes())
+                content = decode(path.read_bytes())
+            if not isinstance(content, dict):
+                raise ValueError(f"it holds {type(content).__name__} in place of named values")
         except ValueError as error:
             raise RunError(f"'{path}' is damaged ({error}); restore it from a copy") from error
         return content
 
     def _parse(self, name: str, lines: Sequence[bytes]) -> list[dict[str, Any]]:
         try:
-            return decode_lines(lines)
+            found = decode_lines(lines)
+            if all(map(_is_record, found)):
+                return found
         except ValueError:
             pass  # which line it is shows one by one
         records = []
         for number, line in enumerate(lines, start=1):
             try:
                 records.append(decode(line))
+                if not _is_record(records[-1]):
+                    raise ValueError("it is no record of a round")
             except ValueError as error:
                 raise RunError(
                     f"line {number} of '{self.path / name}' is damaged ({error}); delete it to go on without"
@@ -339,6 +355,10 @@ class RunStore:
         for column in frame.columns[frame.isna().all()]:
             frame[column] = frame[column].astype("float64")  # only nulls, which stand for NaN
         return frame
+
+
+def _is_record(value: Any) -> bool:
+    return isinstance(value, dict) and type(value.get("round")) is int
 
 
 def _check_free(folder: Path, overwrite: bool) -> None:
