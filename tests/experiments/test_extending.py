@@ -39,6 +39,11 @@ MANY: list[Any] = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tailorfl.ExperimentResult, "plot", lambda result: [])
+
+
 class Counts(Observer):
     """Which jobs were done, and how many rounds of each."""
 
