@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailorfl.evaluation.summary import summarize
+from tailorfl.evaluation.summary import mean, summarize
 
 values_and_weights = st.lists(st.tuples(st.floats(0, 1), st.integers(1, 500)), min_size=1, max_size=60).map(
     lambda pairs: (np.array([v for v, _ in pairs]), np.array([w for _, w in pairs]))
@@ -116,3 +116,9 @@ def test_wrong_arguments() -> None:
         summarize([1.0, 2.0], [1.0])
     with pytest.raises(ValueError, match="negative"):
         summarize([1.0], [-1.0])
+
+
+def test_the_mean_is_over_clients_that_have_the_metric() -> None:
+    assert mean([None, 1.0, float("nan"), 4.0]) == 2.5
+    assert math.isnan(mean([None]))
+    assert math.isnan(mean([]))

@@ -103,6 +103,15 @@ class TestStepsOfTheTheory:
         sim.step()
         assert sim.traffic.down_unicast == sim.traffic.up == CLIENTS * DIM
 
+    @pytest.mark.parametrize(("clients", "larger"), [(100, True), (10, False)])
+    def test_many_clients_alike_ask_for_the_second_bound_of_corollary_1(
+        self, clients: int, larger: bool
+    ) -> None:
+        """With R = 0 and κ = 1 it is 5 μ N - μ, and the first one 64 L - μ."""
+        schedule = {"kind": "corollary", "radius": 0.0, "rho": 0.7, "samples": 20, "clients": clients}
+        method = clup(schedule=schedule, convexity=2.0, smoothness=2.0)
+        assert method.first_lam == pytest.approx((5 * clients if larger else 64) * 2.0 - 2.0)
+
     def test_stochastic_rule_is_what_clients_train_with(self) -> None:
         """λ = 1.5: μ(λ + L)/(4L(λ + μ)²) = 0.06 is the smaller."""
         lam, eta = 1.5, stochastic_eta(MU, L, 1.5)

@@ -142,3 +142,9 @@ def test_a_newcomer_gets_the_model_of_the_mean_embedding() -> None:
     sim.server["embeddings"] = mean.expand_as(sim.server["embeddings"]).clone()
     for name, tensor in written(sim, (0,)).items():
         torch.testing.assert_close(found[name], tensor)
+
+
+@pytest.mark.parametrize(("given", "width"), [(None, 1 + len(SIZES) // 4), (1, 1), (7, 7)])
+def test_embeddings_grow_with_the_clients_unless_their_length_is_given(given: int | None, width: int) -> None:
+    sim = simulation(make_method("pfedhn", {**SMALL, "embedding": given}))
+    assert sim.server["embeddings"].shape == (len(SIZES), width)
