@@ -92,6 +92,14 @@ def test_a_limit_cuts_the_plan_of_every_client_by_itself(sizes, batch, limit, mi
             assert sequence(cut, i) == sequence(whole, i)[:limit]
 
 
+@given(SIZES, BATCH, st.integers(0, 9), st.integers(2, 3))
+def test_a_limit_leaves_whole_steps_of_several_batches(sizes, batch, limit, batches):
+    whole = plan_of(sizes, batch, epochs=2, batches=batches)
+    cut = plan_of(sizes, batch, epochs=2, batches=batches, limit=limit)
+    for i in range(len(sizes)):
+        assert sequence(cut, i) == sequence(whole, i)[: limit - limit % batches]
+
+
 @given(
     SIZES,
     BATCH,

@@ -82,6 +82,13 @@ def test_wide_layers_take_fewer_samples() -> None:
     assert narrow.clients(own=0.0, common=10**9) == 1
 
 
+def test_the_measurement_of_layers_leaves_nothing_behind() -> None:
+    sim = simulation("ditto", "mlp")
+    Portions(sim).rows(sim.model, 1)
+    with sim.model.bound(sim.model.init(0)) as module:
+        assert not [m for m in module.modules() if m._forward_hooks]
+
+
 def test_means_are_those_of_the_summaries() -> None:
     records = evaluate(simulation("ditto", data=uneven(), rounds=1), EVERYTHING)
     expected = {

@@ -58,6 +58,7 @@ def test_the_pilot_of_a_line_is_least_squares() -> None:
     found = run_pilot(data, objective(data), TrainConfig(), seed=5)
     columns = found.objective.size
     assert (found.mode, found.rank) == ("optimum", columns)
+    assert found.seconds > 0
 
     def in_order(rows: np.ndarray) -> np.ndarray:
         """As `flat` lays the model out: names in their order."""
