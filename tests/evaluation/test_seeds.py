@@ -40,12 +40,13 @@ def test_few_values() -> None:
     assert all(math.isnan(value) for value in interval([0.5, math.nan]))
 
 
-def test_paired_equals_scipy() -> None:
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.99])
+def test_paired_equals_scipy(level: float) -> None:
     rng = np.random.default_rng(2)
     first, second = rng.normal(0.8, 0.1, 6), rng.normal(0.75, 0.1, 6)
-    found = paired(first.tolist(), second.tolist())
+    found = paired(first.tolist(), second.tolist(), level)
     expected = stats.ttest_rel(first, second)
-    low, high = expected.confidence_interval()
+    low, high = expected.confidence_interval(level)
     assert found.p_value == pytest.approx(expected.pvalue)
     assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx((low, high))
     assert found.seeds == 6

@@ -69,5 +69,6 @@ def test_what_is_not_finite_counts_as_the_highest(drawn: list[Figure], tmp_path:
 
 
 def test_a_plain_of_one_height_is_drawn_all_the_same(drawn: list[Figure], tmp_path: Path) -> None:
-    contours(A, B, np.ones_like(BOWL), {}, tmp_path / "plot.png", title="")
+    contours(A, B, np.ones_like(BOWL), {}, tmp_path / "plot.png", title="of one height " * 20)
     assert (tmp_path / "plot.png").is_file()
+    assert drawn[0].axes[0].title.get_wrap()  # else a long one leaves the picture

@@ -90,6 +90,7 @@ def test_rich_table_prints_every_cell_and_no_markup() -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for part in ("Method", "Accuracy [test] (%)", "[bold]a", "50.00"):
         assert part in text
+    assert [column.justify for column in rich_table(frame, columns).columns] == ["left", "right", "right"]
 
 
 def test_lower_is_better_and_missing_values() -> None:

@@ -261,7 +261,10 @@ def test_a_cox_model_has_advice() -> None:
         groups={"client": owner},
         group_names={"client": tuple("abcd")},
     )
-    advice = advise(natural(source), model_for(source, "cox"), TrainConfig())
+    told: list[str] = []
+    advice = advise(natural(source), model_for(source, "cox"), TrainConfig(), watch=told.append)
+    assert told[-1] == "curvature and gradient noise"
+    assert len(told) > 1
     facts = advice.facts
     assert (facts.mode, facts.rank, facts.curvature.flat) == ("optimum", 3, 1)  # the bias changes nothing
     assert 0 < facts.curvature.mu < facts.curvature.smoothness
