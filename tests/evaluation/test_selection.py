@@ -214,6 +214,7 @@ def test_an_experiment_goes_on_with_what_was_chosen_wherever_states_lie(tmp_path
         for result in (whole, resumed):
             assert result.jobs[0][0]["selection"] == whole.jobs[0][0]["selection"]
     table = pd.read_csv(tmp_path / "whole" / "ditto" / "seed-0" / "selection.csv")
+    assert list(table.columns) == ["client", "round", "val/accuracy", "val/loss"]
     assert list(table["client"]) == list(range(6))
     assert len(set(table["round"])) > 1
     assert set(table["round"]) - {5}, "the test says nothing if all choose the last round"

@@ -109,7 +109,7 @@ def batches_per_pass(sizes: Rows, batch: int, min_batch: int = 1) -> Rows:
 
 
 def steps_of(
-    sizes: Rows, batch: int, epochs: int | None, steps: int | None, min_batch: int = 1, batches: int = 1
+    sizes: Rows, batch: int, epochs: int | None, steps: int | None, min_batch: int, batches: int
 ) -> Rows:
     """Returns the number of steps of each client, [clients]; a client without a usable batch takes none.
 
