@@ -1,0 +1,35 @@
+"""Random settings, data, names and damaged folders: an error of the library, a correct result, or nothing.
+
+TAILORFL_FUZZ_CASES=10000 runs more of them; `running.py` does that without pytest, and repeats one.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fuzz import folders
+from fuzz.running import kind_of, run_case
+
+CASES = int(os.environ.get("TAILORFL_FUZZ_CASES", "300"))
+PARTS = 10
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders that cases of damage begin with."""
+    place = tmp_path_factory.mktemp("whole")
+    folders.make(place)
+    return place
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_nothing_but_an_error_of_the_library_or_a_correct_result(part: int, root: Path) -> None:
+    for number in range(part, CASES, PARTS):
+        try:
+            run_case(kind_of(number), number, root)
+        except BaseException as error:
+            error.add_note(f"repeat it: python tests/fuzz/running.py --only {kind_of(number)} {number}")
+            raise
