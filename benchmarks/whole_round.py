@@ -31,13 +31,13 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from tailorfl.cli.progress import Lines
 
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
 from tailorfl.engines.simulation import Simulation
 from tailorfl.experiments import runner
 from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.progress import Lines
 from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.runs.store import RunStore
 

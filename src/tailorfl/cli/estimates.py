@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 FIRST = ("name", "seconds", "seconds_per_round", "bytes_per_round", "trained_scalars")
 """What a dry run is for: time and what is sent stand before the sizes that they come from."""
+
+LONG = 1800.0
+"""Seconds from which on an estimate comes with what to do about it."""
 
 
 def show_estimate(console: Console, config: ExperimentConfig, estimate: Estimate) -> None:
@@ -43,6 +47,27 @@ def show_estimate(console: Console, config: ExperimentConfig, estimate: Estimate
     for table in (facts, *tables):
         show_table(console, table)
     show_reductions(console, estimate.reductions)
+    for line in shorter(config, estimate.seconds):
+        say(console, line)
+
+
+def shorter(config: ExperimentConfig, seconds: float) -> list[str]:
+    """Returns what to do about a run that takes long; nothing where it does not."""
+    if seconds < LONG:
+        return []
+    cores = os.cpu_count() or 1
+    ways = []
+    if cores > 1 and config.engine.workers < 2 and config.engine.device == "cpu":
+        ways.append(f"engine.workers={cores} (processes that run clients, with the same numbers)")
+    if config.data.samples is None:
+        ways.append("data.samples=N (fewer samples) for a first look")
+    if len(config.seeds) > 1:
+        ways.append("seeds=1 for a first look")
+    ways.append("fraction=0.2 (fewer clients a round)" if config.fraction == 1 else "fewer rounds")
+    return [
+        f"That is long. What helps: {'; '.join(ways)}.",
+        "tailorfl bench with the same settings measures which engine settings are fastest.",
+    ]
 
 
 def show_reductions(console: Console, reductions: Mapping[str, Sequence[str]]) -> None:

@@ -63,9 +63,12 @@ def perform(state: State, request: Request, dry_run: bool, quiet: bool) -> None:
         from tailorfl.cli.estimates import show_estimate
         from tailorfl.experiments.estimate import estimate
 
-        with messages(stderr()):
+        errors = stderr()
+        with messages(errors):
             for one in expand(config).values():
-                show_estimate(stdout(), one, estimate(one))
+                with errors.status("") as status:
+                    found = estimate(one, None if quiet else status.update)
+                show_estimate(stdout(), one, found)
         return
     from tailorfl.experiments.folders import new_folder
 

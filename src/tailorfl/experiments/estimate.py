@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,11 +18,13 @@ from tailorfl.core.cohort import Cohort
 from tailorfl.core.messages import Traffic, count_up
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.federation import Federation
-from tailorfl.engines.base import Parts
+from tailorfl.engines.base import Engine, Parts
 from tailorfl.engines.groups import by_group
 from tailorfl.engines.rounds import sampled_clients
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.simulation import Simulation
+from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
+from tailorfl.evaluation.protocols import evaluate
 from tailorfl.experiments.bench_work import Part, count_work, parts_of
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.privacy import planned, spent
@@ -33,6 +35,10 @@ from tailorfl.experiments.schema import ExperimentConfig
 PROBE_CLIENTS, PROBE_ROUNDS = 2, 4
 PROBE_SECONDS = 3.0
 """What trying whole rounds of a method may take; longer ones are counted."""
+PATIENCE = 6.0
+"""Seconds that trying whole rounds of all clients may take, of all methods together."""
+TRIED = 3
+"""So many of them; the first one is slower."""
 PROBE_REPEATS = 5
 """One and two steps are tried so often, or less where they take long."""
 LARGEST_STEP = 8
@@ -55,15 +61,15 @@ class Estimate:
     With differential privacy also the noise, and the ε that the client with the largest one will have spent.
     """
     seconds: float
-    """One process, everything together, without evaluation."""
+    """Everything together; with evaluation where a round is quick enough to be tried."""
     reductions: Mapping[str, Sequence[str]]
     """Label -> sentences on which other methods its settings make of it, where they do."""
     memory_bytes: float
     """Data, and the private states of all clients of the largest method."""
 
 
-def estimate(config: ExperimentConfig) -> Estimate:
-    """Returns what running `config` would take. Trains nothing that is kept.
+def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = None) -> Estimate:
+    """Returns what running `config` would take. Trains nothing that is kept; `watch` is told what is tried.
 
     Raises:
         TailorflError: the experiment cannot be built; the message says why.
@@ -71,21 +77,28 @@ def estimate(config: ExperimentConfig) -> Estimate:
     torch.set_num_threads(config.threads)
     seed = config.data.seed_of(config.seeds[0])
     federation = make_federation(config, seed)
-    rows, reductions, states, frozen = {}, {}, 0.0, 0
-    for method in config.methods:
+    rows: dict[str, dict[str, Any]] = {}
+    reductions, states, frozen = {}, 0.0, 0
+    patience, tried, kinds = PATIENCE / len(config.methods), [], []
+    for number, method in enumerate(config.methods, start=1):
+        if watch is not None:
+            watch(f"estimating {method.label} ({number} of {len(config.methods)})")
         job = Job(config, method, config.seeds[0])
         sim = make_simulation(job, federation)
+        engine = sim.engine
         frozen = max(frozen, sim.model.held_scalars)
         of_model = {"model_scalars": sim.model.scalars, "frozen_scalars": sim.model.held_scalars}
         privacy, same = _privacy(job, sim), remarks(sim, job.rounds)
         if same:
             reductions[method.label] = same
         found, state_bytes = _probe(sim)
-        total = found["seconds_per_round"] * job.rounds * len(config.seeds)
-        rows[method.label] = {**of_model, **found, "seconds": total, **privacy}
+        tried.append(_really(sim, engine, config, found["seconds_per_round"], patience))
+        kinds.append(_kind(job, sim))
+        rows[method.label] = {**of_model, **found, **privacy}
         if config.eval.select == "val" and sim.method.has_personal:  # the chosen models beside the states
             state_bytes += 4 * sim.model.scalars
         states = max(states, state_bytes * federation.num_clients)
+    _add_seconds(config, rows, tried, kinds)
     source = federation.source
     return Estimate(
         clients=federation.num_clients,
@@ -97,6 +110,38 @@ def estimate(config: ExperimentConfig) -> Estimate:
         seconds=sum(row["seconds"] for row in rows.values()),
         memory_bytes=source.x.numel() * source.x.element_size() + states + 4 * frozen,
     )
+
+
+def _kind(job: Job, sim: Simulation) -> str:
+    """What is equal for methods whose clients train alike, and differ in how a model is tuned before it is used."""
+    options = {n: v for n, v in sim.method.all_options().items() if not n.startswith("ft_")}
+    return repr((type(sim.method).local, options, sim.train, job.config.model_of(job.method)))
+
+
+def _add_seconds(
+    config: ExperimentConfig,
+    rows: Mapping[str, dict[str, Any]],
+    tried: Sequence[tuple[float, float] | None],
+    kinds: Sequence[str],
+) -> None:
+    """Puts seconds into the rows: of a round as tried, or as predicted and then corrected by what the others took.
+
+    Methods of a kind get one time a round: what is measured is not the same twice.
+    """
+    predicted = [row["seconds_per_round"] for row in rows.values()]
+    ratios = [t[0] / p for t, p in zip(tried, predicted, strict=True) if t is not None and p > 0]
+    ratio = float(np.median(ratios)) if ratios else 1.0
+    looking = float(np.median([t[1] for t in tried if t is not None])) if ratios else 0.0
+    of_kind: dict[str, tuple[float, float]] = {}
+    for method, row, kind, guess, found in zip(
+        config.methods, rows.values(), kinds, predicted, tried, strict=True
+    ):
+        seconds, evaluation = found if found is not None else (guess * ratio, looking)
+        known = of_kind.setdefault(kind, (seconds, evaluation))
+        rounds = config.rounds if method.rounds is None else method.rounds
+        looks = 1 + (rounds // config.eval.every if config.eval.every else 0)
+        row["seconds_per_round"] = known[0]
+        row["seconds"] = (known[0] * rounds + max(known[1], evaluation) * looks) * len(config.seeds)
 
 
 def _privacy(job: Job, sim: Simulation) -> dict[str, float]:
@@ -160,6 +205,33 @@ def _probe(sim: Simulation) -> tuple[dict[str, float], float]:
     return shown, states / len(some)
 
 
+def _really(
+    sim: Simulation, engine: Engine, config: ExperimentConfig, predicted: float, patience: float
+) -> tuple[float, float] | None:
+    """(seconds of a round, of an evaluation) of the experiment's own engine; None where trying some would take long.
+
+    `predicted` is what a round would take with one client after another.
+    """
+    if TRIED * predicted > patience or sim.level is not None:
+        return None
+    sim.engine = engine
+    clock = _clock if config.engine.workers < 2 and config.engine.device == "cpu" else time.perf_counter
+    sim.step()  # the automatic engine measures both ways in it
+    seconds = math.inf
+    for _ in range(TRIED - 1):
+        begin = clock()
+        sim.step()
+        seconds = min(seconds, clock() - begin)
+    begin = clock()
+    evaluate(sim, EvaluationProtocol(tuple(config.eval.sets)), sim.sample(0))
+    return seconds, clock() - begin
+
+
+def _clock() -> float:
+    """Seconds of this process where torch has one thread, which no other disturbs; else of the day."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
 class _Counting(Sequential):
     """An engine whose clients train nothing, but send what they would."""
 
@@ -191,10 +263,12 @@ def _rounds(sim: Simulation, some: tuple[int, ...]) -> tuple[float, float, Traff
         clients = server = math.inf
     traffic = Traffic()
     for r in range(PROBE_ROUNDS):
+        start = _clock()
         done = sim.step(some, training=some)
         if whole:
-            clients = min(clients, done.seconds - done.server_seconds)
-            server = min(server, done.server_seconds)
+            spent = _clock() - start
+            clients = min(clients, max(spent - done.server_seconds, 0.0))
+            server = min(server, done.server_seconds, spent)
         if r:
             traffic.add(done.traffic)
     return clients, server, traffic
@@ -213,9 +287,9 @@ def _client_seconds(sim: Simulation, part: Part) -> float:
     work = {n: _gradients(sim, limited(n)) for n in (short, 2 * short)}
 
     def tried(batches: int) -> float:
-        it, start = limited(batches), time.perf_counter()
+        it, start = limited(batches), _clock()
         Sequential().map(sim.local, it.cohort, it.states, it.received, it.index)
-        return time.perf_counter() - start
+        return _clock() - start
 
     tried(short)  # the first one is slow in a new process
     seconds, begin = dict.fromkeys(work, math.inf), time.perf_counter()

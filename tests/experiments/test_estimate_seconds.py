@@ -1,0 +1,64 @@
+"""The seconds of a dry run: what rounds take with the experiment's engine, and what to do where that is long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tailorfl.cli.estimates import LONG, shorter
+from tailorfl.experiments import estimate as module
+from tailorfl.experiments.config import load
+from tailorfl.experiments.estimate import _add_seconds, estimate
+
+CONFIG = load(None, ["methods=fedavg,fedavg_ft,ditto", "rounds=10", "seeds=2", "eval.every=5"])
+
+
+def seconds(
+    tried: list[tuple[float, float] | None], predicted: list[float], kinds: str = "aab"
+) -> list[float]:
+    rows: dict[str, dict[str, Any]] = {
+        m.label: {"seconds_per_round": p} for m, p in zip(CONFIG.methods, predicted, strict=True)
+    }
+    _add_seconds(CONFIG, rows, tried, list(kinds))
+    return [row["seconds"] for row in rows.values()]
+
+
+def test_rounds_and_evaluations_of_all_seeds_are_summed() -> None:
+    """10 rounds and 3 evaluations (every 5 rounds, and the last) with 2 seeds."""
+    assert seconds([(1.0, 0.5), (1.0, 2.0), (3.0, 0.0)], [1.0] * 3) == [23.0, 32.0, 60.0]
+
+
+def test_what_was_not_tried_is_corrected_by_what_was() -> None:
+    """A cohort at once takes a quarter of one client after another, and so it does for Ditto."""
+    assert seconds([(1.0, 0.0), (1.0, 0.0), None], [4.0, 4.0, 8.0])[2] == 40.0
+    assert seconds([None, None, None], [4.0, 4.0, 8.0]) == [80.0, 80.0, 160.0]
+
+
+def test_tuning_makes_no_method_quicker() -> None:
+    """However the measurements scatter: FedAvg and FedAvg+FT train alike, and the latter tunes besides."""
+    fedavg, tuned, _ = seconds([(1.0, 0.5), (0.7, 0.3), (1.0, 0.0)], [1.0] * 3)
+    assert tuned >= fedavg
+    config = load(None, ["methods=fedavg,fedavg_ft", "data.samples=200", "data.clients=4", "model=logistic"])
+    rows = estimate(config).methods
+    assert rows["fedavg_ft"]["seconds"] >= rows["fedavg"]["seconds"] > 0
+    assert rows["fedavg_ft"]["seconds_per_round"] == rows["fedavg"]["seconds_per_round"]
+
+
+def test_it_says_what_it_tries_and_tries_no_long_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(module, "PATIENCE", 0.0)
+    monkeypatch.setattr(module, "evaluate", lambda *given: pytest.fail("that would take long"))
+    config = load(None, ["methods=local,fedavg", "data.samples=200", "data.clients=4", "model=logistic"])
+    estimate(config, said.append)
+    assert said == ["estimating local (1 of 2)", "estimating fedavg (2 of 2)"]
+
+
+def test_a_long_run_comes_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert shorter(CONFIG, LONG - 1) == []
+    text = " ".join(shorter(CONFIG, 67 * 3600))
+    assert all(word in text for word in ("engine.workers=8", "data.samples", "seeds=1", "tailorfl bench"))
+    few = load(None, ["engine.workers=4", "seeds=1", "data.samples=100", "fraction=0.1"])
+    text = " ".join(shorter(few, 67 * 3600))
+    assert not any(word in text for word in ("engine.workers", "data.samples", "seeds=1"))
