@@ -90,6 +90,9 @@ def test_the_same_method_with_other_settings_stands_apart_and_the_report_says_so
     for name in ("slow", "fast"):
         alone = ExperimentResult.load(name).table.loc["ditto", "share_beating_local"]
         assert merged.table.loc[f"ditto ({name})", "share_beating_local"] == alone
+        alone = ExperimentResult.load(name).differences()["difference"]
+        for label in ("local", "ditto"):
+            assert merged.differences().loc[f"{label} ({name})", "difference"] == alone[label]
     assert merged.differences().index.tolist() == [
         f"{m} ({f})" for f in ("slow", "fast") for m in ("local", "ditto")
     ]
