@@ -302,10 +302,6 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
         replace(nothing_personal(**SHARED_HEAD, head_epochs=2, body_epochs=3), other_train=THREE),
         replace(local(personal_part="all", head_epochs=1, body_epochs=1), other_train=ONE),
         replace(local(personal_part="all", head_epochs=3, body_epochs=2), other_train=THREE),
-        replace(
-            local(personal_part="all", head_epochs=None, head_steps=4),
-            other_train={"epochs": None, "steps": 4},
-        ),
         Same(
             "T04",
             {"head_epochs": 2},

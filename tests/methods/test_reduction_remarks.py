@@ -102,3 +102,15 @@ def test_without_pull_and_with_an_upload_first_it_is_local_training_of_the_other
     full = replace(TRAIN, batch_size=0)
     mine = after("perfed_ckt", 3, lam=0.0, own_init=False, first_round="upload", train=full)
     assert_close(personal(mine), personal(simulation("local", train=full, rounds=2)), atol=1e-6)
+
+
+def test_a_head_that_is_all_of_the_model_trains_alone_for_its_own_steps() -> None:
+    fedrep = make("fedrep", personal_part="all", head_epochs=10)
+    (found,) = fedrep.alone(None, 4)  # type: ignore[attr-defined]
+    assert (found.other, found.model, dict(found.train)) == (
+        "local",
+        "personal",
+        {"epochs": None, "steps": 4},
+    )
+    (found,) = fedrep.alone(3, None)  # type: ignore[attr-defined]
+    assert dict(found.train) == {"epochs": 3, "steps": None}
