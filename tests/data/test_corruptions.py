@@ -63,7 +63,9 @@ class TestRefusals:
 
     def test_missing_package_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "imagecorruptions", None)
-        with pytest.raises(TailorflError, match=r"tailorfl\[corruptions\]") as caught:
+        with pytest.raises(
+            TailorflError, match=r"pip install .*the extra 'corruptions' of tailorfl"
+        ) as caught:
             corrupted_sets(pictures(), ALL, {}, seed=0)
         assert isinstance(caught.value, MissingExtraError)
 

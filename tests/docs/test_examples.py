@@ -83,7 +83,10 @@ def test_every_block_is_tried_or_says_why_not(document: Path) -> None:
     """Code stands in blocks that are run; a shell takes every command as it is written, zsh too."""
     for block in blocks(document):
         place = f"{document.name}, block at line {block.line}"
-        assert block.language in ("console", "python", "yaml", "toml", "text", "bibtex"), place
+        assert block.language in ("console", "python", "yaml", "toml", "text", "bibtex", "bash"), place
+        assert block.language != "bash" or block.left, (
+            f"{place}: a script, which nothing here runs, says why not"
+        )
         if block.language == "console":
             assert list(commands(block)), f"{place}: no line begins with $"
             assert not [line for line in lines(block) if SHELL.search(unquoted(line))], place

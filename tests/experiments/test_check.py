@@ -42,7 +42,6 @@ def test_unknown_names_have_the_nearest_one(override: str, expected: str) -> Non
         "data={name: pacs, partition: domain, heldout_domain: sketch}",
         "data.split=perfed_ckt",
         "data.split={train: 0.8, test: official}",
-        "model=mypackage.models:make",
     ],
 )
 def test_valid_settings_pass(override: str) -> None:

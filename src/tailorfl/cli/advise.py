@@ -159,7 +159,7 @@ def _seen(name: str, advice: Advice) -> Table:
     add("  largest of a client", curved.client_smoothness)
     add("strong convexity mu, all clients together", curved.mu)
     add("  smallest of a client", curved.client_mu)
-    add("loss saved by own models on unseen samples", facts.gain)
+    add("loss saved by own models, unseen samples", facts.gain)
     add("best pull lam", advice.lam)
     if advice.corollary is not None:
         found = advice.corollary

@@ -7,6 +7,7 @@ commands, as the last place where it can be told.
 from __future__ import annotations
 
 import errno
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -90,8 +91,8 @@ def _of(error: Exception) -> TailorflError | None:
 def _no_memory(error: Exception, text: str) -> bool:
     if isinstance(error, MemoryError) or any(mark in text for mark in _MAPPING):
         return True
-    if not isinstance(error, RuntimeError):
-        return False
+    if not isinstance(error, RuntimeError) or "torch" not in sys.modules:
+        return False  # a command that needs no torch, or click's Exit, which is a RuntimeError too
     from tailorfl.engines.memory_limits import out_of_memory
 
     return out_of_memory(error)
