@@ -8,10 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from tailorfl import modules
 from tailorfl.data.locations import data_file
 from tailorfl.errors import DataError
 
 torch.set_num_threads(1)  # tests train tiny models: a second thread only waits, for minutes on a busy machine
+
+
+@pytest.fixture(autouse=True)
+def modules_named_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that a test names with --import or imports= stays named in its process; here until the test ends."""
+    monkeypatch.setattr(modules, "_NAMED", dict(modules._NAMED))
 
 
 def find_or_skip(file: str) -> Path:

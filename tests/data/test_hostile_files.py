@@ -172,6 +172,8 @@ def test_a_folder_that_is_none_of_pictures_is_left_at_once(tmp_path: Path) -> No
     ("arguments", "said"),
     [
         ({"x": X + 1j}, "x holds complex numbers"),
+        ({"x": X.to_sparse()}, r"x is a sparse tensor; give its to_dense\(\)"),
+        ({"x": X[:, None].to_sparse()}, "x is a sparse tensor"),
         ({"x": X.numpy() * 1j}, "x holds complex numbers"),
         ({"y": X + 1j, "task": "regression"}, "y holds complex numbers"),
         ({"x": np.full((20, 3), "a")}, "x must be an array of numbers"),

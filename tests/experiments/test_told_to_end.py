@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,14 @@ class At(Observer):
 
 def told(number: signal.Signals) -> Callable[[], None]:
     return lambda: os.kill(os.getpid(), number)
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """A process that a script starts in the background ignores Ctrl-C; the tests are of one that does not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def facts(file: Path) -> dict[str, Any]:

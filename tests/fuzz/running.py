@@ -29,12 +29,12 @@ if __name__ == "__main__":
 
 import torch
 
-from fuzz import data, folders, names, settings
+from fuzz import combinations, data, folders, names, settings
 from tailorfl.errors import TailorflError
 
 PATIENCE = 20
 """Seconds of processor time for one case, which takes a fraction of one."""
-KINDS = ("settings", "settings", "data", "data", "folders", "names")
+KINDS = ("settings", "combinations", "data", "data", "folders", "names")
 
 
 class Endless(BaseException):
@@ -71,6 +71,7 @@ def run_case(kind: str, seed: int, root: Path) -> str:
     here = Path.cwd()
     cases: dict[str, Callable[[random.Random, Path], None]] = {
         "settings": settings.case,
+        "combinations": combinations.case,
         "data": data.case,
         "names": names.case,
         "folders": lambda r, folder: folders.case(r, folder, root),
@@ -131,7 +132,7 @@ def main() -> int:
                 print(f"{kind} {number}: {said} at {where}", flush=True)
         seconds = time.perf_counter() - begin
     for (kind, outcome), count in sorted(found.items()):
-        print(f"{kind:9} {outcome:16} {count:6}")
+        print(f"{kind:12} {outcome:16} {count:6}")
     print(f"{given.cases} cases in {seconds:.0f} s, {broken} broke the rule")
     return 1 if broken else 0
 

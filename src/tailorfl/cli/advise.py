@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from tailorfl.cli.arguments import Imports, experiment
 from tailorfl.cli.screen import PROSE, say, show_table, stdout
@@ -119,7 +119,7 @@ def show(console: Console, config: ExperimentConfig, advice: Advice) -> None:
         say(console, f"note: {note}")
     console.print("\nto be pasted into an experiment:", highlight=False)
     text = _yaml(fragment(advice, config), console.width)
-    console.print(escape(text), highlight=False, soft_wrap=True, end="")
+    console.print(Text(text), highlight=False, soft_wrap=True, end="")
 
 
 def _yaml(value: Any, width: int) -> str:
@@ -135,7 +135,7 @@ def _seen(name: str, advice: Advice) -> Table:
     facts, curved = advice.facts, advice.facts.curvature
     way = "optima of halves" if facts.mode == "optimum" else "local training of halves"
     title = f"{name}: {way}, {facts.used} of {facts.clients} clients, {facts.seconds:.1f} s"
-    table = Table(title=escape(title))
+    table = Table(title=Text(title))
     table.add_column("", ratio=PROSE)
     for column in ("estimate", "90 % range"):
         table.add_column(column, justify="right")
@@ -175,7 +175,7 @@ def _methods(advice: Advice) -> Table:
         table.add_column(column, justify="right" if column == "rounds" else "left", ratio=words)
     for found in advice.recommendations:
         rounds = "" if found.rounds is None else f"{found.rounds:,}"
-        table.add_row(found.method, _pairs(found.options), _pairs(found.train), rounds, escape(found.why))
+        table.add_row(found.method, _pairs(found.options), _pairs(found.train), rounds, Text(found.why))
     return table
 
 
@@ -186,7 +186,7 @@ def _transfer(advice: Advice) -> Table:
         table.add_column(column, justify="left" if column == "client" else "right")
     columns = (found.v2, found.lam, found.alpha, found.own_weight)
     for name, v2, *rest in list(zip(found.clients, *columns, strict=True))[:SHOWN]:
-        table.add_row(escape(name), _number(math.sqrt(v2)), *map(_number, rest))
+        table.add_row(Text(name), _number(math.sqrt(v2)), *map(_number, rest))
     if len(found.clients) > SHOWN:
         table.caption = f"{len(found.clients) - SHOWN} more clients in --json"
     return table
@@ -199,7 +199,7 @@ def _status(console: Console, quiet: bool) -> Iterator[Callable[[str], None]]:
         yield lambda _: None
     elif console.is_terminal:
         with console.status("pilot") as status:
-            yield lambda text: status.update(escape(text))
+            yield lambda text: status.update(Text(text))
     else:
         yield lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)
 
@@ -210,8 +210,8 @@ def _words(regime: str) -> str:
     return {str(key): word for key, word in WORDS.items()}[regime]
 
 
-def _pairs(values: Any) -> str:
-    return escape(" ".join(f"{key}={value}" for key, value in values.items()))
+def _pairs(values: Any) -> Text:
+    return Text(" ".join(f"{key}={value}" for key, value in values.items()))
 
 
 def _number(value: float) -> str:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from tailorfl.cli.arguments import Imports, experiment
-from tailorfl.cli.screen import PROSE, say, show_table, stdout
+from tailorfl.cli.screen import PROSE, remark, say, show_table, stdout
 from tailorfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,11 +74,11 @@ def show(console: Console, found: Bench) -> None:
     if found.profile is not None:
         _show_profile(console, found.profile)
     advice = found.recommendation
-    console.print(f"\nrecommended: [bold]{escape(advice.settings)}[/]", highlight=False)
+    console.print(Text.assemble("\nrecommended: ", (advice.settings, "bold")))
     for line in advice.why:
         say(console, f"  {line}")
     for line in advice.warnings:
-        console.print(f"[yellow]note:[/] {escape(line)}", highlight=False)
+        console.print(remark("note:", line, "yellow"))
 
 
 def _facts(found: Bench) -> Iterator[str]:
@@ -100,7 +100,7 @@ def _table(found: Bench) -> Table:
     clock = (
         "process seconds of one thread" if found.clock == "process" else f"seconds, {found.threads} threads"
     )
-    table = Table(title=escape(f"a round: {clock}"))
+    table = Table(title=Text(f"a round: {clock}"))
     for column in (
         "way",
         "fastest",
@@ -115,7 +115,7 @@ def _table(found: Bench) -> Table:
     table.add_column("", ratio=PROSE)
     for way in found.ways:
         note = way.note if way.workers == 1 else f"{way.note}; by the clock on the wall".lstrip("; ")
-        table.add_row(escape(way.name), *_cells(way), escape(note))
+        table.add_row(Text(way.name), *_cells(way), Text(note))
     table.caption = "memory: growth of resident memory at the peak of a round, results included"
     return table
 
@@ -141,12 +141,12 @@ def _cells(way: Way) -> tuple[str, ...]:
 
 
 def _show_profile(console: Console, found: Profile) -> None:
-    table = Table(title=escape(f"operators of torch in a round of {found.way}, by their own time"))
+    table = Table(title=Text(f"operators of torch in a round of {found.way}, by their own time"))
     for column in ("operator", "calls", "seconds", "share"):
         name = column == "operator"
         table.add_column(column, justify="left" if name else "right", ratio=PROSE if name else None)
     for one in found.operators:
-        table.add_row(escape(one.name), f"{one.calls:,}", f"{one.seconds:.4f}", f"{one.share:.1%}")
+        table.add_row(Text(one.name), f"{one.calls:,}", f"{one.seconds:.4f}", f"{one.share:.1%}")
     table.caption = (
         "names that begin with _Cohort are this library's own code around the operators, in Python"
     )
@@ -170,7 +170,7 @@ def _status(console: Console, quiet: bool) -> Iterator[Callable[[str], None]]:
         yield lambda _: None
     else:
         with console.status("bench") as status:
-            yield lambda text: status.update(escape(text))
+            yield lambda text: status.update(Text(text))
 
 
 def _without_nan(value: object) -> object:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from tailorfl.cli.screen import PROSE, say, show_table
 from tailorfl.runs.tables import MARK, human_bytes, human_seconds
@@ -31,7 +31,7 @@ def show_estimate(console: Console, config: ExperimentConfig, estimate: Estimate
     facts = Table(show_header=False)
     facts.add_column(style="bold")
     facts.add_column(ratio=PROSE)
-    facts.add_row("methods", escape(", ".join(method.label for method in config.methods)))
+    facts.add_row("methods", Text(", ".join(method.label for method in config.methods)))
     facts.add_row("seeds", ", ".join(map(str, config.seeds)))
     facts.add_row("rounds", str(config.rounds))
     tables = []
@@ -41,7 +41,7 @@ def show_estimate(console: Console, config: ExperimentConfig, estimate: Estimate
             continue
         rows = _rows(value)
         if rows is None:
-            facts.add_row(_words(field.name), escape(_text(field.name, value)))
+            facts.add_row(_words(field.name), Text(_text(field.name, value)))
         else:
             tables.append(_table(_words(field.name), rows))
     for table in (facts, *tables):
@@ -93,9 +93,9 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     for name in names:
         numeric = all(isinstance(row.get(name, 0), int | float) for row in rows)
         prose = PROSE if not numeric and name != "name" else None
-        table.add_column(escape(_words(name)), justify="right" if numeric else "left", ratio=prose)
+        table.add_column(Text(_words(name)), justify="right" if numeric else "left", ratio=prose)
     for row in rows:
-        table.add_row(*(escape(_text(name, row.get(name, ""))) for name in names))
+        table.add_row(*(Text(_text(name, row.get(name, ""))) for name in names))
     return table
 
 

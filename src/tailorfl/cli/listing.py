@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from tailorfl.cli.screen import PROSE
 from tailorfl.errors import unknown
@@ -37,7 +37,7 @@ def tables(names: Iterable[str], only: str | None = None) -> Iterator[Table]:
             table.add_column("Options and defaults", ratio=PROSE)
         for name_of, description, options in rows:
             cells = (name_of, description, options) if has_options else (name_of, description)
-            table.add_row(*map(escape, cells))
+            table.add_row(*map(Text, cells))
         yield table
 
 

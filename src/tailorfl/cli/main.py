@@ -13,7 +13,7 @@ import tailorfl
 from tailorfl.cli import advise, audit, bench, landscape, pretrain, theory
 from tailorfl.cli.arguments import Imports, hint
 from tailorfl.cli.running import Request, perform, show_result
-from tailorfl.cli.screen import plain, say, show_table, stderr, stdout
+from tailorfl.cli.screen import remark, say, show_table, stderr, stdout
 from tailorfl.cli.state import State
 from tailorfl.errors import ConfigError, TailorflError, nearest
 from tailorfl.experiments.faults import told
@@ -53,13 +53,13 @@ class Commands(TyperGroup):
         except TailorflError as error:
             if state.debug:
                 raise
-            stderr().print(f"[bold red]error:[/] {plain(str(error))}", highlight=False, soft_wrap=True)
+            stderr().print(remark("error:", str(error), "bold red"), soft_wrap=True)
             raise typer.Exit(error.exit_code) from error
         except (KeyboardInterrupt, Terminated) as stop:
-            message = f"interrupted: {why(stop)}"
+            message = why(stop)
             if state.begun is not None and state.begun.is_file():
                 message += f"; continue with: {state.again}"
-            stderr().print(f"\n{plain(message)}", highlight=False, soft_wrap=True)
+            stderr().print(remark("\ninterrupted:", message, ""), soft_wrap=True)
             raise typer.Exit(stop.exit_code if isinstance(stop, Terminated) else INTERRUPTED) from stop
 
 

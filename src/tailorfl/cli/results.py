@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from tailorfl.cli.estimates import show_reductions
 from tailorfl.cli.screen import PROSE, fits, say, show_table
@@ -49,7 +49,7 @@ def show_comparison(console: Console, result: ExperimentResult, name: str) -> No
     if not fits(table, console.width):
         columns.sort(key=lambda column: FIRST.index(column.key) if column.key in FIRST else len(FIRST))
         table = rich_table(frame, columns, seeds=len(counts) > 1)
-    table.title = escape(title)
+    table.title = Text(title)
     show_table(console, table)
     show_reductions(console, result.reductions)
     for line in result.worst_clients:
@@ -71,17 +71,15 @@ def published_table(result: ExperimentResult, published: Mapping[str, Any]) -> T
         spread = "" if math.isnan(row["ours_ci"]) else f" ± {row['ours_ci']:.4f}"
         ours = "–" if math.isnan(row["ours"]) else f"{row['ours']:.4f}{spread}"
         difference = "–" if math.isnan(row["difference"]) else f"{row['difference']:+.4f}"
-        table.add_row(
-            escape(row["label"]), escape(row["quantity"]), f"{row['published']:.4f}", ours, difference
-        )
+        table.add_row(Text(row["label"]), Text(row["quantity"]), f"{row['published']:.4f}", ours, difference)
     return table
 
 
 def section_table(section: Section) -> Table:
     """A small table of a report for the terminal."""
-    table = Table(title=escape(section.title))
+    table = Table(title=Text(section.title))
     for number, name in enumerate(section.head):
-        table.add_column(escape(name), justify="right" if number else "left")
+        table.add_column(Text(name), justify="right" if number else "left")
     for row in section.rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*map(Text, row))
     return table

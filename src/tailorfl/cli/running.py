@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailorfl.cli.arguments import again, experiment
-from tailorfl.cli.screen import plain, say, show_table, stderr, stdout
+from tailorfl.cli.screen import remark, say, show_table, stderr, stdout
 from tailorfl.cli.state import State, quoted
 from tailorfl.errors import ConfigError
 
@@ -115,13 +115,10 @@ def show_result(result: ExperimentResult, target: float | None = None) -> None:
     out = stdout()
     show_comparison(out, result, config.name)
     for folder, difference in result.unlike:
-        stderr().print(
-            f"[bold yellow]not the same experiment:[/] {plain(f'{folder}: {difference}')}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        said = remark("not the same experiment:", f"{folder}: {difference}", "bold yellow")
+        stderr().print(said, soft_wrap=True)
     for reason in result.missing:
-        stderr().print(f"[bold yellow]not in the table:[/] {plain(reason)}", highlight=False, soft_wrap=True)
+        stderr().print(remark("not in the table:", reason, "bold yellow"), soft_wrap=True)
     wanted = config.eval.target if target is None else target
     if wanted is not None:
         section = sections(result, wanted)[0]

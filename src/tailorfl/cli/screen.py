@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -48,9 +47,9 @@ def stderr() -> Console:
     return Console(stderr=True)
 
 
-def plain(text: str) -> str:
-    """Returns a text as rich shows it as it is, and without what would act on the terminal."""
-    return escape(visible(text, but="\n\t"))
+def remark(mark: str, text: str, style: str) -> Text:
+    """Returns a coloured word and a text after it, as it is, but without what would act on the terminal."""
+    return Text.assemble((mark, style), " ", visible(text, but="\n\t"))
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:

@@ -58,7 +58,7 @@ def real_tensor(values: Any, what: str) -> Tensor:
         what: they are, for messages.
 
     Raises:
-        DataError: they are no such numbers, or complex, of which float32 would keep a part.
+        DataError: they are no such numbers, or sparse, or complex, of which float32 would keep a part.
     """
     try:
         found = torch.as_tensor(values)
@@ -69,6 +69,8 @@ def real_tensor(values: Any, what: str) -> Tensor:
             f"{what} holds complex numbers, of which only the real part would be kept; give real and imaginary parts "
             "as features of their own"
         )
+    if found.layout != torch.strided:
+        raise DataError(f"{what} is a sparse tensor; give its to_dense()")
     if found.is_quantized or found.is_meta or not found.dim():
         kind = (
             "is quantized" if found.is_quantized else "holds no numbers" if found.is_meta else "is one number"
@@ -114,7 +116,7 @@ def read_table(table: str | Path | pd.DataFrame) -> tuple[str, pd.DataFrame]:
         raise DataError(f"table '{path}' does not exist")
     try:
         frame = pd.read_parquet(path) if suffix == ".parquet" else pd.read_csv(path, sep=_SEPARATORS[suffix])
-    except (OSError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+    except (OSError, ValueError, OverflowError, RecursionError, MemoryError, NotImplementedError) as error:
         raise DataError(f"table '{path}' cannot be read: {error}") from error
     return path.name, frame.reset_index(drop=True)
 

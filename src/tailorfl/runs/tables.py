@@ -147,17 +147,17 @@ def rich_table(
     frame: pd.DataFrame, columns: Sequence[Column] = DEFAULT_COLUMNS, *, seeds: bool = True
 ) -> Table:
     """A `comparison` for the terminal, clearly best cells of a column in bold; `seeds`: with their number."""
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     head, body = _cells(frame, columns)
     if not seeds:
         head, body = [head[0], *head[2:]], [[row[0], *row[2:]] for row in body]
     table = Table()
     for number, name in enumerate(head):
-        table.add_column(escape(name), justify="right" if number else "left")
+        table.add_column(Text(name), justify="right" if number else "left")
     for row in body:
-        table.add_row(*(f"[bold]{escape(text)}[/bold]" if is_best else escape(text) for text, is_best in row))
+        table.add_row(*(Text(text, style="bold" if is_best else "") for text, is_best in row))
     return table
 
 
