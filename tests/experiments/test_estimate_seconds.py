@@ -9,24 +9,28 @@ import pytest
 from tailorfl.cli.estimates import LONG, shorter
 from tailorfl.experiments import estimate as module
 from tailorfl.experiments.config import load
-from tailorfl.experiments.estimate import _add_seconds, estimate
+from tailorfl.experiments.estimate import _add_seconds, _Tried, estimate
 
 CONFIG = load(None, ["methods=fedavg,fedavg_ft,ditto", "rounds=10", "seeds=2", "eval.every=5"])
 
 
-def seconds(
-    tried: list[tuple[float, float] | None], predicted: list[float], kinds: str = "aab"
-) -> list[float]:
+def seconds(tried: list[tuple[float, ...] | None], predicted: list[float], kinds: str = "aab") -> list[float]:
     rows: dict[str, dict[str, Any]] = {
         m.label: {"seconds_per_round": p} for m, p in zip(CONFIG.methods, predicted, strict=True)
     }
-    _add_seconds(CONFIG, rows, tried, list(kinds))
+    found = [t if t is None else _Tried(*t, *[0.0] * (3 - len(t))) for t in tried]
+    _add_seconds(CONFIG, rows, found, list(kinds))
     return [row["seconds"] for row in rows.values()]
 
 
 def test_rounds_and_evaluations_of_all_seeds_are_summed() -> None:
     """10 rounds and 3 evaluations (every 5 rounds, and the last) with 2 seeds."""
     assert seconds([(1.0, 0.5), (1.0, 2.0), (3.0, 0.0)], [1.0] * 3) == [23.0, 32.0, 60.0]
+
+
+def test_what_a_first_round_takes_more_comes_once_a_seed_and_in_proportion_where_nothing_was_tried() -> None:
+    assert seconds([(1.0, 0.0, 0.5), (1.0, 0.0, 0.5), (2.0, 0.0, 1.0)], [1.0] * 3) == [21.0, 21.0, 42.0]
+    assert seconds([(1.0, 0.0, 0.5), (1.0, 0.0, 0.5), None], [1.0, 1.0, 2.0])[2] == 42.0
 
 
 def test_what_was_not_tried_is_corrected_by_what_was() -> None:

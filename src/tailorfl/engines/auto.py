@@ -151,7 +151,8 @@ class Auto(InProcess):
             self._give_up(error)
             return
         if batched + looped < PROBE_SECONDS:
-            rounds = min(PROBE_REPEATS, 1 + int(PROBE_SECONDS / (batched + looped)))
+            took = max(batched + looped, PROBE_SECONDS / PROBE_REPEATS)  # 0 by a clock with coarse ticks
+            rounds = min(PROBE_REPEATS, 1 + int(PROBE_SECONDS / took))
             # In alternation, so that a slow moment of the machine hits both.
             pairs = [
                 (_seconds(self._vectorized, part), _seconds(self._sequential, part)) for _ in range(rounds)

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -112,6 +112,14 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
     )
 
 
+class _Tried(NamedTuple):
+    """Seconds of a round, of an evaluation, and what a first round takes more: the automatic engine tries both ways."""
+
+    round: float
+    evaluation: float
+    begin: float
+
+
 def _kind(job: Job, sim: Simulation) -> str:
     """What is equal for methods whose clients train alike, and differ in how a model is tuned before it is used."""
     options = {n: v for n, v in sim.method.all_options().items() if not n.startswith("ft_")}
@@ -121,7 +129,7 @@ def _kind(job: Job, sim: Simulation) -> str:
 def _add_seconds(
     config: ExperimentConfig,
     rows: Mapping[str, dict[str, Any]],
-    tried: Sequence[tuple[float, float] | None],
+    tried: Sequence[_Tried | None],
     kinds: Sequence[str],
 ) -> None:
     """Puts seconds into the rows: of a round as tried, or as predicted and then corrected by what the others took.
@@ -129,19 +137,21 @@ def _add_seconds(
     Methods of a kind get one time a round: what is measured is not the same twice.
     """
     predicted = [row["seconds_per_round"] for row in rows.values()]
-    ratios = [t[0] / p for t, p in zip(tried, predicted, strict=True) if t is not None and p > 0]
+    ratios = [t.round / p for t, p in zip(tried, predicted, strict=True) if t is not None and p > 0]
     ratio = float(np.median(ratios)) if ratios else 1.0
-    looking = float(np.median([t[1] for t in tried if t is not None])) if ratios else 0.0
-    of_kind: dict[str, tuple[float, float]] = {}
+    looking = float(np.median([t.evaluation for t in tried if t is not None])) if ratios else 0.0
+    begin = float(np.median([t.begin / t.round for t in tried if t is not None and t.round > 0] or [0.0]))
+    of_kind: dict[str, _Tried] = {}
     for method, row, kind, guess, found in zip(
         config.methods, rows.values(), kinds, predicted, tried, strict=True
     ):
-        seconds, evaluation = found if found is not None else (guess * ratio, looking)
-        known = of_kind.setdefault(kind, (seconds, evaluation))
+        own = found if found is not None else _Tried(guess * ratio, looking, guess * ratio * begin)
+        known = of_kind.setdefault(kind, own)
         rounds = config.rounds if method.rounds is None else method.rounds
         looks = 1 + (rounds // config.eval.every if config.eval.every else 0)
-        row["seconds_per_round"] = known[0]
-        row["seconds"] = (known[0] * rounds + max(known[1], evaluation) * looks) * len(config.seeds)
+        row["seconds_per_round"] = known.round
+        of_job = known.begin + known.round * rounds + max(known.evaluation, own.evaluation) * looks
+        row["seconds"] = of_job * len(config.seeds)
 
 
 def _privacy(job: Job, sim: Simulation) -> dict[str, float]:
@@ -207,8 +217,8 @@ def _probe(sim: Simulation) -> tuple[dict[str, float], float]:
 
 def _really(
     sim: Simulation, engine: Engine, config: ExperimentConfig, predicted: float, patience: float
-) -> tuple[float, float] | None:
-    """(seconds of a round, of an evaluation) of the experiment's own engine; None where trying some would take long.
+) -> _Tried | None:
+    """What the experiment's own engine takes; None where trying some rounds would take long.
 
     `predicted` is what a round would take with one client after another.
     """
@@ -216,15 +226,17 @@ def _really(
         return None
     sim.engine = engine
     clock = _clock if config.engine.workers < 2 and config.engine.device == "cpu" else time.perf_counter
-    sim.step()  # the automatic engine measures both ways in it
-    seconds = math.inf
+    begin = clock()
+    sim.step()
+    first, rounds = clock() - begin, []
     for _ in range(TRIED - 1):
         begin = clock()
         sim.step()
-        seconds = min(seconds, clock() - begin)
+        rounds.append(clock() - begin)
     begin = clock()
     evaluate(sim, EvaluationProtocol(tuple(config.eval.sets)), sim.sample(0))
-    return seconds, clock() - begin
+    seconds = float(np.median(rounds))
+    return _Tried(seconds, clock() - begin, max(first - seconds, 0.0))
 
 
 def _clock() -> float:
