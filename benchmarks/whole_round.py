@@ -38,8 +38,8 @@ from tailorfl.engines.simulation import Simulation
 from tailorfl.experiments import runner
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.progress import Lines
-from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.runs.store import RunStore
+from tailorfl.settings.experiment import ExperimentConfig
 
 CLIENTS, TRAIN, VAL, TEST, BATCH = 100, 60, 10, 20, 10
 MODELS: dict[str, dict[str, Any]] = {

@@ -42,7 +42,7 @@ def advice(source: Source) -> Advice:
     """Returns the advice for a source whose official training part is all that clients have."""
     federation = build_federation(source=source, split={"train": 1.0, "test": "official"})
     model = Model(lambda: build_module("linear", source.input_shape, source.outputs))
-    return advise(federation, model, TrainConfig())
+    return advise(federation, model, TrainConfig(lr=0.01))
 
 
 def table() -> str:

@@ -32,10 +32,10 @@ from tailorfl.evaluation.seeds import interval
 from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.runner import make_federation, make_simulation
-from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.experiments.variants import expand
 from tailorfl.methods.fedclup import FedCLUP
 from tailorfl.runs.plots import COLOURS, DPI
+from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.theory.fedclup import round_rate, schedule
 
 TARGETS = (1.05, 1.2, 1.5)

@@ -14,13 +14,25 @@ import pytest
 import tailorfl
 
 ROOT = Path(tailorfl.__file__).parent
-# A module imports its own layer and what stands to its right. `models` and `data` stand side by side;
-# `theory` stands beside `runs`, `evaluation` and `engines`, seen from the left and seeing the core.
-ARROW = ["cli", "experiments", "runs", "evaluation", "engines", "methods", "core", "models", "data"]
+# A module imports its own layer and what stands to its right. `models` and `data` stand side by side, and
+# beneath all `settings`, which sees no other layer and needs no torch. `theory` stands beside `runs`,
+# `evaluation` and `engines`, seen from the left and seeing the core.
+ARROW = [
+    "cli",
+    "experiments",
+    "runs",
+    "evaluation",
+    "engines",
+    "methods",
+    "core",
+    "models",
+    "data",
+    "settings",
+]
 BESIDE = {"models", "data"}
 # Modules that every layer stands on, and that see none (but errors are raised everywhere).
 GROUND = {"archives", "errors", "hashing", "printable", "modules", "hub"}
-THEORY_SEES = {"core", "models", "data"}
+THEORY_SEES = {"core", "models", "data", "settings"}
 OPTIONAL = {
     "transformers", "peft", "flwr", "ray", "opacus", "tensorboard", "optuna", "datasets", "torchvision",
     "timm", "imagecorruptions", "tokenizers", "accelerate", "rouge_score",
@@ -57,8 +69,10 @@ def allowed(layer: str) -> set[str]:
     """The layers that a module of `layer` may import; "" is the package itself, the door to all of them."""
     if layer in GROUND:
         return {layer, "errors"} if layer == "modules" else {layer}
+    if layer == "settings":
+        return {layer, "errors", "printable"}
     if layer in BESIDE:
-        return {layer, *GROUND}
+        return {layer, *GROUND, "settings"}
     if layer == "theory":
         return {layer, *GROUND, *THEORY_SEES}
     right = set(ARROW[ARROW.index(layer) :]) if layer else set(ARROW) - {"cli"}
@@ -115,11 +129,12 @@ def test_optional_packages_are_imported_where_they_are_needed(path):
 
 
 def test_the_rules_themselves():
-    assert allowed("core") == {"core", "models", "data", *GROUND}
-    assert allowed("models") == {"models", *GROUND}
-    assert allowed("data") == {"data", *GROUND}
-    assert allowed("methods") == {"methods", "core", "models", "data", *GROUND}
-    assert allowed("theory") == {"theory", "core", "models", "data", *GROUND}
+    assert allowed("settings") == {"settings", "errors", "printable"}
+    assert allowed("core") == {"core", "models", "data", "settings", *GROUND}
+    assert allowed("models") == {"models", "settings", *GROUND}
+    assert allowed("data") == {"data", "settings", *GROUND}
+    assert allowed("methods") == {"methods", "core", "models", "data", "settings", *GROUND}
+    assert allowed("theory") == {"theory", "core", "models", "data", "settings", *GROUND}
     assert allowed("modules") == {"modules", "errors"}
     assert [layer for layer in ARROW if "theory" in allowed(layer)] == ["cli", "experiments"]
     assert "runs" not in allowed("evaluation")
@@ -155,6 +170,7 @@ def test_imports_are_found_wherever_they_hide(tmp_path, monkeypatch):
         "tailorfl",
         "tailorfl.errors",
         "tailorfl.cli.main",
+        "tailorfl.settings.experiment",
         "tailorfl.experiments.config",
         "tailorfl.theory.fedclup_statistics",
         "tailorfl.theory.perada",

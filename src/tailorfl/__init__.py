@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from tailorfl.experiments.merging import merge
     from tailorfl.experiments.pretrain import Pretrained, Watcher
     from tailorfl.experiments.result import ExperimentResult
-    from tailorfl.experiments.schema import ExperimentConfig
     from tailorfl.models.functional import Model
     from tailorfl.models.split import Split
+    from tailorfl.settings.experiment import ExperimentConfig
 
 __version__ = "0.1.0"
 
@@ -75,7 +75,7 @@ _HOMES = {
     "Bench": "tailorfl.experiments.bench_result:Bench",
     "Client": "tailorfl.core.client:Client",
     "Context": "tailorfl.core.context:Context",
-    "ExperimentConfig": "tailorfl.experiments.schema:ExperimentConfig",
+    "ExperimentConfig": "tailorfl.settings.experiment:ExperimentConfig",
     "ExperimentResult": "tailorfl.experiments.result:ExperimentResult",
     "Federation": "tailorfl.data.federation:Federation",
     "Job": "tailorfl.experiments.jobs:Job",
@@ -169,7 +169,7 @@ def compare(
     Arguments and errors are those of `run`; where no methods are named, six that are unlike each other are compared.
     """
     from tailorfl.experiments.api import run as run_here
-    from tailorfl.experiments.schema import COMPARED
+    from tailorfl.settings.experiment import COMPARED
 
     modules.load(imports)
     return run_here(

@@ -17,7 +17,7 @@ from tailorfl.cli.settings_list import settings
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.config import load
 from tailorfl.experiments.first_look import first_look
-from tailorfl.experiments.schema import ExperimentConfig
+from tailorfl.settings.experiment import ExperimentConfig
 
 
 @pytest.fixture(autouse=True)

@@ -47,7 +47,7 @@ def test_masks_are_equal_where_batch_norm_trains_unequal_batches_apart(engine):
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 def test_private_masks_are_equal_across_engines(noise):
-    cohort, start = setting(dp=SampleDP(0.5, noise))
+    cohort, start = setting(dp=SampleDP(0.5, noise, "shuffle"))
     reference = fit(ENGINES["sequential"], cohort, start)
     for engine in ENGINES.values():
         found = fit(engine, cohort, start)
@@ -101,7 +101,14 @@ def test_every_sample_of_a_private_gradient_has_a_dropout_key_of_its_own():
 
     x = torch.eye(8)
     found, _ = private_gradient(
-        loss, {"w": torch.zeros(8)}, x, x[0], None, SampleDP(1e9, 0.0), torch.tensor(1), torch.tensor(2)
+        loss,
+        {"w": torch.zeros(8)},
+        x,
+        x[0],
+        None,
+        SampleDP(1e9, 0.0, "shuffle"),
+        torch.tensor(1),
+        torch.tensor(2),
     )
     assert len(set(found["w"].tolist())) == 8
 

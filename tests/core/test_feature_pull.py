@@ -140,12 +140,12 @@ def test_a_strength_of_0_is_training_without(engine: str) -> None:
 def test_privacy_by_sample_needs_a_distance_by_sample() -> None:
     data = source(27)
     model = model_of("mlp", data, hidden=(6,))
-    cohort = cohort_of(model, data, dp=SampleDP(1.0, 0.0))
+    cohort = cohort_of(model, data, dp=SampleDP(1.0, 0.0, "shuffle"))
     start, engine = model.init(0), ENGINES["sequential"]
     for distance in ("batch_l2", "sdr"):
         with pytest.raises(ModelError, match="together"):
             fit(engine, cohort, start, pull=FeaturePull(1.0, distance, start))  # type: ignore[arg-type]
-    loose = cohort_of(model, data, dp=SampleDP(1e9, 0.0))
+    loose = cohort_of(model, data, dp=SampleDP(1e9, 0.0, "shuffle"))
     private = fit(engine, loose, start, pull=FeaturePull(1.0, "mean_l2", model.init(1)))
     plain = fit(engine, cohort_of(model, data), start, pull=FeaturePull(1.0, "mean_l2", model.init(1)))
     for name in start.keys():  # noqa: SIM118

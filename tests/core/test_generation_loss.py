@@ -99,7 +99,9 @@ def test_private_gradients_clip_every_sample() -> None:
         return LOSS(values["table"][x], y, weight), {}
 
     clip, key = 0.4, torch.tensor(0)
-    found, _ = private_gradient(loss_of, {"table": table}, x, y, None, SampleDP(clip, 0.0), key, key)
+    found, _ = private_gradient(
+        loss_of, {"table": table}, x, y, None, SampleDP(clip, 0.0, "shuffle"), key, key
+    )
     expected = torch.zeros_like(table)
     for i in range(BATCH):
         own = grad(lambda t, i=i: LOSS(t[x[i : i + 1]], y[i : i + 1], None))(table)
@@ -133,7 +135,7 @@ def federation() -> Federation:
     )
 
 
-@pytest.mark.parametrize("dp", [None, SampleDP(0.5, 0.1)])
+@pytest.mark.parametrize("dp", [None, SampleDP(0.5, 0.1, "shuffle")])
 def test_engines_train_alike(dp: SampleDP | None) -> None:
     ends = []
     for engine in ("sequential", "vectorized"):

@@ -170,7 +170,7 @@ def test_with_noise_every_training_has_batches_of_its_own() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Cohort, "plan", watching)
-        for dp in (SampleDP(0.5, NOISE, "poisson"), SampleDP(0.5, 0.0), None):
+        for dp in (SampleDP(0.5, NOISE, "poisson"), SampleDP(0.5, 0.0, "shuffle"), None):
             alone(replace(cohort, config=replace(cohort.config, dp=dp), plans={})).fit(start)
             client = alone(replace(cohort, config=replace(cohort.config, dp=dp), plans={}))
             client.fit(client.fit(start))

@@ -10,9 +10,10 @@ from torch import nn
 
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.context import Context
-from tailorfl.core.messages import PerClient, Replies, Traffic, Weights, count_down, count_up, payload_size
+from tailorfl.core.messages import PerClient, Replies, Traffic, count_down, count_up, payload_size
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
+from tailorfl.settings.experiment import Weights
 
 
 class Net(nn.Sequential):

@@ -68,7 +68,7 @@ def test_private_training_is_that_of_opacus(name: str, clip: float, sigma: float
     data = source(sum(SIZES), (1, 28, 28) if name == "lenet" else (5,))
     model = model_of(name, data, **({"hidden": (8,)} if name == "mlp" else {}))
     cohort = cohort_of(
-        model, data, SIZES, dp=SampleDP(clip, sigma if clip < 1 else sigma / clip), momentum=0.5,
+        model, data, SIZES, dp=SampleDP(clip, sigma if clip < 1 else sigma / clip, "shuffle"), momentum=0.5,
         weight_decay=0.01, lr=0.05,
     )  # fmt: skip
     start = model.init(3)

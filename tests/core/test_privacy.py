@@ -58,7 +58,9 @@ def samples(count: int, seed: int = 0) -> tuple[dict[str, Tensor], Tensor, Tenso
 @pytest.mark.parametrize("clip", [0.5, 4.0, 100.0])
 def test_every_sample_is_clipped_over_all_parameters_together(clip):
     values, x, y = samples(9)
-    found, loss = private_gradient(linear_loss, values, x, y, None, SampleDP(clip, 0.0), key(1), key(2))
+    found, loss = private_gradient(
+        linear_loss, values, x, y, None, SampleDP(clip, 0.0, "shuffle"), key(1), key(2)
+    )
     whole = torch.cat([x, y[:, None]], dim=1)
     clipped = whole * (clip / whole.norm(dim=1, keepdim=True)).clamp(max=1.0)
     torch.testing.assert_close(torch.cat([found["a"], found["b"][None]]), clipped.mean(0))
@@ -68,7 +70,9 @@ def test_every_sample_is_clipped_over_all_parameters_together(clip):
 def test_the_gradient_of_one_sample_is_never_longer_than_the_clip():
     for seed in range(20):
         values, x, y = samples(1, seed)
-        found, _ = private_gradient(linear_loss, values, x, y, None, SampleDP(0.7, 0.0), key(0), key(0))
+        found, _ = private_gradient(
+            linear_loss, values, x, y, None, SampleDP(0.7, 0.0, "shuffle"), key(0), key(0)
+        )
         length = float(torch.cat([found["a"], found["b"][None]]).norm())
         assert length == pytest.approx(min(0.7, float(torch.cat([x[0], y]).norm())), rel=1e-5)
 
@@ -76,7 +80,7 @@ def test_the_gradient_of_one_sample_is_never_longer_than_the_clip():
 def test_one_sample_moves_the_sum_by_the_clip_at_most():
     """The sensitivity that the noise is scaled to: batches that differ in one sample."""
     values, x, y = samples(8)
-    dp = SampleDP(0.6, 0.0)
+    dp = SampleDP(0.6, 0.0, "shuffle")
     found, _ = private_gradient(linear_loss, values, x, y, None, dp, key(0), key(0))
     fewer = torch.tensor([1.0] * 7 + [0.0])
     less, _ = private_gradient(linear_loss, values, x, y, fewer, dp, key(0), key(0))
@@ -88,7 +92,7 @@ def test_padded_samples_count_neither_in_the_sum_nor_in_its_size():
     values, x, y = samples(6)
     weight = torch.tensor([1.0] * 6 + [0.0] * 3)
     padded_x, padded_y = torch.cat([x, 1e6 * torch.ones(3, 4)]), torch.cat([y, torch.ones(3)])
-    dp = SampleDP(0.5, 1.3)
+    dp = SampleDP(0.5, 1.3, "shuffle")
     plain, loss = private_gradient(linear_loss, values, x, y, None, dp, key(4), key(2))
     padded, same = private_gradient(linear_loss, values, padded_x, padded_y, weight, dp, key(4), key(2))
     for name in plain:
@@ -99,7 +103,7 @@ def test_padded_samples_count_neither_in_the_sum_nor_in_its_size():
 def test_the_noise_has_the_stated_deviation():
     """Added to the sum before division: standard deviation σC/B in every coordinate, mean 0, uncorrelated."""
     values, x, y = samples(5)
-    dp, clean = SampleDP(0.8, 1.5), SampleDP(0.8, 0.0)
+    dp, clean = SampleDP(0.8, 1.5, "shuffle"), SampleDP(0.8, 0.0, "shuffle")
     exact, _ = private_gradient(linear_loss, values, x, y, None, clean, key(0), key(0))
     draws = []
     for number in range(2000):
@@ -136,7 +140,7 @@ def test_normal_numbers_are_functions_of_key_and_number():
 @engines
 def test_without_noise_and_bound_training_is_not_private_training(engine):
     settings = {"momentum": 0.5, "weight_decay": 0.01}
-    cohort, start = setting(**settings, dp=SampleDP(math.inf, 0.0))
+    cohort, start = setting(**settings, dp=SampleDP(math.inf, 0.0, "shuffle"))
     plain, _ = setting(**settings)
     for options in ({}, {"ascent": SAM(0.1)}, {"prox": (0.4, start)}):
         found, expected = fit(engine, cohort, start, **options), fit(engine, plain, start, **options)
@@ -145,7 +149,7 @@ def test_without_noise_and_bound_training_is_not_private_training(engine):
 
 
 def test_every_engine_adds_the_same_noise():
-    cohort, start = setting(dp=SampleDP(0.5, 1.0))
+    cohort, start = setting(dp=SampleDP(0.5, 1.0, "shuffle"))
     starts = spread(start, len(SIZES))
 
     def local(client, state, received):
@@ -163,7 +167,7 @@ def test_every_engine_adds_the_same_noise():
 @engines
 def test_a_private_step_is_the_formula_by_hand(engine):
     """Clipping each sample by autograd, without noise; the proximal pull is added outside the clip."""
-    cohort, start = setting(dp=SampleDP(0.3, 0.0))
+    cohort, start = setting(dp=SampleDP(0.3, 0.0, "shuffle"))
     centre = start.apply(lambda t: t + 1.0)
     found = fit(engine, cohort, start, steps=1, prox=(0.7, centre))
     for i in range(len(SIZES)):
@@ -189,7 +193,9 @@ def pure_noise(cohort: Cohort, position: int, **options: object) -> Tensor:
 
 def flat_problem(sizes: tuple[int, ...] = (4, 4), **train: object) -> Cohort:
     data = regression(torch.zeros(sum(sizes), 6), torch.zeros(sum(sizes)))
-    return cohort_of(model_of("linear", data), data, sizes, **{"dp": SampleDP(1.0, 1.0), "lr": 1.0, **train})
+    return cohort_of(
+        model_of("linear", data), data, sizes, **{"dp": SampleDP(1.0, 1.0, "shuffle"), "lr": 1.0, **train}
+    )
 
 
 def test_clients_rounds_steps_and_purposes_have_noise_of_their_own():
@@ -239,7 +245,7 @@ def test_two_gradients_of_one_step_never_share_noise():
 def test_noise_is_independent_of_batches_and_has_its_size_in_training():
     """K full-batch steps on flat data add K independent N(0, (ησC/B)²) to every weight."""
     sizes = (5,) * 40
-    cohort = flat_problem(sizes, dp=SampleDP(2.0, 0.5), lr=0.1, batch_size=0)
+    cohort = flat_problem(sizes, dp=SampleDP(2.0, 0.5, "shuffle"), lr=0.1, batch_size=0)
     start = cohort.model.init(0).apply(torch.zeros_like)
     found = (
         fit(ENGINES["vectorized"], cohort, start, steps=25)["head.weight"].flatten()
@@ -252,7 +258,7 @@ def test_noise_is_independent_of_batches_and_has_its_size_in_training():
 
 def test_the_gradient_a_client_reports_is_private_too():
     data = source(4)
-    clean = cohort_of(model_of("logistic", data), data, (4,), dp=SampleDP(1e-3, 0.0))
+    clean = cohort_of(model_of("logistic", data), data, (4,), dp=SampleDP(1e-3, 0.0, "shuffle"))
     g = alone(clean).gradient(clean.model.init(0))
     assert float(tree.norm(g)) <= 1e-3 * (1 + 1e-4)
 
@@ -260,7 +266,7 @@ def test_the_gradient_a_client_reports_is_private_too():
 def test_batch_norm_is_refused_unless_it_stays_fixed():
     data = source(sum(SIZES))
     model = model_of("mlp", data, hidden=(8,), norm="batch")
-    cohort = cohort_of(model, data, dp=SampleDP(1.0, 1.0))
+    cohort = cohort_of(model, data, dp=SampleDP(1.0, 1.0, "shuffle"))
     with pytest.raises(ModelError, match="cannot train batch norm"):
         alone(cohort).fit(model.init(0))
     out = alone(cohort).fit(model.init(0), train=("head.weight", "head.bias"))
@@ -272,6 +278,6 @@ def test_a_loss_that_compares_samples_is_refused():
     data = Source(
         "s", torch.randn(6, 3, generator=rng), torch.rand(6, 2, generator=rng).round(), "survival", 1
     )
-    cohort = cohort_of(model_of("cox", data), data, (6,), dp=SampleDP(1.0, 1.0))
+    cohort = cohort_of(model_of("cox", data), data, (6,), dp=SampleDP(1.0, 1.0, "shuffle"))
     with pytest.raises(ModelError, match="Cox loss"):
         alone(cohort).fit(cohort.model.init(0))

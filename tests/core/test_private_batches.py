@@ -173,7 +173,7 @@ def test_private_training_on_poisson_batches_is_that_of_opacus() -> None:
 @engines
 def test_every_client_has_the_noise_that_is_its_own(engine: Any) -> None:
     own = tuple(0.5 * (i + 1) for i in range(len(SIZES)))
-    start = setting(SampleDP(0.5, 1.0))[1]
+    start = setting(SampleDP(0.5, 1.0, "shuffle"))[1]
     one, each, none = (
         fit(engine, setting(dp)[0], start, steps=1)
         for dp in (

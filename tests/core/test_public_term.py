@@ -148,7 +148,7 @@ def test_nothing_pulls_where_the_predictions_are_the_targets(engine):
 
 
 @engines
-@pytest.mark.parametrize("dp", [None, SampleDP(0.1, 1.0)], ids=["not private", "private"])
+@pytest.mark.parametrize("dp", [None, SampleDP(0.1, 1.0, "shuffle")], ids=["not private", "private"])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_the_term_is_added_exact_beside_dropout_clipping_and_noise(engine, dp, dropout):
     """A first step with and without it differ by its own gradient: without masks, not clipped by sample, no noise."""

@@ -178,7 +178,7 @@ def test_batches_of_a_step_have_masks_of_their_own(engine):
 @engines
 def test_every_pass_has_privacy_noise_of_its_own(engine):
     """The clipped gradient is nothing beside the noise; the difference of two draws is √2 as wide as a draw."""
-    cohort, start = setting(dp=SampleDP(1e-6, 1e6))
+    cohort, start = setting(dp=SampleDP(1e-6, 1e6, "shuffle"))
     cohort = cohort.part([2])  # three full batches, so that all noise is divided by the same number
 
     def width(direction) -> float:
@@ -192,7 +192,7 @@ def test_every_pass_has_privacy_noise_of_its_own(engine):
 
 
 def test_private_several_batches_are_equal_across_engines():
-    cohort, start = setting(dropout=0.3, dp=SampleDP(0.5, 1.0))
+    cohort, start = setting(dropout=0.3, dp=SampleDP(0.5, 1.0, "shuffle"))
     reference = fit(ENGINES["sequential"], cohort, start, direction=weighted(3), batches=3, epochs=2)
     for engine in ENGINES.values():
         found = fit(engine, cohort, start, direction=weighted(3), batches=3, epochs=2)

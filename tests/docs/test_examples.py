@@ -20,7 +20,8 @@ from blocks import ROOT, SHELL, Block, blocks, commands, file_of, lines, refuse,
 import tailorfl
 from tailorfl.errors import DataError
 from tailorfl.experiments.check import check
-from tailorfl.experiments.config import COMPARED, load
+from tailorfl.experiments.config import load
+from tailorfl.settings.experiment import COMPARED
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 RUN = tailorfl.run

@@ -14,7 +14,8 @@ from blocks import ROOT, blocks, commands
 from tailorfl.cli.main import app
 from tailorfl.data.registry import sources
 from tailorfl.experiments.check import check
-from tailorfl.experiments.config import COMPARED, load, recipes
+from tailorfl.experiments.config import load, recipes
+from tailorfl.settings.experiment import COMPARED
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

@@ -73,7 +73,9 @@ def cases(kind: str) -> Iterator[tuple[str, Make]]:
     yield from ((f"{name} in a loop", of_method(name, Sequential)) for name in ("ditto", "fedfomo", "perada"))
     yield from ((f"ditto on {m}", of_method("ditto", model=m)) for m in ("cnn2", "batch_norm", "group_norm"))
     yield "frozen layers", with_frozen
-    private = TrainConfig(epochs=1, batch_size=4, lr=0.05, dp=SampleDP(clip=1.0, noise=1.0))
+    private = TrainConfig(
+        epochs=1, batch_size=4, lr=0.05, dp=SampleDP(clip=1.0, noise=1.0, sampling="shuffle")
+    )
     yield "private samples", of_method("ditto", model="mlp", train=private)
     adamw = TrainConfig(epochs=2, batch_size=4, lr=0.01, optimizer="adamw", schedule="linear", clip=1.0)
     yield "adamw on a falling rate", of_method("fedavg", model="mlp", train=adamw)

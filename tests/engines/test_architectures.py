@@ -25,8 +25,8 @@ from tailorfl.experiments.check import check
 from tailorfl.experiments.config import parse
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.runner import make_federation, make_simulation, run_experiment
-from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.models.functional import Model
+from tailorfl.settings.experiment import ExperimentConfig
 
 MODELS = {"small": model("mlp"), "large": model("batch_norm")}
 ASSIGNMENT = ("large", "small", "small", "large", "small", "large")

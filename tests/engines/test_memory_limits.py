@@ -23,7 +23,7 @@ from tailorfl.engines.vectorized import Vectorized
 from tailorfl.errors import ClientError, MemoryLimitError
 
 HOST = torch.device("cpu")
-PRIVATE = TrainConfig(epochs=1, batch_size=4, lr=0.05, dp=SampleDP(clip=1.0, noise=1.0))
+PRIVATE = TrainConfig(epochs=1, batch_size=4, lr=0.05, dp=SampleDP(clip=1.0, noise=1.0, sampling="shuffle"))
 REAL = """
 import resource, sys
 sys.path[:0] = [sys.argv[1], sys.argv[1] + "/engines"]

@@ -101,7 +101,7 @@ def test_losses_and_evaluations_are_those_of_one_process(
 
 
 def test_what_private_training_used_comes_back() -> None:
-    private = replace(TRAIN, momentum=0.0, weight_decay=0.0, dp=SampleDP(0.5, 0.8))
+    private = replace(TRAIN, momentum=0.0, weight_decay=0.0, dp=SampleDP(0.5, 0.8, "shuffle"))
     one, two = (run("ditto", "vectorized", number, "mlp", train=private) for number in (1, 2))
     assert one.ledger == two.ledger
     assert one.ledger

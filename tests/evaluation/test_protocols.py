@@ -33,7 +33,6 @@ from tailorfl.data.source import Source
 from tailorfl.engines.simulation import Simulation
 from tailorfl.evaluation.protocols import (
     SERVER,
-    SETS,
     Protocol,
     Record,
     common_sets,
@@ -41,6 +40,7 @@ from tailorfl.evaluation.protocols import (
     headline,
     summaries,
 )
+from tailorfl.settings.eval import SETS
 
 CLIENTS = tuple(range(len(SIZES)))
 EVERYTHING = Protocol(SETS, adapt_steps=(0, 2))

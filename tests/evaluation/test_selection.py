@@ -251,6 +251,6 @@ def test_what_cannot_be_chosen_honestly_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"no client has any.*data.split"):
         run_experiment(without, tmp_path / "none")
-    noisy = TrainConfig(epochs=1, batch_size=4, lr=0.1, dp=SampleDP(1.0, 1.0))
+    noisy = TrainConfig(epochs=1, batch_size=4, lr=0.1, dp=SampleDP(1.0, 1.0, "shuffle"))
     with pytest.raises(ConfigError, match="sample-level privacy"):
         Selection(simulation("ditto", train=noisy))

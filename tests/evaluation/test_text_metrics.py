@@ -29,10 +29,11 @@ from tailorfl.data.tokenizers import load_tokenizer
 from tailorfl.engines.simulation import Simulation, make_engine
 from tailorfl.errors import ConfigError, DataError, ModelError
 from tailorfl.evaluation import generation, metrics
-from tailorfl.evaluation.generation import Generation, earned, prompts, reference, teacher_forced
-from tailorfl.evaluation.protocols import SERVER, SETS, Protocol, Record, evaluate, summaries
+from tailorfl.evaluation.generation import earned, prompts, reference, teacher_forced
+from tailorfl.evaluation.protocols import SERVER, Protocol, Record, evaluate, summaries
 from tailorfl.experiments.config import load
 from tailorfl.models.functional import Model
+from tailorfl.settings.eval import SETS, GenerationConfig
 
 WORDS = load_tokenizer("byte")
 SAYS = "ab c\x00"
@@ -105,7 +106,7 @@ def simulation(
 
 
 def found(sim: Simulation, **settings: Any) -> dict[tuple[str, str, int], Record]:
-    records = evaluate(sim, Protocol(SETS, adapt_steps=(0,), generation=Generation(**settings)))
+    records = evaluate(sim, Protocol(SETS, adapt_steps=(0,), generation=GenerationConfig(**settings)))
     return {(r["model"], r["set"], r["client"]): r for r in records}
 
 
@@ -182,7 +183,7 @@ def test_a_response_ends_where_it_is_cut(data: Federation) -> None:
     """After three tokens "ab " has one of the two words of "ab c"."""
     rows = torch.from_numpy(data.test[data.names.index("right")])
     model = Model(Follower)
-    scores = earned(model, dict(model.init(0).items()), data.source, rows, Generation(max_new_tokens=3))
+    scores = earned(model, dict(model.init(0).items()), data.source, rows, GenerationConfig(max_new_tokens=3))
     torch.testing.assert_close(scores, torch.tensor([[1.0, 0.5, 2 / 3]] * 3))
 
 
@@ -224,7 +225,7 @@ def test_a_diverged_model_earns_nothing(data: Federation) -> None:
     model = Model(Follower)
     state = {"table.weight": torch.full((WORDS.size, WORDS.size), math.nan)}
     rows = torch.from_numpy(data.test[0])
-    assert not earned(model, state, data.source, rows, Generation()).any()
+    assert not earned(model, state, data.source, rows, GenerationConfig()).any()
     values = teacher_forced(model(state, data.source.take(rows)), data.source.y[rows])
     assert not values[:, 1].any()
 
@@ -233,11 +234,11 @@ def test_what_cannot_generate_is_named(data: Federation) -> None:
     rows = torch.from_numpy(data.test[0])
     model = Model(lambda: nn.Embedding(WORDS.size, WORDS.size))
     with pytest.raises(ModelError, match="needs a model that generates, but a Embedding has no `generate`"):
-        earned(model, dict(model.init(0).items()), data.source, rows, Generation())
+        earned(model, dict(model.init(0).items()), data.source, rows, GenerationConfig())
     source = data.source
     silent = Source("silent", source.x, source.y, "generation", source.outputs)
     with pytest.raises(DataError, match="source 'silent' does not name its tokenizer"):
-        earned(Model(Follower), dict(Model(Follower).init(0).items()), silent, rows, Generation())
+        earned(Model(Follower), dict(Model(Follower).init(0).items()), silent, rows, GenerationConfig())
 
 
 # credit of a choice

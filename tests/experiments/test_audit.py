@@ -108,11 +108,11 @@ def test_an_attack_finds_what_is_broken(breaking: Callable[[pytest.MonkeyPatch],
 def test_audits_that_say_nothing_are_refused() -> None:
     for changes in ({"samples": 1}, {"steps": 0}, {"batch_size": 0}):
         with pytest.raises(ConfigError, match="an audit needs at least 2 samples"):
-            audit_samples(SampleDP(1.0, 1.0), **changes)
+            audit_samples(SampleDP(1.0, 1.0, "shuffle"), **changes)
     with pytest.raises(ConfigError, match="noise above 0"):
-        audit_samples(SampleDP(1.0, 0.0))
+        audit_samples(SampleDP(1.0, 0.0, "shuffle"))
     with pytest.raises(ConfigError, match="as many runs with the canary"):
-        audit_samples(SampleDP(1.0, 1.0), trials=3)
+        audit_samples(SampleDP(1.0, 1.0, "shuffle"), trials=3)
 
 
 @opacus

@@ -81,7 +81,10 @@ def test_looks_beside_the_fits_are_named() -> None:
     taught = simulation("perfed_ckt")
     taught.step()  # before, there is nobody to learn from
     assert {"a term on public data", "clients predict the public set"} <= set(work(taught).extras)
-    assert "the clipped, noisy gradient of every sample" in work(simulation(dp=SampleDP(1.0, 1.0))).extras
+    assert (
+        "the clipped, noisy gradient of every sample"
+        in work(simulation(dp=SampleDP(1.0, 1.0, "shuffle"))).extras
+    )
 
 
 def test_a_part_that_is_trained_alone_is_named_by_its_parameters() -> None:

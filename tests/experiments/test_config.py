@@ -13,11 +13,11 @@ import yaml
 
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol
-from tailorfl.experiments.config import ExperimentConfig, load, parse, read, recipes
-from tailorfl.experiments.evaluation_settings import EvalConfig
+from tailorfl.experiments.config import load, parse, read, recipes
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.runner import make_federation, make_simulation
-from tailorfl.experiments.schema import COMPARED
+from tailorfl.settings.eval import EvalConfig
+from tailorfl.settings.experiment import COMPARED, ExperimentConfig
 
 VARIED = [
     "methods=[local, {name: fedclup, lam: 0.5}, {name: fedclup, lam: 1.5, rounds: 7, train: {steps: 3}}]",

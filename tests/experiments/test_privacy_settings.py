@@ -24,9 +24,9 @@ from tailorfl.experiments.config import load, parse
 from tailorfl.experiments.estimate import estimate
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.privacy import Spent, noise_needed, planned, privacy_of, spent
-from tailorfl.experiments.privacy_settings import PrivacyConfig
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.runner import make_federation, make_simulation
+from tailorfl.settings.privacy import PrivacyConfig
 
 opacus = pytest.mark.skipif(
     find_spec("opacus") is None, reason="accounting needs opacus: pip install 'tailorfl[privacy]'"

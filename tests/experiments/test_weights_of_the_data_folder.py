@@ -9,9 +9,9 @@ import torch
 
 from tailorfl.data.registry import load_source
 from tailorfl.errors import DataError
-from tailorfl.experiments.model_settings import OneModelConfig
 from tailorfl.experiments.models import make_model
 from tailorfl.models import build, save_weights
+from tailorfl.settings.model import OneModelConfig
 
 
 def test_data_is_where_the_variable_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,9 @@ from methods.quadratics import (
     shares,
     states,
 )
-from tailorfl.core.messages import Weights
 from tailorfl.core.method import make_method
 from tailorfl.engines.simulation import Simulation
+from tailorfl.settings.experiment import Weights
 
 
 def run(sim: Simulation, rounds: int) -> Simulation:

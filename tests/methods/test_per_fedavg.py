@@ -215,7 +215,7 @@ def test_engines_and_chunks_agree(variant: str, model_name: str) -> None:
 @variants
 def test_private_training_runs_alike_in_both_engines_and_is_not_the_public_one(variant: str) -> None:
     method = per_fedavg(variant, delta=0.3)
-    private = replace(TRAIN, lr=0.01, dp=SampleDP(0.5, 1.0))
+    private = replace(TRAIN, lr=0.01, dp=SampleDP(0.5, 1.0, "shuffle"))
     one, other = (simulation(method, "mlp", e, rounds=2, train=private) for e in ("sequential", "vectorized"))
     assert_close(everything(one), everything(other), atol=2e-4, rtol=2e-3)
     open_ = everything(simulation(method, "mlp", rounds=2, train=replace(private, dp=None)))

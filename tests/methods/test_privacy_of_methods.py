@@ -15,7 +15,7 @@ from tailorfl.core.privacy import SampleDP
 from tailorfl.errors import TailorflError
 
 PLAIN = replace(TRAIN, momentum=0.0, weight_decay=0.0)
-NOISY = replace(PLAIN, dp=SampleDP(0.5, 1.0))
+NOISY = replace(PLAIN, dp=SampleDP(0.5, 1.0, "shuffle"))
 TOGETHER = {"fedsdr"}
 """Methods whose loss sees the samples of a batch together."""
 COVERED = [name for name in NAMES if not make(name).unprotected("sample") and name not in TOGETHER]
@@ -30,7 +30,7 @@ def still(name: str) -> Method:
 @pytest.mark.parametrize("name", COVERED)
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_without_clipping_and_noise_privacy_changes_nothing(name: str, engine: str) -> None:
-    private = replace(PLAIN, dp=SampleDP(math.inf, 0.0))
+    private = replace(PLAIN, dp=SampleDP(math.inf, 0.0, "shuffle"))
     a, b = (everything(simulation(still(name), "mlp", engine, train=t, rounds=2)) for t in (PLAIN, private))
     assert_close(a, b, atol=5e-5)
 
@@ -55,7 +55,7 @@ def test_one_sample_moves_training_by_no_more_than_the_clip(name: str) -> None:
     The bound is crude (every step of a round could turn around), but a gradient that escapes the clip breaks it by
     orders of magnitude.
     """
-    clipped = replace(PLAIN, dp=SampleDP(1e-4, 0.0), lr=0.01)
+    clipped = replace(PLAIN, dp=SampleDP(1e-4, 0.0, "shuffle"), lr=0.01)
     sim = simulation(make(name), "mlp", train=clipped, rounds=1)
     still = simulation(make(name), "mlp", train=replace(clipped, lr=1e-30), rounds=1)
     moved, start = everything(sim), everything(still)

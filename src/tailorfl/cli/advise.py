@@ -19,7 +19,7 @@ from tailorfl.cli.screen import PROSE, say, show_table, stdout
 from tailorfl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tailorfl.experiments.schema import ExperimentConfig
+    from tailorfl.settings.experiment import ExperimentConfig
     from tailorfl.theory.advice import Advice
     from tailorfl.theory.spread import Interval
 
@@ -73,7 +73,7 @@ def pilot(config: ExperimentConfig, clients: int, rounds: int, watch: Callable[[
     from tailorfl.experiments.check import check
     from tailorfl.experiments.jobs import Job
     from tailorfl.experiments.runner import make_federation, make_simulation
-    from tailorfl.experiments.schema import MethodConfig
+    from tailorfl.settings.experiment import MethodConfig
     from tailorfl.theory.advisor import advise
 
     check(config)

@@ -14,7 +14,7 @@ from tailorfl import modules
 from tailorfl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tailorfl.experiments.schema import ExperimentConfig
+    from tailorfl.settings.experiment import ExperimentConfig
 
 
 def _load(names: list[str] | None) -> list[str] | None:

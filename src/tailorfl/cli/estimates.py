@@ -16,7 +16,7 @@ from tailorfl.runs.tables import MARK, human_bytes, human_seconds
 
 if TYPE_CHECKING:
     from tailorfl.experiments.estimate import Estimate
-    from tailorfl.experiments.schema import ExperimentConfig
+    from tailorfl.settings.experiment import ExperimentConfig
 
 FIRST = ("name", "seconds", "seconds_per_round", "bytes_per_round", "trained_scalars")
 """What a dry run is for: time and what is sent stand before the sizes that they come from."""

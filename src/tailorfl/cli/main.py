@@ -164,7 +164,7 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Compare several methods fairly: same data, same seeds, one table with plots."""
-    from tailorfl.experiments.schema import COMPARED
+    from tailorfl.settings.experiment import COMPARED
 
     request = Request(arguments, COMPARED, out, resume, extend, overwrite, force)
     perform(ctx.ensure_object(State), request, dry_run, quiet)

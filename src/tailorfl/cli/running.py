@@ -14,8 +14,8 @@ from tailorfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from tailorfl.experiments.result import ExperimentResult
-    from tailorfl.experiments.schema import ExperimentConfig
     from tailorfl.experiments.starting import Way
+    from tailorfl.settings.experiment import ExperimentConfig
 
 
 @dataclass(frozen=True)

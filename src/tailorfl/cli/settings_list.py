@@ -16,7 +16,7 @@ from rich.text import Text
 from tailorfl.cli.listing import value_text
 from tailorfl.errors import unknown
 from tailorfl.experiments.mistakes import models_in
-from tailorfl.experiments.schema import ExperimentConfig, MethodConfig
+from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): "null"}
 BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))

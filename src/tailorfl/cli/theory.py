@@ -243,9 +243,9 @@ def dp(
     """What DP-SGD costs a client, by two accountants; needs the extra 'privacy'."""
     from typing import cast, get_args
 
-    from tailorfl.core.accounting import Accountant, epsilon, noise_for
-    from tailorfl.core.privacy import BatchSampling
+    from tailorfl.core.accounting import epsilon, noise_for
     from tailorfl.errors import unknown
+    from tailorfl.settings.privacy import Accountant, BatchSampling
     from tailorfl.theory.privacy import releases
 
     if sampling not in get_args(BatchSampling):

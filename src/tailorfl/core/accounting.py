@@ -18,11 +18,11 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from tailorfl.errors import ConfigError, MissingExtraError, TailorflError, unknown
+from tailorfl.settings.privacy import UNBOUND, Accountant
 
-Accountant = Literal["prv", "rdp"]
 Entry = tuple[float, float, int]
 """(q, σ, steps): `steps` releases, in each of which a sample takes part with probability q."""
 
@@ -38,7 +38,7 @@ DIGITS = 4
 """Significant digits of the noise that a wanted ε needs, rounded up."""
 
 
-def epsilon(entries: Sequence[Entry], delta: float, accountant: Accountant = "prv") -> float:
+def epsilon(entries: Sequence[Entry], delta: float, accountant: Accountant = UNBOUND.accountant) -> float:
     """Returns ε of all entries together at `delta`; 0 without releases, infinity where one has no noise.
 
     Raises:
@@ -58,7 +58,9 @@ def epsilon(entries: Sequence[Entry], delta: float, accountant: Accountant = "pr
     return _epsilon(history, delta, accountant)
 
 
-def noise_for(target: float, delta: float, entries: Sequence[Entry], accountant: Accountant = "prv") -> float:
+def noise_for(
+    target: float, delta: float, entries: Sequence[Entry], accountant: Accountant = UNBOUND.accountant
+) -> float:
     """Returns the factor by which the σ of all `entries` must grow so that together they cost at most ε = `target`.
 
     With entries (q, 1, steps) that is the noise itself. It is the smallest with `DIGITS` digits, 0 without releases.

@@ -29,9 +29,10 @@ from tailorfl.core.gradients import Gradient
 from tailorfl.core.local_sgd import FitOptions
 from tailorfl.core.plan import steps_of
 from tailorfl.core.privacy import check_separable
-from tailorfl.core.update import PLAIN, Optimizer, Schedule
+from tailorfl.core.update import PLAIN
 from tailorfl.errors import TailorflError
 from tailorfl.models.layers import layer_groups
+from tailorfl.settings.train import Optimizer, Schedule
 
 
 class Client:

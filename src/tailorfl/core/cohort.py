@@ -17,10 +17,12 @@ from tailorfl.core.objective import Loss
 from tailorfl.core.plan import BatchPlan, Rows, make_plan
 from tailorfl.core.privacy import SampleDP
 from tailorfl.core.round_schedule import CONSTANT, RoundSchedule
-from tailorfl.core.update import Optimizer, Rule, Schedule
+from tailorfl.core.update import Rule
 from tailorfl.data.source import Source
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
+from tailorfl.settings.experiment import DEFAULT
+from tailorfl.settings.train import Optimizer, Schedule
 
 INPUT_BYTES = 8 * 2**20
 """Bytes of inputs that one forward pass of an evaluation may hold (activations need several times that)."""
@@ -34,22 +36,23 @@ PLAN_BLOCK = 64
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Defaults of local training; a method may override any of them for one fit.
+    """Local training as `tailorfl.settings.train` declares it; a method may override any of it for one fit.
 
     Raises:
         ConfigError: settings of the optimizer that do not fit together.
     """
 
-    epochs: int | None = 1
-    steps: int | None = None
-    batch_size: int = 10
-    lr: float = 0.01
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None
+    epochs: int | None = DEFAULT.train.epochs
+    steps: int | None = DEFAULT.train.steps
+    batch_size: int = DEFAULT.train.batch_size
+    lr: float = DEFAULT.train.lr
+    momentum: float = DEFAULT.train.momentum
+    weight_decay: float = DEFAULT.train.weight_decay
+    clip: float | None = DEFAULT.train.clip
     dp: SampleDP | None = None
-    optimizer: Optimizer = "sgd"
-    schedule: Schedule = "constant"
+    """As `train.dp` with level sample, and the noise that its ε needs."""
+    optimizer: Optimizer = DEFAULT.train.optimizer
+    schedule: Schedule = DEFAULT.train.schedule
     round_schedule: RoundSchedule = CONSTANT
     decay: float = 1.0
     """What `lr` was multiplied by in this round, and rates of a method's own have to be."""

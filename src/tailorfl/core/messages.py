@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal
 
 import numpy as np
 import torch
@@ -14,9 +13,7 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.context import Context
-
-Weights = Literal["samples", "uniform"]
-"""What clients count in an average: a_i = n_i / Σ n over those that are averaged, or all alike."""
+from tailorfl.settings.experiment import Weights
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,13 @@ from tailorfl import modules
 from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.messages import Broadcast, PerArchitecture, Replies, Weights
-from tailorfl.core.privacy import Level
+from tailorfl.core.messages import Broadcast, PerArchitecture, Replies
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
+from tailorfl.settings.experiment import Weights
+from tailorfl.settings.privacy import PrivacyLevel
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +161,7 @@ class Method(BaseModel):
         """
         return received
 
-    def unprotected(self, level: Level) -> str:
+    def unprotected(self, level: PrivacyLevel) -> str:
         """Returns what is made of private data that privacy of this level does not cover; "" if it covers all."""
         return ""
 

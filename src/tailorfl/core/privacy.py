@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,10 +29,8 @@ from tailorfl.core.feature_pull import TOGETHER, FeaturePull
 from tailorfl.core.objective import Loss, cox
 from tailorfl.errors import ConfigError, ModelError
 from tailorfl.models.dropout import fold_key
+from tailorfl.settings.privacy import BatchSampling
 
-Level = Literal["sample", "client"]
-"""What a guarantee hides: one sample of a client, or all of them."""
-BatchSampling = Literal["poisson", "shuffle"]
 LossOf = Callable[
     [dict[str, Tensor], Tensor, Tensor, Tensor | None, Tensor], tuple[Tensor, dict[str, Tensor]]
 ]
@@ -62,7 +60,7 @@ class ClippedNoise:
 class SampleDP(ClippedNoise):
     """Clips every sample to `clip` and adds Gaussian noise of deviation `noise`·`clip` to a batch's sum."""
 
-    sampling: BatchSampling = "shuffle"
+    sampling: BatchSampling
     own: tuple[float, ...] = ()
     """σ of every client, by id, in place of `noise` where they differ; `noise` is then the largest."""
 

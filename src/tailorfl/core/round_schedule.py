@@ -21,28 +21,31 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from tailorfl.errors import ConfigError, unknown
+from tailorfl.settings.experiment import DEFAULT
+from tailorfl.settings.train import Deployment, Fall
 
-Fall = Literal["constant", "step", "cosine", "inverse"]
+_SET = DEFAULT.train.round_schedule
 
 
 @dataclass(frozen=True)
 class RoundSchedule:
-    """A fall of the rate over rounds.
+    """A fall of the rate over rounds, as `tailorfl.settings.train` declares it.
 
     Raises:
         ConfigError: unknown kind, or one that needs to know the number of rounds and does not.
     """
 
-    kind: Fall = "constant"
+    kind: Fall = _SET.kind
     rounds: int | None = None
-    milestones: tuple[float, ...] = (0.5, 0.75)
-    factor: float = 0.1
-    floor: float = 0.0
-    shift: float = 1.0
-    deployment: Literal["last", "first"] = "last"
+    """How many the run has."""
+    milestones: tuple[float, ...] = _SET.milestones
+    factor: float = _SET.factor
+    floor: float = _SET.floor
+    shift: float = _SET.shift
+    deployment: Deployment = _SET.deployment
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Fall):

@@ -20,15 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict, get_args
+from typing import TypedDict, get_args
 
 import torch
 from torch import Tensor
 
 from tailorfl.errors import ConfigError, unknown
-
-Optimizer = Literal["sgd", "adamw"]
-Schedule = Literal["constant", "linear"]
+from tailorfl.settings.train import Optimizer, Schedule, check_momentum
 
 
 class Plain(TypedDict):
@@ -55,11 +53,11 @@ class Rule:
         ConfigError: unknown optimizer or schedule; momentum beside AdamW, which has its own.
     """
 
-    lr: float = 0.01
-    optimizer: Optimizer = "sgd"
-    schedule: Schedule = "constant"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    lr: float
+    optimizer: Optimizer
+    schedule: Schedule
+    momentum: float
+    weight_decay: float
 
     @property
     def is_plain(self) -> bool:
@@ -73,11 +71,10 @@ class Rule:
         ):
             if given not in valid:
                 raise unknown(kind, given, valid)
-        if self.optimizer == "adamw" and self.momentum:
-            raise ConfigError(
-                f"momentum = {self.momentum} belongs to optimizer = sgd; adamw averages gradients by itself, so "
-                "leave momentum out"
-            )
+        try:
+            check_momentum(self.optimizer, self.momentum)
+        except ValueError as error:
+            raise ConfigError(f"the training of a model {error}") from error
 
 
 class Update:

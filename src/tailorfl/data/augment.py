@@ -6,7 +6,7 @@ images in every engine, and rows that pad a batch at its end change nothing of t
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 from tailorfl.errors import unknown
 from tailorfl.hashing import below, fold_key
-
-Augmentation = Literal["none", "flip", "flip_crop"]
+from tailorfl.settings.data import Augmentation
 
 PADDING = 4
 """Black pixels around an image before it is cropped to its old size."""

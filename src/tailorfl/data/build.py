@@ -5,13 +5,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from tailorfl.data.augment import Augmentation
 from tailorfl.data.corruptions import corrupted_sets
 from tailorfl.data.dealing import capped, deal_rows, fitting_partition, official_part
 from tailorfl.data.federation import Federation
@@ -24,15 +23,16 @@ from tailorfl.data.source import Source
 from tailorfl.data.splits import Split, read_split, split_clients
 from tailorfl.data.validate import validate
 from tailorfl.errors import ConfigError, unknown
+from tailorfl.settings.data import Augmentation, DataConfig, Normalisation
 
 Ints = NDArray[np.int64]
 
-_NORMALISE = ("none", "client")
+_SET = DataConfig()
 _DECODED = ("cifar10", "pacs")  # images decoded one by one at load time, so that a cap saves seconds
 
 
 def build(
-    name: str = "digits",
+    name: str = _SET.name,
     *,
     source: Source | None = None,
     partition: str | None = None,
@@ -40,14 +40,14 @@ def build(
     clients: int | None = None,
     samples: int | None = None,
     split: str | Mapping[str, Any] | None = None,
-    heldout_clients: int | Sequence[str] = 0,
+    heldout_clients: int | Sequence[str] = _SET.heldout_clients,
     heldout_domain: str | Sequence[str] | None = None,
     public: str | Source | None = None,
     public_samples: int | None = None,
     corruptions: Mapping[str, Any] | None = None,
-    official_set: bool = False,
-    normalise: str = "none",
-    augment: Augmentation = "none",
+    official_set: bool = _SET.official_set,
+    normalise: str = _SET.normalise,
+    augment: Augmentation = _SET.augment,
     path: str | None = None,
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -88,8 +88,8 @@ def build(
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed must be a whole number of at least 0, but is {seed!r}")
-    if normalise not in _NORMALISE:
-        raise unknown("normalisation", normalise, _NORMALISE)
+    if normalise not in get_args(Normalisation):
+        raise unknown("normalisation", normalise, get_args(Normalisation))
     if normalise == "client" and corruptions is not None:
         raise ConfigError(
             "normalise='client' changes pixel values, which corruptions need as they are; choose one"

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, DataError, MissingExtraError, unknown
+from tailorfl.settings.data import CorruptionConfig
 
 KINDS = (
     "gaussian_noise",
@@ -41,9 +42,9 @@ KINDS = (
     "pixelate",
     "jpeg_compression",
 )
-SEVERITIES = (1, 2, 3, 4, 5)
+_SET = CorruptionConfig()
+SEVERITIES = _SET.severities
 WORKING_SIDE = 64
-DEFAULT_SAMPLES = 200
 _SMALLEST_SIDE = 32  # of images that the package takes
 _SEEDED = ("glass_blur", "impulse_noise")  # these draw from generators of their own, seeded by an argument
 _OPTIONS = ("kinds", "severities", "samples")
@@ -102,7 +103,7 @@ def _read(options: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...],
     for option in options:
         if option not in _OPTIONS:
             raise unknown("corruption option", str(option), _OPTIONS)
-    kinds = options.get("kinds", "all")
+    kinds = options.get("kinds", _SET.kinds)
     chosen: Sequence[str] = KINDS if kinds == "all" else [kinds] if isinstance(kinds, str) else list(kinds)
     for kind in chosen:
         if kind not in KINDS:
@@ -110,7 +111,7 @@ def _read(options: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...],
     severities = tuple(options.get("severities", SEVERITIES))
     if not severities or any(severity not in SEVERITIES for severity in severities):
         raise ConfigError(f"corruption severities must be numbers from 1 to 5, but are {list(severities)}")
-    samples = options.get("samples", DEFAULT_SAMPLES)
+    samples = options.get("samples", _SET.samples)
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise ConfigError(f"corruption samples must be a whole number of at least 1, but is {samples!r}")
     return tuple(chosen), severities, samples

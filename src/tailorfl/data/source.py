@@ -10,9 +10,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from tailorfl.data.augment import Augmentation, augment
+from tailorfl.data.augment import augment
 from tailorfl.data.intake import clean_info, clean_name, clean_names
 from tailorfl.errors import DataError, unknown
+from tailorfl.settings.data import Augmentation
 
 Task = Literal["classification", "binary", "multilabel", "regression", "survival", "generation"]
 """What a target means, and with it the loss.

@@ -19,6 +19,7 @@ from tailorfl.engines.scattered import Kept, ScatteredStore, held, note_staged, 
 from tailorfl.engines.wire import Known
 from tailorfl.engines.worker import Answer, States, Work, answer, own_log
 from tailorfl.errors import ConfigError, MissingExtraError, TailorflError, WorkerError
+from tailorfl.settings.experiment import DEFAULT
 
 PATIENCE = 120.0
 """Seconds within which all workers must have started."""
@@ -88,7 +89,7 @@ class Cluster:
         gpus: share of a GPU that each worker reserves.
     """
 
-    def __init__(self, workers: int, address: str = "local", gpus: float = 0.0) -> None:
+    def __init__(self, workers: int, address: str = "local", gpus: float = DEFAULT.engine.gpus) -> None:
         self.size, self._address, self._gpus = workers, address, gpus
         self._known, self._told = Known(), 0
         self._sites: list[Any] = []

@@ -12,21 +12,22 @@ from tensordict import TensorDict
 from tailorfl.core import tree
 from tailorfl.core.client_privacy import check_payload, private_replies, uses_of_updates
 from tailorfl.core.ledger import EVERYONE, Record, Uses
-from tailorfl.core.messages import PerClient, Replies, Weights, table_of
+from tailorfl.core.messages import PerClient, Replies, table_of
 from tailorfl.core.method import Method
-from tailorfl.core.privacy import Level
 from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
 from tailorfl.data.source import Source
 from tailorfl.engines.groups import Group, message_for
 from tailorfl.engines.rounds import Trained
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.errors import ConfigError
+from tailorfl.settings.experiment import Weights
+from tailorfl.settings.privacy import PrivacyLevel
 
 if TYPE_CHECKING:
     from tailorfl.engines.simulation import Simulation
 
 
-def check_private(method: Method, level: Level, weights: Weights) -> None:
+def check_private(method: Method, level: PrivacyLevel, weights: Weights) -> None:
     """Nothing if a method can be run with privacy of a level and these weights of clients.
 
     Raises:
@@ -50,7 +51,7 @@ def check_private(method: Method, level: Level, weights: Weights) -> None:
         )
 
 
-def check_data(source: Source, level: Level | None) -> None:
+def check_data(source: Source, level: PrivacyLevel | None) -> None:
     """Nothing if what was done with the samples before training is covered by privacy of a level.
 
     Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -18,8 +17,7 @@ from tailorfl.core.ledger import Uses
 from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Traffic, count_down, count_up
 from tailorfl.engines.groups import Group, by_group, message_for
 from tailorfl.errors import DivergenceError
-
-Sampling = Literal["uniform", "proportional", "bernoulli"]
+from tailorfl.settings.experiment import Sampling
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from tensordict import TensorDict
@@ -23,12 +23,10 @@ from tailorfl.core.messages import (
     PerClient,
     Replies,
     Traffic,
-    Weights,
     table_of,
 )
 from tailorfl.core.method import Method
 from tailorfl.core.objective import LOSSES
-from tailorfl.core.privacy import Level
 from tailorfl.data.federation import Federation
 from tailorfl.data.rows import Rows
 from tailorfl.engines.auto import Auto
@@ -50,7 +48,6 @@ from tailorfl.engines.private_updates import (
 from tailorfl.engines.processes import Processes
 from tailorfl.engines.rounds import (
     RoundResult,
-    Sampling,
     Trained,
     check_server,
     count_traffic,
@@ -65,19 +62,20 @@ from tailorfl.engines.vectorized import Vectorized
 from tailorfl.engines.workers import Workers
 from tailorfl.errors import ConfigError, DivergenceError, unknown
 from tailorfl.models.functional import Model
+from tailorfl.settings.engine import EngineName
+from tailorfl.settings.experiment import DEFAULT, Sampling, Weights
+from tailorfl.settings.privacy import PrivacyLevel
 
 log = logging.getLogger(__name__)
 
-ENGINES = ("auto", "sequential", "vectorized")
-
 
 def make_engine(
-    name: str = "auto",
-    chunk: int | None = None,
-    workers: int = 0,
-    cluster: str | None = None,
-    gpus: float = 0.0,
-    device: str = "cpu",
+    name: str = DEFAULT.engine.name,
+    chunk: int | None = DEFAULT.engine.chunk,
+    workers: int = DEFAULT.engine.workers,
+    cluster: str | None = DEFAULT.engine.cluster,
+    gpus: float = DEFAULT.engine.gpus,
+    device: str = DEFAULT.engine.device,
 ) -> Engine:
     """Returns an engine by name; with two `workers` or more it runs in so many processes, with the same numbers.
 
@@ -89,8 +87,8 @@ def make_engine(
         ConfigError: unknown name, a device that is not there, worker processes where they cannot be had, or a cluster
             without workers.
     """
-    if name not in ENGINES:
-        raise unknown("engine", name, ENGINES)
+    if name not in get_args(EngineName):
+        raise unknown("engine", name, get_args(EngineName))
     place = device_of(device)
     kind: InProcess
     if name == "auto":
@@ -144,9 +142,9 @@ class Simulation:
         assignment: Sequence[str] = (),
         engine: Engine | None = None,
         seed: int = 0,
-        fraction: float = 1.0,
-        sampling: Sampling = "uniform",
-        weights: Weights = "samples",
+        fraction: float = DEFAULT.fraction,
+        sampling: Sampling = DEFAULT.sampling,
+        weights: Weights = DEFAULT.weights,
         state_folder: Path | None = None,
         client_dp: ClientDP | None = None,
     ) -> None:
@@ -176,7 +174,7 @@ class Simulation:
         self._sizes = self._members.sizes
 
     @property
-    def level(self) -> Level | None:
+    def level(self) -> PrivacyLevel | None:
         """What privacy hides: a sample, a client, or None without."""
         return "sample" if self.train.dp is not None else "client" if self.client_dp is not None else None
 

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tailorfl.core.messages import Weights
 from tailorfl.data.federation import Federation
 from tailorfl.data.synthetic import closed_form, local_quadratics
 from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ConfigError
+from tailorfl.settings.experiment import Weights
 
 MEASURES = ("total", "optimisation", "statistical")
 SET = "truth"

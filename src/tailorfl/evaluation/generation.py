@@ -7,7 +7,6 @@ with beams, without sampling. Both texts are decoded by the tokenizer of the sou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,24 +18,10 @@ from tailorfl.data.source import NO_TARGET, Source
 from tailorfl.data.tokenizers import Tokenizer, load_tokenizer
 from tailorfl.errors import DataError, ModelError
 from tailorfl.models.functional import Model
+from tailorfl.settings.eval import GenerationConfig
 
 PROMPTS_AT_ONCE = 32
 """Prompts that are continued together."""
-
-
-@dataclass(frozen=True)
-class Generation:
-    """How responses are generated in an evaluation.
-
-    Attributes:
-        max_new_tokens: at most so many tokens a response, its end included.
-        beams: of beam search; 1 is greedy.
-        samples: at most so many samples of every client's part and of every common set, at even distances; None: all.
-    """
-
-    max_new_tokens: int = 20
-    beams: int = 1
-    samples: int | None = None
 
 
 def teacher_forced(outputs: Tensor, y: Tensor) -> Tensor:
@@ -54,7 +39,7 @@ def teacher_forced(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def earned(
-    model: Model, state: Mapping[str, Tensor], source: Source, rows: Tensor, settings: Generation
+    model: Model, state: Mapping[str, Tensor], source: Source, rows: Tensor, settings: GenerationConfig
 ) -> Tensor:
     """ROUGE-1 precision, recall and F1 of the responses that a model generates to samples `rows`, [rows, 3] in [0, 1].
 

@@ -20,10 +20,11 @@ from tailorfl.core.objective import LOSSES, SAMPLE_LOSSES
 from tailorfl.data.source import Source
 from tailorfl.data.thinning import thinned
 from tailorfl.engines.base import Engine
-from tailorfl.evaluation.generation import Generation, earned, teacher_forced
+from tailorfl.evaluation.generation import earned, teacher_forced
 from tailorfl.evaluation.metrics import compute_parts, credited
 from tailorfl.evaluation.parts import means
 from tailorfl.evaluation.portions import Portions, alike
+from tailorfl.settings.eval import GenerationConfig
 
 
 class Judge(Protocol):
@@ -46,7 +47,7 @@ class Judge(Protocol):
         """The loss and the metrics of what was found on several lists of rows of a source, by name one a list."""
 
 
-def make_judge(engine: Engine, task: str, generation: Generation, portions: Portions) -> Judge:
+def make_judge(engine: Engine, task: str, generation: GenerationConfig, portions: Portions) -> Judge:
     """The judge of a task."""
     return Texts(engine, generation) if task == "generation" else Outputs(engine, portions)
 
@@ -122,7 +123,7 @@ class Texts:
     text was generated.
     """
 
-    def __init__(self, engine: Engine, settings: Generation) -> None:
+    def __init__(self, engine: Engine, settings: GenerationConfig) -> None:
         self.engine, self.settings = engine, settings
 
     def own(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -36,7 +36,6 @@ from tailorfl.data.source import Source
 from tailorfl.engines.groups import by_group
 from tailorfl.engines.simulation import Simulation
 from tailorfl.evaluation.features import feature_distances, features
-from tailorfl.evaluation.generation import Generation
 from tailorfl.evaluation.judges import make_judge
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER, primary
 from tailorfl.evaluation.portions import Portions, tensors
@@ -44,8 +43,9 @@ from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.sharpness import sharpness
 from tailorfl.evaluation.summary import mean, summarize
 from tailorfl.models.functional import Model
+from tailorfl.settings.eval import GenerationConfig
+from tailorfl.settings.experiment import DEFAULT
 
-SETS = ("val", "local", "participants", "global", "heldout", "shifted")
 SERVER = -1
 """The `client` of a record that belongs to no single client."""
 
@@ -62,7 +62,7 @@ class Protocol:
     """What to evaluate.
 
     Attributes:
-        sets: names out of `SETS`.
+        sets: names out of `tailorfl.settings.eval.SETS`.
         adapt_steps: steps of adaptation of held-out clients, each evaluated; 0 is without.
         max_samples: at most so many samples of the global and of each shifted test set, a fixed random subset;
             None: all.
@@ -72,12 +72,12 @@ class Protocol:
         generation: how the responses of a generation task are made.
     """
 
-    sets: tuple[str, ...] = ("val", "local")
-    adapt_steps: tuple[int, ...] = (0, 10)
-    max_samples: int | None = None
-    feature_distance: bool = False
-    sharpness: float | None = None
-    generation: Generation = field(default_factory=Generation)
+    sets: tuple[str, ...] = DEFAULT.eval.sets
+    adapt_steps: tuple[int, ...] = DEFAULT.eval.adapt_steps
+    max_samples: int | None = DEFAULT.eval.max_samples
+    feature_distance: bool = DEFAULT.eval.feature_distance
+    sharpness: float | None = DEFAULT.eval.sharpness
+    generation: GenerationConfig = DEFAULT.eval.generation
 
 
 def evaluate(

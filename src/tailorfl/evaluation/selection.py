@@ -19,12 +19,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core.privacy import Level
 from tailorfl.core.state import StateStore
 from tailorfl.engines.groups import by_group
 from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER, primary
+from tailorfl.settings.privacy import PrivacyLevel
 
 PREFIX = "selected/"
 """Of the selection's tensors in a checkpoint."""
@@ -48,7 +48,7 @@ class Choice:
         return self.value < other.value if lower_is_better else self.value > other.value
 
 
-def refuse_private(level: Level | None) -> None:
+def refuse_private(level: PrivacyLevel | None) -> None:
     """Raises ConfigError under privacy of samples, which a choice by validation samples would break."""
     if level == "sample":
         raise ConfigError(

@@ -22,9 +22,9 @@ from tailorfl.experiments.pretrain import pretrain as pretrain_here
 from tailorfl.experiments.progress import watching
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.runner import run_experiment
-from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.experiments.starting import Way, resumed, with_more
 from tailorfl.experiments.variants import expand, run_variants
+from tailorfl.settings.experiment import ExperimentConfig
 
 
 def run(

@@ -26,7 +26,8 @@ from tailorfl.experiments.bench_ways import Candidate, Loop, Round, candidates
 from tailorfl.experiments.bench_work import Work, parts_of
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.runner import make_federation, make_simulation
-from tailorfl.experiments.schema import EngineConfig, ExperimentConfig
+from tailorfl.settings.engine import EngineConfig
+from tailorfl.settings.experiment import ExperimentConfig
 
 PROBED, PROBES = 3, 3
 """So many clients of middle size tell in so many rounds how long one of all clients will be."""

@@ -19,7 +19,7 @@ from tailorfl.core.messages import payload_size
 from tailorfl.core.plan import make_plan
 from tailorfl.engines.rounds import sample_clients
 from tailorfl.engines.simulation import Simulation
-from tailorfl.experiments.schema import ExperimentConfig
+from tailorfl.settings.experiment import ExperimentConfig
 
 Kind = Literal["gradients", "bytes"]
 UNITS = {"gradients": "gradients of single samples", "bytes": "bytes, sent and received"}

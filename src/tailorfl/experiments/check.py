@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tailorfl.errors import ConfigError, unknown
-from tailorfl.experiments.data_settings import DataConfig
 from tailorfl.experiments.first_look import check_checkpoint
-from tailorfl.experiments.model_settings import OneModelConfig
 from tailorfl.experiments.names import check_distinct
-from tailorfl.experiments.schema import ExperimentConfig, MethodConfig
 from tailorfl.modules import find
+from tailorfl.settings.data import DataConfig
+from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
+from tailorfl.settings.model import OneModelConfig
 
 
 def check(config: ExperimentConfig) -> None:

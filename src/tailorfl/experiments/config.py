@@ -16,31 +16,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from tailorfl.errors import ConfigError, nearest
-from tailorfl.experiments.data_settings import DataConfig
-from tailorfl.experiments.evaluation_settings import EvalConfig
 from tailorfl.experiments.mistakes import Elsewhere, explain
-from tailorfl.experiments.model_settings import ModelConfig
 from tailorfl.experiments.overrides import SHORT_FORMS, apply, as_list
 from tailorfl.experiments.places import meant, written
 from tailorfl.experiments.reading import MOST_CHARACTERS, check_values, parsed
-from tailorfl.experiments.schema import COMPARED, EngineConfig, ExperimentConfig, MethodConfig
-from tailorfl.experiments.training_settings import TrainSettings
 from tailorfl.experiments.yaml_text import Loader
-
-__all__ = [
-    "COMPARED",
-    "DataConfig",
-    "EngineConfig",
-    "EvalConfig",
-    "ExperimentConfig",
-    "MethodConfig",
-    "ModelConfig",
-    "TrainSettings",
-    "load",
-    "parse",
-    "read",
-    "recipes",
-]
+from tailorfl.settings.experiment import ExperimentConfig
 
 log = logging.getLogger(__name__)
 

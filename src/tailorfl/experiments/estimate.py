@@ -30,7 +30,7 @@ from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.privacy import planned, spent
 from tailorfl.experiments.reductions import remarks
 from tailorfl.experiments.runner import make_federation, make_simulation
-from tailorfl.experiments.schema import ExperimentConfig
+from tailorfl.settings.experiment import ExperimentConfig
 
 PROBE_CLIENTS, PROBE_ROUNDS = 2, 4
 PROBE_SECONDS = 3.0

@@ -18,10 +18,10 @@ from tailorfl.errors import ConfigError, RunError
 from tailorfl.experiments.fingerprint import HARMLESS, changes
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.privacy import privacy_of
-from tailorfl.experiments.schema import ExperimentConfig, MethodConfig
 from tailorfl.experiments.written_out import with_all_options
 from tailorfl.runs.amending import amend, reconfigure, record_of
 from tailorfl.runs.store import RunStore
+from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 
 log = logging.getLogger(__name__)
 

@@ -212,7 +212,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_default(key: str, value: Any) -> bool:
-    from tailorfl.experiments.schema import ExperimentConfig
+    from tailorfl.settings.experiment import ExperimentConfig
 
     defaults = dict(_flat(ExperimentConfig().to_dict()))
     return key in defaults and bool(defaults[key] == value)

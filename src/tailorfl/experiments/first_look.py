@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.experiments.catalogue import Kind, known, others_add_methods
-from tailorfl.experiments.model_settings import OneModelConfig
-from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.hub import no_such_folder
+from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.model import OneModelConfig
 
 
 def first_look(config: ExperimentConfig) -> None:

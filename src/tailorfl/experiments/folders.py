@@ -10,10 +10,10 @@ from typing import Any
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.experiments.config import load, read
 from tailorfl.experiments.names import slug
-from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.printable import harmful
 from tailorfl.runs.files import FolderLock, reporting
 from tailorfl.runs.store import RunStore
+from tailorfl.settings.experiment import ExperimentConfig
 
 ROOT = Path("runs")
 ALWAYS = ("seeds", "data", "model", "methods", "train", "rounds")

@@ -8,10 +8,10 @@ from pathlib import Path
 from tailorfl.errors import RunError
 from tailorfl.experiments.jobs import other_job
 from tailorfl.experiments.names import slug
-from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.experiments.variants import expand
 from tailorfl.runs import checkpoints
 from tailorfl.runs.store import RunStore
+from tailorfl.settings.experiment import ExperimentConfig
 
 
 def jobs_of(folder: Path, config: ExperimentConfig) -> Iterator[tuple[str, Path]]:

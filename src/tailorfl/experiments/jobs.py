@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailorfl.experiments.names import slug
-from tailorfl.experiments.schema import ExperimentConfig, MethodConfig
 from tailorfl.runs.store import RunStore
+from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 
 if TYPE_CHECKING:
     from tailorfl.engines.rounds import RoundResult

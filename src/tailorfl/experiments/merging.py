@@ -17,10 +17,10 @@ from tailorfl.experiments.extending import methods_of
 from tailorfl.experiments.fingerprint import changes, decisive
 from tailorfl.experiments.names import slug
 from tailorfl.experiments.result import ExperimentResult
-from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.experiments.variants import results
 from tailorfl.runs.files import encode, reporting
 from tailorfl.runs.store import RunStore
+from tailorfl.settings.experiment import ExperimentConfig
 
 Jobs = list[tuple[dict[str, Any], RunStore]]
 

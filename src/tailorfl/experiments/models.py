@@ -10,10 +10,10 @@ import torch
 from tailorfl.data.locations import data_file
 from tailorfl.data.source import Source
 from tailorfl.errors import ModelError
-from tailorfl.experiments.model_settings import OneModelConfig
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build, options_of
 from tailorfl.models.weights import load_weights
+from tailorfl.settings.model import OneModelConfig
 
 OF_TOKENIZER = ("pad", "end", "vocabulary")
 """Options of models that a token source knows."""

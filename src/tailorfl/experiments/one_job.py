@@ -11,7 +11,6 @@ from tailorfl.engines.private_updates import cohort_is_secret
 from tailorfl.engines.rounds import listed
 from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.evaluation.generation import Generation
 from tailorfl.evaluation.leading import leading
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import evaluate, means
@@ -23,11 +22,11 @@ from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.privacy import spent
 from tailorfl.experiments.records import round_record, summary_of
 from tailorfl.experiments.saving import Saver
-from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.runs.amending import amend, record_of
 from tailorfl.runs.files import write_text
 from tailorfl.runs.signals import raise_if_told, why
 from tailorfl.runs.store import RunStore
+from tailorfl.settings.experiment import ExperimentConfig
 
 log = logging.getLogger(__name__)
 
@@ -192,11 +191,11 @@ def _protocol(config: ExperimentConfig, final: bool) -> EvaluationProtocol:
     sets = dict.fromkeys((*config.eval.sets, *(config.eval.final if final else ())))
     return EvaluationProtocol(
         tuple(sets),
-        tuple(config.eval.adapt_steps),
+        config.eval.adapt_steps,
         config.eval.max_samples,
         config.eval.feature_distance,
         config.eval.sharpness,
-        Generation(**config.eval.generation.model_dump()),
+        config.eval.generation,
     )
 
 

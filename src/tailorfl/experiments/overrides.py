@@ -11,9 +11,9 @@ from tailorfl.errors import ConfigError, unknown
 from tailorfl.experiments.mistakes import dotted
 from tailorfl.experiments.places import takes_list, written
 from tailorfl.experiments.reading import parsed
-from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.experiments.yaml_text import Loader
 from tailorfl.modules import name_in
+from tailorfl.settings.experiment import ExperimentConfig
 
 GROUPS = ("data", "model", "train", "engine", "eval")
 NAMING = {

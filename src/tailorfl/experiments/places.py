@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from tailorfl.errors import nearest
 from tailorfl.experiments.catalogue import Kind, known
 from tailorfl.experiments.mistakes import models_in
-from tailorfl.experiments.schema import ExperimentConfig, MethodConfig
+from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 
 SYNONYMS = {
     "learning_rate": "train.lr",

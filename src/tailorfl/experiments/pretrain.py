@@ -31,10 +31,11 @@ from tailorfl.experiments.folders import ROOT, locked
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.names import slug
 from tailorfl.experiments.runner import make_federation, make_simulation
-from tailorfl.experiments.schema import EngineConfig, ExperimentConfig, MethodConfig
 from tailorfl.models.weights import save_weights
 from tailorfl.runs import checkpoints
 from tailorfl.runs.files import encode, reporting, write_text
+from tailorfl.settings.engine import EngineConfig
+from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 
 PLACES = {"val": "val", "local": "test"}
 """Sets of an evaluation, and what they are called here, where there are no clients."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tailorfl.core.accounting import Accountant, Entry, epsilon, noise_for
+from tailorfl.core.accounting import Entry, epsilon, noise_for
 from tailorfl.core.client_privacy import ClientDP
 from tailorfl.core.ledger import EVERYONE, Ledger
 from tailorfl.core.privacy import SampleDP
@@ -19,7 +19,7 @@ from tailorfl.engines.private_updates import cohort_is_secret
 from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import TailorflError
 from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.privacy_settings import PrivacyConfig
+from tailorfl.settings.privacy import Accountant, PrivacyConfig
 
 log = logging.getLogger(__name__)
 

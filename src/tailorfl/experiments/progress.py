@@ -20,7 +20,7 @@ from tailorfl.runs.tables import human_seconds
 if TYPE_CHECKING:
     from tailorfl.engines.rounds import RoundResult
     from tailorfl.experiments.jobs import Job
-    from tailorfl.experiments.schema import ExperimentConfig
+    from tailorfl.settings.experiment import ExperimentConfig
 
 BAR = 10
 BESIDE = BAR + 4

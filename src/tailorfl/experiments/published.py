@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailorfl.errors import unknown
 from tailorfl.evaluation.seeds import interval
-from tailorfl.experiments.published_settings import CLIENTS
+from tailorfl.settings.experiment import CLIENTS
 
 if TYPE_CHECKING:
     import pandas as pd

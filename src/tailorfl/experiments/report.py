@@ -15,7 +15,7 @@ from tailorfl.runs.files import write_text
 
 if TYPE_CHECKING:
     from tailorfl.experiments.result import ExperimentResult
-    from tailorfl.experiments.schema import ExperimentConfig
+    from tailorfl.settings.experiment import ExperimentConfig
 
 STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem}"

@@ -21,7 +21,7 @@ from tailorfl.runs.tables import MARK, Column, SeedResult, comparison, render
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tailorfl.experiments.schema import ExperimentConfig
+    from tailorfl.settings.experiment import ExperimentConfig
 
 FEW_CLIENTS = 10
 """Of so many or fewer clients a tenth is one client."""

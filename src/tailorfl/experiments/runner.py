@@ -46,13 +46,13 @@ from tailorfl.experiments.privacy import with_privacy
 from tailorfl.experiments.reductions import remarks
 from tailorfl.experiments.report import write_report
 from tailorfl.experiments.result import ExperimentResult
-from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.experiments.standing import Standing
 from tailorfl.experiments.starting import Way
 from tailorfl.experiments.written_out import with_all_options
 from tailorfl.runs.files import write_text
 from tailorfl.runs.signals import ended_in_order
 from tailorfl.runs.store import RunStore
+from tailorfl.settings.experiment import ExperimentConfig
 
 log = logging.getLogger(__name__)
 

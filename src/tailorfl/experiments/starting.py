@@ -8,7 +8,7 @@ from typing import Literal
 from tailorfl.experiments.extending import extended, other_experiment
 from tailorfl.experiments.fingerprint import refuse
 from tailorfl.experiments.folders import check_name, experiment_in, experiment_to_resume
-from tailorfl.experiments.schema import ExperimentConfig
+from tailorfl.settings.experiment import ExperimentConfig
 
 Way = Literal["new", "resume", "extend"]
 """new: in a folder without an experiment; resume: go on with what is there; extend: go on with more of it."""

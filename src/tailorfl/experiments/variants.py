@@ -19,9 +19,9 @@ from tailorfl.experiments.jobs import Observer
 from tailorfl.experiments.names import slug
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.runner import run_experiment
-from tailorfl.experiments.schema import ExperimentConfig
 from tailorfl.experiments.starting import Way
 from tailorfl.runs.files import reporting, write_text
+from tailorfl.settings.experiment import ExperimentConfig
 
 
 def expand(config: ExperimentConfig) -> dict[str, ExperimentConfig]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tailorfl.methods as _methods  # noqa: F401  registers the library's methods
 from tailorfl.core.method import make_method
-from tailorfl.experiments.schema import ExperimentConfig
+from tailorfl.settings.experiment import ExperimentConfig
 
 
 def with_all_options(config: ExperimentConfig) -> ExperimentConfig:

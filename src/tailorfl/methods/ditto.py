@@ -34,10 +34,10 @@ from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.privacy import Level
 from tailorfl.core.reduction import Facts, Reduction, length, none, to_local, untrained
 from tailorfl.core.update import PLAIN
 from tailorfl.methods.bases import TwoModels
+from tailorfl.settings.privacy import PrivacyLevel
 
 
 @register
@@ -98,7 +98,7 @@ class Ditto(TwoModels):
     def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
         return tree.empty()
 
-    def unprotected(self, level: Level) -> str:
+    def unprotected(self, level: PrivacyLevel) -> str:
         looks = level == "sample" and len(self.dynamic_lam) > 1
         return "the validation losses by which a client chooses λ (dynamic_lam)" if looks else ""
 

@@ -50,10 +50,11 @@ from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.gradients import Gradient
-from tailorfl.core.messages import Replies, Weights
+from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.core.update import PLAIN
+from tailorfl.settings.experiment import Weights
 
 
 class Corrected(Method):

@@ -40,12 +40,12 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.privacy import Level
 from tailorfl.core.reduction import Facts, Reduction, length, to_local
 from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.fedclup_lambda import ERROR, Constant, Corollary, Dynamic, Heuristic, Schedule
 from tailorfl.methods.fedclup_steps import ClientRule, ServerRule, client_step, fewest_steps, server_step
+from tailorfl.settings.privacy import PrivacyLevel
 
 
 @register
@@ -154,7 +154,7 @@ class FedCLUP(TwoModels):
     def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
         return self.shared(server)
 
-    def unprotected(self, level: Level) -> str:
+    def unprotected(self, level: PrivacyLevel) -> str:
         watched = "the losses that clients report for schedule = dynamic"
         return watched if self.schedule.watches else ""
 

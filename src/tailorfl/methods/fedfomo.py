@@ -39,8 +39,8 @@ from tailorfl.core.context import Context
 from tailorfl.core.keys import generator
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import Method, register
-from tailorfl.core.privacy import Level
 from tailorfl.core.reduction import Facts, Reduction, to_local
+from tailorfl.settings.privacy import PrivacyLevel
 
 _TINY = 1e-5
 
@@ -88,7 +88,7 @@ class FedFomo(Method):
         table = TensorDict({"model": pool, "owner": server["owner"]}, batch_size=[uploads])
         return PerClient(table, torch.tensor(np.stack([self.choose(server, i) for i in clients])))
 
-    def unprotected(self, level: Level) -> str:
+    def unprotected(self, level: PrivacyLevel) -> str:
         looks = level == "sample"
         return "the validation losses of received models, by which a client mixes them" if looks else ""
 

@@ -28,8 +28,8 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
-from tailorfl.core.privacy import Level
 from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.settings.privacy import PrivacyLevel
 
 
 @register
@@ -50,7 +50,7 @@ class HypCluster(Method):
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
         return server
 
-    def unprotected(self, level: Level) -> str:
+    def unprotected(self, level: PrivacyLevel) -> str:
         if level == "client":
             return "the number of the cluster that a client chose, which noise cannot cover"
         return "the training losses of all cluster models, by which a client chooses one"

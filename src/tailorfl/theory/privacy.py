@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 
 from tailorfl.core.accounting import Entry
-from tailorfl.core.privacy import BatchSampling
 from tailorfl.errors import ConfigError
+from tailorfl.settings.privacy import UNBOUND, BatchSampling
 
 
 def releases(
@@ -24,7 +24,7 @@ def releases(
     trainings: int = 1,
     gradients: int = 1,
     noise: float = 1.0,
-    sampling: BatchSampling = "poisson",
+    sampling: BatchSampling = UNBOUND.sampling,
 ) -> Entry:
     """Returns (q, σ', steps) of a client with `samples` samples, for `tailorfl.core.accounting`.
 

@@ -8,7 +8,7 @@ from pydantic import (
     Field,
 )
 
-from tailorfl.experiments.settings import Named, Whole
+from tailorfl.settings.base import Named, Whole
 
 
 class OneModelConfig(Named):

@@ -1,4 +1,8 @@
-"""What groups of settings are made of: strict numbers, frozen groups, things chosen by name with options."""
+"""What groups of settings are made of: strict numbers, frozen groups, things chosen by name with options.
+
+This package declares every setting once, with its type, range, default and meaning, and needs no torch. `Client.fit`,
+engines and evaluation take defaults from it and have none of their own; `tailorfl list settings` prints it.
+"""
 
 from __future__ import annotations
 

@@ -7,13 +7,18 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tailorfl.experiments.settings import Number, Settings, number
+from tailorfl.settings.base import Number, Settings, number
+
+PrivacyLevel = Literal["sample", "client"]
+"""What a guarantee hides: one sample of a client, or all of them."""
+BatchSampling = Literal["poisson", "shuffle"]
+Accountant = Literal["prv", "rdp"]
 
 
 class PrivacyConfig(Settings):
     """Differential privacy: what it hides, and either the noise or the ε that the noise has to reach."""
 
-    level: Literal["sample", "client"] = Field(
+    level: PrivacyLevel = Field(
         default="sample",
         description="sample: noise in every gradient, on the clients; client: in what clients send, by the server",
     )
@@ -27,7 +32,7 @@ class PrivacyConfig(Settings):
         default=None, gt=0, description="in place of noise: no client's ε exceeds this at the end of the run"
     )
     delta: Number = Field(default=1e-5, gt=0, lt=1, description="δ, well below 1/samples or 1/clients")
-    sampling: Literal["poisson", "shuffle"] = Field(
+    sampling: BatchSampling = Field(
         default="poisson",
         description="batches of level sample: poisson draws every sample by itself, which hides who is in a batch; "
         "shuffle goes through all samples in random order, and a pass counts in full",
@@ -37,7 +42,7 @@ class PrivacyConfig(Settings):
         description="with epsilon at level sample: client (null is this) gives every client the noise that brings it "
         "to epsilon, run gives all the noise of the one that needs most",
     )
-    accountant: Literal["prv", "rdp"] = Field(
+    accountant: Accountant = Field(
         default="prv", description="how ε is computed: prv is tight, rdp quicker and looser"
     )
 
@@ -64,3 +69,7 @@ class PrivacyConfig(Settings):
     def noise_of_each(self) -> bool:
         """Whether every client gets noise of its own."""
         return self.epsilon is not None and self.level == "sample" and self.calibrate != "run"
+
+
+UNBOUND = PrivacyConfig(clip=math.inf, noise=0.0)
+"""Privacy that changes nothing; what it does not say are the defaults."""

@@ -9,14 +9,24 @@ from pydantic import (
     model_validator,
 )
 
-from tailorfl.experiments.privacy_settings import PrivacyConfig
-from tailorfl.experiments.settings import Number, Settings, Whole
+from tailorfl.settings.base import Number, Settings, Whole
+from tailorfl.settings.privacy import PrivacyConfig
+
+Optimizer = Literal["sgd", "adamw"]
+Schedule = Literal["constant", "linear"]
+"""Of the learning rate inside a fit."""
+Fall = Literal["constant", "step", "cosine", "inverse"]
+"""Of the learning rate over rounds."""
+Deployment = Literal["last", "first"]
+"""The round whose rate tunes models before they are used."""
+MOST_STEPS = 10**9
+MOST_EPOCHS = 10**6
 
 
 class RoundScheduleSettings(Settings):
     """How the learning rate falls from round to round; the kind alone is a short form."""
 
-    kind: Literal["constant", "step", "cosine", "inverse"] = Field(
+    kind: Fall = Field(
         default="constant",
         description="step: × factor at milestones; cosine: to floor; inverse: shift/(shift + t)",
     )
@@ -28,7 +38,7 @@ class RoundScheduleSettings(Settings):
     shift: Number = Field(
         default=1.0, gt=0, description="of inverse: after so many rounds the rate is halved"
     )
-    deployment: Literal["last", "first"] = Field(
+    deployment: Deployment = Field(
         default="last", description="rate of tuning before a model is used: of the last round, or the first"
     )
 
@@ -50,10 +60,6 @@ class RoundScheduleSettings(Settings):
         return self
 
 
-MOST_STEPS = 10**9
-MOST_EPOCHS = 10**6
-
-
 class TrainSettings(Settings):
     """Local training on every client; a method may override any of it."""
 
@@ -65,10 +71,8 @@ class TrainSettings(Settings):
     )
     batch_size: Whole = Field(default=10, ge=0, description="samples a step; 0 is the client's whole data")
     lr: Number = Field(default=0.05, gt=0, description="learning rate")
-    optimizer: Literal["sgd", "adamw"] = Field(
-        default="sgd", description="of the clients; starts anew in every round"
-    )
-    schedule: Literal["constant", "linear"] = Field(
+    optimizer: Optimizer = Field(default="sgd", description="of the clients; starts anew in every round")
+    schedule: Schedule = Field(
         default="constant",
         description="of the learning rate inside a round; linear: to 0 over the client's steps",
     )
@@ -102,9 +106,21 @@ class TrainSettings(Settings):
 
     @model_validator(mode="after")
     def _momentum_is_of_sgd(self) -> Self:
-        if self.optimizer == "adamw" and self.momentum:
-            raise ValueError("has momentum beside optimizer adamw, which has its own; leave one of them out")
+        check_momentum(self.optimizer, self.momentum)
         return self
+
+
+def check_momentum(optimizer: Optimizer, momentum: float) -> None:
+    """Nothing if an optimizer takes this momentum: AdamW averages gradients by itself.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if optimizer == "adamw" and momentum:
+        raise ValueError(
+            f"has momentum = {momentum} beside optimizer adamw, which averages gradients by itself; leave one of them "
+            "out"
+        )
 
 
 class TrainOverrides(TrainSettings):

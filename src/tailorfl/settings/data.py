@@ -11,7 +11,10 @@ from pydantic import (
     model_validator,
 )
 
-from tailorfl.experiments.settings import Names, Number, Settings, Whole
+from tailorfl.settings.base import Names, Number, Settings, Whole
+
+Augmentation = Literal["none", "flip", "flip_crop"]
+Normalisation = Literal["none", "client"]
 
 
 class SplitShares(Settings):
@@ -68,10 +71,10 @@ class DataConfig(Settings):
     official_set: bool = Field(
         default=False, description="add the whole official test part as the shifted set 'official'"
     )
-    normalise: Literal["none", "client"] = Field(
+    normalise: Normalisation = Field(
         default="none", description="client: by the mean and deviation of each client's training features"
     )
-    augment: Literal["none", "flip", "flip_crop"] = Field(
+    augment: Augmentation = Field(
         default="none",
         description="random changes of training images: mirrored, also cut out of a black frame of 4",
     )

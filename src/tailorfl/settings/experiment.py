@@ -6,7 +6,7 @@ methods, models, data and their own options exist is checked by `tailorfl.experi
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -19,18 +19,26 @@ from pydantic import (
     model_validator,
 )
 
-from tailorfl.experiments.data_settings import DataConfig
-from tailorfl.experiments.evaluation_settings import EvalConfig
-from tailorfl.experiments.model_settings import ModelConfig
-from tailorfl.experiments.published_settings import check_published
-from tailorfl.experiments.settings import Named, Number, Settings, Whole
-from tailorfl.experiments.training_settings import TrainOverrides, TrainSettings
+from tailorfl.settings.base import Named, Number, Settings, Whole
+from tailorfl.settings.data import DataConfig
+from tailorfl.settings.engine import EngineConfig
+from tailorfl.settings.eval import EvalConfig
+from tailorfl.settings.model import ModelConfig
+from tailorfl.settings.train import TrainOverrides, TrainSettings
 
 COMPARED = ("local", "fedavg", "fedavg_ft", "ditto", "fedrep", "pfedme")
 """What `tailorfl compare` compares if not told: the baselines of every table, and three unlike methods."""
 
 
 MOST_SEEDS = 10_000
+CLIENTS = "clients"
+"""Key of published numbers that are one a client."""
+
+Budget = Literal["rounds", "gradients", "bytes"]
+Sampling = Literal["uniform", "proportional", "bernoulli"]
+"""How the clients of a round are drawn."""
+Weights = Literal["samples", "uniform"]
+"""What clients count in an average: a_i = n_i / Σ n over those that are averaged, or all alike."""
 
 
 class MethodConfig(Named):
@@ -46,44 +54,6 @@ class MethodConfig(Named):
     @field_serializer("train")
     def _only_given(self, train: TrainOverrides) -> dict[str, Any]:
         return dict(**train)
-
-
-class EngineConfig(Settings):
-    """What runs the clients; `engine: auto` is short for `{name: auto}`."""
-
-    name: Literal["auto", "sequential", "vectorized"] = Field(
-        default="auto",
-        description="one client after another, many at once, or what is measured to be faster",
-    )
-    chunk: Whole | None = Field(default=None, ge=1, description="clients together; by default what fits")
-    states: Literal["memory", "disk"] = Field(
-        default="memory", description="where private models are kept; disk maps files of the result folder"
-    )
-    device: str = Field(default="cpu", description="where clients calculate: cpu, cuda, cuda:N or auto")
-    workers: Whole = Field(
-        default=0, ge=0, le=1024, description="processes that run clients; 0 or 1: this one"
-    )
-    cluster: str | None = Field(
-        default=None, description="address of a Ray cluster for the workers: auto, local, or host:port"
-    )
-    gpus: Number = Field(default=0.0, ge=0, description="GPUs that each worker of a cluster reserves")
-
-    @field_validator("device")
-    @classmethod
-    def _is_a_device(cls, given: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", given):
-            raise ValueError("should be auto, cpu, cuda or cuda:N")
-        return given
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """What `make_engine` takes."""
-        return self.model_dump(exclude={"states"})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_alone(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given
 
 
 class ExperimentConfig(Settings):
@@ -108,16 +78,16 @@ class ExperimentConfig(Settings):
     )
     train: TrainSettings = TrainSettings()
     rounds: Whole = Field(default=30, ge=1, description="rounds of training")
-    budget: Literal["rounds", "gradients", "bytes"] = Field(
+    budget: Budget = Field(
         default="rounds",
         description="what all methods get equally: rounds, or the gradients or bytes of FedAvg in so many",
     )
     fraction: Number = Field(default=1.0, gt=0, le=1, description="share of the clients sampled each round")
-    sampling: Literal["uniform", "proportional", "bernoulli"] = Field(
+    sampling: Sampling = Field(
         default="uniform",
         description="how clients are sampled: all alike, by their training samples, or each by itself",
     )
-    weights: Literal["samples", "uniform"] = Field(
+    weights: Weights = Field(
         default="samples",
         description="what clients count in averages: n_i / Σn, or all alike; a method's line may say its own",
     )
@@ -216,6 +186,32 @@ class ExperimentConfig(Settings):
     def to_yaml(self) -> str:
         """Every setting written out as YAML; loading it gives an equal experiment."""
         return str(yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=100))
+
+
+DEFAULT = ExperimentConfig()
+"""What holds where nobody says anything else."""
+
+
+def check_published(key: str, value: Any) -> None:
+    """Nothing if `value` is a note, or numbers by column, those of `clients` in a list.
+
+    Raises:
+        ValueError: it is neither; says which entry.
+    """
+    if not isinstance(value, Mapping):
+        if value is None or isinstance(value, list | tuple):
+            raise ValueError(
+                f"has {key} = {value!r}, which is neither a note (a text) nor numbers such as {{mean: 0.9}}"
+            )
+        return
+    for column, number in value.items():
+        several = column == CLIENTS and isinstance(number, list | tuple)
+        for one in number if several else [number]:
+            if isinstance(one, bool) or not isinstance(one, int | float) or not math.isfinite(one):
+                wanted = "a list of numbers" if column == CLIENTS else "a number"
+                raise ValueError(f"has {key}.{column} = {number!r}, which should be {wanted}")
+        if column == CLIENTS and not several:
+            raise ValueError(f"has {key}.{column} = {number!r}, which should be a list of numbers")
 
 
 def labels(methods: Iterable[MethodConfig]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -11,9 +11,10 @@ from pydantic import (
     field_validator,
 )
 
-from tailorfl.experiments.settings import Number, Settings, Whole, listed
+from tailorfl.settings.base import Number, Settings, Whole, listed
 
 EvaluationSet = Literal["val", "local", "participants", "global", "heldout", "shifted"]
+SETS = get_args(EvaluationSet)
 
 
 class GenerationConfig(Settings):

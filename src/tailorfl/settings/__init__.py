@@ -1,0 +1,1 @@
+"""Every setting, declared once: type, range, default and meaning; torch is not needed."""

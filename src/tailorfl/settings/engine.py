@@ -1,0 +1,51 @@
+"""The settings of what runs the clients, `engine`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from tailorfl.settings.base import Number, Settings, Whole
+
+EngineName = Literal["auto", "sequential", "vectorized"]
+StatePlace = Literal["memory", "disk"]
+
+
+class EngineConfig(Settings):
+    """What runs the clients; `engine: auto` is short for `{name: auto}`."""
+
+    name: EngineName = Field(
+        default="auto",
+        description="one client after another, many at once, or what is measured to be faster",
+    )
+    chunk: Whole | None = Field(default=None, ge=1, description="clients together; by default what fits")
+    states: StatePlace = Field(
+        default="memory", description="where private models are kept; disk maps files of the result folder"
+    )
+    device: str = Field(default="cpu", description="where clients calculate: cpu, cuda, cuda:N or auto")
+    workers: Whole = Field(
+        default=0, ge=0, le=1024, description="processes that run clients; 0 or 1: this one"
+    )
+    cluster: str | None = Field(
+        default=None, description="address of a Ray cluster for the workers: auto, local, or host:port"
+    )
+    gpus: Number = Field(default=0.0, ge=0, description="GPUs that each worker of a cluster reserves")
+
+    @field_validator("device")
+    @classmethod
+    def _is_a_device(cls, given: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", given):
+            raise ValueError("should be auto, cpu, cuda or cuda:N")
+        return given
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What `make_engine` takes."""
+        return self.model_dump(exclude={"states"})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
