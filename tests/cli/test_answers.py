@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 import tailorfl
 from tailorfl.cli.main import app
-from tailorfl.cli.settings_list import settings
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.config import load
 from tailorfl.experiments.first_look import first_look
 from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.listing import settings
 
 
 @pytest.fixture(autouse=True)

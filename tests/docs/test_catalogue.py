@@ -1,4 +1,4 @@
-"""The names and options that are known without torch are those of the registries."""
+"""What is made from the registries and the settings is up to date."""
 
 from __future__ import annotations
 
@@ -10,4 +10,11 @@ def test_catalogue_is_up_to_date(script: Callable[[str], ModuleType]) -> None:
     made = script("catalogue")
     assert made.FILE.read_text(encoding="utf-8") == made.catalogue(), (
         "names or options changed: run python docs/catalogue.py --write"
+    )
+
+
+def test_the_page_of_settings_is_up_to_date(script: Callable[[str], ModuleType]) -> None:
+    made = script("settings_table")
+    assert made.FILE.read_text(encoding="utf-8") == made.page(), (
+        "settings changed: run python docs/settings_table.py --write"
     )

@@ -1,4 +1,4 @@
-"""Tables of what there is: methods, data, models, partitions, recipes."""
+"""What there is: tables of methods, data, models, partitions and recipes, and the list of all settings."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from tailorfl.cli.screen import PROSE
 from tailorfl.errors import unknown
+from tailorfl.settings.listing import settings, value_text
 
 Row = tuple[str, str, str]
 """Name, description, options with defaults one a line."""
@@ -39,6 +42,21 @@ def tables(names: Iterable[str], only: str | None = None) -> Iterator[Table]:
             cells = (name_of, description, options) if has_options else (name_of, description)
             table.add_row(*map(Text, cells))
         yield table
+
+
+def show_settings(console: Console, group: str | None = None) -> None:
+    """Prints all settings, or those of one group such as `train`.
+
+    Raises:
+        ConfigError: there is no such group or key.
+    """
+    found = settings(group)
+    if not found:
+        raise unknown("setting or group of settings", str(group), [s.key for s in settings()])
+    for setting in found:
+        default = f" = {setting.default}" if setting.default else ""
+        console.print(Text.assemble((setting.key, "bold"), default, (f"   {setting.type}", "dim")))
+        console.print(Padding(Text(setting.meaning), (0, 0, 0, 4), expand=False))
 
 
 def _methods() -> Iterator[Row]:
@@ -99,19 +117,6 @@ def _options(options: Mapping[str, Any]) -> str:
         f"{name} (needed)" if default is inspect.Parameter.empty else f"{name} = {value_text(default)}"
         for name, default in options.items()
     )
-
-
-def value_text(default: Any) -> str:
-    """A default as it would stand in a YAML file."""
-    if hasattr(default, "model_dump"):
-        default = default.model_dump()
-    if default is None or isinstance(default, bool):
-        return {None: "null", True: "true", False: "false"}[default]
-    if isinstance(default, Mapping):
-        return "{" + ", ".join(f"{key}: {value_text(value)}" for key, value in default.items()) + "}"
-    if isinstance(default, list | tuple):
-        return "[" + ", ".join(value_text(value) for value in default) + "]"
-    return str(default)
 
 
 def _first_line(thing: Any) -> str:

@@ -206,8 +206,7 @@ def list_command(
     ] = None,
 ) -> None:
     """List what there is, with options and their defaults; or one of it; or every setting."""
-    from tailorfl.cli.listing import LISTS, tables
-    from tailorfl.cli.settings_list import show_settings
+    from tailorfl.cli.listing import LISTS, show_settings, tables
     from tailorfl.errors import unknown
 
     if what == "settings":

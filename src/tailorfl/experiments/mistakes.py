@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from tailorfl.errors import ConfigError, nearest
+from tailorfl.settings.listing import groups_in
 
 Place = tuple[str | int, ...]
 
@@ -117,18 +117,5 @@ def _group(schema: type[BaseModel], place: Place) -> type[BaseModel]:
     """The settings class that stands at a place of the schema."""
     for step in place:
         if isinstance(step, str):
-            schema = models_in(schema.model_fields[step].annotation)[0]
+            schema = groups_in(schema.model_fields[step].annotation)[0]
     return schema
-
-
-def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Returns the groups of settings that an annotation names."""
-    if (
-        isinstance(annotation, type)
-        and not isinstance(annotation, types.GenericAlias)
-        and issubclass(annotation, BaseModel)
-    ):
-        return [annotation]
-    if get_origin(annotation) in (Union, types.UnionType, tuple) or get_args(annotation):
-        return [model for part in get_args(annotation) for model in models_in(part)]
-    return []

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
 from tailorfl.errors import nearest
 from tailorfl.experiments.catalogue import Kind, known
-from tailorfl.experiments.mistakes import models_in
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
+from tailorfl.settings.listing import groups_in, keys_of
 
 SYNONYMS = {
     "learning_rate": "train.lr",
@@ -44,7 +44,7 @@ OPTIONS: tuple[tuple[Kind, str], ...] = (
 def places() -> Mapping[str, tuple[str, ...]]:
     """Returns key -> the dotted places where the schema has it, the least deep first."""
     found: dict[str, list[str]] = {}
-    for place in sorted(_walk(ExperimentConfig, ""), key=lambda place: place.count(".")):
+    for place in sorted((key for key, _ in keys_of(ExperimentConfig)), key=lambda place: place.count(".")):
         found.setdefault(place.rpartition(".")[2], []).append(place)
     return {key: tuple(at) for key, at in found.items()}
 
@@ -109,7 +109,7 @@ def _holds_list(schema: type[BaseModel], path: Sequence[str]) -> bool:
         return "options" in schema.model_fields and step not in ("path", "checkpoint")
     if not rest:
         return _has_tuple(field.annotation)
-    inner = models_in(field.annotation)
+    inner = groups_in(field.annotation)
     if inner:
         return _holds_list(inner[0], rest)
     return get_origin(field.annotation) is dict and rest[-1] not in ("path", "checkpoint")
@@ -121,12 +121,3 @@ def _has_tuple(annotation: Any) -> bool:
     if get_origin(annotation) in (Union, types.UnionType, Annotated):
         return any(_has_tuple(part) for part in get_args(annotation))
     return False
-
-
-def _walk(schema: type[BaseModel], prefix: str) -> Iterator[str]:
-    for name, field in schema.model_fields.items():
-        place = f"{prefix}{name}"
-        yield place
-        inner = models_in(field.annotation)
-        if inner and place not in ("methods", "model.larger"):
-            yield from _walk(inner[0], f"{place}.")

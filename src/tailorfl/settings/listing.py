@@ -1,0 +1,107 @@
+"""Every key of an experiment with its type and range, default and meaning, as `tailorfl list settings` prints it."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
+
+WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): "null"}
+BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key."""
+
+    key: str
+    type: str
+    """With its range."""
+    default: str
+    meaning: str
+
+
+def settings(group: str | None = None) -> list[Setting]:
+    """Returns every key of an experiment, `methods` as `method` of one line; or those of a group such as `train`."""
+    found = []
+    for setting in _of(ExperimentConfig, ""):
+        found.append(setting)
+        if setting.key == "methods":
+            found += [s for s in _of(MethodConfig, "method.") if not s.key.startswith("method.train.")]
+    return [s for s in found if group is None or s.key == group or s.key.startswith(f"{group}.")]
+
+
+def keys_of(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yields the dotted keys of a group and of the groups in it; lines of a list have keys of their own."""
+    for name, field in schema.model_fields.items():
+        key = f"{prefix}{name}"
+        yield key, field
+        inner = groups_in(field.annotation)
+        if inner and key not in ("methods", "model.larger"):
+            yield from keys_of(inner[0], f"{key}.")
+
+
+def groups_in(annotation: Any) -> list[type[BaseModel]]:
+    """Returns the groups of settings that an annotation names."""
+    if (
+        isinstance(annotation, type)
+        and not isinstance(annotation, types.GenericAlias)
+        and issubclass(annotation, BaseModel)
+    ):
+        return [annotation]
+    if get_origin(annotation) in (Union, types.UnionType, tuple) or get_args(annotation):
+        return [group for part in get_args(annotation) for group in groups_in(part)]
+    return []
+
+
+def value_text(default: Any) -> str:
+    """A default as it would stand in a YAML file."""
+    if hasattr(default, "model_dump"):
+        default = default.model_dump()
+    if default is None or isinstance(default, bool):
+        return {None: "null", True: "true", False: "false"}[default]
+    if isinstance(default, Mapping):
+        return "{" + ", ".join(f"{key}: {value_text(value)}" for key, value in default.items()) + "}"
+    if isinstance(default, list | tuple):
+        return "[" + ", ".join(value_text(value) for value in default) + "]"
+    return str(default)
+
+
+def _of(schema: type[BaseModel], prefix: str) -> Iterator[Setting]:
+    for key, field in keys_of(schema, prefix):
+        inner = groups_in(field.annotation)
+        default = field.get_default(call_default_factory=True, validated_data={})
+        plain = default is not PydanticUndefined and not isinstance(default, BaseModel)
+        nested = plain and isinstance(default, tuple) and any(isinstance(d, BaseModel) for d in default)
+        text = "" if not plain or default == "" or nested else value_text(default)
+        of_group = (inner[0].__doc__ or "" if inner else "").split("\n")[0].partition(";")[0].rstrip(".")
+        meaning = field.description or of_group
+        yield Setting(key, _type(field.annotation, field.metadata), text, meaning)
+
+
+def _type(annotation: Any, metadata: Any = ()) -> str:
+    limits = [f"{sign} {getattr(m, name):g}" for m in metadata for name, sign in BOUNDS if hasattr(m, name)]
+    return _name(annotation) + (f" ({', '.join(limits)})" if limits else "")
+
+
+def _name(annotation: Any) -> str:
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        inside = [m for part in parts[1:] for m in getattr(part, "metadata", [part])]
+        return _type(parts[0], inside)
+    if origin is Literal:
+        return " or ".join(map(str, parts))
+    if origin in (Union, types.UnionType):
+        return " or ".join(_name(part) for part in parts)
+    if origin is tuple:
+        return f"list of {_name(parts[0]).replace('number', 'numbers')}"
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        return "group"
+    return WORDS.get(annotation, str(annotation))
