@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 import tailorfl.methods  # noqa: F401  registers the methods
+from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
 from tailorfl.core import tree
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
@@ -27,7 +28,6 @@ from tailorfl.core.objective import LOSSES
 from tailorfl.core.plan import Rows
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
 from tailorfl.engines.simulation import Simulation, make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build

@@ -18,17 +18,9 @@ ROOT = Path(tailorfl.__file__).parent
 # beneath all `settings`, which sees no other layer and needs no torch. `theory` stands beside `runs`,
 # `evaluation` and `engines`, seen from the left and seeing the core.
 ARROW = [
-    "cli",
-    "experiments",
-    "runs",
-    "evaluation",
-    "engines",
-    "methods",
-    "core",
-    "models",
-    "data",
+    "cli", "experiments", "benchmark", "runs", "evaluation", "engines", "methods", "core", "models", "data",
     "settings",
-]
+]  # fmt: skip
 BESIDE = {"models", "data"}
 # Modules that every layer stands on, and that see none (but errors are raised everywhere).
 GROUND = {"archives", "errors", "hashing", "printable", "modules", "hub"}

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import tailorfl.methods  # noqa: F401  registers the methods
+from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
 from tailorfl.core import tree
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
@@ -21,7 +22,6 @@ from tailorfl.core.objective import LOSSES
 from tailorfl.data.build import build as federate
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
 from tailorfl.engines.simulation import Simulation, make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tailorfl import modules
 
 if TYPE_CHECKING:
+    from tailorfl.benchmark.result import Bench
     from tailorfl.core.client import Client
     from tailorfl.core.cohort import TrainConfig
     from tailorfl.core.context import Context
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from tailorfl.data.source import Source
     from tailorfl.engines.rounds import RoundResult
     from tailorfl.engines.simulation import Simulation
-    from tailorfl.experiments.bench_result import Bench
     from tailorfl.experiments.config import load as load_config
     from tailorfl.experiments.jobs import Job, Observer
     from tailorfl.experiments.landscape import landscape
@@ -72,7 +72,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Bench": "tailorfl.experiments.bench_result:Bench",
+    "Bench": "tailorfl.benchmark.result:Bench",
     "Client": "tailorfl.core.client:Client",
     "Context": "tailorfl.core.context:Context",
     "ExperimentConfig": "tailorfl.settings.experiment:ExperimentConfig",

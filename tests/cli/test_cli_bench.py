@@ -9,8 +9,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from tailorfl.benchmark import measure as module
 from tailorfl.cli.main import app
-from tailorfl.experiments import bench as module
 from tailorfl.experiments.config import load
 
 SMALL = ["data.clients=4", "data.samples=160", "model=logistic", "method=fedavg"]

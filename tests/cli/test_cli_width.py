@@ -16,9 +16,9 @@ from rich.table import Table
 from typer.testing import CliRunner
 
 import tailorfl
+from tailorfl.benchmark import measure
 from tailorfl.cli.main import app
 from tailorfl.cli.screen import NARROWEST, PROSE, say, show_table
-from tailorfl.experiments import bench
 from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.progress import Live, bars
@@ -100,7 +100,7 @@ def printed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", result.stdout)
 
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(bench, "MOST", 1)
+    monkeypatch.setattr(measure, "MOST", 1)
     monkeypatch.setattr(tailorfl.ExperimentResult, "plot", lambda result: [])
     return run
 

@@ -19,7 +19,7 @@ from tailorfl.cli.screen import PROSE, remark, say, show_table, stdout
 from tailorfl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tailorfl.experiments.bench_result import Bench, Profile, Way
+    from tailorfl.benchmark.result import Bench, Profile, Way
 
 
 def command(

@@ -6,24 +6,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from tailorfl.benchmark.measure import Watch, measure
+from tailorfl.benchmark.result import Bench
 from tailorfl.data.registry import GIVEN
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
-from tailorfl.experiments.bench import Watch
-from tailorfl.experiments.bench import bench as bench_here
-from tailorfl.experiments.bench_result import Bench
 from tailorfl.experiments.check import check
 from tailorfl.experiments.config import load
 from tailorfl.experiments.folders import experiment_in, new_folder
-from tailorfl.experiments.jobs import Observer
+from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.overrides import name_modules
 from tailorfl.experiments.pretrain import Pretrained, Watcher, central, default_file, experiment_of
 from tailorfl.experiments.pretrain import pretrain as pretrain_here
 from tailorfl.experiments.progress import watching
 from tailorfl.experiments.result import ExperimentResult
-from tailorfl.experiments.runner import run_experiment
+from tailorfl.experiments.runner import make_federation, make_simulation, run_experiment
 from tailorfl.experiments.starting import Way, resumed, with_more
 from tailorfl.experiments.variants import expand, run_variants
+from tailorfl.settings.engine import EngineConfig
 from tailorfl.settings.experiment import ExperimentConfig
 
 
@@ -144,7 +146,7 @@ def bench(
     source: Source | None,
     watch: Watch | None,
 ) -> Bench:
-    """Loads, checks and measures an experiment; see `tailorfl.bench`."""
+    """Loads, checks, builds and measures an experiment; see `tailorfl.bench`."""
     chosen = _loaded(config, settings, source)
     check(chosen)
     if chosen.variants:
@@ -152,8 +154,14 @@ def bench(
             f"'{chosen.name}' has variants ({', '.join(chosen.variants)}), each with a method, data or model of its "
             "own; measure one: give its settings beside variants={}"
         )
+    if not seconds > 0:
+        raise ConfigError(f"seconds is how long to measure and must be positive, but is {seconds:g}")
     told = (lambda _: None) if watch is None else watch
-    return bench_here(chosen, seconds=seconds, profile=profile, source=source, watch=told)
+    torch.set_num_threads(chosen.threads)
+    told("building data and model")
+    job = Job(chosen.model_copy(update={"engine": EngineConfig()}), chosen.methods[0], chosen.seeds[0])
+    sim = make_simulation(job, make_federation(chosen, chosen.data.seed_of(job.seed), source))
+    return measure(sim, chosen, seconds=seconds, profile=profile, watch=told)
 
 
 def _loaded(

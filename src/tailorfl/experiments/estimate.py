@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from tailorfl.benchmark.work import Part, count_work, parts_of
 from tailorfl.core.cohort import Cohort
 from tailorfl.core.messages import Traffic, count_up
 from tailorfl.core.server_distill import ServerDistillation
@@ -25,7 +26,6 @@ from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.simulation import Simulation
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import evaluate
-from tailorfl.experiments.bench_work import Part, count_work, parts_of
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.privacy import planned, spent
 from tailorfl.experiments.reductions import remarks

@@ -8,12 +8,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from tailorfl.benchmark.clock import one_thread, timed
+from tailorfl.benchmark.plain_loop import LoopFit
+from tailorfl.benchmark.result import Operator, Profile, Way
+from tailorfl.benchmark.ways import Loop, Round
+from tailorfl.benchmark.work import Work
 from tailorfl.engines.base import Engine
-from tailorfl.engines.plain_loop import LoopFit
-from tailorfl.experiments.bench_clock import one_thread, timed
-from tailorfl.experiments.bench_result import Operator, Profile, Way
-from tailorfl.experiments.bench_ways import Loop, Round
-from tailorfl.experiments.bench_work import Work
 
 SHOWN = 12
 PRODUCT, COPY = 1024, 2**24

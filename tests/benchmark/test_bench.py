@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import tailorfl
+from tailorfl.benchmark import measure
+from tailorfl.benchmark.advice import LOOP, recommend
+from tailorfl.benchmark.clock import Seconds, alternate, extra_memory, timed
+from tailorfl.benchmark.result import Way
+from tailorfl.benchmark.ways import Round, candidates
 from tailorfl.core import tree
 from tailorfl.engines.sequential import Sequential
 from tailorfl.errors import ConfigError
-from tailorfl.experiments import bench
-from tailorfl.experiments.bench_advice import LOOP, recommend
-from tailorfl.experiments.bench_clock import Seconds, alternate, extra_memory, timed
-from tailorfl.experiments.bench_result import Way
-from tailorfl.experiments.bench_ways import Round, candidates
 from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.runner import make_federation, make_simulation
@@ -60,7 +60,7 @@ def way(
 
 
 def test_a_small_run_measures_the_loop_and_every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "MOST", 3)
+    monkeypatch.setattr(measure, "MOST", 3)
     state = torch.random.get_rng_state()
     found = tailorfl.bench(SMALL, seconds=600, profile=True)
     assert torch.equal(torch.random.get_rng_state(), state)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tailorfl.experiments.bench_result import Recommendation, Way
+from tailorfl.benchmark.result import Recommendation, Way
 
 SAME, SAME_OF_FEW = 0.03, 0.1
 """Ways whose times differ by a smaller share are as good as each other; the second where repetitions are few."""

@@ -73,15 +73,6 @@ def extra_memory(run: Callable[[], object]) -> float | None:
     return max(_status("VmHWM") - before, 0.0)
 
 
-def free_memory() -> float | None:
-    """Returns the bytes that the system could still give to processes, or None where it does not tell."""
-    try:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    except OSError:
-        return None
-    return None if found is None else 1024.0 * int(found[1])
-
-
 def _status(name: str) -> float:
     found = re.search(rf"{name}:\s+(\d+) kB", STATUS.read_text())
     if found is None:

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import tailorfl.methods  # noqa: F401  registers the methods
+from tailorfl.benchmark.profile import flops_of, moved_by
+from tailorfl.benchmark.work import Work, chunks_of, count_work, padding_of, parts_of
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.core.privacy import SampleDP
@@ -16,8 +18,6 @@ from tailorfl.data.source import Source
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.simulation import Simulation, make_engine
 from tailorfl.engines.vectorized import Vectorized
-from tailorfl.experiments.bench_profile import flops_of, moved_by
-from tailorfl.experiments.bench_work import Work, chunks_of, count_work, padding_of, parts_of
 from tailorfl.models.functional import Model
 
 SIZES = (10, 5, 1)

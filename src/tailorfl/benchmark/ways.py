@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
+from tailorfl.benchmark.work import CountedFit, Work, chunks_of, count_work, padding_of, parts_of
 from tailorfl.core import tree
 from tailorfl.core.objective import LOSSES
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine, evenly
-from tailorfl.engines.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
 from tailorfl.engines.processes import Processes
 from tailorfl.engines.rounds import RoundResult
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.simulation import Simulation
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.engines.workers import Workers
-from tailorfl.experiments.bench_work import CountedFit, Work, chunks_of, count_work, padding_of, parts_of
 
 CHUNKS = (1, 4, 16, 64)
 

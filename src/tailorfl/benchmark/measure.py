@@ -1,4 +1,4 @@
-"""`tailorfl bench`: a round of an experiment's method, timed as a plain loop and with every engine that makes sense."""
+"""What `tailorfl bench` does: a simulation's round, timed as a plain loop and with every engine that makes sense."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from tailorfl.data.source import Source
+from tailorfl.benchmark.advice import LOOP, paired, recommend
+from tailorfl.benchmark.clock import Seconds, alternate, extra_memory, one_thread, timed
+from tailorfl.benchmark.profile import profiled
+from tailorfl.benchmark.result import Bench, Way
+from tailorfl.benchmark.ways import Candidate, Loop, Round, candidates
+from tailorfl.benchmark.work import Work, parts_of
 from tailorfl.engines.auto import unsupported
+from tailorfl.engines.memory_limits import free_memory
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ConfigError
-from tailorfl.experiments.bench_advice import LOOP, paired, recommend
-from tailorfl.experiments.bench_clock import Seconds, alternate, extra_memory, free_memory, one_thread, timed
-from tailorfl.experiments.bench_profile import profiled
-from tailorfl.experiments.bench_result import Bench, Way
-from tailorfl.experiments.bench_ways import Candidate, Loop, Round, candidates
-from tailorfl.experiments.bench_work import Work, parts_of
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.runner import make_federation, make_simulation
-from tailorfl.settings.engine import EngineConfig
 from tailorfl.settings.experiment import ExperimentConfig
 
 PROBED, PROBES = 3, 3
@@ -44,36 +41,27 @@ SERVER_SHARE = 0.2
 Watch = Callable[[str], None]
 
 
-def bench(
+def measure(
+    sim: Simulation,
     config: ExperimentConfig,
     *,
-    seconds: float = 20.0,
+    seconds: float,
     profile: bool = False,
-    source: Source | None = None,
     watch: Watch = lambda _: None,
 ) -> Bench:
-    """Returns the times of a round of the experiment's first method, with its first seed, and what to set.
+    """Returns the times of a simulation's next round, and what to set.
 
     Args:
-        config: the experiment.
-        seconds: how long to measure, beside building data and model; a part of the clients is measured where a round
-            is long.
+        sim: before its first round; engines are taken in turn, on states in the memory of this process.
+        config: the experiment, of whose first method it is.
+        seconds: how long to measure; a part of the clients is measured where a round is long.
         profile: also tell where the time goes, and how near to the machine's limits a round is.
-        source: in place of `data.name`.
         watch: told what is being done.
 
     Raises:
-        ConfigError: `seconds` is not positive, or nobody trains in the first rounds.
-        TailorflError: the experiment cannot be built, or diverges at once; the message says why.
+        ConfigError: nobody trains in the first rounds.
+        TailorflError: the method diverges at once.
     """
-    if not seconds > 0:
-        raise ConfigError(f"seconds is how long to measure and must be positive, but is {seconds:g}")
-    torch.set_num_threads(config.threads)
-    watch("building data and model")
-    # Engines are taken in turn, on states in the memory of this process.
-    job = Job(config.model_copy(update={"engine": EngineConfig()}), config.methods[0], config.seeds[0])
-    federation = make_federation(config, config.data.seed_of(job.seed), source)
-    sim = make_simulation(job, federation)
     until = time.perf_counter() + seconds
     with torch.random.fork_rng(devices=[]):
         watch("finding out how long a round is")
@@ -98,9 +86,9 @@ def bench(
             shown = profiled(round_, work, engine, next(way for way in ways if way.name == name))
     return Bench(
         experiment=config.name,
-        method=job.method.label,
+        method=config.methods[0].label,
         title=sim.method.title,
-        model=", ".join(model.name for model in config.model_of(job.method).architectures.values()),
+        model=", ".join(model.name for model in config.model_of(config.methods[0]).architectures.values()),
         scalars=sim.model.scalars,
         clients=everyone,
         measured=len(round_.training),
@@ -205,7 +193,7 @@ def _warmed(
     memory: dict[str, float | None],
 ) -> str:
     """Does two rounds with an engine and notes the memory of the second; returns why it was left out, or ""."""
-    free = free_memory()
+    free = free_memory(torch.device("cpu"))
     if known and free is not None and chunk > known[-1][0]:
         expected = known[-1][1] * chunk / known[-1][0]
         if expected > MEMORY_SHARE * free:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from methods.small import FACTORIES, TRAIN, assert_close, federation, simulation
+from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
 from tailorfl.core import tree
 from tailorfl.core.cohort import Cohort, TrainConfig
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
 from tailorfl.engines.simulation import Simulation
 
 PLAIN = TrainConfig(epochs=2, batch_size=4, lr=0.05)
