@@ -10,7 +10,9 @@ import torch
 
 from tailorfl import modules
 from tailorfl.data.locations import data_file
+from tailorfl.engines import auto
 from tailorfl.errors import DataError
+from tailorfl.experiments import estimate
 
 torch.set_num_threads(1)  # tests train tiny models: a second thread only waits, for minutes on a busy machine
 
@@ -21,12 +23,26 @@ def modules_named_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modules, "_NAMED", dict(modules._NAMED))
 
 
+@pytest.fixture
+def a_quick_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--dry-run counts, and tries one batch of a client, where a test does not ask how sure its seconds are."""
+    monkeypatch.setattr(estimate, "PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(estimate, "PATIENCE", 0.0)
+
+
 def find_or_skip(file: str) -> Path:
     """The path of a data file; skips the running test, with the reason, where it cannot be found."""
     try:
         return data_file(file)
     except DataError as missing:
         pytest.skip(str(missing))
+
+
+@pytest.fixture(autouse=True)
+def a_quick_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The automatic engine tries each way once, for one step: only its own tests care which one is faster."""
+    monkeypatch.setattr(auto, "PROBE_STEPS", 1)
+    monkeypatch.setattr(auto, "PROBE_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,9 @@ import pytest
 from blocks import ROOT, SHELL, Block, blocks, commands, file_of, lines, refuse, try_command, unquoted
 
 import tailorfl
+from tailorfl.core.accounting import noise_for
 from tailorfl.errors import DataError
+from tailorfl.experiments import privacy
 from tailorfl.experiments.check import check
 from tailorfl.experiments.config import load
 from tailorfl.settings.experiment import COMPARED
@@ -36,15 +38,22 @@ def small_run(*arguments: Any, **settings: Any) -> tailorfl.ExperimentResult:
     return RUN(*arguments, **settings)
 
 
+def by_orders(target: float, delta: float, entries: Any, accountant: str) -> float:
+    """The noise for a wanted ε by the quick accountant: what commands say of it is tested with the settings."""
+    return noise_for(target, delta, entries, "rdp")
+
+
 def uses_missing_extra(text: str) -> bool:
     """Whether an example needs an optional package that is not installed here."""
     return any(f"import {name}" in text and find_spec(name) is None for name in EXTRAS)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.usefixtures("a_quick_estimate")
 def test_examples_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tailorfl, "run", small_run)
+    monkeypatch.setattr(privacy, "noise_for", by_orders)  # the other takes seconds
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     namespace: dict[str, Any] = {"__name__": "__example__"}
     printed = ""

@@ -23,6 +23,11 @@ from tailorfl.errors import ClientError, ConfigError
 from tailorfl.models.functional import Model
 
 
+@pytest.fixture
+def a_quick_choice() -> None:
+    """Here the choice is the subject: no limit of the measurement is changed."""
+
+
 class Undecided(nn.Module):
     """Looks at a number to decide what to compute, which `vmap` cannot follow."""
 

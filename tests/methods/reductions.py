@@ -12,9 +12,8 @@ from typing import Any, Literal
 
 Which = Literal["personal", "global"]
 TRAININGS: Mapping[str, Mapping[str, Any]] = {
-    "plain steps": {"momentum": 0.0, "weight_decay": 0.0},
-    "clip": {"clip": 0.3},
-    "linear decay": {"schedule": "linear"},
+    "plain steps": {"momentum": 0.0, "weight_decay": 0.0, "clip": 0.3},
+    "linear decay": {"clip": 0.3, "schedule": "linear"},
     "adamw": {"optimizer": "adamw", "momentum": 0.0, "lr": 0.01, "clip": 0.3, "schedule": "linear"},
 }
 """Changes of the training settings, which have momentum, weight decay and a constant rate. Every row of the table holds

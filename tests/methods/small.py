@@ -110,13 +110,19 @@ FACTORIES: dict[str, Callable[[], nn.Module]] = {
     "dropout": lambda: build("mlp", (1, 8, 8), CLASSES, hidden=(8,), activation="tanh", dropout=0.5),
 }
 
+BOTH = "batch norm and dropout"
+"""A model that draws while it trains and keeps statistics: for tests of what is kept, where one model is enough."""
+
+
+def _both() -> nn.Module:
+    return build("mlp", (1, 8, 8), CLASSES, hidden=(8,), activation="tanh", norm="batch", dropout=0.5)
+
 
 @cache
 def model(name: str) -> Model:
-    """A model of the table, made once; that of a name with `EXACT` after it calculates in float64."""
-    return Model(
-        _in_float64(FACTORIES[name.removesuffix(EXACT)]) if name.endswith(EXACT) else FACTORIES[name]
-    )
+    """A model of the table, or `BOTH`, made once; that of a name with `EXACT` after it calculates in float64."""
+    factory = {**FACTORIES, BOTH: _both}[name.removesuffix(EXACT)]
+    return Model(_in_float64(factory) if name.endswith(EXACT) else factory)
 
 
 EXACT = " in float64"

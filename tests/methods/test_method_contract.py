@@ -14,6 +14,7 @@ import torch
 
 from methods.settings import NAMES, ROWS, make, none, row
 from methods.small import (
+    BOTH,
     FACTORIES,
     NEWCOMER,
     SIZES,
@@ -52,7 +53,10 @@ def test_evaluated_models_are_those_of_the_card(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_runs_weights_are_those_of_every_method_that_has_none_of_its_own(name: str) -> None:
     """None brings its own, so that a comparison asks one question; a method's line may say others."""
-    settings: dict[str, Any] = {"rounds": 4, "fraction": 0.6}
+    settings: dict[str, Any] = {
+        "rounds": 4 if name == "l2gd" else 2,
+        "fraction": 0.6,
+    }  # its coins: 0, 0, 0, 1
     assert make(name).weights is None
     assert_same(
         everything(simulation(name, **settings)), everything(simulation(name, weights="samples", **settings))
@@ -149,12 +153,12 @@ def test_participation_all_trains_everyone_and_aggregates_the_sampled(name: str)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_reruns_are_bit_identical_and_seeds_matter(name: str) -> None:
-    first = simulation(name, "dropout", rounds=3, fraction=0.6, seed=5)
+    first = simulation(name, "dropout", rounds=2, fraction=0.6, seed=5)
     torch.manual_seed(99)
     np.random.seed(99)  # noqa: NPY002  (the library must not read this stream)
-    again = simulation(name, "dropout", rounds=3, fraction=0.6, seed=5)
+    again = simulation(name, "dropout", rounds=2, fraction=0.6, seed=5)
     assert_same(everything(first), everything(again))
-    other = simulation(name, "dropout", rounds=3, fraction=0.6, seed=6)
+    other = simulation(name, "dropout", rounds=2, fraction=0.6, seed=6)
     a, b = everything(first), everything(other)
     assert any(not torch.equal(a[p], b[p]) for p in a)
 
@@ -166,9 +170,8 @@ def random_streams() -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("model_name", ["dropout", NORMED])
-def test_evaluation_leaves_states_buffers_and_random_streams_unchanged(name: str, model_name: str) -> None:
-    evaluated, left_alone = (simulation(name, model_name, rounds=2, fraction=0.6) for _ in range(2))
+def test_evaluation_leaves_states_buffers_and_random_streams_unchanged(name: str) -> None:
+    evaluated, left_alone = (simulation(name, BOTH, rounds=2, fraction=0.6) for _ in range(2))
     modes = [m.training for m in evaluated.model.module.modules()]
     streams = random_streams()
     before = {p: t.clone() for p, t in evaluated.dump()[0].items()}
@@ -203,10 +206,15 @@ def test_models_that_come_out_are_complete_and_own_their_memory(name: str, engin
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("sizes", [(7,), (1,), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "models"), [((7,), [NORMED]), ((1,), ["mlp"]), ((1, 1, 1), ["mlp", NORMED])], ids=str
+)
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_one_client_and_one_sample_run(name: str, sizes: tuple[int, ...], engine: str) -> None:
-    for model_name in ("mlp", NORMED):
+def test_one_client_and_one_sample_run(
+    name: str, sizes: tuple[int, ...], models: list[str], engine: str
+) -> None:
+    """Batch norm leaves a single sample out, where another model trains on it."""
+    for model_name in models:
         sim = simulation(name, model_name, engine, rounds=2, data=federation(sizes))
         assert all(torch.isfinite(t.float()).all() for t in (everything(sim) | personal(sim)).values())
 
@@ -216,7 +224,7 @@ def test_one_sampled_client_runs_and_is_the_whole_average(name: str) -> None:
     """m = 1: the weighting cannot matter. Sums over ALL clients have the sampled one's share: there sizes are equal."""
     data = federation((6,) * 5) if name in ("scaffold", "feddyn", "mr_mtl") else federation()
     uniform, samples = (
-        simulation(make(name, weights=w), data=data, rounds=4, fraction=0.2) for w in ("uniform", "samples")
+        simulation(make(name, weights=w), data=data, rounds=3, fraction=0.2) for w in ("uniform", "samples")
     )
     assert_same(everything(uniform), everything(samples))
     assert len(uniform.sample(0)) == 1
