@@ -15,7 +15,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.cohort import Cohort, TrainConfig
 from tailorfl.core.objective import LOSSES
 from tailorfl.data.source import Source
-from tailorfl.engines.base import Engine
+from tailorfl.engines.base import Engine, Visit
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.models.functional import Model
@@ -97,10 +97,8 @@ def run(
     """What `function(client, state, received)` returns for every client, stacked."""
     clients = len(cohort.ids)
     states = TensorDict({}, batch_size=[clients]) if states is None else states
-    out = engine.map(
-        lambda *inputs: (function(*inputs),), cohort, states, tree.empty() if received is None else received
-    )
-    return out[0]
+    message = tree.empty() if received is None else received
+    return engine.map(Visit(lambda *inputs: (function(*inputs),), cohort, message), states)[0]
 
 
 def fit(engine: Engine, cohort: Cohort, start: TensorDict, **options: Any) -> TensorDict:

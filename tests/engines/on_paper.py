@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.privacy import SampleDP
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
+from tailorfl.engines.base import Inference
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.simulation import Simulation
 from tailorfl.engines.vectorized import Vectorized
@@ -92,9 +94,9 @@ def outcome(sim: Simulation) -> dict[str, Tensor]:
     ids = (0, 1)
     ((_, models),) = sim.personal_models(ids)
     rows = [torch.arange(3), torch.arange(2)]
-    cohort = sim.cohort(ids, own=True)
-    answers = sim.engine.predict(cohort, models, rows)
-    found["all"] = sim.engine.predict_all(cohort, models, sim.federation.source, torch.arange(4))
+    asked = Inference(sim.model, models, sim.federation.source, rows)
+    answers = sim.engine.predict(asked)
+    found["all"] = torch.stack(sim.engine.predict(replace(asked, rows=torch.arange(4))))
     return {**found, **{f"answers/{i}": t for i, t in enumerate(answers)}}
 
 

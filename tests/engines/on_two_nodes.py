@@ -28,7 +28,7 @@ from methods.settings import make
 from methods.small import NEWCOMER, SIZES, TRAIN, everything, personal, simulation
 from tailorfl.engines.cluster import Cluster
 from tailorfl.engines.simulation import Simulation, make_engine
-from tailorfl.engines.workers import Workers
+from tailorfl.engines.team import Workers
 from tailorfl.errors import TailorflError
 
 torch.set_num_threads(1)

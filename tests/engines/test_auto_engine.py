@@ -100,7 +100,7 @@ def test_looking_at_models_before_training_does_not_decide(
 ) -> None:
     """The initial models of LocalTrain need no forward pass, so they say nothing of what training needs."""
 
-    def vectorized_looks_faster(engine: Any, part: Any) -> float:
+    def vectorized_looks_faster(engine: Any, *part: Any) -> float:
         engine.map(*part)
         return 1.0 if engine.name == "sequential" else 0.0
 
@@ -118,7 +118,7 @@ def test_the_faster_engine_is_kept(looped: float, batched: float, monkeypatch: p
     """Measured once where that takes long; else the least of several, so one slow moment does not count."""
     times: dict[str, list[float]] = {"sequential": [], "vectorized": []}
 
-    def seconds(engine: Any, part: Any) -> float:
+    def seconds(engine: Any, *part: Any) -> float:
         engine.map(*part)
         true = looped if engine.name == "sequential" else batched
         disturbed = len(times[engine.name]) == 1 and true == min(looped, batched)

@@ -100,7 +100,7 @@ def test_everything_that_calculates_does_so_on_the_device(kind: str, cases: int)
     here = Path(__file__).parent
     done = subprocess.run(
         [sys.executable, str(here / "on_paper.py"), kind],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), *sys.path])},
         capture_output=True,
         text=True,
         check=False,

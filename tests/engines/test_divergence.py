@@ -22,7 +22,7 @@ from methods.small import (
 )
 from tailorfl.core import tree
 from tailorfl.core.method import Method
-from tailorfl.engines.base import finite_clients
+from tailorfl.engines.results import finite_clients
 from tailorfl.engines.rounds import check_server
 from tailorfl.errors import DivergenceError
 

@@ -27,6 +27,7 @@ from methods.small import (
     simulation,
 )
 from tailorfl.core import tree
+from tailorfl.engines.base import Inference
 from tailorfl.engines.simulation import Simulation, make_engine
 
 PAIRS = [(name, model_name) for name in NAMES for model_name in FACTORIES if fits(name, model_name)]
@@ -166,9 +167,9 @@ def test_predictions_are_those_of_the_module(engine: str) -> None:
     ids = (0, 1, 3)
     ((_, models),) = sim.personal_models(ids)
     rows = [torch.arange(5), torch.arange(0), torch.arange(20, 22)]
-    cohort, source = sim.cohort(ids), sim.federation.source
-    own = make_engine(engine).predict(cohort, models, rows)
-    common = make_engine(engine).predict_all(cohort, models, source, torch.arange(7))
+    source = sim.federation.source
+    own = make_engine(engine).predict(Inference(sim.model, models, source, rows))
+    common = make_engine(engine).predict(Inference(sim.model, models, source, torch.arange(7)))
     for k in range(3):
         module = sim.model.module.eval()
         expected_state = {n: t[k] for n, t in models.items()}

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tailorfl.engines import memory
-from tailorfl.engines.base import Stacked, evenly
+from tailorfl.engines.in_process import evenly
 from tailorfl.engines.memory import Room
+from tailorfl.engines.results import Stacked
 
 
 @pytest.fixture(autouse=True)

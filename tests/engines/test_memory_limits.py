@@ -16,7 +16,8 @@ from tailorfl.core.client import Client
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.privacy import SampleDP
 from tailorfl.engines import memory_limits, vectorized
-from tailorfl.engines.base import Parts
+from tailorfl.engines.base import Visit
+from tailorfl.engines.results import Parts
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.simulation import Simulation
 from tailorfl.engines.vectorized import Vectorized
@@ -185,7 +186,7 @@ def test_on_a_gpu_the_first_clients_are_measured_and_the_next_chunk_is_what_fits
         chunks.append(FixedPeak.together)
         return (TensorDict({"samples": client.samples}),)
 
-    (found,) = engine.map(function, cohort, sim.states.get(range(5)), TensorDict({}))
+    (found,) = engine.map(Visit(function, cohort, TensorDict({})), sim.states.get(range(5)))
     assert chunks == [2, 3]
     assert found["samples"].tolist() == [float(n) for n in SIZES]
 

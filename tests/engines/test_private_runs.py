@@ -20,8 +20,9 @@ from tailorfl.core.ledger import Ledger, Use
 from tailorfl.core.method import Method
 from tailorfl.core.privacy import SampleDP
 from tailorfl.engines.auto import Auto
-from tailorfl.engines.base import Parts
+from tailorfl.engines.base import Visit
 from tailorfl.engines.planning import planned_ledger
+from tailorfl.engines.results import Parts
 from tailorfl.engines.simulation import Simulation
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.errors import ConfigError, TailorflError
@@ -111,14 +112,13 @@ def test_measuring_an_engine_is_not_in_the_ledger() -> None:
 class Stumbling(Vectorized):
     """Fails after its first chunk, as where `vmap` has no rule for something of one architecture only."""
 
-    def map(self, function: Any, cohort: Any, *rest: Any) -> Parts:
-        super().map(function, cohort, *rest)
+    def run(self, visit: Visit, states: TensorDict) -> Parts:
+        super().run(visit, states)
         raise RuntimeError("Batching rule not implemented")
 
 
 def test_a_pass_that_is_made_again_counts_once() -> None:
-    engine = Auto(choice="vectorized")
-    engine._chosen = engine._vectorized = Stumbling()
+    engine = Auto(vectorized=Stumbling(), choice="vectorized")
     again, plain = private("ditto", engine, rounds=1), private("ditto", "sequential", rounds=1)
     assert engine.name == "sequential"
     assert again.ledger == plain.ledger

@@ -18,7 +18,7 @@ from tailorfl.core.method import make_method
 from tailorfl.core.round_schedule import RoundSchedule
 from tailorfl.engines.processes import Processes
 from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.workers import Workers
+from tailorfl.engines.team import Workers
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Job

@@ -34,12 +34,12 @@ from methods.small import (
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.privacy import SampleDP
-from tailorfl.engines import processes, workers
+from tailorfl.engines import processes, team
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.processes import Processes
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.simulation import Simulation, make_engine
-from tailorfl.engines.workers import Workers
+from tailorfl.engines.team import Workers
 from tailorfl.errors import ClientError, ConfigError, WorkerError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.methods.ditto import Ditto
@@ -92,7 +92,7 @@ def test_their_number_does_not_matter(engine: str, tmp_path: Path) -> None:
 def test_losses_and_evaluations_are_those_of_one_process(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "WORTH", 0)
+    monkeypatch.setattr(team, "WORTH", 0)
     monkeypatch.setattr("tailorfl.core.cohort.INPUT_BYTES", 2000)  # some samples at a time
     protocol = Protocol(("val", "local", "heldout"), (0, 2))
     one, two = (run("ditto", engine, number, rounds=1) for number in (1, 2))
@@ -161,7 +161,7 @@ def test_the_choice_is_made_once_and_here(caplog: pytest.LogCaptureFixture) -> N
 
 def test_a_model_that_workers_cannot_vectorize_falls_back(caplog: pytest.LogCaptureFixture) -> None:
     """As where it was chosen on another architecture: the first one could."""
-    kinds: tuple[Any, ...] = (Sequential(), Workers(Auto(choice="vectorized"), Processes(2)))
+    kinds: tuple[Any, ...] = (Sequential(), Auto(choice="vectorized", team=Processes(2)))
     with caplog.at_level(logging.WARNING, logger="tailorfl"):
         found = [Simulation(FedAvg(), federation(), Model(Undecided), TRAIN, engine=kind) for kind in kinds]
         for sim in found:

@@ -30,6 +30,7 @@ from methods.small import (
 from tailorfl.data.federation import Federation
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
+from tailorfl.engines.base import Inference
 from tailorfl.engines.simulation import Simulation
 from tailorfl.evaluation.protocols import (
     SERVER,
@@ -209,17 +210,18 @@ def test_a_cap_on_common_test_sets_takes_the_same_samples_always() -> None:
     ]
     taken: dict[str, set[bytes]] = {"global": set(), "fog-3": set()}
     for sim in sims:
-        real = sim.engine.predict_all
+        real = sim.engine.predict
 
-        def spied(cohort: Any, models: Any, source: Source, rows: Tensor, real: Any = real) -> Tensor:
-            if len(rows) == 5:
-                name = "fog-3" if source.name == "fog" else "global"
+        def spied(asked: Inference, real: Any = real) -> list[Tensor]:
+            rows = asked.rows
+            if isinstance(rows, Tensor) and len(rows) == 5:
+                name = "fog-3" if asked.source.name == "fog" else "global"
                 taken[name].add(rows.numpy().tobytes())
                 assert rows.tolist() == sorted(set(rows.tolist()))
-            answer: Tensor = real(cohort, models, source, rows)
+            answer: list[Tensor] = real(asked)
             return answer
 
-        sim.engine.predict_all = spied  # type: ignore[method-assign]
+        sim.engine.predict = spied  # type: ignore[method-assign]
         records = found(sim, capped)
         for (_, name, client), record in records.items():
             common = name in ("global", "fog-3")

@@ -19,7 +19,7 @@ from tailorfl.benchmark.profile import profiled
 from tailorfl.benchmark.result import Bench, Way
 from tailorfl.benchmark.ways import Candidate, Loop, Round, candidates
 from tailorfl.benchmark.work import Work, parts_of
-from tailorfl.engines.auto import unsupported
+from tailorfl.engines.failures import unsupported
 from tailorfl.engines.memory_limits import free_memory
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.simulation import Simulation

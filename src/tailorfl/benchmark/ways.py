@@ -14,13 +14,14 @@ from tailorfl.benchmark.work import CountedFit, Work, chunks_of, count_work, pad
 from tailorfl.core import tree
 from tailorfl.core.objective import LOSSES
 from tailorfl.engines.auto import Auto
-from tailorfl.engines.base import Engine, evenly
+from tailorfl.engines.base import Engine
+from tailorfl.engines.in_process import evenly
 from tailorfl.engines.processes import Processes
 from tailorfl.engines.rounds import RoundResult
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.simulation import Simulation
+from tailorfl.engines.team import Workers
 from tailorfl.engines.vectorized import Vectorized
-from tailorfl.engines.workers import Workers
 
 CHUNKS = (1, 4, 16, 64)
 
@@ -95,7 +96,9 @@ class Candidate:
     @property
     def engine(self) -> Engine:
         """What runs the round."""
-        return self.kind if self.team is None else Workers(self.kind, self.team)
+        if self.team is None:
+            return self.kind
+        return Workers(self.kind.current if isinstance(self.kind, Auto) else self.kind, self.team)
 
     @property
     def workers(self) -> int:
@@ -122,7 +125,7 @@ def candidates(work: Sequence[Work], chunk: int | None) -> list[Candidate]:
     `chunk` is the experiment's own setting, which the automatic engine takes too. Workers train as it chose.
     """
     beside = "" if chunk is None else f" engine.chunk={chunk}"
-    automatic, usual = Auto(chunk), Vectorized()
+    automatic, usual = Auto(vectorized=Vectorized(chunk)), Vectorized()
     largest = Candidate("", "", usual).chunk(work)
     everyone = max(len(w.fits) for w in work)
     nominal = (c for c in (*CHUNKS, chunk or 1, everyone) if c <= everyone)

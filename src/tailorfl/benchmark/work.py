@@ -18,11 +18,11 @@ from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.cohort import Cohort
 from tailorfl.core.directed import gradients_asked
-from tailorfl.core.messages import table_of
 from tailorfl.core.plan import BatchPlan, runs
 from tailorfl.engines.auto import Auto
-from tailorfl.engines.base import InProcess
+from tailorfl.engines.base import Visit
 from tailorfl.engines.groups import Group, by_group, message_for
+from tailorfl.engines.in_process import InProcess
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.simulation import Simulation
 from tailorfl.engines.vectorized import Vectorized
@@ -62,10 +62,17 @@ class Part:
     """The clients of one architecture in a round, and what they are given."""
 
     group: Group
-    cohort: Cohort
+    visit: Visit
     states: TensorDict
-    received: TensorDict
-    index: Tensor | None
+
+    @property
+    def cohort(self) -> Cohort:
+        """The clients."""
+        return self.visit.cohort
+
+    def on(self, cohort: Cohort) -> Part:
+        """Returns the part with another cohort of as many clients."""
+        return replace(self, visit=replace(self.visit, cohort=cohort))
 
 
 @dataclass(frozen=True)
@@ -106,8 +113,8 @@ def parts_of(sim: Simulation, training: Sequence[int]) -> Iterator[Part]:
     message = sim.method.broadcast(sim.server, tuple(training))
     for group, where in by_group(sim.groups, training):
         ids = tuple(training[k] for k in where)
-        received, index = table_of(message_for(message, group, where))
-        yield Part(group, sim.cohort(ids), group.states.get(ids), received, index)
+        visit = Visit.of(sim.local, sim.cohort(ids), message_for(message, group, where))
+        yield Part(group, visit, group.states.get(ids))
 
 
 def count_work(sim: Simulation, part: Part) -> Work:
@@ -120,13 +127,13 @@ def count_work(sim: Simulation, part: Part) -> Work:
         sim.method.local(_Counting(client, clients[-1], looks), state, received)
         return (tree.empty(),)
 
-    cohort = replace(part.cohort, counting=True, plans={})
+    visit = replace(part.visit, function=counted, cohort=replace(part.cohort, counting=True, plans={}))
     with torch.no_grad():
-        Sequential().map(counted, cohort, part.states, part.received, part.index)
+        Sequential().map(visit, part.states)
     return Work(part, tuple(map(tuple, clients)), frozenset(looks))
 
 
-def chunks_of(engine: InProcess, cohort: Cohort) -> list[Cohort]:
+def chunks_of(engine: Auto | InProcess, cohort: Cohort) -> list[Cohort]:
     """Returns the clients that an engine trains together; none where it trains every client alone."""
     current = engine.current if isinstance(engine, Auto) else engine
     if not isinstance(current, Vectorized):

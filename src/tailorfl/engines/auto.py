@@ -12,12 +12,13 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core.cohort import Cohort
 from tailorfl.core.state import StateStore
-from tailorfl.data.source import Source
-from tailorfl.engines.base import ClientFunction, InProcess, Parts, Updates
-from tailorfl.engines.devices import HOST
+from tailorfl.engines.base import Engine, Inference, Stored, Visit
+from tailorfl.engines.failures import first_line, unsupported
+from tailorfl.engines.in_process import InProcess
+from tailorfl.engines.results import Parts, Updates
 from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.team import Team, Workers
 from tailorfl.engines.vectorized import Vectorized
 
 log = logging.getLogger(__name__)
@@ -32,15 +33,27 @@ PROBE_REPEATS, PROBE_SECONDS = 7, 2.0
 """The measurement is repeated so often, as long as it takes no longer than this."""
 
 
-class Auto(InProcess):
-    """Vectorized where that is faster and possible, else sequential; one log line says which and why."""
+class Auto:
+    """Vectorized where that is faster and possible, else sequential; one log line says which and why.
+
+    Args:
+        sequential, vectorized: the engines it chooses from; both are measured in this process.
+        team: workers in which the one that was chosen runs; None runs it in this process.
+        choice: the name of one of them, which is then not measured.
+    """
 
     def __init__(
-        self, chunk: int | None = None, choice: str | None = None, device: torch.device = HOST
+        self,
+        sequential: InProcess | None = None,
+        vectorized: InProcess | None = None,
+        *,
+        team: Team | None = None,
+        choice: str | None = None,
     ) -> None:
-        super().__init__()
-        self._sequential, self._vectorized = Sequential(device), Vectorized(chunk, device)
-        self._chosen: Sequential | Vectorized | None = None
+        self._sequential = Sequential() if sequential is None else sequential
+        self._vectorized = Vectorized() if vectorized is None else vectorized
+        self._team = team
+        self._chosen: InProcess | None = None
         if choice is not None:
             self.choose(choice)
 
@@ -50,101 +63,71 @@ class Auto(InProcess):
         return "auto" if self._chosen is None else self._chosen.name
 
     @property
-    def current(self) -> Sequential | Vectorized:
+    def current(self) -> InProcess:
         """The engine that was chosen; the sequential one until then."""
         return self._chosen or self._sequential
+
+    @property
+    def _running(self) -> Engine:
+        """What runs it."""
+        return self.current if self._team is None else Workers(self.current, self._team)
 
     def choose(self, name: str) -> None:
         """Fixes the choice."""
         self._chosen = self._sequential if name == "sequential" else self._vectorized
 
-    def resume(self, name: str) -> None:
-        """Goes on with the choice of a run whose records call its engine `name`, if it had made one."""
-        if name != "auto":
-            self.choose(name)
+    def hold(self, store: StateStore) -> StateStore:
+        """Returns the store that keeps what `store` keeps where the engines want the states."""
+        return self._running.hold(store)
 
-    def chunk_of(self, cohort: Cohort) -> int:
-        """Returns how many clients make up a chunk of the engine that was chosen."""
-        return self.current.chunk_of(cohort)
+    def train(self, visit: Visit, store: StateStore) -> Updates:
+        """Runs the function on every client with its state of `store`."""
+        self._settle(visit, Stored(store).of)
+        return self._attempt(visit, lambda engine: engine.train(visit, store))
 
-    def map(
-        self,
-        function: ClientFunction,
-        cohort: Cohort,
-        states: TensorDict,
-        received: TensorDict,
-        index: Tensor | None = None,
-    ) -> Parts:
-        """Returns `function` of every client, stacked."""
-        self.settle(function, cohort, lambda clients: states[:clients], received, index)
-        return self.attempt(cohort, lambda engine: engine.map(function, cohort, states, received, index))
+    def map(self, visit: Visit, states: TensorDict | Stored) -> Parts:
+        """Returns what the function makes of every client, stacked."""
+        self._settle(visit, states.of if isinstance(states, Stored) else lambda ids: states[: len(ids)])
+        return self._attempt(visit, lambda engine: engine.map(visit, states))
 
-    def train(
-        self,
-        function: ClientFunction,
-        cohort: Cohort,
-        store: StateStore,
-        received: TensorDict,
-        index: Tensor | None = None,
-    ) -> Updates:
-        """Runs `function` on every client with its state of `store`."""
-        self.settle(function, cohort, lambda clients: store.get(cohort.ids[:clients]), received, index)
-        return self.attempt(cohort, lambda engine: engine.train(function, cohort, store, received, index))
+    def predict(self, asked: Inference) -> list[Tensor]:
+        """Returns the outputs of each model on its rows."""
+        return self._running.predict(asked)
 
-    def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the outputs of client i's model on its rows."""
-        return self.current.predict(cohort, models, rows)
-
-    def predict_all(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> Tensor:
-        """Returns the outputs of every client's model on the same rows."""
-        return self.current.predict_all(cohort, models, source, rows)
-
-    def attempt(self, cohort: Cohort, run: Callable[[InProcess], T]) -> T:
+    def _attempt(self, visit: Visit, run: Callable[[Engine], T]) -> T:
         """Returns what `run` makes of the engine that was chosen, or of the loop where that cannot run the model."""
         try:
-            return run(self.current)
+            return run(self._running)
         except Exception as error:
             # Chosen on another architecture: the first one could run vectorized.
             if self._chosen is not self._vectorized or not unsupported(error):
                 raise
             self._give_up(error)
-            if cohort.record is not None:
-                cohort.record.forget()
-            return run(self._sequential)
+            if visit.cohort.record is not None:
+                visit.cohort.record.forget()
+            return run(self._running)
 
-    def settle(
-        self,
-        function: ClientFunction,
-        cohort: Cohort,
-        states: Callable[[int], TensorDict],
-        received: TensorDict,
-        index: Tensor | None,
-    ) -> None:
-        """Measures and chooses, if that was not done before; `states(n)` are those of the first n clients."""
+    def _settle(self, visit: Visit, states: Callable[[Sequence[int]], TensorDict]) -> None:
+        """Measures and chooses, if that was not done before; `states` gives those of the first clients."""
         if self._chosen is None:
-            self._measure(function, cohort, states, received, index)
+            self._measure(visit, states)
 
-    def _measure(
-        self,
-        function: ClientFunction,
-        cohort: Cohort,
-        states: Callable[[int], TensorDict],
-        received: TensorDict,
-        index: Tensor | None,
-    ) -> None:
+    def _measure(self, visit: Visit, states: Callable[[Sequence[int]], TensorDict]) -> None:
         on_host = self._vectorized.place.is_host
-        clients = min(len(cohort.ids), self._vectorized.chunk_of(cohort) if on_host else DEVICE_CLIENTS)
+        everyone = visit.cohort.ids
+        clients = min(len(everyone), self._vectorized.chunk_of(visit.cohort) if on_host else DEVICE_CLIENTS)
+        probe = visit.part(range(clients))
         # What is measured is thrown away, so the ledger must not see it.
-        probe = replace(cohort.part(range(clients)), limit=PROBE_STEPS, record=None)
-        part = (function, probe, states(clients), received, None if index is None else index[:clients])
-        looped = _seconds(self._sequential, part)  # the first run of each also warms it up
-        if not probe.plans:
+        probe = replace(probe, cohort=replace(probe.cohort, limit=PROBE_STEPS, record=None))
+        given = states(everyone[:clients])
+        looped = _seconds(self._sequential, probe, given)  # the first run of each also warms it up
+        if not probe.cohort.plans:
             return  # nothing was trained (untrained models were looked at): nothing to learn about training
         if clients < 2:
             self._chosen = self._sequential
             return
         try:
-            batched = _seconds(self._vectorized, part)
+            batched = _seconds(self._vectorized, probe, given)
         except Exception as error:
             if not unsupported(error):
                 raise
@@ -154,9 +137,8 @@ class Auto(InProcess):
             took = max(batched + looped, PROBE_SECONDS / PROBE_REPEATS)  # 0 by a clock with coarse ticks
             rounds = min(PROBE_REPEATS, 1 + int(PROBE_SECONDS / took))
             # In alternation, so that a slow moment of the machine hits both.
-            pairs = [
-                (_seconds(self._vectorized, part), _seconds(self._sequential, part)) for _ in range(rounds)
-            ]
+            both = (self._vectorized, self._sequential)
+            pairs = [[_seconds(engine, probe, given) for engine in both] for _ in range(rounds)]
             batched, looped = min(b for b, _ in pairs), min(s for _, s in pairs)
         self._chosen = self._vectorized if batched <= looped else self._sequential
         log.info(
@@ -170,22 +152,19 @@ class Auto(InProcess):
     def _give_up(self, error: Exception) -> None:
         log.warning(
             "the vectorized engine cannot run this model (%s); using the sequential one",
-            _first_line(error),
-            extra={"once": _first_line(error)},
+            first_line(error),
+            extra={"once": first_line(error)},
         )
         self._chosen = self._sequential
 
 
-def unsupported(error: BaseException) -> bool:
-    """Whether an error says that `vmap` lacks a rule for the model, rather than that the model is wrong."""
-    text = f"{error} {error.__cause__ or ''}"
-    return any(mark in text for mark in ("vmap", "Batching rule", "batching rule", "functorch"))
+def keep_choice(engine: Engine, name: str) -> None:
+    """Has an automatic engine go on as the one that a run's records call `name`; others have no choice."""
+    if isinstance(engine, Auto) and name != "auto":
+        engine.choose(name)
 
 
-def _seconds(
-    engine: Sequential | Vectorized,
-    part: tuple[ClientFunction, Cohort, TensorDict, TensorDict, Tensor | None],
-) -> float:
+def _seconds(engine: InProcess, visit: Visit, states: TensorDict) -> float:
     """Seconds of one run: of the process where torch has one thread, which other processes do not disturb.
 
     Results are in host memory at the end of a run, so that a GPU has finished, too.
@@ -193,9 +172,5 @@ def _seconds(
     alone = torch.get_num_threads() == 1 and engine.place.is_host
     clock = time.process_time if alone else time.perf_counter
     begin = clock()
-    engine.map(*part)
+    engine.map(visit, states)
     return clock() - begin
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0][:200]

@@ -1,273 +1,126 @@
-"""What an engine is: a way to apply one client's function to a cohort."""
+"""What an engine is: a way to apply one client's function to a cohort, and what it is handed for that."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.cohort import Cohort
+from tailorfl.core.messages import PerClient, table_of
 from tailorfl.core.state import StateStore
 from tailorfl.data.source import Source
-from tailorfl.engines.memory import Room
+from tailorfl.engines.results import Parts, Updates
+from tailorfl.models.functional import Model
 
-T = TypeVar("T")
-Parts = tuple[TensorDict, ...]
 ClientFunction = Callable[[Client, TensorDict, TensorDict], Parts]
 """(client, its state, what it received) -> any number of TensorDicts."""
 
 
 @dataclass(frozen=True)
-class Updates:
-    """What comes out of the training of a cohort, beside the new states, which are staged in their store."""
+class Visit:
+    """What an engine is handed: clients, the function that each of them runs, and what it receives for it."""
 
-    replies: TensorDict
-    """[clients, ...]"""
-    metrics: TensorDict
-    """[clients]"""
-    finite: Tensor
-    """Whose new state and reply hold only finite numbers, bool [clients]."""
+    function: ClientFunction
+    cohort: Cohort
+    received: TensorDict
+    """One message for all; with `index` a table of which each client gets the rows that `index` names."""
+    index: Tensor | None = None
+    """int64 [clients] or [clients, M]."""
+
+    @classmethod
+    def of(cls, function: ClientFunction, cohort: Cohort, message: TensorDict | PerClient) -> Visit:
+        """Returns the visit of clients that get a message."""
+        return cls(function, cohort, *table_of(message))
+
+    def part(self, positions: Sequence[int] | Tensor) -> Visit:
+        """Returns the visit of the clients at `positions`."""
+        where = torch.as_tensor(positions, dtype=torch.int64)
+        index = None if self.index is None else self.index[where]
+        return replace(self, cohort=self.cohort.part(where.tolist()), index=index)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The private states that a store keeps, or with `fresh` what clients have before they ever train."""
+
+    store: StateStore
+    fresh: bool = False
+
+    def of(self, ids: Sequence[int]) -> TensorDict:
+        """Returns those of clients, [clients, ...]."""
+        return self.store.fresh(ids) if self.fresh else self.store.get(ids)
+
+
+@dataclass(frozen=True)
+class Inference:
+    """Models that are asked for their outputs on samples."""
+
+    model: Model
+    states: TensorDict
+    """[models, ...]"""
+    source: Source
+    rows: Tensor | Sequence[Tensor]
+    """Rows of the source, int64 [rows]: the same for all models, or of each its own."""
+
+    @property
+    def models(self) -> int:
+        """How many models there are."""
+        return int(self.states.batch_size[0])
+
+    @property
+    def samples(self) -> int:
+        """How many samples go through a model, of all models together."""
+        return self.models * len(self.rows) if isinstance(self.rows, Tensor) else sum(map(len, self.rows))
+
+    def of_models(self, step: int) -> list[Inference]:
+        """Returns it in pieces of `step` models each."""
+        pieces = []
+        for start in range(0, self.models, step):
+            rows = self.rows if isinstance(self.rows, Tensor) else self.rows[start : start + step]
+            pieces.append(replace(self, states=self.states[start : start + step], rows=rows))
+        return pieces
+
+    def of_rows(self, step: int) -> list[Inference]:
+        """Returns it in pieces of `step` samples of each model."""
+        if isinstance(self.rows, Tensor):
+            return [replace(self, rows=rows) for rows in torch.split(self.rows, step)]
+        starts = range(0, max(map(len, self.rows), default=0), step)
+        return [replace(self, rows=[r[s : s + step] for r in self.rows]) for s in starts]
+
+    def joined(self, pieces: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """Returns the outputs of each model from those of the pieces, of some models or of some rows each."""
+        if sum(map(len, pieces)) == self.models:
+            return [outputs for piece in pieces for outputs in piece]
+        return [torch.cat([piece[i] for piece in pieces]) for i in range(self.models)]
 
 
 class Engine(Protocol):
-    """Applies client functions to cohorts; every engine returns the same numbers up to float rounding.
-
-    `received` is one message for all, or with `index` ([clients] or [clients, M]) a table of which each client gets the
-    rows that `index` names.
-    """
+    """Applies client functions to cohorts; every engine returns the same numbers up to float rounding."""
 
     @property
     def name(self) -> str:
         """What the run's records call it."""
-
-    def resume(self, name: str) -> None:
-        """Goes on as the engine that a run's records call `name`, where this one has a choice."""
 
     def hold(self, store: StateStore) -> StateStore:
         """Returns the store that keeps what `store` keeps where this engine wants the states."""
 
-    def train(
-        self,
-        function: ClientFunction,
-        cohort: Cohort,
-        store: StateStore,
-        received: TensorDict,
-        index: Tensor | None = None,
-    ) -> Updates:
-        """Runs `function`, which returns (new state, reply, metrics), on every client with its state of `store`.
+    def train(self, visit: Visit, store: StateStore) -> Updates:
+        """Runs a function that returns (new state, reply, metrics) on every client with its state of `store`.
 
         New states are staged: they take effect when the caller commits them.
         """
 
-    def deploy(
-        self,
-        function: ClientFunction,
-        cohort: Cohort,
-        store: StateStore,
-        received: TensorDict,
-        index: Tensor | None = None,
-        *,
-        fresh: bool = False,
-    ) -> TensorDict:
-        """Returns the model that `function` makes of every client's state, or with `fresh` of its start.
+    def map(self, visit: Visit, states: TensorDict | Stored) -> Parts:
+        """Returns what the function makes of every client, stacked: [clients, ...] in the order of the cohort's ids.
 
-        [clients, ...]; `function` returns (model,), and nothing is stored.
+        `states` are [clients, ...], or where they are kept; nothing is stored.
         """
 
-    def map(
-        self,
-        function: ClientFunction,
-        cohort: Cohort,
-        states: TensorDict,
-        received: TensorDict,
-        index: Tensor | None = None,
-    ) -> Parts:
-        """Returns `function` of every client, stacked: [clients, ...] in the order of `cohort.ids`.
-
-        `states` [clients, ...].
-        """
-
-    def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the outputs of client i's model on its rows, [rows, outputs]; `models` [clients, ...]."""
-
-    def predict_all(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> Tensor:
-        """Returns the outputs of every client's model on the same `rows`, [clients, rows, outputs]."""
-
-
-class InProcess(ABC):
-    """What engines have in common that run clients in this process, a chunk of the cohort after another."""
-
-    def __init__(self) -> None:
-        self.room = Room()
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """What the run's records call it."""
-
-    def resume(self, name: str) -> None:
-        """Nothing: there is no choice."""
-        return
-
-    def settle(
-        self,
-        function: ClientFunction,
-        cohort: Cohort,
-        states: Callable[[int], TensorDict],
-        received: TensorDict,
-        index: Tensor | None,
-    ) -> None:
-        """Nothing: there is no choice to make before a cohort is run; `states(n)` are those of its first n clients."""
-        return
-
-    def attempt(self, cohort: Cohort, run: Callable[[InProcess], T]) -> T:
-        """Returns what `run` makes of the engine that runs this cohort."""
-        return run(self)
-
-    @property
-    def current(self) -> InProcess:
-        """The engine that runs cohorts for now."""
-        return self
-
-    def hold(self, store: StateStore) -> StateStore:
-        """Returns `store` itself."""
-        return store
-
-    @abstractmethod
-    def chunk_of(self, cohort: Cohort) -> int:
-        """Returns how many clients make up a chunk."""
-
-    @abstractmethod
-    def map(
-        self,
-        function: ClientFunction,
-        cohort: Cohort,
-        states: TensorDict,
-        received: TensorDict,
-        index: Tensor | None = None,
-    ) -> Parts:
-        """Returns `function` of every client, stacked."""
-
-    @abstractmethod
-    def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the outputs of client i's model on its rows."""
-
-    @abstractmethod
-    def predict_all(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> Tensor:
-        """Returns the outputs of every client's model on the same rows."""
-
-    def train(
-        self,
-        function: ClientFunction,
-        cohort: Cohort,
-        store: StateStore,
-        received: TensorDict,
-        index: Tensor | None = None,
-    ) -> Updates:
-        """Runs `function` on every client; only one chunk has its states taken out of the store at a time."""
-        out = Stacked(len(cohort.ids), self.room)
-        for positions in self.chunks(cohort):
-            part = cohort.part(positions.tolist())
-            mine = None if index is None else index[positions]
-            new, replies, metrics = self.map(function, part, store.get(part.ids), received, mine)
-            store.stage(part.ids, new)
-            out.put_updates(positions, replies, metrics, finite_clients(new, replies))
-        return out.updates()
-
-    def deploy(
-        self,
-        function: ClientFunction,
-        cohort: Cohort,
-        store: StateStore,
-        received: TensorDict,
-        index: Tensor | None = None,
-        *,
-        fresh: bool = False,
-    ) -> TensorDict:
-        """Returns the model of every client."""
-        states = store.fresh(cohort.ids) if fresh else store.get(cohort.ids)
-        return self.map(function, cohort, states, received, index)[0]
-
-    def chunks(self, cohort: Cohort) -> Iterator[Tensor]:
-        """Yields the positions of each chunk's clients, int64 [clients]: those with most samples first.
-
-        The size is asked for again each time: what fits into memory may have shown in the chunk before.
-        """
-        left = largest_first(cohort)
-        while len(left):
-            chunk = self.next_chunk(cohort, left)
-            yield chunk
-            left = left[len(chunk) :]
-
-    def next_chunk(self, cohort: Cohort, left: Tensor) -> Tensor:
-        """Returns the first of the positions that are `left`, as many as make up the next chunk."""
-        return left[: evenly(len(left), self.chunk_of(cohort))]
-
-
-def largest_first(cohort: Cohort) -> Tensor:
-    """Returns the positions of a cohort's clients, int64 [clients], those with most samples first."""
-    return torch.from_numpy(np.argsort(-cohort.sizes, kind="stable"))
-
-
-def evenly(clients: int, most: int) -> int:
-    """Returns the size of the next chunk where `clients` are left: as few chunks as can be, and those alike."""
-    return -(-clients // -(-clients // most))
-
-
-class Stacked:
-    """Collects the results of clients or chunks of clients into tensors of [clients, ...] in host memory."""
-
-    def __init__(self, clients: int, room: Room) -> None:
-        self.clients, self._room = clients, room
-        self._parts: list[dict[str, Tensor]] = []
-
-    def put(self, where: int | Tensor, results: Sequence[Mapping[str, Tensor]]) -> None:
-        """Writes the tensors of one client (`where` its position) or of several, [len(where), ...]."""
-        one = isinstance(where, int)
-        if isinstance(where, Tensor) and torch.equal(where, torch.arange(self.clients)):
-            # Everything at once and in order: nothing to copy within host memory.
-            self._parts = [{p: t.cpu() for p, t in part.items()} for part in results]
-            return
-        if not self._parts:
-            self._parts = [
-                {
-                    p: self._room.empty((self.clients, *(t.shape if one else t.shape[1:])), t.dtype)
-                    for p, t in part.items()
-                }
-                for part in results
-            ]
-        for held, part in zip(self._parts, results, strict=True):
-            for path, tensor in part.items():
-                held[path][where] = tensor
-
-    def put_updates(self, where: Tensor, replies: TensorDict, metrics: TensorDict, finite: Tensor) -> None:
-        """Writes what came out of the training of some clients."""
-        self.put(where, [dict(tree.leaves(replies)), dict(tree.leaves(metrics)), {"finite": finite}])
-
-    def updates(self) -> Updates:
-        """Returns what came out of the training of all."""
-        replies, metrics, rest = self.parts()
-        return Updates(replies, metrics, rest["finite"])
-
-    def parts(self) -> Parts:
-        """Returns the collected TensorDicts."""
-        return tuple(tree.nest(part.items(), [self.clients]) for part in self._parts)
-
-
-def finite_clients(*parts: TensorDict) -> Tensor:
-    """Returns which clients have only finite numbers in all `parts` ([clients, ...] each), bool [clients]."""
-    clients = parts[0].batch_size[0]
-    ok = torch.ones(clients, dtype=torch.bool)
-    for part in parts:
-        for _, tensor in tree.leaves(part):
-            if tensor.is_floating_point():
-                ok &= torch.isfinite(tensor.reshape(clients, -1).sum(1))
-    return ok
+    def predict(self, asked: Inference) -> list[Tensor]:
+        """Returns the outputs of each model on its rows, [rows, outputs]."""

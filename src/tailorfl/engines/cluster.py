@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tailorfl.core.state import StateStore
+from tailorfl.engines.failures import first_line
 from tailorfl.engines.parcels import Parcel, opened, parcels
 from tailorfl.engines.scattered import Kept, ScatteredStore, held, note_staged, states_of
 from tailorfl.engines.wire import Known
@@ -227,7 +228,7 @@ class Cluster:
             self.names = ray.get([site.where.remote() for site in sites], timeout=PATIENCE)
         except ray.exceptions.RayError as error:
             raise WorkerError(
-                f"not all {self.size} workers started within {PATIENCE:g} s ({_first_line(error)}); look whether other "
+                f"not all {self.size} workers started within {PATIENCE:g} s ({first_line(error)}); look whether other "
                 "programs keep the cluster busy, and whether tailorfl is installed on all its machines"
             ) from error
         self._sites = sites
@@ -247,7 +248,7 @@ class Cluster:
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise WorkerError(
-                f"there is no Ray cluster at engine.cluster={self._address} ({_first_line(error)}); start one with "
+                f"there is no Ray cluster at engine.cluster={self._address} ({first_line(error)}); start one with "
                 "'ray start --head', or use engine.cluster=local"
             ) from error
 
@@ -281,7 +282,3 @@ class Cluster:
                 f"({type(error).__name__}), and with it the private states it kept. A run with a result folder goes on "
                 "from its last checkpoint with --resume"
             ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -10,6 +10,7 @@ from torch import Tensor
 from tailorfl.core import tree
 from tailorfl.core.ledger import Ledger
 from tailorfl.core.messages import Traffic
+from tailorfl.engines.auto import keep_choice
 from tailorfl.engines.groups import Group
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def load(sim: Simulation, tensors: Mapping[str, Tensor], facts: Mapping[str, Any
     sim.round, sim.traffic = int(facts["round"]), Traffic(**facts["traffic"])
     sim.gradients, sim.turns = int(facts["gradients"]), int(facts["turns"])
     sim.ledger = Ledger.restore(facts["ledger"]) if "ledger" in facts else Ledger()
-    sim.engine.resume(str(facts["engine"]))
+    keep_choice(sim.engine, str(facts["engine"]))
 
 
 def _place(group: Group) -> str:

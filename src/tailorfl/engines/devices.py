@@ -15,8 +15,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from tailorfl.core import tree
 from tailorfl.core.cohort import Cohort
 from tailorfl.data.source import Source
+from tailorfl.engines.base import Inference
 from tailorfl.engines.memory_limits import free_memory
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
@@ -101,6 +103,14 @@ class Place:
                 x, y = source.x.to(self.device), source.y.to(self.device)
                 self._sources[source] = _copied(Source, source, x=x, y=y)
         return self._sources[source]
+
+    def inference(self, asked: Inference) -> Inference:
+        """Returns the models and their source on the device; rows stay where they are."""
+        if self.is_host:
+            return asked
+        states = tree.nest(self.tensors(dict(tree.leaves(asked.states))).items(), asked.states.batch_size)
+        model, source = asked.model.on(self.device), self.source(asked.source)
+        return replace(asked, model=model, states=states, source=source)
 
     def cohort(self, cohort: Cohort) -> Cohort:
         """Returns the cohort with its data and the frozen tensors of its model on the device."""

@@ -15,11 +15,12 @@ import torch
 from tensordict import TensorDict
 
 from tailorfl.core.ledger import Ledger, Record
-from tailorfl.core.messages import PerClient, table_of
-from tailorfl.engines.base import Parts
+from tailorfl.core.messages import PerClient
+from tailorfl.engines.base import Visit
 from tailorfl.engines.deployment import Deployment, deployment_message, in_parts
 from tailorfl.engines.groups import by_group, message_for
 from tailorfl.engines.private_updates import cohort_is_secret, nobody, updates_used
+from tailorfl.engines.results import Parts
 from tailorfl.engines.vectorized import Vectorized
 
 if TYPE_CHECKING:
@@ -77,6 +78,5 @@ def _counted(
 ) -> tuple[Record, Parts]:
     record = Record()
     cohort = replace(sim.cohort(ids, limit, own), round=round, record=record, counting=True)
-    received, index = table_of(message)
     with torch.no_grad():
-        return record, Vectorized().map(function, cohort, states, received, index)
+        return record, Vectorized().map(Visit.of(function, cohort, message), states)

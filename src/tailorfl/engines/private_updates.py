@@ -12,10 +12,11 @@ from tensordict import TensorDict
 from tailorfl.core import tree
 from tailorfl.core.client_privacy import check_payload, private_replies, uses_of_updates
 from tailorfl.core.ledger import EVERYONE, Record, Uses
-from tailorfl.core.messages import PerClient, Replies, table_of
+from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import Method
 from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
 from tailorfl.data.source import Source
+from tailorfl.engines.base import Visit
 from tailorfl.engines.groups import Group, message_for
 from tailorfl.engines.rounds import Trained
 from tailorfl.engines.vectorized import Vectorized
@@ -118,9 +119,8 @@ def nobody(sim: Simulation, group: Group, round: int) -> Trained:
     one = (_members(sim, group)[0],)
     message = message_for(sim.method.broadcast(sim.server, one), group, (0,))
     cohort = replace(sim.cohort(one), round=round, record=Record(), counting=True)
-    received, index = table_of(message)
     with torch.no_grad():
-        found = Vectorized().map(sim.local, cohort, group.states.get(one), received, index)
+        found = Vectorized().map(Visit.of(sim.local, cohort, message), group.states.get(one))
     none = torch.ones(0, dtype=torch.bool)
     return Trained(group, (), found[1][:0], found[2][:0], none, message, {})
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.state import StateStore
-from tailorfl.engines.worker import Deploy, Train, Work
+from tailorfl.engines.worker import Map, Train, Work
 
 S = TypeVar("S", bound=StateStore)
 
@@ -139,5 +139,5 @@ def held(work: Work, worker: int) -> int:
 
 def states_of(work: Work) -> Kept[ScatteredStore] | None:
     """Returns where the states of a chunk are that a worker has; None where some work needs none."""
-    found = work.states if isinstance(work, Train | Deploy) else None
+    found = work.states if isinstance(work, Train | Map) else None
     return found if isinstance(found, Kept) and not found.fresh else None

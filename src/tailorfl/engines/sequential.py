@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 import torch
 from tensordict import TensorDict
@@ -11,41 +11,31 @@ from torch import Tensor
 from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.cohort import Cohort, rows_at_once
-from tailorfl.data.source import Source
-from tailorfl.engines.base import ClientFunction, InProcess, Parts, Stacked
-from tailorfl.engines.devices import HOST, Place
+from tailorfl.core.outputs import in_passes
+from tailorfl.engines.base import Inference, Visit
+from tailorfl.engines.devices import HOST
+from tailorfl.engines.in_process import InProcess
 from tailorfl.engines.memory_limits import out_of_memory, too_large
+from tailorfl.engines.results import Parts, Stacked
 
 CHUNKS = 64
 """A cohort is cut into so many chunks, or fewer."""
+SHARES = 8
+"""Into so many parts the models of an evaluation are cut where several processes share them."""
 
 
 class Sequential(InProcess):
-    """Runs clients in a loop; needs the memory of one client at a time.
-
-    Args:
-        device: where they calculate.
-    """
+    """Runs clients in a loop; needs the memory of one client at a time."""
 
     name = "sequential"
-
-    def __init__(self, device: torch.device = HOST) -> None:
-        super().__init__()
-        self.place = Place(device)
 
     def chunk_of(self, cohort: Cohort) -> int:
         """Returns how many clients make up a chunk: the results do not depend on it, workers share the work so."""
         return -(-len(cohort.ids) // CHUNKS)
 
-    def map(
-        self,
-        function: ClientFunction,
-        cohort: Cohort,
-        states: TensorDict,
-        received: TensorDict,
-        index: Tensor | None = None,
-    ) -> Parts:
-        """Returns `function` of every client, stacked."""
+    def run(self, visit: Visit, states: TensorDict) -> Parts:
+        """Returns what the function makes of every client, stacked."""
+        cohort, received, index = visit.cohort, visit.received, visit.index
         out, home = Stacked(len(cohort.ids), self.room), self.place.cohort(cohort)
         everyone = self._moved(received) if index is None else received
         for position in range(len(cohort.ids)):
@@ -53,7 +43,7 @@ class Sequential(InProcess):
             mine = everyone if index is None else self._moved(received[index[position]])
             try:
                 with self.place.calculating():
-                    found = function(client, self._moved(states[position]), mine)
+                    found = visit.function(client, self._moved(states[position]), mine)
             except Exception as error:
                 if not out_of_memory(error):
                     raise
@@ -68,34 +58,25 @@ class Sequential(InProcess):
         moved: TensorDict = tree.nest(self.place.tensors(dict(tree.leaves(part))).items(), part.batch_size)
         return moved
 
-    def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the outputs of client i's model on its rows."""
-        states, home = self._each(models), self.place.cohort(cohort)
-        with self.place.calculating():
-            return [
-                self._outputs(home, state, r) if len(r) else torch.zeros(0, home.source.outputs, device=HOST)
-                for state, r in zip(states, rows, strict=True)
-            ]
+    def outputs(self, asked: Inference) -> list[Tensor]:
+        """Returns the outputs of each model on its rows."""
+        tensors = tree.tensors(asked.states)
+        models = [partial(asked.model, {n: t[i] for n, t in tensors.items()}) for i in range(asked.models)]
 
-    def _outputs(self, cohort: Cohort, state: dict[str, Tensor], rows: Tensor) -> Tensor:
-        source = cohort.source
-        parts = torch.split(rows.to(source.x.device), rows_at_once(source))
-        return torch.cat([cohort.model(state, source.take(part)) for part in parts]).to(HOST)
+        def of_all(x: Tensor) -> Tensor:
+            return torch.stack([model(x) for model in models]).to(HOST)
 
-    def predict_all(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> Tensor:
-        """Returns the outputs of every client's model on the same rows."""
-        states = self._each(models)
-        if not len(rows):
-            return torch.zeros(len(states), 0, source.outputs)
-        source, model = self.place.source(source), self.place.cohort(cohort).model
-        found: list[Tensor] = []
-        with self.place.calculating():
-            for part in torch.split(rows.to(source.x.device), rows_at_once(source)):
-                x = source.take(part)  # once for all clients
-                found.append(torch.stack([model(state, x) for state in states]).to(HOST))
-        return torch.cat(found, dim=1)
+        if isinstance(asked.rows, Tensor):  # a pass takes its samples once for all models
+            return list(in_passes(of_all, asked.source, asked.rows, dim=1))
+        return [
+            in_passes(model, asked.source, rows).to(HOST)
+            if len(rows)
+            else torch.zeros(0, asked.source.outputs, device=HOST)
+            for model, rows in zip(models, asked.rows, strict=True)
+        ]
 
-    def _each(self, models: TensorDict) -> list[dict[str, Tensor]]:
-        """The model of every client, on the device."""
-        tensors = self.place.tensors(tree.tensors(models))
-        return [{name: t[i] for name, t in tensors.items()} for i in range(models.batch_size[0])]
+    def shares(self, asked: Inference) -> list[Inference]:
+        """Returns some models each; of one model on many samples, passes over some samples each."""
+        if asked.models == 1:
+            return asked.of_rows(rows_at_once(asked.source))
+        return asked.of_models(-(-asked.models // SHARES))

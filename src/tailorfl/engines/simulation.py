@@ -23,14 +23,13 @@ from tailorfl.core.messages import (
     PerClient,
     Replies,
     Traffic,
-    table_of,
 )
 from tailorfl.core.method import Method
 from tailorfl.core.objective import LOSSES
 from tailorfl.data.federation import Federation
 from tailorfl.data.rows import Rows
 from tailorfl.engines.auto import Auto
-from tailorfl.engines.base import ClientFunction, Engine, InProcess, Parts
+from tailorfl.engines.base import ClientFunction, Engine, Stored, Visit
 from tailorfl.engines.cluster import Cluster
 from tailorfl.engines.continuing import dump, load
 from tailorfl.engines.deployment import WORK, Deployment, Training, deployment_message, in_parts
@@ -46,6 +45,7 @@ from tailorfl.engines.private_updates import (
     with_the_absent,
 )
 from tailorfl.engines.processes import Processes
+from tailorfl.engines.results import Parts
 from tailorfl.engines.rounds import (
     RoundResult,
     Trained,
@@ -58,8 +58,8 @@ from tailorfl.engines.rounds import (
     why_all_diverged,
 )
 from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.team import Team, Workers
 from tailorfl.engines.vectorized import Vectorized
-from tailorfl.engines.workers import Workers
 from tailorfl.errors import ConfigError, DivergenceError, unknown
 from tailorfl.models.functional import Model
 from tailorfl.settings.engine import EngineName
@@ -90,11 +90,6 @@ def make_engine(
     if name not in get_args(EngineName):
         raise unknown("engine", name, get_args(EngineName))
     place = device_of(device)
-    kind: InProcess
-    if name == "auto":
-        kind = Auto(chunk, device=place)
-    else:
-        kind = Vectorized(chunk, place) if name == "vectorized" else Sequential(place)
     if workers > 1 and cluster is None and place.type != "cpu":
         raise ConfigError(
             f"engine.workers={workers} are processes that calculate on the CPU, but engine.device={device} is "
@@ -105,10 +100,16 @@ def make_engine(
             raise ConfigError(
                 f"engine.cluster={cluster} needs engine.workers, how many of its workers to use"
             )
-        return Workers(kind, Cluster(workers, cluster, gpus))
-    if gpus:
+    elif gpus:
         raise ConfigError("engine.gpus is for the workers of a cluster; set engine.cluster, or leave it out")
-    return kind if workers < 2 else Workers(kind, Processes(workers))
+    team: Team | None = Cluster(workers, cluster, gpus) if cluster is not None else None
+    if team is None and workers > 1:
+        team = Processes(workers)
+    one_by_one, together = Sequential(place), Vectorized(chunk, place)
+    if name == "auto":
+        return Auto(one_by_one, together, team=team)
+    kind = together if name == "vectorized" else one_by_one
+    return kind if team is None else Workers(kind, team)
 
 
 class Simulation:
@@ -268,9 +269,9 @@ class Simulation:
 
     def _train(self, group: Group, ids: tuple[int, ...], message: TensorDict | PerClient) -> Trained:
         record = self._record()
-        cohort, (received, index) = replace(self.cohort(ids), record=record), table_of(message)
+        visit = Visit.of(self.local, replace(self.cohort(ids), record=record), message)
         with torch.no_grad():
-            found = self.engine.train(self.local, cohort, group.states, received, index)
+            found = self.engine.train(visit, group.states)
         uses = {} if record is None else record.uses
         gradients = int(found.metrics[WORK].double().sum())
         metrics = found.metrics.exclude(WORK)
@@ -350,9 +351,8 @@ class Simulation:
         if isinstance(message, PerArchitecture):
             ((group, _),) = by_group(self.groups, ids)
             message = message[group.name]
-        received, index = table_of(message)
         with torch.no_grad():
-            return self.engine.map(function, self.cohort(ids), states, received, index)
+            return self.engine.map(Visit.of(function, self.cohort(ids), message), states)
 
     @property
     def local(self) -> Training:
@@ -393,15 +393,11 @@ class Simulation:
 
     def _deployed(self, group: Group, ids: tuple[int, ...], steps: int | None) -> TensorDict:
         message = deployment_message(self.method, self.server, group, ids, steps)
-        record, (received, index) = self._record(), table_of(message)
-        cohort, function = (
-            replace(self.cohort(ids, steps, True), record=record),
-            Deployment(self.method, steps),
-        )
+        record = self._record()
+        cohort = replace(self.cohort(ids, steps, True), record=record)
+        visit = Visit.of(Deployment(self.method, steps), cohort, message)
         with torch.no_grad():
-            found = self.engine.deploy(
-                function, cohort, group.states, received, index, fresh=steps is not None
-            )
+            (found,) = self.engine.map(visit, Stored(group.states, fresh=steps is not None))
         if record is not None:
             # Of all models that evaluations look at one is deployed: the last, or the one that adapted longest.
             purpose: Purpose = "deployment" if steps is None else "newcomer"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -16,10 +16,13 @@ from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.cohort import Cohort, padded, rows_at_once
 from tailorfl.core.ledger import Record
-from tailorfl.data.source import Source
-from tailorfl.engines.base import ClientFunction, InProcess, Parts, Stacked, largest_first
-from tailorfl.engines.devices import HOST, Place
+from tailorfl.core.outputs import in_passes
+from tailorfl.engines.base import Inference, Visit
+from tailorfl.engines.devices import HOST
+from tailorfl.engines.in_process import InProcess, largest_first
 from tailorfl.engines.memory_limits import COPIES, Peak, fitting, halved, out_of_memory, release
+from tailorfl.engines.results import Parts, Stacked
+from tailorfl.models.functional import Model
 
 CHUNK_BYTES = 16 * 2**20
 """Bytes of the parameters of one chunk, when the chunk size is chosen here: what a large cache holds."""
@@ -46,8 +49,8 @@ class Vectorized(InProcess):
     name = "vectorized"
 
     def __init__(self, chunk: int | None = None, device: torch.device = HOST) -> None:
-        super().__init__()
-        self.chunk, self.place = chunk, Place(device)
+        super().__init__(device)
+        self.chunk = chunk
         self.most: int | None = None
 
     def chunk_of(self, cohort: Cohort) -> int:
@@ -69,42 +72,37 @@ class Vectorized(InProcess):
             wanted = max(-(-clients // chunks), FEWEST)
         return min(wanted, fitting(device, COPIES * 4 * model.scalars))
 
-    def map(
-        self,
-        function: ClientFunction,
-        cohort: Cohort,
-        states: TensorDict,
-        received: TensorDict,
-        index: Tensor | None = None,
-    ) -> Parts:
-        """Returns `function` of every client, stacked."""
-        state_leaves, received_leaves = dict(tree.leaves(states)), dict(tree.leaves(received))
-        left = largest_first(cohort)
-        out, home, move = Stacked(len(left), self.room), self.place.cohort(cohort), self.place.tensors
-        everyone = move(received_leaves) if index is None else {}
+    def run(self, visit: Visit, states: TensorDict) -> Parts:
+        """Returns what the function makes of every client, stacked."""
+        cohort, move = visit.cohort, self.place.tensors
+        state_leaves, received_leaves = dict(tree.leaves(states)), dict(tree.leaves(visit.received))
+        left, out = largest_first(cohort), Stacked(len(cohort.ids), self.room)
+        home = replace(visit, cohort=self.place.cohort(cohort))
+        everyone = move(received_leaves) if visit.index is None else {}
 
-        def run(part: Cohort, chosen: Tensor) -> Found:
+        def apply(part: Visit, chosen: Tensor) -> Found:
             mine = move({p: t.index_select(0, chosen) for p, t in state_leaves.items()})
-            if index is None:
-                return _apply(function, part, mine, everyone, each=False)
-            theirs = move({p: t[index[chosen]] for p, t in received_leaves.items()})
-            return _apply(function, part, mine, theirs, each=True)
+            if part.index is None:
+                return _apply(part, mine, everyone)
+            return _apply(part, mine, move({p: t[part.index] for p, t in received_leaves.items()}))
 
         while len(left):
             chosen = self.next_chunk(cohort, left)
             # A chunk that does not fit is run again, so what it notes counts once it has run to its end.
-            part = replace(home.part(chosen.tolist()), record=None if cohort.record is None else Record())
-            found = self._attempt(cohort, part, partial(run, part, chosen))
+            part = home.part(chosen)
+            record = None if cohort.record is None else Record()
+            part = replace(part, cohort=replace(part.cohort, record=record))
+            found = self._attempt(cohort.model, part.cohort, partial(apply, part, chosen))
             if found is None:
                 release(self.place.device)
                 continue
             out.put(chosen, found)
-            if cohort.record is not None and part.record is not None:
-                cohort.record.merge(part.record)
+            if cohort.record is not None and record is not None:
+                cohort.record.merge(record)
             left = left[len(chosen) :]
         return out.parts()
 
-    def _attempt(self, cohort: Cohort, part: Cohort, run: Callable[[], Found]) -> Found | None:
+    def _attempt(self, model: Model, part: Cohort, run: Callable[[], Found]) -> Found | None:
         """Returns what `run` makes of a part of the cohort, or None where memory was not enough for so many clients.
 
         Raises:
@@ -122,46 +120,31 @@ class Vectorized(InProcess):
             return None
         if peak is not None:
             each = peak.bytes() / len(part.ids)
-            self.place.bytes_each[cohort.model] = max(each, self.place.bytes_each.get(cohort.model, 0.0))
+            self.place.bytes_each[model] = max(each, self.place.bytes_each.get(model, 0.0))
         return found
 
-    def predict(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the outputs of client i's model on its rows."""
-        table, _ = padded([r.numpy() for r in rows])
-        if not table.numel():
-            return [torch.zeros(0, cohort.source.outputs) for _ in rows]
-        home = self.place.cohort(cohort)
-        state, table = self.place.tensors(tree.tensors(models)), table.to(home.source.x.device)
-        parts = torch.split(table, rows_at_once(home.source, len(rows)), dim=1)
-        with self.place.calculating():
-            found = [vmap(home.model)(state, home.source.take(part)).to(HOST) for part in parts]
-        outputs = torch.cat(found, dim=1)
-        return [outputs[i, : len(r)] for i, r in enumerate(rows)]
+    def outputs(self, asked: Inference) -> list[Tensor]:
+        """Returns the outputs of each model on its rows."""
+        rows, states, common = asked.rows, tree.tensors(asked.states), isinstance(asked.rows, Tensor)
+        table = rows if isinstance(rows, Tensor) else padded([r.numpy() for r in rows])[0]
+        models = vmap(asked.model, in_dims=(0, None if common else 0))
+        every = in_passes(lambda x: models(states, x).to(HOST), asked.source, table, asked.models, dim=1)
+        return list(every) if common else [own[: len(r)] for own, r in zip(every, rows, strict=True)]
 
-    def predict_all(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> Tensor:
-        """Returns the outputs of every client's model on the same rows."""
-        if not len(rows):
-            return torch.zeros(models.batch_size[0], 0, source.outputs)
-        source, model = self.place.source(source), self.place.cohort(cohort).model
-        state = self.place.tensors(tree.tensors(models))
-        parts = torch.split(rows.to(source.x.device), rows_at_once(source, models.batch_size[0]))
-        with self.place.calculating():
-            found = [vmap(model, in_dims=(0, None))(state, source.take(part)).to(HOST) for part in parts]
-        return torch.cat(found, dim=1)
+    def shares(self, asked: Inference) -> list[Inference]:
+        """Returns all models on some samples each, as they go through them in one process."""
+        return asked.of_rows(rows_at_once(asked.source, asked.models))
 
 
-def _apply(
-    function: ClientFunction,
-    cohort: Cohort,
-    states: dict[str, Tensor],
-    received: dict[str, Tensor],
-    each: bool,
-) -> list[dict[str, Tensor]]:
+def _apply(visit: Visit, states: dict[str, Tensor], received: dict[str, Tensor]) -> Found:
+    """Maps the function over `states` [clients, ...] and what is received, [clients, ...] where there is an index."""
     parts = 0
 
     def one(position: Tensor, state: dict[str, Tensor], message: dict[str, Tensor]) -> dict[str, Tensor]:
         nonlocal parts
-        found = function(Client(cohort, position), tree.nest(state.items()), tree.nest(message.items()))
+        found = visit.function(
+            Client(visit.cohort, position), tree.nest(state.items()), tree.nest(message.items())
+        )
         parts = len(found)
         # The position is returned too, so that a function with nothing to return is still mapped.
         return {
@@ -169,8 +152,9 @@ def _apply(
             **{f"{i}:{p}": t for i, part in enumerate(found) for p, t in tree.leaves(part)},
         }
 
-    positions = torch.arange(len(cohort.ids), device=HOST)  # looked at, not calculated with
-    flat = vmap(one, in_dims=(0, 0 if states else None, 0 if each else None))(positions, states, received)
+    positions = torch.arange(len(visit.cohort.ids), device=HOST)  # looked at, not calculated with
+    each = None if visit.index is None else 0
+    flat = vmap(one, in_dims=(0, 0 if states else None, each))(positions, states, received)
     out: list[dict[str, Tensor]] = [{} for _ in range(parts)]
     for key, tensor in flat.items():
         part, colon, path = key.partition(":")

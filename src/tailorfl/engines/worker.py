@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,9 +16,10 @@ from torch import Tensor
 from tailorfl import errors
 from tailorfl.core.cohort import Cohort
 from tailorfl.core.ledger import Uses
-from tailorfl.data.source import Source
-from tailorfl.engines.auto import unsupported
-from tailorfl.engines.base import ClientFunction, InProcess, finite_clients
+from tailorfl.engines.base import Inference, Visit
+from tailorfl.engines.failures import unsupported
+from tailorfl.engines.in_process import InProcess
+from tailorfl.engines.results import Parts, finite_clients
 
 
 class States(Protocol):
@@ -46,74 +47,46 @@ class Train:
     """Training of a chunk; gives (replies, metrics, finite)."""
 
     engine: InProcess
-    function: ClientFunction
-    cohort: Cohort
+    visit: Visit
     states: States
-    received: TensorDict
-    index: Tensor | None
 
     def run(self) -> tuple[TensorDict, TensorDict, Tensor, Mapping[int, Uses]]:
         """Returns (replies, metrics, finite, what it used of private data)."""
-        new, replies, metrics = self.engine.map(
-            self.function, self.cohort, self.states.read(), self.received, self.index
-        )
+        new, replies, metrics = self.engine.map(self.visit, self.states.read())
         self.states.write(new)
-        return replies, metrics, finite_clients(new, replies), uses_of(self.cohort)
+        return replies, metrics, finite_clients(new, replies), uses_of(self.visit.cohort)
 
     def about(self) -> str:
-        return f"training {clients_of(self.cohort)}"
+        return f"training {clients_of(self.visit.cohort)}"
 
 
 @dataclass(frozen=True)
-class Deploy:
-    """The models that a chunk's clients deploy."""
+class Map:
+    """What a function makes of a chunk's clients, such as the models that they deploy."""
 
     engine: InProcess
-    function: ClientFunction
-    cohort: Cohort
+    visit: Visit
     states: States
-    received: TensorDict
-    index: Tensor | None
 
-    def run(self) -> tuple[TensorDict, Mapping[int, Uses]]:
-        """Returns (models, what it used of private data)."""
-        parts = self.engine.map(self.function, self.cohort, self.states.read(), self.received, self.index)
-        return parts[0], uses_of(self.cohort)
+    def run(self) -> tuple[Parts, Mapping[int, Uses]]:
+        """Returns (what it makes of them, what it used of private data)."""
+        parts = self.engine.map(self.visit, self.states.read())
+        return parts, uses_of(self.visit.cohort)
 
     def about(self) -> str:
-        return f"making the models of {clients_of(self.cohort)}"
+        return f"making the models of {clients_of(self.visit.cohort)}"
 
 
 @dataclass(frozen=True)
 class Predict:
-    """The outputs of several models on rows of their own."""
+    """The outputs of several models."""
 
     engine: InProcess
-    cohort: Cohort
-    models: TensorDict
-    rows: Sequence[Tensor]
+    asked: Inference
 
     def run(self) -> list[Tensor]:
         """Returns the outputs of each model."""
-        return self.engine.predict(self.cohort, self.models, self.rows)
-
-    def about(self) -> str:
-        return "evaluating"
-
-
-@dataclass(frozen=True)
-class PredictAll:
-    """The outputs of several models on the same rows."""
-
-    engine: InProcess
-    cohort: Cohort
-    models: TensorDict
-    source: Source
-    rows: Tensor
-
-    def run(self) -> Tensor:
-        """Returns the outputs, [models, rows, outputs]."""
-        return self.engine.predict_all(self.cohort, self.models, self.source, self.rows)
+        return self.engine.predict(self.asked)
 
     def about(self) -> str:
         return "evaluating"

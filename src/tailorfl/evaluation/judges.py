@@ -7,6 +7,7 @@ finds a tensor [samples, ...] for a model and rows of a source, and makes number
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ from tailorfl.core.cohort import Cohort, rows_at_once
 from tailorfl.core.objective import LOSSES, SAMPLE_LOSSES
 from tailorfl.data.source import Source
 from tailorfl.data.thinning import thinned
-from tailorfl.engines.base import Engine
+from tailorfl.engines.base import Engine, Inference
 from tailorfl.evaluation.generation import earned, teacher_forced
 from tailorfl.evaluation.metrics import compute_parts, credited
 from tailorfl.evaluation.parts import means
@@ -62,20 +63,19 @@ class Outputs:
         """[rows, outputs] of every client."""
         together = alike(np.array([len(r) for r in rows], dtype=np.int64))
         if len(together) == 1:
-            return self.engine.predict(cohort, models, rows)
+            return self.engine.predict(Inference(cohort.model, models, cohort.source, rows))
         found: list[Tensor] = [torch.empty(0)] * len(rows)
         for positions in together:
             where = positions.tolist()
-            some = self.engine.predict(
-                cohort.part(where), models[torch.from_numpy(positions)], [rows[k] for k in where]
-            )
+            own, theirs = [rows[k] for k in where], models[torch.from_numpy(positions)]
+            some = self.engine.predict(Inference(cohort.model, theirs, cohort.source, own))
             for k, outputs in zip(where, some, strict=True):
                 found[k] = outputs
         return found
 
     def common(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
         """[rows, outputs] of every client."""
-        return list(self._on_all(cohort, models, source, rows))
+        return self._on_all(cohort, models, source, rows)
 
     def shared(
         self, cohort: Cohort, model: TensorDict, source: Source, rows: Sequence[Tensor]
@@ -97,11 +97,12 @@ class Outputs:
             numbers["rouge1"] = [credited(f, source.credit[r]) for f, r in zip(found, rows, strict=True)]
         return numbers
 
-    def _on_all(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> Tensor:
-        """[clients, rows, outputs], the rows in blocks of nearly equal size."""
+    def _on_all(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
+        """[rows, outputs] of every model, the rows in blocks of nearly equal size."""
         blocks = -(-len(rows) // self.portions.rows(cohort.model, models.batch_size[0]))
-        parts = torch.tensor_split(rows, max(1, blocks))
-        return torch.cat([self.engine.predict_all(cohort, models, source, part) for part in parts], dim=1)
+        asked = Inference(cohort.model, models, source, rows)
+        parts = [replace(asked, rows=part) for part in torch.tensor_split(rows, max(1, blocks))]
+        return asked.joined([self.engine.predict(part) for part in parts])
 
 
 def _losses(task: str, outputs: Tensor, y: Tensor, sizes: Sequence[int]) -> list[float]:
@@ -132,7 +133,7 @@ class Texts:
         found: list[list[Tensor]] = [[] for _ in rows]
         for start in range(0, max(len(r) for r in rows), step):
             parts = [r[start : start + step] for r in rows]
-            outputs = self.engine.predict(cohort, models, parts)
+            outputs = self.engine.predict(Inference(cohort.model, models, source, parts))
             for mine, some, part in zip(found, outputs, parts, strict=True):
                 mine.append(teacher_forced(some, source.y[part]))
         return [
@@ -174,7 +175,7 @@ class Texts:
         clients = models.batch_size[0]
         found: list[list[Tensor]] = [[] for _ in range(clients)]
         for part in torch.split(rows, rows_at_once(source, clients)):
-            outputs = self.engine.predict_all(cohort, models, source, part)
+            outputs = self.engine.predict(Inference(cohort.model, models, source, part))
             for mine, some in zip(found, outputs, strict=True):
                 mine.append(teacher_forced(some, source.y[part]))
         return [_joined(mine) for mine in found]

@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 
 from tailorfl.benchmark.work import Part, count_work, parts_of
-from tailorfl.core.cohort import Cohort
 from tailorfl.core.messages import Traffic, count_up
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.federation import Federation
-from tailorfl.engines.base import Engine, Parts
+from tailorfl.engines.base import Engine, Visit
 from tailorfl.engines.groups import by_group
+from tailorfl.engines.results import Parts
 from tailorfl.engines.rounds import sampled_clients
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.simulation import Simulation
@@ -247,9 +248,9 @@ def _clock() -> float:
 class _Counting(Sequential):
     """An engine whose clients train nothing, but send what they would."""
 
-    def map(self, function: Any, cohort: Cohort, states: Any, received: Any, index: Any = None) -> Parts:
-        """Returns `function` of every client, as if no training had moved anything."""
-        return super().map(function, replace(cohort, counting=True), states, received, index)
+    def run(self, visit: Visit, states: TensorDict) -> Parts:
+        """Returns what the function makes of every client, as if no training had moved anything."""
+        return super().run(replace(visit, cohort=replace(visit.cohort, counting=True)), states)
 
 
 def _rounds(sim: Simulation, some: tuple[int, ...]) -> tuple[float, float, Traffic]:
@@ -288,11 +289,10 @@ def _rounds(sim: Simulation, some: tuple[int, ...]) -> tuple[float, float, Traff
 
 def _client_seconds(sim: Simulation, part: Part) -> float:
     """What the clients of a part take in a round, from what the first takes for one and for two steps a training."""
-    index = None if part.index is None else part.index[:1]
-    first = replace(part, cohort=part.cohort.part((0,)), states=part.states[:1], index=index)
+    first = replace(part, visit=part.visit.part((0,)), states=part.states[:1])
 
     def limited(batches: int) -> Part:
-        return replace(first, cohort=replace(first.cohort, limit=batches, plans={}))
+        return first.on(replace(first.cohort, limit=batches, plans={}))
 
     # A step may take several batches.
     short = next((n for n in range(1, LARGEST_STEP) if _gradients(sim, limited(n))), 1)
@@ -300,7 +300,7 @@ def _client_seconds(sim: Simulation, part: Part) -> float:
 
     def tried(batches: int) -> float:
         it, start = limited(batches), _clock()
-        Sequential().map(sim.local, it.cohort, it.states, it.received, it.index)
+        Sequential().map(it.visit, it.states)
         return _clock() - start
 
     tried(short)  # the first one is slow in a new process

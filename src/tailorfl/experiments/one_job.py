@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tailorfl.engines.auto import keep_choice
 from tailorfl.engines.private_updates import cohort_is_secret
 from tailorfl.engines.rounds import listed
 from tailorfl.engines.simulation import Simulation
@@ -93,7 +94,7 @@ def _keep_engine(sim: Simulation, store: RunStore) -> None:
     """Goes on with the engine that an automatic choice fell on, also where it was not yet in a checkpoint."""
     done = store.rounds()
     if len(done):
-        sim.engine.resume(str(done["engine"].iloc[-1]))
+        keep_choice(sim.engine, str(done["engine"].iloc[-1]))
 
 
 def _check_records(store: RunStore, rounds: int) -> None:

@@ -1,0 +1,104 @@
+"""What engines have in common that run clients in this process, a chunk of the cohort after another."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.cohort import Cohort
+from tailorfl.core.state import StateStore
+from tailorfl.engines.base import Inference, Stored, Visit
+from tailorfl.engines.devices import HOST, Place
+from tailorfl.engines.memory import Room
+from tailorfl.engines.results import Parts, Stacked, Updates, finite_clients
+
+
+class InProcess(ABC):
+    """An engine that needs no other process.
+
+    Args:
+        device: where clients calculate.
+    """
+
+    def __init__(self, device: torch.device = HOST) -> None:
+        self.place, self.room = Place(device), Room()
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What the run's records call it."""
+
+    def hold(self, store: StateStore) -> StateStore:
+        """Returns `store` itself."""
+        return store
+
+    def train(self, visit: Visit, store: StateStore) -> Updates:
+        """Runs the function on every client; only one chunk has its states taken out of the store at a time."""
+        out = Stacked(len(visit.cohort.ids), self.room)
+        for positions in self.chunks(visit.cohort):
+            part = visit.part(positions)
+            new, replies, metrics = self.map(part, Stored(store))
+            store.stage(part.cohort.ids, new)
+            out.put_updates(positions, replies, metrics, finite_clients(new, replies))
+        return out.updates()
+
+    def map(self, visit: Visit, states: TensorDict | Stored) -> Parts:
+        """Returns what the function makes of every client, stacked."""
+        given = states if isinstance(states, TensorDict) else states.of(visit.cohort.ids)
+        return self.run(visit, given)
+
+    @abstractmethod
+    def run(self, visit: Visit, states: TensorDict) -> Parts:
+        """Returns what the function makes of every client with its state, stacked."""
+
+    def predict(self, asked: Inference) -> list[Tensor]:
+        """Returns the outputs of each model on its rows."""
+        if not asked.samples:
+            return [torch.zeros(0, asked.source.outputs)] * asked.models
+        with self.place.calculating():
+            return self.outputs(self.place.inference(asked))
+
+    @abstractmethod
+    def outputs(self, asked: Inference) -> list[Tensor]:
+        """Returns the outputs of each model in host memory; the models and their source lie on the device.
+
+        There is at least one row.
+        """
+
+    @abstractmethod
+    def shares(self, asked: Inference) -> list[Inference]:
+        """Returns the pieces in which several processes may be asked, which give the bits of the whole."""
+
+    @abstractmethod
+    def chunk_of(self, cohort: Cohort) -> int:
+        """Returns how many clients make up a chunk."""
+
+    def chunks(self, cohort: Cohort) -> Iterator[Tensor]:
+        """Yields the positions of each chunk's clients, int64 [clients]: those with most samples first.
+
+        The size is asked for again each time: what fits into memory may have shown in the chunk before.
+        """
+        left = largest_first(cohort)
+        while len(left):
+            chunk = self.next_chunk(cohort, left)
+            yield chunk
+            left = left[len(chunk) :]
+
+    def next_chunk(self, cohort: Cohort, left: Tensor) -> Tensor:
+        """Returns the first of the positions that are `left`, as many as make up the next chunk."""
+        return left[: evenly(len(left), self.chunk_of(cohort))]
+
+
+def largest_first(cohort: Cohort) -> Tensor:
+    """Returns the positions of a cohort's clients, int64 [clients], those with most samples first."""
+    return torch.from_numpy(np.argsort(-cohort.sizes, kind="stable"))
+
+
+def evenly(clients: int, most: int) -> int:
+    """Returns the size of the next chunk where `clients` are left: as few chunks as can be, and those alike."""
+    return -(-clients // -(-clients // most))

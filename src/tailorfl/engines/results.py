@@ -1,0 +1,78 @@
+"""What comes out of a cohort, collected from chunks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core import tree
+from tailorfl.engines.memory import Room
+
+Parts = tuple[TensorDict, ...]
+
+
+@dataclass(frozen=True)
+class Updates:
+    """What comes out of the training of a cohort, beside the new states, which are staged in their store."""
+
+    replies: TensorDict
+    """[clients, ...]"""
+    metrics: TensorDict
+    """[clients]"""
+    finite: Tensor
+    """Whose new state and reply hold only finite numbers, bool [clients]."""
+
+
+class Stacked:
+    """Collects the results of clients or chunks of clients into tensors of [clients, ...] in host memory."""
+
+    def __init__(self, clients: int, room: Room) -> None:
+        self.clients, self._room = clients, room
+        self._parts: list[dict[str, Tensor]] = []
+
+    def put(self, where: int | Tensor, results: Sequence[Mapping[str, Tensor]]) -> None:
+        """Writes the tensors of one client (`where` its position) or of several, [len(where), ...]."""
+        one = isinstance(where, int)
+        if isinstance(where, Tensor) and torch.equal(where, torch.arange(self.clients)):
+            # Everything at once and in order: nothing to copy within host memory.
+            self._parts = [{p: t.cpu() for p, t in part.items()} for part in results]
+            return
+        if not self._parts:
+            self._parts = [
+                {
+                    p: self._room.empty((self.clients, *(t.shape if one else t.shape[1:])), t.dtype)
+                    for p, t in part.items()
+                }
+                for part in results
+            ]
+        for held, part in zip(self._parts, results, strict=True):
+            for path, tensor in part.items():
+                held[path][where] = tensor
+
+    def put_updates(self, where: Tensor, replies: TensorDict, metrics: TensorDict, finite: Tensor) -> None:
+        """Writes what came out of the training of some clients."""
+        self.put(where, [dict(tree.leaves(replies)), dict(tree.leaves(metrics)), {"finite": finite}])
+
+    def updates(self) -> Updates:
+        """Returns what came out of the training of all."""
+        replies, metrics, rest = self.parts()
+        return Updates(replies, metrics, rest["finite"])
+
+    def parts(self) -> Parts:
+        """Returns the collected TensorDicts."""
+        return tuple(tree.nest(part.items(), [self.clients]) for part in self._parts)
+
+
+def finite_clients(*parts: TensorDict) -> Tensor:
+    """Returns which clients have only finite numbers in all `parts` ([clients, ...] each), bool [clients]."""
+    clients = parts[0].batch_size[0]
+    ok = torch.ones(clients, dtype=torch.bool)
+    for part in parts:
+        for _, tensor in tree.leaves(part):
+            if tensor.is_floating_point():
+                ok &= torch.isfinite(tensor.reshape(clients, -1).sum(1))
+    return ok

@@ -1,0 +1,134 @@
+"""What an engine is handed, and how little an engine has to be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from methods.small import SIZES, assert_same, everything, personal, simulation
+from tailorfl.core.client import Client
+from tailorfl.core.state import StateStore
+from tailorfl.engines.auto import Auto
+from tailorfl.engines.base import Engine, Inference, Stored, Visit
+from tailorfl.engines.in_process import InProcess
+from tailorfl.engines.results import Parts, Updates
+from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.vectorized import Vectorized
+from tailorfl.evaluation.protocols import Protocol, evaluate
+
+KINDS = {"sequential": Sequential(), "vectorized": Vectorized(2)}
+MEMBERS = {"name", "hold", "train", "map", "predict"}
+
+
+class Counted:
+    """An engine of the five members and nothing else, which counts its calls."""
+
+    def __init__(self) -> None:
+        self._inner, self.calls = Sequential(), dict.fromkeys(sorted(MEMBERS - {"name"}), 0)
+
+    @property
+    def name(self) -> str:
+        return "counted"
+
+    def hold(self, store: StateStore) -> StateStore:
+        self.calls["hold"] += 1
+        return self._inner.hold(store)
+
+    def train(self, visit: Visit, store: StateStore) -> Updates:
+        self.calls["train"] += 1
+        return self._inner.train(visit, store)
+
+    def map(self, visit: Visit, states: TensorDict | Stored) -> Parts:
+        self.calls["map"] += 1
+        return self._inner.map(visit, states)
+
+    def predict(self, asked: Inference) -> list[Tensor]:
+        self.calls["predict"] += 1
+        return self._inner.predict(asked)
+
+
+def test_an_engine_is_five_members() -> None:
+    assert {name for name in vars(Engine) if not name.startswith("_")} == MEMBERS
+
+
+def test_an_engine_of_five_members_does_whole_runs() -> None:
+    """Rounds, deployment, evaluation on own and common samples, newcomers, checkpoints."""
+    own, plain = Counted(), Sequential()
+    mine, theirs = (simulation("ditto", engine=engine, rounds=2) for engine in (own, plain))
+    protocol = Protocol(("val", "local", "global", "heldout"), (0, 2))
+    assert evaluate(mine, protocol) == evaluate(theirs, protocol)
+    mine.load(*mine.dump())
+    assert_same(everything(mine), everything(theirs))
+    assert_same(personal(mine), personal(theirs))
+    assert all(own.calls.values()), own.calls
+
+
+def message(client: Client, state: TensorDict, received: TensorDict) -> Parts:
+    """What a client has and gets: nothing of it depends on who else is there."""
+    return (TensorDict({"state": state["n"], "row": received["n"].sum(), "samples": client.samples}),)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "index", [None, torch.tensor([2, 0, 1, 2, 0]), torch.tensor([[2, 1], [0, 0]] + [[1, 2]] * 3)]
+)
+def test_a_part_of_a_visit_is_what_those_clients_do_in_it(kind: str, index: Tensor | None) -> None:
+    """Row i of the table is 10^i, so a client's rows can be told from their sum."""
+    table = TensorDict({"n": torch.tensor([1.0, 10.0, 100.0])}, batch_size=[] if index is None else [3])
+    cohort = simulation("local").cohort(range(5))
+    visit, states = Visit(message, cohort, table, index), TensorDict({"n": torch.arange(5.0)}, batch_size=[5])
+    rows = [111.0] * 5 if index is None else table["n"][index].reshape(5, -1).sum(1).tolist()
+    for where in (range(5), [3, 1], torch.tensor([4])):
+        chosen = [int(i) for i in where]
+        (found,) = KINDS[kind].map(visit.part(where), states[torch.tensor(chosen)])
+        assert found["state"].tolist() == chosen
+        assert found["row"].tolist() == [rows[i] for i in chosen]
+        assert found["samples"].tolist() == [SIZES[i] for i in chosen]
+
+
+def test_stored_states_are_the_present_ones_or_starts() -> None:
+    store = StateStore(TensorDict({"n": torch.tensor(-1.0)}))
+    store.put([3], TensorDict({"n": torch.tensor([7.0])}, batch_size=[1]))
+    cohort = simulation("local").cohort(range(5))
+    visit = Visit(lambda c, state, r: (TensorDict({"n": state["n"] + 0}),), cohort, TensorDict({}))
+    for kind in (*KINDS.values(), Auto()):
+        assert kind.map(visit, Stored(store))[0]["n"].tolist() == [-1, -1, -1, 7, -1]
+        assert kind.map(visit, Stored(store, fresh=True))[0]["n"].tolist() == [-1] * 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("common", [True, False])
+def test_outputs_in_pieces_are_the_outputs(kind: str, common: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they are cut, as several processes are asked, or one in several passes; those of the module."""
+    engine: InProcess = KINDS[kind]
+    sim = simulation("local", "mlp", rounds=1)
+    ((_, models),) = sim.personal_models(range(5))
+    source, rows = sim.federation.source, [torch.arange(k, 3 * k) for k in range(5)]
+    asked = Inference(sim.model, models, source, torch.arange(2, 13) if common else rows)
+    assert asked.samples == (55 if common else 20)
+    monkeypatch.setattr("tailorfl.core.cohort.INPUT_BYTES", 4 * 64 * 10)  # ten samples of one model at once
+    whole = engine.predict(asked)
+    for k, own in enumerate(whole):
+        x = source.x[asked.rows if common else rows[k]]
+        state = {name: t[k] for name, t in models.items()}
+        expected = torch.func.functional_call(sim.model.module.eval(), state, (x,))
+        torch.testing.assert_close(own, expected.detach(), rtol=1e-4, atol=1e-6)
+    for pieces in (asked.of_models(2), asked.of_rows(3), engine.shares(asked)):
+        assert len(pieces) > 1
+        found = asked.joined([engine.predict(piece) for piece in pieces])
+        for own, other in zip(whole, found, strict=True):
+            torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
+    assert all(map(torch.equal, whole, asked.joined([engine.predict(p) for p in engine.shares(asked)])))
+
+
+def test_what_many_workers_are_asked_is_not_more_than_one_process_would() -> None:
+    """Nothing is asked where there is nothing, and every sample of every model once."""
+    sim = simulation("local", "mlp", rounds=0)
+    models = TensorDict({n: t.expand(3, *t.shape) for n, t in sim.init.items()}, batch_size=[3])
+    for engine in KINDS.values():
+        none = Inference(sim.model, models, sim.federation.source, [torch.arange(0)] * 3)
+        assert [tuple(t.shape) for t in engine.predict(none)] == [(0, 4)] * 3
+        some = Inference(sim.model, models, sim.federation.source, [torch.arange(k) for k in range(3)])
+        assert sum(share.samples for share in engine.shares(some)) == some.samples == 3
