@@ -27,12 +27,12 @@ from torch import Tensor, nn
 
 from tailorfl.core import tree
 from tailorfl.core.cohort import Cohort, TrainConfig
-from tailorfl.core.distill import Distill
 from tailorfl.core.privacy import SampleDP
 from tailorfl.core.update import PLAIN
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.check import check
 from tailorfl.experiments.config import load
+from tailorfl.methods.perfed_ckt import towards
 from tailorfl.models.functional import Model
 from tailorfl.settings.train import TrainSettings
 
@@ -230,7 +230,7 @@ def test_engines_agree_on_private_gradients_and_a_public_term():
     for extra in ({"dp": SampleDP(1.0, 0.3, "shuffle")}, {}):
         cohort = cohort_of(model, data, public=public, **settings, **extra)
         start = model.init(2)
-        found = [fit(e, cohort, start, epochs=2, public=Distill(0.7, targets, 4)) for e in ENGINES.values()]
+        found = [fit(e, cohort, start, epochs=2, term=towards(0.7, targets, 4)) for e in ENGINES.values()]
         for other in found[1:]:
             assert_states(other, dict(tree.leaves(found[0])), **CLOSE)
 

@@ -21,9 +21,9 @@ from cohorts import (
 from tensordict import TensorDict
 from torch import nn
 
-from tailorfl.core.ascent import SAM
 from tailorfl.core.cohort import Cohort
 from tailorfl.errors import ClientError
+from tailorfl.methods.ascent import sam
 from tailorfl.models.functional import Model
 
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
@@ -137,7 +137,7 @@ def test_only_the_first_pass_of_a_step_updates_statistics(engine):
     cohort, start = setting()
     plain, flat = (
         fit(engine, cohort, start, steps=1),
-        fit(engine, cohort, start, steps=1, ascent=SAM(rho=0.5)),
+        fit(engine, cohort, start, steps=1, direction=sam(0.5)),
     )
     for n in cohort.model.buffers:
         torch.testing.assert_close(flat[n], plain[n], **LOOSE)

@@ -22,7 +22,6 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import tree
-from tailorfl.core.ascent import SAM
 from tailorfl.core.cohort import Cohort
 from tailorfl.errors import ClientError, TailorflError
 
@@ -179,12 +178,6 @@ def test_a_direction_moves_only_what_is_trained(engine):
     assert all(names == set(head) for names in seen)
     for i in range(len(SIZES)):
         assert_states(found[i], torch_sgd(cohort, i, start, batches(cohort, i), train=head))
-
-
-def test_ascent_and_direction_together_are_refused():
-    cohort, start = setting()
-    with pytest.raises(TailorflError, match="either `ascent` or `direction`"):
-        alone(cohort).fit(start, ascent=SAM(), direction=lambda state, grad: grad(state))
 
 
 @engines

@@ -7,12 +7,17 @@ import torch
 from cohorts import ENGINES, FLOAT, SIZES, cohort_of, fit, model_of, run, source
 from tensordict import TensorDict
 
-from tailorfl.core.ascent import SAM
 from tailorfl.core.cohort import Cohort
 from tailorfl.core.privacy import SampleDP, private_gradient
+from tailorfl.methods.ascent import sam
 
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
-FITS = {"plain": {}, "repeat": {"repeat": 2}, "sam": {"ascent": SAM(0.1)}, "steps": {"steps": 5, "first": 2}}
+FITS = {
+    "plain": {},
+    "repeat": {"repeat": 2},
+    "sam": {"direction": sam(0.1)},
+    "steps": {"steps": 5, "first": 2},
+}
 
 
 def setting(name: str = "mlp", norm: str = "none", **options: object) -> tuple[Cohort, TensorDict]:

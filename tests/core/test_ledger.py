@@ -15,13 +15,13 @@ import torch
 from cohorts import ENGINES, SIZES, alone, cohort_of, model_of, run, source
 from tensordict import TensorDict
 
-from tailorfl.core.ascent import SAM
 from tailorfl.core.cohort import Cohort
-from tailorfl.core.distill import Distill
 from tailorfl.core.ledger import EVERYONE, Ledger, Record, Use
 from tailorfl.core.privacy import SampleDP
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, TailorflError
+from tailorfl.methods.ascent import sam
+from tailorfl.methods.perfed_ckt import towards
 
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 NOISE = 0.7
@@ -84,9 +84,9 @@ FUNCTIONS: dict[str, tuple[Any, Callable[[int], dict[int, int]], int]] = {
         lambda c, _, w: c.fit(w, prox=(torch.tensor(0.5), w)), lambda i: {1: STEPS[i]}, 4,
     ),
     "public data": (
-        train(public=Distill(1.0, torch.full((6, 3), 1 / 3), batch_size=2)), lambda i: {1: STEPS[i]}, 4,
+        train(term=towards(1.0, torch.full((6, 3), 1 / 3), 2)), lambda i: {1: STEPS[i]}, 4,
     ),
-    "sharpness-aware": (train(ascent=SAM(0.1)), lambda i: {2: STEPS[i]}, 4),
+    "sharpness-aware": (train(direction=sam(0.1)), lambda i: {2: STEPS[i]}, 4),
     "repeated": (train(repeat=3), lambda i: {3: STEPS[i]}, 4),
     "two models": (
         lambda c, _, w: c.fit({"a": w, "b": w}, direction=both)["a"], lambda i: {2: STEPS[i]}, 4,

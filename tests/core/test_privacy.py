@@ -24,11 +24,11 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import tree
-from tailorfl.core.ascent import SAM
 from tailorfl.core.cohort import Cohort
 from tailorfl.core.privacy import SampleDP, normal, private_gradient
 from tailorfl.data.source import Source
 from tailorfl.errors import ModelError
+from tailorfl.methods.ascent import sam
 
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 
@@ -142,7 +142,7 @@ def test_without_noise_and_bound_training_is_not_private_training(engine):
     settings = {"momentum": 0.5, "weight_decay": 0.01}
     cohort, start = setting(**settings, dp=SampleDP(math.inf, 0.0, "shuffle"))
     plain, _ = setting(**settings)
-    for options in ({}, {"ascent": SAM(0.1)}, {"prox": (0.4, start)}):
+    for options in ({}, {"direction": sam(0.1)}, {"prox": (0.4, start)}):
         found, expected = fit(engine, cohort, start, **options), fit(engine, plain, start, **options)
         for n in start.keys():  # noqa: SIM118
             torch.testing.assert_close(found[n], expected[n], rtol=1e-4, atol=1e-6)

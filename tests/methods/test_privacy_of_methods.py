@@ -17,7 +17,7 @@ from tailorfl.errors import TailorflError
 PLAIN = replace(TRAIN, momentum=0.0, weight_decay=0.0)
 NOISY = replace(PLAIN, dp=SampleDP(0.5, 1.0, "shuffle"))
 TOGETHER = {"fedsdr"}
-"""Methods whose loss sees the samples of a batch together."""
+"""Methods whose loss compares the samples of a batch."""
 COVERED = [name for name in NAMES if not make(name).unprotected("sample") and name not in TOGETHER]
 """Methods that sample-level privacy covers; the others are refused, see tests/engines/test_private_runs.py."""
 
@@ -74,5 +74,5 @@ def test_batch_norm_is_refused_where_its_batches_would_leak(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(TOGETHER))
 def test_losses_that_see_samples_together_are_refused(name: str) -> None:
-    with pytest.raises(TailorflError, match="sees the samples of a batch together"):
+    with pytest.raises(TailorflError, match="compares the samples of a batch"):
         simulation(name, "mlp", train=NOISY).step()

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from references.plain import Batch, Batches, Problem, Settings, State
 from tailorfl.core import tree
 from tailorfl.core.cohort import TrainConfig
-from tailorfl.core.distill import public_rows
 from tailorfl.core.keys import generator
 from tailorfl.core.messages import table_of
 from tailorfl.core.method import make_method
+from tailorfl.core.public_term import public_rows
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source

@@ -9,7 +9,7 @@ without padding idle clients.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,18 +20,17 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import operations, tree
-from tailorfl.core.ascent import Ascent, Groups
 from tailorfl.core.cohort import Cohort
 from tailorfl.core.directed import Directions
-from tailorfl.core.distill import Distill
-from tailorfl.core.feature_pull import FeaturePull
 from tailorfl.core.gradients import Gradient
 from tailorfl.core.local_sgd import FitOptions
+from tailorfl.core.packing import Packed
 from tailorfl.core.plan import steps_of
 from tailorfl.core.privacy import check_separable
+from tailorfl.core.terms import Given, Term
 from tailorfl.core.update import PLAIN
 from tailorfl.errors import TailorflError
-from tailorfl.models.layers import layer_groups
+from tailorfl.models.layers import Groups, layer_groups
 from tailorfl.settings.train import Optimizer, Schedule
 
 
@@ -98,13 +97,11 @@ class Client:
         weight_decay: float | None = None,
         optimizer: Optimizer | None = None,
         schedule: Schedule | None = None,
-        ascent: Ascent | None = None,
         direction: Directions | None = None,
-        given: Sequence[Tensor | TensorDict] = (),
+        given: Sequence[Given] = (),
+        term: Term | Sequence[Term] = (),
         clip_each: bool = False,
         batches: int = 1,
-        public: Distill | None = None,
-        pull: FeaturePull | None = None,
         repeat: int = 1,
         first: int = 0,
         purpose: str = "train",
@@ -125,21 +122,17 @@ class Client:
                 set; a 0-d tensor as lr may differ by client and round.
             optimizer, schedule: None takes the run's setting; sgd or adamw, constant or linear (to 0 over the
                 client's own steps of this fit), see `tailorfl.core.update`.
-            ascent: sharpness-aware ascent (SAM, layer-wise SAM) before each gradient.
             direction: `direction(state, grad, *given)` returns what to descend along; `grad(parameters,
                 of="", batch=0)` is the batch gradient anywhere. It must take per-client tensors through
                 `given`, not by closure. Of several models it moves all together; a mapping with one for each
                 lets them take their steps in its order, so that a direction sees the models before its own as
                 they are after this step, whatever the optimizer, and returns what its own descends along.
             clip_each: the run's clip bounds each gradient that the direction asks for, in place of what the
-                direction, the pull and the other terms add up to.
+                direction and the proximal pull add up to.
             batches: independent batches that every step draws for `direction`, which asks for them by their
                 number; the loss that is reported is that of the first gradient of a step.
-            public: adds λ · the mean of ‖softmax(f(x)) − target(x)‖² over a batch of the public set to the
-                loss of every step, with the model in evaluation mode. Public data need no privacy, so the
-                gradient of this term is neither clipped by sample nor made noisy.
-            pull: adds λ · the distance of the model's features on a step's batch from those of a fixed model. The term
-                looks at private samples: it is clipped and made noisy with the loss.
+            term: one or more terms of the loss, or in its place, see `tailorfl.core.terms`; of one model at a time.
+                Tensors of `start` that the model does not have train along, unless `train` leaves them out.
             repeat: steps on each batch (all of them, where a step has several) before the next is drawn.
             first: how many batches of this purpose's sequence to skip.
             purpose: which random sequence of batches; fits of equal purpose see the same batches in a round,
@@ -156,15 +149,14 @@ class Client:
                 f"fit() got batches={batches}; it is at least 1, and a step with more than one needs a "
                 "`direction` that asks for them with grad(parameters, batch=...)"
             )
-        if public is not None:
-            public.check(self._cohort.public)
-            if len(components) > 1:
-                raise TailorflError("fit(public=...) trains one model at a time, but got several")
-            public = public if public.strength > 0 else None
-        if pull is not None:
-            if len(components) > 1:
-                raise TailorflError("fit(pull=...) trains one model at a time, but got several")
-            pull = pull if pull.strength > 0 else None
+        terms = (term,) if isinstance(term, Term) else tuple(term)
+        if terms and len(components) > 1:
+            raise TailorflError("fit(term=...) trains one model at a time, but got several")
+        if self._cohort.public is None and any(one.public is not None for one in terms):
+            raise TailorflError(
+                "a term on public samples needs a public set, but the federation has none; name one, such as "
+                "data.public=digits, or set `needs_public` of the method so that a run says so at its start"
+            )
         if isinstance(direction, Mapping) and set(direction) != set(components):
             raise TailorflError(
                 f"fit() got directions for {', '.join(direction) or 'nothing'}, but trains "
@@ -173,12 +165,7 @@ class Client:
             )
         if clip_each and direction is None:
             raise TailorflError("fit(clip_each=True) clips what a `direction` asks for, but none was given")
-        if ascent is not None:
-            if direction is not None:
-                raise TailorflError("fit() takes either `ascent` or `direction`, not both")
-            direction, given = ascent.direction, ascent.given(given)
-        wanted = set(self.split.trainable if train is None else train)
-        names = tuple(n for n in self._cohort.model.parameters if n in wanted)
+        names = self._trained(components, train, bool(terms))
         config = self.config
         epochs, steps = self._length(epochs, steps)
         strength = prox[0] if prox is not None else None
@@ -189,6 +176,8 @@ class Client:
             "momentum": momentum,
             "weight_decay": weight_decay,
         }
+        private = tuple(one for one in terms if one.public is None)
+        public = tuple(one for one in terms if one.public is not None)
         options = FitOptions(
             trained=tuple(names for _ in components),
             components=tuple(components),
@@ -199,52 +188,68 @@ class Client:
             batches=batches,
             prox=None if isinstance(strength, Tensor) else strength,
             direction=direction,
+            terms=tuple(replace(one, given=()) for one in private),
+            public=tuple(replace(one, given=()) for one in public),
             dp=config.dp,
             number=self._fits,
+            purpose=purpose,
+            batch=self._batch(batch_size),
+            epochs=epochs,
+            steps=steps,
+            first=first,
         )
         self._fits += 1
         if not names or (epochs == 0 and steps is None) or steps == 0 or self._cohort.limit == 0:
             return start if isinstance(start, TensorDict) else dict(start)
-        call = operations.Fit(self._cohort, options, purpose, self._batch(batch_size), epochs, steps, first)
         moving = self._cohort.model.trained_buffers(names)
         if config.dp is not None:
-            check_separable(self._cohort.loss, moving, pull)
-        flat: list[Tensor] = []
-        changing = {*names, *moving}
-        for state in components.values():
-            call.fixed_names = tuple(str(n) for n in state.keys() if n not in changing)  # noqa: SIM118
-            flat += [state.get(n) for n in names + moving + call.fixed_names]
-        call.moving_names = moving
-        if prox is not None:
-            centre: Mapping[str, Any] = {"": prox[1]} if isinstance(start, TensorDict) else prox[1]
-            absent = [n for c in components for n in names if n not in centre[c].keys()]  # noqa: SIM118
-            if absent:
-                raise TailorflError(
-                    f"the centre of prox lacks {', '.join(absent[:5])}, which is trained; give the whole model "
-                    "as its centre, or name with `train` what the centre has"
-                )
-            flat += [centre[c].get(n) for c in components for n in names]
-            call.centred = True
-            if isinstance(strength, Tensor):
-                flat.append(strength)
-                call.strong = True
-        if isinstance(lr, Tensor):
-            flat.append(lr)
-            call.rated = True
-        for item in given:
-            parts = list(tree.leaves(item)) if isinstance(item, TensorDict) else [("", item)]
-            call.given_paths.append(None if isinstance(item, Tensor) else tuple(p for p, _ in parts))
-            flat += [t for _, t in parts]
-        if pull is not None:
-            call.pull = replace(pull, centre=tree.empty())  # its tensors travel with the others
-            call.anchor_names = tuple(str(n) for n in pull.centre.keys())  # noqa: SIM118
-            flat += [pull.centre.get(n) for n in call.anchor_names]
-        if public is not None:
-            call.public = replace(public, targets=torch.empty(0))  # the tensor travels with the others
-            flat.append(public.targets)
-        result = operations.apply(call, self._position, *flat)
-        self.metrics[purpose], self.gradients = result[0], self.gradients + result[1]
-        return call.rebuild(components, result[2:], isinstance(start, TensorDict))
+            check_separable(self._cohort.loss, moving, private)
+        inputs = operations.Inputs(
+            models={name: tree.tensors(state) for name, state in components.items()},
+            centre=None if prox is None else self._centre(prox[1], components, names),
+            strength=strength if isinstance(strength, Tensor) else None,
+            rate=lr if isinstance(lr, Tensor) else None,
+            given=tuple(given),
+            terms=tuple(one.given for one in private),
+            public=tuple(one.given for one in public),
+        )
+        packed = Packed.of(inputs)
+        call = operations.Fit(self._cohort, options, packed.form, moving)
+        loss, work, *changed = operations.apply(call, self._position, *packed.leaves)
+        self.metrics[purpose], self.gradients = loss, self.gradients + work
+        rest, out = iter(changed), {}
+        for name, state in components.items():
+            new = {n: next(rest) for n in (*names, *moving)}
+            out[name] = TensorDict({n: new.get(n, t) for n, t in state.items()}, batch_size=[])
+        return out[""] if isinstance(start, TensorDict) else out
+
+    def _trained(
+        self, components: Mapping[str, TensorDict], train: Collection[str] | None, terms: bool
+    ) -> tuple[str, ...]:
+        """Names of the tensors that a fit trains: parameters of the model, then what only terms use."""
+        model = self._cohort.model
+        wanted = set(self.split.trainable if train is None else train)
+        names = tuple(n for n in model.parameters if n in wanted)
+        extra = (
+            [n for s in components.values() for n in tree.tensors(s) if n not in model.sizes] if terms else []
+        )
+        return names + tuple(n for n in extra if train is None or n in wanted)
+
+    def _centre(
+        self,
+        given: TensorDict | Mapping[str, TensorDict],
+        components: Mapping[str, TensorDict],
+        names: tuple[str, ...],
+    ) -> dict[str, dict[str, Tensor]]:
+        """What the proximal pull goes to, by component, of the trained tensors."""
+        centre: Mapping[str, Any] = {"": given} if tuple(components) == ("",) else given
+        absent = [n for c in components for n in names if n not in centre[c].keys()]  # noqa: SIM118
+        if absent:
+            raise TailorflError(
+                f"the centre of prox lacks {', '.join(absent[:5])}, which is trained; give the whole model "
+                "as its centre, or name with `train` what the centre has"
+            )
+        return {c: {n: centre[c].get(n) for n in names} for c in components}
 
     def loss(self, state: TensorDict, part: str = "train") -> Tensor:
         """Returns the mean loss of a model state on this client's `part` ("train" or "val"), 0-d tensor.
@@ -254,14 +259,63 @@ class Client:
         Raises:
             TailorflError: under sample-level privacy, which does not cover a look without noise.
         """
-        if self.config.dp is not None:
-            raise TailorflError(
-                f"client.loss(..., '{part}') looks at a client's {part} samples without noise, which sample-level "
-                "privacy does not cover; train without train.dp, or with train.dp.level=client"
-            )
+        self._refuse_look(f"client.loss(..., '{part}')", part)
         names = tuple(str(n) for n in state.keys())  # noqa: SIM118
         call = operations.Loss(self._cohort, part, names)
         return operations.apply(call, self._position, *[state.get(n) for n in names])[0]
+
+    def summed(
+        self,
+        state: TensorDict,
+        of: Callable[..., Tensor],
+        given: Sequence[Given] = (),
+        by_class: bool = False,
+    ) -> Tensor:
+        """Returns the sum of `of(seen, *given)` over this client's training samples, or that of each class.
+
+        Args:
+            state: a model state, in evaluation mode.
+            of: a function of what a batch shows (`tailorfl.core.terms.Seen`) that returns [batch, ...], an entry for
+                each sample that depends on that sample alone.
+            given: per-client tensors and TensorDicts for it.
+            by_class: sums by label, [classes, ...], of a task of classification; else [...].
+
+        Raises:
+            TailorflError: under sample-level privacy, which does not cover a look without noise; classes of another
+                task.
+            ClientError: `of` failed, or does not return an entry for each sample.
+        """
+        self._refuse_look("client.summed(...)")
+        packed = Packed.of((state, tuple(given)))
+        call = operations.Summed(self._cohort, of, packed.form, self._classes() if by_class else None)
+        return operations.apply(call, self._position, *packed.leaves)[0]
+
+    def class_counts(self) -> Tensor:
+        """Returns how many training samples of each class the client has, [classes] float.
+
+        Raises:
+            TailorflError: as `summed` does.
+        """
+        self._refuse_look("client.class_counts()")
+        cohort, classes = self._cohort, self._classes()
+        y = cohort.source.y.numpy()
+        table = np.stack([np.bincount(y[rows], minlength=classes) for rows in cohort.members])
+        return torch.from_numpy(table).float()[self._position].to(cohort.device)
+
+    def _classes(self) -> int:
+        source = self._cohort.source
+        if source.task != "classification":
+            raise TailorflError(
+                f"sums by class need a task of classification, but '{source.name}' is one of {source.task}"
+            )
+        return source.outputs
+
+    def _refuse_look(self, what: str, part: str = "train") -> None:
+        if self.config.dp is not None:
+            raise TailorflError(
+                f"{what} looks at a client's {part} samples without noise, which sample-level privacy does not cover; "
+                "train without train.dp, or with train.dp.level=client"
+            )
 
     def predict_public(self, state: TensorDict) -> Tensor:
         """Returns the outputs (logits) of a model state on the public set, float [P, outputs].

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tailorfl.core.gradients import Carry
+from tailorfl.core.packing import Packed
 
 
 class Cut:
@@ -20,17 +21,20 @@ class Cut:
         self.index, self.stacked = index, stacked
         self.whole = not stacked or (isinstance(index, slice) and (index.start, index.stop) == (0, clients))
 
+    def of(self, tensor: Tensor) -> Tensor:
+        """The active part of a tensor."""
+        return tensor if self.whole else tensor[self.index]
+
     def take(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The active part of each tensor."""
-        return list(tensors) if self.whole else [t[self.index] for t in tensors]
+        return [self.of(t) for t in tensors]
 
     def carry(self, carry: Carry) -> Carry:
         """The active part of a carry; its trained tensors only lend their names."""
         fixed = {n: t if n in carry.shared else t[self.index] for n, t in carry.fixed.items()}
-        moving, anchor = (
-            {n: t[self.index] for n, t in held.items()} for held in (carry.moving, carry.anchor)
-        )
-        return Carry(carry.trained, moving, fixed, carry.shared, anchor)
+        moving = {n: t[self.index] for n, t in carry.moving.items()}
+        given = tuple(one.map(self.of) for one in carry.given)
+        return Carry(carry.trained, moving, fixed, carry.shared, given)
 
     def put(self, tensors: Sequence[Tensor], new: Sequence[Tensor]) -> None:
         """Writes chosen clients back; views have been written already."""
@@ -46,6 +50,6 @@ class Active:
     carries: Sequence[Carry]
     params: list[Tensor]
     memory: list[Tensor]
-    given: list[Tensor]
+    given: Packed
     centre: list[Tensor] | None
     strength: Tensor | None

@@ -23,10 +23,10 @@ from tailorfl.core.gradients import (
     Direction,
     Gradient,
     Objective,
-    Rebuild,
     filled,
     gradients_of,
 )
+from tailorfl.core.packing import Packed
 from tailorfl.core.privacy import Release, SampleDP, private_gradient
 from tailorfl.core.update import CLIP_EPS
 from tailorfl.errors import TailorflError
@@ -110,31 +110,30 @@ class Passes:
         self,
         turn: Sequence[str],
         params: list[Tensor],
-        given: list[Tensor],
-        rebuild: Rebuild,
+        given: Packed,
         stacked: bool,
     ) -> list[Tensor]:
         """Returns what the components of `turn` descend along, in the order of their parameters.
 
-        `params` are those of all components; `given`, made its arguments by `rebuild`, are the direction's own inputs.
+        `params` are those of all components; `given` are the direction's own inputs.
         """
         how = self.how
         with over_clients(self.active) if stacked else nullcontext() as clients:
             self.clients = clients
-            rest = iter(self.seen(params))
+            rest = map(self.seen, params)
             parts = [TensorDict({n: next(rest) for n in c.trained}, batch_size=[]) for c in self.carries]
             alone, in_turn = how.components == ("",), isinstance(how.direction, Mapping)
             state = parts[0] if alone else TensorDict(dict(zip(how.components, parts, strict=True)))
             direction = how.direction[turn[0]] if isinstance(how.direction, Mapping) else how.direction
-            found = (direction or plain)(state, self.gradient, *rebuild(self.seen(given)))
+            found = (direction or plain)(state, self.gradient, *given.map(self.seen).unpack())
             back = [found] if alone or in_turn else [found.get(name) for name in turn]
             names = [self.carries[how.components.index(name)].trained for name in turn]
             flat = [part.get(n) for part, own in zip(back, names, strict=True) for n in own]
             return [g.clone() if clients is None else clients.all(g).clone() for g in flat]
 
-    def seen(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What the direction sees of tensors: those of one client."""
-        return list(tensors) if self.clients is None else [self.clients.one(t) for t in tensors]
+    def seen(self, tensor: Tensor) -> Tensor:
+        """What the direction sees of a tensor: that of one client."""
+        return tensor if self.clients is None else self.clients.one(tensor)
 
     def gradient(self, parameters: TensorDict, of: str = "", batch: int = 0) -> TensorDict:
         """Returns the gradient of a batch's loss at `parameters` (trained names of component `of`)."""
@@ -177,12 +176,12 @@ class Passes:
 
     def _private(self, carry: Carry, at: dict[str, Tensor], batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         how, clients = self.how, self.clients
-        own, moving, anchor = carry.own, carry.moving, carry.anchor
+        own, moving, given = carry.own, carry.moving, [g.map(self.seen) for g in carry.given]
         x, y, weight, key = batch.only() if clients is None else batch.seen(clients)
         release = batch.release
         assert release is not None
         if clients is not None:
-            own, moving, anchor = clients.each(own), clients.each(moving), clients.each(anchor)
+            own, moving = clients.each(own), clients.each(moving)
             size = None if release.size is None else clients.one(release.size)
             release = Release(clients.one(release.noise), size)
         else:
@@ -192,7 +191,7 @@ class Passes:
         def loss_of(
             values: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None, key: Tensor
         ) -> tuple[Tensor, dict[str, Tensor]]:
-            return how.objective.value(values, constant, moving, carry.names, (x, y, weight, key), anchor)
+            return how.objective.value(values, constant, moving, carry.names, (x, y, weight, key), given)
 
         assert how.dp is not None
         noise = fold_key(fold_key(key, how.number), sum(self.taken))

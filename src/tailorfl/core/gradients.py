@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import reduce
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core.feature_pull import FeaturePull
 from tailorfl.core.objective import Loss
+from tailorfl.core.packing import Packed
 from tailorfl.core.privacy import Release
+from tailorfl.core.terms import Seen, Term
 from tailorfl.models.descent import Share, descending, used_once
 from tailorfl.models.dropout import dropout_key
 from tailorfl.models.functional import Model
@@ -26,8 +27,6 @@ Gradient = Callable[..., TensorDict]
 """`grad(parameters, of="", batch=0)`: the gradient of component `of` at `parameters` on a batch of the step."""
 Direction = Callable[..., TensorDict]
 """`direction(state, grad, *given)`: what to descend along, by the names of the trained parameters."""
-Rebuild = Callable[[Sequence[Tensor]], tuple[Any, ...]]
-"""Makes the extra arguments of a direction from flat tensors."""
 
 
 @dataclass
@@ -42,8 +41,8 @@ class Carry:
     """Neither trained nor owned; without a client axis where all clients share them."""
     shared: frozenset[str]
     """Names in `fixed` without a client axis."""
-    anchor: dict[str, Tensor] = field(default_factory=dict)
-    """The state whose features the objective pulls to, [clients, ...]; empty without such a term."""
+    given: tuple[Packed, ...] = ()
+    """What each term of the loss is given, [clients, ...]."""
     names: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,8 +89,8 @@ class Objective:
 
     model: Model
     loss: Loss
-    pull: FeaturePull | None = None
-    """A further term of the loss, of the features."""
+    terms: tuple[Term, ...] = ()
+    """What a method adds to the loss, or puts in its place."""
 
     def value(
         self,
@@ -100,23 +99,26 @@ class Objective:
         moving: dict[str, Tensor],
         trained: frozenset[str],
         batch: Pass,
-        anchor: dict[str, Tensor],
+        given: Sequence[Packed] = (),
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns (loss, new buffers) of one client.
 
-        `batch` is (x, y, weight, key); `anchor` the state that `pull` pulls to.
+        `batch` is (x, y, weight, key); `given` what each term is given.
         """
         x, y, weight, key = batch
         buffers = {n: b.clone() for n, b in moving.items()}
         state = {**constant, **values, **buffers}
-        if self.pull is None:
+        if not self.terms:
             with dropout_key(key):
                 outputs = self.model.forward_train(state, x, trained)
             return self.loss(outputs, y, weight), buffers
         with dropout_key(key):
             outputs, features = self.model.features_train(state, x, trained)
-        fixed = self.model.outputs_and_features(anchor, x)[1]
-        return self.loss(outputs, y, weight) + self.pull.term(features, fixed, weight), buffers
+        own = {n: t for n, t in state.items() if n not in self.model.sizes}
+        seen = Seen(self.model, self.loss, (x, y, weight), outputs, features, own)
+        parts = [] if any(term.replaces for term in self.terms) else [seen.loss]
+        parts += [term.function(seen, *g.unpack()) for term, g in zip(self.terms, given, strict=True)]
+        return reduce(torch.add, parts), buffers
 
 
 def sum_gradient(
@@ -170,7 +172,7 @@ def _losses(
     """Each client's loss, and its new batch-norm buffers."""
     if not stacked:
         at, constant = dict(zip(carry.trained, leaves, strict=True)), {**carry.common, **carry.own}
-        return objective.value(at, constant, carry.moving, carry.names, batch.only(), carry.anchor)
+        return objective.value(at, constant, carry.moving, carry.names, batch.only(), carry.given)
     with over_clients(len(batch.keys)) as clients:
         value, moved = objective.value(
             {name: clients.one(leaf) for name, leaf in zip(carry.trained, leaves, strict=True)},
@@ -178,6 +180,6 @@ def _losses(
             clients.each(carry.moving),
             carry.names,
             batch.seen(clients),
-            clients.each(carry.anchor),
+            [given.map(clients.one) for given in carry.given],
         )
         return clients.all(value), {name: clients.all(t) for name, t in moved.items()}

@@ -1,7 +1,7 @@
 """LocalSGD: the one loop in which all local training happens, for one client or a whole cohort at once.
 
     for every batch:   g = ∇F(p; batch)                       or the method's own direction (SAM, APFL, ...)
-                       g = g + ∇D(p; public batch)             pull of the predictions on public data
+                       g = g + ∇T(p; public batch)             terms on public samples
                        g = g + λ(p − centre)                   proximal pull, penalty (λ/2)‖p − centre‖²
                        p moves along g by the rule of an optimizer   SGD or AdamW, see `tailorfl.core.update`
 
@@ -24,23 +24,24 @@ from torch import Tensor
 
 from tailorfl.core.cut import Active, Cut
 from tailorfl.core.directed import Directed, Directions, Passes
-from tailorfl.core.distill import PublicTerm
 from tailorfl.core.gradients import (
     Batch,
     Carry,
     Objective,
-    Rebuild,
     single_users,
     sum_gradient,
 )
+from tailorfl.core.packing import Packed
 from tailorfl.core.plan import BatchPlan, Rows, runs
 from tailorfl.core.privacy import Release, SampleDP
+from tailorfl.core.public_term import PublicTerm
+from tailorfl.core.terms import Term
 from tailorfl.core.update import Rule, Update, along, clip_norm
 from tailorfl.data.source import Source
 from tailorfl.models.descent import Share
 
 PublicGradient = Callable[[Carry, list[Tensor]], list[Tensor]]
-"""The gradient of the term on public data at the parameters given."""
+"""The gradient of a term on public samples at the parameters given."""
 
 
 class Step(NamedTuple):
@@ -68,23 +69,40 @@ class FitOptions:
     batches: int = 1
     prox: float | None = None
     direction: Directions | None = None
+    terms: tuple[Term, ...] = ()
+    """Of the loss on private batches; what they are given travels apart."""
+    public: tuple[Term, ...] = ()
     dp: SampleDP | None = None
     number: int = 0
     """Which fit of its client this is: fits may share batches and dropout masks, never privacy noise."""
+    purpose: str = "train"
+    batch: int = 0
+    """Samples of a batch; 0: all of the client's."""
+    epochs: int | None = None
+    steps: int | None = None
+    first: int = 0
+    """How many batches of its sequence it skips."""
+
+    @property
+    def sequence(self) -> str:
+        """Which random sequence of batches this is.
+
+        With privacy noise every fit of a round draws batches of its own: two gradients of one batch cost more privacy
+        than those of two batches. Without noise the fits of a purpose share theirs.
+        """
+        private = self.dp is not None and self.dp.noise != 0
+        return f"{self.purpose}/fit {self.number}" if private and self.number else self.purpose
 
 
 class LocalSGD:
     """The loop over a batch plan.
 
-    `stacked` tells whether tensors have the leading client axis; `first` how many batches of the sequence come before
-    the plan's. After `run`, `gradients` [clients, batches] int64 says how many were taken of each batch of the plan.
+    `stacked` tells whether tensors have the leading client axis. After `run`, `gradients` [clients, batches] int64
+    says how many were taken of each batch of the plan.
     """
 
-    def __init__(
-        self, objective: Objective, source: Source, options: FitOptions, stacked: bool, first: int = 0
-    ) -> None:
+    def __init__(self, objective: Objective, source: Source, options: FitOptions, stacked: bool) -> None:
         self.objective, self.source, self.options, self.stacked = objective, source, options, stacked
-        self.first = first
         self.gradients: Rows
         self.directed: Directed | None = None
         if options.direction is not None or options.dp is not None:
@@ -104,18 +122,16 @@ class LocalSGD:
         centre: Sequence[Tensor] | None,
         strength: Tensor | None,
         rate: Tensor | None,
-        given: Sequence[Tensor],
-        rebuild: Rebuild,
+        given: Packed,
         keys: Tensor,
-        public: PublicTerm | None = None,
+        public: Sequence[PublicTerm] = (),
         release: Release | None = None,
     ) -> Tensor:
         """Trains in place and returns the mean training loss of each client, [clients] (0-d for one client).
 
         `plan` is ordered by falling steps; `centre` is the proximal centre, in the order of the trained
-        tensors, `strength` λ and `rate` η where they are tensors ([clients]); `given` are extra inputs of the
-        direction, which `rebuild` makes its arguments; `keys` [clients] int64; `public` adds a term of the loss on
-        public data; `release` is how private sums become gradients.
+        tensors, `strength` λ and `rate` η where they are tensors ([clients]); `given` are the inputs of the direction;
+        `keys` [clients] int64; `public` are terms on public samples; `release` is how private sums become gradients.
         """
         options = self.options
         params = [t for carry in carries for t in carry.trained.values()]
@@ -133,7 +149,7 @@ class LocalSGD:
             part = carries if cut.whole else [cut.carry(carry) for carry in carries]
             force, own_rate = (t if t is None or not self.stacked else t[cut.index] for t in (strength, rate))
             pull = None if centre is None else cut.take(centre)
-            now = Active(part, cut.take(params), cut.take(update.memory), cut.take(given), pull, force)
+            now = Active(part, cut.take(params), cut.take(update.memory), given.map(cut.of), pull, force)
             own = keys if cut.whole else keys[cut.index]
             noisy = release if release is None or cut.whole else release.of(cut.index)
             loaded = self._loaded(step, own)
@@ -144,8 +160,8 @@ class LocalSGD:
                 ]
                 number = step.number * options.repeat + again
                 pace = update.pace(number, cut.index, own_rate)
-                pushed = None if public is None else partial(public.gradient, step=step.number, who=cut.index)
-                value, asked = self._step(now, batches, number, pace, update, rebuild, pushed)
+                pushed = [partial(term.gradient, step=step.number, who=cut.index) for term in public]
+                value, asked = self._step(now, batches, number, pace, update, pushed)
                 self.gradients[cut.index, at : at + options.batches] += asked
                 if cut.whole:
                     total += value
@@ -167,13 +183,12 @@ class LocalSGD:
         number: int,
         pace: float | Tensor,
         update: Update,
-        rebuild: Rebuild,
-        public: PublicGradient | None,
+        public: Sequence[PublicGradient],
     ) -> tuple[Tensor, list[int]]:
         """Takes step `number` and returns each client's loss, and how many gradients of each batch that took."""
         if self.directed is None:
             # A public term is taken at the parameters before the step, so they must all wait for it.
-            shares = self._shares(now, batches, pace) if public is None else {}
+            shares = self._shares(now, batches, pace) if not public else {}
             leaves = _leaves(now.params)
             value, found = sum_gradient(
                 self.objective, now.carries[0], leaves, batches[0], self.stacked, shares
@@ -182,7 +197,7 @@ class LocalSGD:
             return value, [1]
         passes = Passes(self.directed, now.carries, batches)
         for turn in self.directed.turns:
-            along = passes.along(turn, now.params, now.given, rebuild, self.stacked)
+            along = passes.along(turn, now.params, now.given, self.stacked)
             self._move(now, turn, along, number, pace, update, public)
         return passes.close(), passes.taken
 
@@ -194,15 +209,15 @@ class LocalSGD:
         number: int,
         pace: float | Tensor,
         update: Update,
-        public: PublicGradient | None,
+        public: Sequence[PublicGradient],
     ) -> None:
         """Moves the components of `turn` along their gradient, which is None where a tensor has moved already."""
         options, every = self.options, self._places(turn)
         where = [k for places in every for k in places]
         rest = [k for k, g in zip(where, gradient, strict=True) if g is not None]
         slope = {k: g for k, g in zip(where, gradient, strict=True) if g is not None}
-        if public is not None:
-            torch._foreach_add_(list(slope.values()), public(now.carries[0], now.params))
+        for gradient_of in public:
+            torch._foreach_add_(list(slope.values()), gradient_of(now.carries[0], now.params))
         if not rest:
             return
         params, along = [now.params[k] for k in rest], list(slope.values())
@@ -259,7 +274,7 @@ class LocalSGD:
 
         Images are augmented by that number, so that fits of one purpose see equal images, however often they repeat.
         """
-        first = self.first + step.number * self.options.batches
+        first = self.options.first + step.number * self.options.batches
         return [
             (
                 number,

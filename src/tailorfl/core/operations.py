@@ -7,8 +7,8 @@ inside works in place, on contiguous memory, and only on clients that still have
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,16 +16,16 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import tree
-from tailorfl.core.arranged import Arranged, Dims
 from tailorfl.core.cohort import Cohort, padded, rows_at_once
-from tailorfl.core.counting import counted, note, worked
-from tailorfl.core.distill import Distill, PublicTerm, public_rows
-from tailorfl.core.feature_pull import FeaturePull
+from tailorfl.core.counting import count, note, worked
 from tailorfl.core.gradients import Carry, Objective
 from tailorfl.core.local_sgd import FitOptions, LocalSGD
 from tailorfl.core.objective import cox
+from tailorfl.core.packing import Arrange, Dims, Form, Packed, travelled
 from tailorfl.core.plan import BatchPlan
 from tailorfl.core.privacy import Release, SampleDP
+from tailorfl.core.public_term import PublicTerm, public_rows
+from tailorfl.core.terms import Seen
 from tailorfl.data.source import Source
 from tailorfl.errors import ClientError, TailorflError
 
@@ -84,77 +84,66 @@ def _guarded(
     return result
 
 
-class Fit:
-    """One `fit` of a cohort: everything that is not a tensor."""
+class Inputs(NamedTuple):
+    """What goes into a training, by name; every tensor may be one for all clients or each client's own."""
 
-    def __init__(
-        self,
-        cohort: Cohort,
-        options: FitOptions,
-        purpose: str,
-        batch: int,
-        epochs: int | None,
-        steps: int | None,
-        first: int,
-    ) -> None:
-        self.cohort, self.options = cohort, options
-        self.purpose, self.batch, self.epochs, self.steps, self.first = purpose, batch, epochs, steps, first
-        self.moving_names: tuple[str, ...] = ()
-        self.fixed_names: tuple[str, ...] = ()
-        self.centred = False
-        self.strong = False
-        self.rated = False
-        self.given_paths: list[tuple[str, ...] | None] = []
-        self.public: Distill | None = None
-        self.pull: FeaturePull | None = None
-        self.anchor_names: tuple[str, ...] = ()
+    models: Mapping[str, Mapping[str, Any]]
+    """Component, then name: whole states, trained or not."""
+    centre: Mapping[str, Mapping[str, Any]] | None
+    """Component, then name of a trained tensor: where the proximal pull goes."""
+    strength: Any
+    """λ of that pull where it is a tensor."""
+    rate: Any
+    """η where it is a tensor."""
+    given: tuple[Any, ...]
+    """Of the direction."""
+    terms: tuple[tuple[Any, ...], ...]
+    """What each term on private batches is given."""
+    public: tuple[tuple[Any, ...], ...]
+    """What each term on public samples is given."""
+
+
+class Fit:
+    """One training of a cohort: everything that is not a tensor, and the form of what is."""
+
+    def __init__(self, cohort: Cohort, options: FitOptions, form: Form, moving: tuple[str, ...]) -> None:
+        self.cohort, self.options, self.form, self.moving = cohort, options, form, moving
 
     def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
-        """Trains the clients at `positions`.
+        """Trains the clients at `positions`: their losses, gradients, and tensors that moved, by component.
 
         `dims` are the client axes of `tensors`, or None for one client without axis.
         """
-        stacked = dims is not None
+        stacked, clients = dims is not None, len(positions)
         cohort, options = self.cohort, self.options
+        parts = Packed(travelled(tensors, dims), self.form).parts()
         if cohort.counting:
-            return counted(self, Arranged(tensors, dims, len(positions), None), positions)
-        dp = options.dp
-        poisson = dp is not None and dp.sampling == "poisson"
-        length = (self.batch, self.epochs, self.steps, self.first, options.batches, poisson)
-        plan = cohort.plan(positions, self.sequence, *length)
+            return self._counted(parts, positions, Arrange(stacked, clients, None))
+        poisson = options.dp is not None and options.dp.sampling == "poisson"
+        length = (options.batch, options.epochs, options.steps, options.first, options.batches, poisson)
+        plan = cohort.plan(positions, options.sequence, *length)
         order, back = _by_falling_steps(plan)
         if order is not None:
             plan = plan.ordered(order)
-        clients = len(positions)
         by_steps = None if order is None else torch.from_numpy(order).to(cohort.device)
-        arranged = Arranged(tensors, dims, clients, by_steps)
-        carries = []
-        for names in options.trained:
-            trained = {n: arranged.own() for n in names}
-            moving = {n: arranged.own() for n in self.moving_names}
-            shared = set()
-            fixed = {}
-            for n in self.fixed_names:
-                fixed[n], alone = arranged.view()
-                if alone:
-                    shared.add(n)
-            carries.append(Carry(trained, moving, fixed, frozenset(shared)))
-        centre = [arranged.spread() for names in options.trained for _ in names] if self.centred else None
-        strength = arranged.spread() if self.strong else None
-        rate = arranged.spread() if self.rated else None
-        given = [arranged.spread() for paths in self.given_paths for _ in (("",) if paths is None else paths)]
-        for n in self.anchor_names:
-            carries[0].anchor[n] = arranged.spread()
-        public = self._public(arranged, positions, plan.rows.shape[1] // options.batches, order)
-        noise = cohort.keys(positions, self.purpose + "/noise").astype(np.int64)
+        arrange = Arrange(stacked, clients, by_steps)
+        carries = self._carries(parts, arrange)
+        centre = [arrange.spread(t) for t in parts["centre"].leaves] or None
+        strength, rate = (
+            next(map(arrange.spread, parts[name].leaves), None) for name in ("strength", "rate")
+        )
+        given = parts["given"].map(arrange.spread)
+        public = self._public(
+            parts["public"], arrange, positions, plan.rows.shape[1] // options.batches, order
+        )
+        noise = cohort.keys(positions, options.purpose + "/noise").astype(np.int64)
         keys = torch.from_numpy(noise if order is None else noise[order]).to(cohort.device)
-        objective = Objective(cohort.model, cohort.loss, self.pull)
-        loop = LocalSGD(objective, cohort.source, options, stacked, self.first)
+        loop = LocalSGD(Objective(cohort.model, cohort.loss, options.terms), cohort.source, options, stacked)
         ranked = positions if order is None else [positions[k] for k in order]
-        release = None if dp is None else self._release(dp, ranked)
-        loss = loop.run(carries, plan, centre, strength, rate, given, self.given, keys, public, release)
-        note(self, ranked, loop.gradients)
-        work = torch.from_numpy(worked(self, loop.gradients, plan.count)).to(cohort.device)
+        release = None if options.dp is None else self._release(options.dp, ranked)
+        loss = loop.run(carries, plan, centre, strength, rate, given, keys, public, release)
+        note(cohort, options, ranked, loop.gradients)
+        work = torch.from_numpy(worked(cohort, options, loop.gradients, plan.count)).to(cohort.device)
         out = [loss, work if stacked else work[0]]
         out += [t for c in carries for t in (*c.trained.values(), *c.moving.values())]
         if back is not None and stacked:
@@ -162,58 +151,73 @@ class Fit:
             out = [t.index_select(0, back) for t in out]
         return tuple(out)
 
+    def _carries(self, parts: Mapping[str, Packed], arrange: Arrange) -> list[Carry]:
+        """The tensors of every component, those that are written to as copies."""
+        states = parts["models"].unpack()
+        terms = tuple(one.map(arrange.spread) for one in parts["terms"].parts().values())
+        carries = []
+        for names, state in zip(self.options.trained, states.values(), strict=True):
+            rest = [n for n in state if n not in {*names, *self.moving}]
+            carries.append(
+                Carry(
+                    {n: arrange.own(state[n]) for n in names},
+                    {n: arrange.own(state[n]) for n in self.moving},
+                    {n: arrange.view(state[n]) for n in rest},
+                    frozenset(n for n in rest if state[n].dim is None),
+                    terms,
+                )
+            )
+        return carries
+
+    def _counted(
+        self, parts: Mapping[str, Packed], positions: tuple[int, ...], arrange: Arrange
+    ) -> tuple[Tensor, ...]:
+        """Records what would be used and returns what comes of no training: a loss of 0, no gradient, the start."""
+        one = (lambda t: arrange.spread(t)[0]) if arrange.stacked else arrange.spread
+        states = parts["models"].unpack()
+        trained = {
+            component: TensorDict({n: one(state[n]) for n in names}, batch_size=[])
+            for names, (component, state) in zip(self.options.trained, states.items(), strict=True)
+        }
+        count(self.cohort, self.options, positions, trained, parts["given"].map(one).unpack())
+        unmoved = [
+            arrange.spread(state[n]).clone()
+            for names, state in zip(self.options.trained, states.values(), strict=True)
+            for n in (*names, *self.moving)
+        ]
+        loss = torch.zeros(len(positions)) if arrange.stacked else torch.zeros(())
+        return (loss, torch.zeros_like(loss), *unmoved)
+
     def _release(self, dp: SampleDP, positions: Sequence[int]) -> Release:
         """What the private gradients of the clients at `positions` are divided by and made noisy with."""
-        cohort = self.cohort
+        cohort, batch = self.cohort, self.options.batch
         noise = torch.tensor([dp.noise_of(cohort.ids[p]) for p in positions], dtype=torch.float32)
         size = None
         if dp.sampling == "poisson":
             samples = cohort.sizes[list(positions)]
-            expected = samples if self.batch <= 0 else np.minimum(samples, self.batch)
+            expected = samples if batch <= 0 else np.minimum(samples, batch)
             size = torch.from_numpy(expected).float().clamp(min=1.0).to(cohort.device)
         return Release(noise.to(cohort.device), size)
 
-    @property
-    def sequence(self) -> str:
-        """Which random sequence of batches this is.
-
-        With privacy noise every fit of a round draws batches of its own: two gradients of one batch cost more privacy
-        than those of two batches. Without noise the fits of a purpose share theirs.
-        """
-        dp, number = self.options.dp, self.options.number
-        return self.purpose if dp is None or dp.noise == 0 or number == 0 else f"{self.purpose}/fit {number}"
-
     def _public(
-        self, arranged: Arranged, positions: tuple[int, ...], steps: int, order: Any
-    ) -> PublicTerm | None:
-        source = self.cohort.public
-        if self.public is None or source is None:
-            return None
-        keys = self.cohort.keys(positions, self.purpose + "/public")
-        keys = keys if order is None else keys[order]
-        # A fit by pieces goes on where the piece before it stopped, as on the private batches.
-        first = self.first // self.options.batches
-        rows = public_rows(keys, len(source), self.public.batch_size, steps, first).to(source.x.device)
-        model, strength, targets = self.cohort.model, self.public.strength, arranged.spread()
-        return PublicTerm(model, source, strength, targets, rows, arranged.stacked)
-
-    def given(self, flat: Sequence[Tensor]) -> tuple[Any, ...]:
-        rest = iter(flat)
-        return tuple(
-            next(rest) if paths is None else tree.nest([(p, next(rest)) for p in paths])
-            for paths in self.given_paths
-        )
-
-    def rebuild(self, start: Mapping[str, TensorDict], tensors: Sequence[Tensor], single: bool) -> Any:
-        rest = iter(tensors)
-        out = {}
-        for (name, state), names in zip(start.items(), self.options.trained, strict=True):
-            new = {n: next(rest) for n in (*names, *self.moving_names)}
-            out[name] = TensorDict({n: new.get(n, t) for n, t in state.items()}, batch_size=[])
-        return out[""] if single else out
+        self, given: Packed, arrange: Arrange, positions: tuple[int, ...], steps: int, order: Any
+    ) -> list[PublicTerm]:
+        cohort, source, options = self.cohort, self.cohort.public, self.options
+        if source is None:
+            return []
+        out = []
+        for number, (term, part) in enumerate(zip(options.public, given.parts().values(), strict=True)):
+            keys = cohort.keys(positions, f"{options.purpose}/public" + (f" {number}" if number else ""))
+            keys = keys if order is None else keys[order]
+            # A fit by pieces goes on where the piece before it stopped, as on the private batches.
+            first, batch = options.first // options.batches, term.public or len(source)
+            rows = public_rows(keys, len(source), batch, steps, first).to(source.x.device)
+            mine = part.map(arrange.spread)
+            out.append(PublicTerm(term, cohort.model, cohort.loss, source, mine, rows, arrange.stacked))
+        return out
 
     def where(self, positions: Sequence[int]) -> str:
-        return _where(self.cohort, positions, self.purpose)
+        return _where(self.cohort, positions, self.options.purpose)
 
 
 class Loss:
@@ -259,6 +263,58 @@ class Loss:
 
     def where(self, positions: Sequence[int]) -> str:
         return _where(self.cohort, positions, self.purpose)
+
+
+class Summed:
+    """A sum over each client's training samples, of one model."""
+
+    def __init__(
+        self, cohort: Cohort, of: Callable[..., Tensor], form: Form, classes: int | None = None
+    ) -> None:
+        self.cohort, self.of, self.form, self.classes = cohort, of, form, classes
+
+    def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
+        """Returns the sums, [clients, ...] or [...] of one client; with `classes` [clients, classes, ...]."""
+        cohort, source = self.cohort, self.cohort.source
+        rows, weight = padded([cohort.members[p] for p in positions])
+        if cohort.counting:
+            rows, weight = rows[:, :0], weight[:, :0]
+        rows, weight = rows.to(source.x.device), weight.to(cohort.device)
+        length = rows_at_once(source, len(positions))
+        pieces = zip(torch.split(rows, length, dim=1), torch.split(weight, length, dim=1), strict=True)
+        total: Tensor | None = None
+        for some, counted in pieces:
+            x, y = source.take(some), source.targets(some)
+            if dims is None:
+                value = self._one(list(tensors), x[0], y[0], counted[0])
+            else:
+                value = torch.func.vmap(self._one, in_dims=(list(dims), 0, 0, 0))(
+                    list(tensors), x, y, counted
+                )
+            total = value if total is None else total + value
+        assert total is not None  # a table has at least one piece, if an empty one
+        return (total,)
+
+    def _one(self, tensors: list[Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        state, given = Packed(tensors, self.form).unpack()
+        model, loss = self.cohort.model, self.cohort.loss
+        outputs, features = model.with_features(state, x)
+        own = {n: t for n, t in tree.tensors(state).items() if n not in model.sizes}
+        each = self.of(Seen(model, loss, (x, y, weight), outputs, features, own), *given)
+        if each.shape[:1] != weight.shape:
+            raise TailorflError(
+                f"what is summed over samples has one entry a sample, [{len(weight)}, ...], but is of shape "
+                f"{list(each.shape)}"
+            )
+        if self.classes is None:
+            summed: Tensor = torch.tensordot(weight.to(each.dtype), each, dims=1)
+            return summed
+        member = torch.nn.functional.one_hot(y, self.classes).to(each.dtype) * weight[:, None]
+        by_class: Tensor = torch.tensordot(member.T, each, dims=1)
+        return by_class
+
+    def where(self, positions: Sequence[int]) -> str:
+        return _where(self.cohort, positions, "sum over training samples")
 
 
 class PublicOutputs:

@@ -17,7 +17,7 @@ of its own, and every training batches of its own. What was spent is in the ledg
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from tailorfl.core.feature_pull import TOGETHER, FeaturePull
 from tailorfl.core.objective import Loss, cox
+from tailorfl.core.terms import Term
 from tailorfl.errors import ConfigError, ModelError
 from tailorfl.models.dropout import fold_key
 from tailorfl.settings.privacy import BatchSampling
@@ -92,12 +92,12 @@ def normal(key: Tensor, number: int, shape: torch.Size) -> Tensor:
     return (radius * (2.0 * math.pi * uniform[count:]).cos()).to(torch.float32).reshape(shape)
 
 
-def check_separable(loss: Loss, batch_buffers: Collection[str], pull: FeaturePull | None = None) -> None:
+def check_separable(loss: Loss, batch_buffers: Collection[str], terms: Sequence[Term] = ()) -> None:
     """Nothing if a batch's loss is a mean of terms that see one sample each, as clipping per sample needs.
 
     Raises:
-        ModelError: the training updates batch statistics (`batch_buffers`), or the loss or the `pull` of features
-            compares samples.
+        ModelError: the training updates batch statistics (`batch_buffers`), or the loss or a term of it compares
+            samples.
     """
     if batch_buffers:
         raise ModelError(
@@ -108,10 +108,10 @@ def check_separable(loss: Loss, batch_buffers: Collection[str], pull: FeaturePul
         raise ModelError(
             "sample-level privacy cannot use the Cox loss: its terms compare the samples of a batch"
         )
-    if pull is not None and pull.distance in TOGETHER:
+    if any(term.mixes for term in terms):
         raise ModelError(
-            f"sample-level privacy cannot use the feature distance {pull.distance}: it sees the samples of a batch "
-            "together; use mean_l2 or cosine"
+            "sample-level privacy cannot use a term of the loss that compares the samples of a batch; use one that is "
+            "a mean over samples, or client-level privacy"
         )
 
 

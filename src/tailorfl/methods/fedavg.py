@@ -29,13 +29,13 @@ from pydantic import Field
 from tensordict import TensorDict
 
 from tailorfl.core import tree
-from tailorfl.core.ascent import SAM
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction, Which, none
 from tailorfl.core.server_optim import ServerOptimizer
+from tailorfl.methods.ascent import sam
 
 
 @register
@@ -141,7 +141,7 @@ class FedSAM(FedAvg):
     rho: float = Field(0.05, ge=0, description="ρ: radius of the ascent")
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
-        return state, client.fit(received, ascent=SAM(self.rho) if self.rho > 0 else None)
+        return state, client.fit(received, direction=sam(self.rho) if self.rho > 0 else None)
 
     def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
         return self.as_fedavg("with ρ = 0") if self.rho == 0 else ()

@@ -9,8 +9,9 @@
     server:    φ_g = mean_S φ
 
 Φ is what goes into the head: the last hidden state at the last position of a language model, the pooled feature of a
-classifier. D is one of the distances of `tailorfl.core.feature_pull`. The released code's is the norm of the difference
-of a whole micro-batch (`batch_l2`), which depends on its size; the default is the mean over samples (`mean_l2`).
+classifier. D is one of the distances of `tailorfl.methods.feature_distances`. The released code's is the norm of the
+difference of a whole micro-batch (`batch_l2`), which depends on its size; the default is the mean over samples
+(`mean_l2`).
 
 The algorithm box updates φ with a single gradient step; the text says that the global path is FedIT's and the code
 trains E epochs, which is followed. A personal adapter first trains in round 1 of rounds counted from 0, as in the code;
@@ -38,10 +39,11 @@ from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.feature_pull import FeaturePull
 from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, to_local, untrained
+from tailorfl.core.terms import Term
 from tailorfl.methods.bases import TwoModels
+from tailorfl.methods.feature_distances import feature_pull
 
 
 class FeatureRegularised(TwoModels):
@@ -59,10 +61,15 @@ class FeatureRegularised(TwoModels):
     def client_state(self, ctx: Context) -> TensorDict:
         return ctx.fresh(0) if self.own_init else ctx.init
 
-    def train(self, client: Client, state: TensorDict, pull: FeaturePull) -> tuple[TensorDict, TensorDict]:
-        """Returns (φ_e, φ) of one client; the centre of the pull is the φ_g it received."""
-        phi = client.fit(pull.centre)
-        return (state if client.round < self.personal_start else client.fit(state, pull=pull)), phi
+    def pull(self, centre: TensorDict) -> Term:
+        """Returns the term that holds features near those of `centre`."""
+        raise NotImplementedError
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        phi = client.fit(received)
+        if client.round >= self.personal_start:
+            state = client.fit(state, term=self.pull(received) if self.lam else ())
+        return state, phi
 
     def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
         if self.personal_start >= facts.rounds:
@@ -96,8 +103,8 @@ class FedOA(FeatureRegularised):
     )
     micro_batch: int = Field(8, ge=1, description="samples of one norm of batch_l2")
 
-    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
-        return self.train(client, state, FeaturePull(self.lam, self.distance, received, self.micro_batch))
+    def pull(self, centre: TensorDict) -> Term:
+        return feature_pull(self.lam, self.distance, centre, self.micro_batch)
 
 
 @register
@@ -110,8 +117,8 @@ class FedSDR(FeatureRegularised):
     title: ClassVar[str] = "FedSDR"
     paper: ClassVar[str] = "Tang et al., ICLR 2024, as adapted in FedOA (2025)"
 
-    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
-        return self.train(client, state, FeaturePull(self.lam, "sdr", received))
+    def pull(self, centre: TensorDict) -> Term:
+        return feature_pull(self.lam, "sdr", centre)
 
     def without_pull(self, facts: Facts) -> str:
         if facts.train.batch_size == 1:

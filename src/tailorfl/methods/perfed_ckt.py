@@ -43,12 +43,12 @@ from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.distill import Distill
 from tailorfl.core.keys import torch_seed
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction, to_local, untrained
-from tailorfl.errors import ConfigError
+from tailorfl.core.terms import Seen, Term
+from tailorfl.errors import ConfigError, TailorflError
 
 RESTARTS = 10
 
@@ -96,12 +96,13 @@ class PerFedCKT(Method):
         return server
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
-        centroids, public = received["centroids"], None
+        centroids = received["centroids"]
+        public: tuple[Term, ...] = ()
         if len(centroids):
             targets = nearest(centroids, predictions(client, state))
-            public = Distill(self.lam, targets, self.public_batch)
+            public = towards(self.lam, targets, self.public_batch)
         if client.round > 0 or self.first_round == "train":
-            state = client.fit(state, public=public)
+            state = client.fit(state, term=public)
         return state, TensorDict({"predictions": predictions(client, state)}, batch_size=[])
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
@@ -138,6 +139,24 @@ class PerFedCKT(Method):
 def predictions(client: Client, state: TensorDict) -> Tensor:
     """Returns the class probabilities s of a model on the public set, [P, C]."""
     return client.predict_public(state).softmax(-1)
+
+
+def towards(lam: float, targets: Tensor, batch: int) -> tuple[Term, ...]:
+    """Returns the term λ · the mean of ‖s(w, x) − target(x)‖² over `batch` public samples a step; none for λ = 0.
+
+    `targets` [P, C]: class probabilities of every public sample.
+    """
+
+    def pull(seen: Seen, targets: Tensor) -> Tensor:
+        found, wanted = seen.outputs.softmax(-1), targets[seen.rows]
+        if found.shape != wanted.shape:
+            raise TailorflError(
+                f"the targets on public samples have {wanted.shape[-1]} classes, but the model has "
+                f"{found.shape[-1]} outputs"
+            )
+        return lam * (found - wanted).square().sum(-1).mean()
+
+    return (Term(pull, given=(targets,), public=batch),) if lam > 0 else ()
 
 
 def nearest(centroids: Tensor, s: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
 """PLGU: personalize locally, generalize universally (Qu et al., "How To Prevent the Poor Performance Clients for
-Personalized Federated Learning?", CVPR 2023). Layer-wise sharpness-aware minimisation, see `tailorfl.core.ascent`.
+Personalized Federated Learning?", CVPR 2023). Layer-wise sharpness-aware minimisation, see `tailorfl.methods.ascent`.
 
 PLGU-LF, layer freezing:
 
@@ -13,7 +13,7 @@ PLGU-LF, layer freezing:
 "Freeze" means that w does not overwrite the D personal layers; all layers of θ and ω are trained. The subscript of the
 paper's g̃ says derivative at w + ε, its argument prints F(θ + ε): the former is `grad_at = global`. The g of ε is θ's,
 which saves a gradient; `eps_from = global` takes a third one at ω, so that ω climbs where it stands.
-ε is written for p = 2; `p` is the general one of `tailorfl.core.ascent`, p = inf climbs by the sign of each entry.
+ε is written for p = 2; `p` is the general one of `tailorfl.methods.ascent`, p = inf climbs by the sign of each entry.
 
 PLGU-GRep, on FedRep:
 
@@ -45,15 +45,16 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import tree
-from tailorfl.core.ascent import Groups, ScoreNorm, layer_scores, layerwise_perturbation
 from tailorfl.core.client import Client
 from tailorfl.core.gradients import Direction, Gradient
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.core.update import PLAIN
+from tailorfl.methods.ascent import ScoreNorm, layer_scores, layerwise_perturbation
 from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.partial import FedRep
+from tailorfl.models.layers import Groups
 
 Form = Literal["paper", "asam"]
 Model = Literal["global", "personal"]

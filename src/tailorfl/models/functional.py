@@ -149,6 +149,11 @@ class Model:
         Features are what goes into the head: the module that the attribute `feature_layer` of the network names, else
         the last linear layer. Of an input [batch, length, width] the last position is taken, as in FedOA's code.
         """
+        outputs, features = self.with_features(state, x)
+        return outputs, features()
+
+    def with_features(self, state: State, x: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """Returns the outputs in evaluation mode, and what returns the features or says that the model has none."""
         return self._eval.with_features(state, x)
 
     @contextmanager
@@ -166,8 +171,8 @@ class Model:
 
     def features_train(
         self, state: dict[str, Tensor], x: Tensor, trained: frozenset[str]
-    ) -> tuple[Tensor, Tensor]:
-        """Returns outputs and features in training mode; otherwise as `forward_train`."""
+    ) -> tuple[Tensor, Callable[[], Tensor]]:
+        """Returns outputs and what returns the features in training mode; otherwise as `forward_train`."""
         return self._trainable(trained).with_features(state, x)
 
     def trained_buffers(self, trained: Collection[str]) -> tuple[str, ...]:

@@ -118,7 +118,11 @@ def _width(module: nn.Module) -> int | None:
     return None
 
 
-def layer_groups(module: nn.Module, *, buffers: bool = False) -> tuple[tuple[str, ...], ...]:
+Groups = tuple[tuple[str, ...], ...]
+"""Names of the parameters of every layer."""
+
+
+def layer_groups(module: nn.Module, *, buffers: bool = False) -> Groups:
     """Names of the parameters, grouped by layer, in module order (methods of the PLGU family, CVPR 2023).
 
     A layer is a module with its weight and bias, and the norm that follows it; ResNet-18 has 21 (20

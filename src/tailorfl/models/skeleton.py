@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -61,28 +62,19 @@ class Skeleton:
             out: Tensor = self.module(x)
         return out
 
-    def with_features(self, state: State, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (outputs, features)."""
+    def with_features(self, state: State, x: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """Returns (outputs, what returns the features or raises ModelError where the model has none)."""
         seen: list[Tensor] = []
         if self._head is None:
             self._head = head_layer(self.module)
         if self._head is None:
-            raise ModelError(
-                f"a {type(self.module).__name__} has no linear layer whose input could be its feature; name the layer "
-                "by an attribute `feature_layer`"
-            )
+            return self(state, x), partial(_features, type(self.module).__name__, None)
         hook = self._head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
         try:
             outputs = self(state, x)
         finally:
             hook.remove()
-        if len(seen) != 1:
-            raise ModelError(
-                f"the features of a {type(self.module).__name__} are the input of a layer that runs once in a forward "
-                f"pass, but it ran {len(seen)} times; name another one by the attribute `feature_layer`"
-            )
-        features = seen[0]
-        return outputs, features[:, -1] if features.dim() == 3 else features
+        return outputs, partial(_features, type(self.module).__name__, seen)
 
     @contextmanager
     def holding(self, state: State) -> Iterator[nn.Module]:
@@ -94,3 +86,18 @@ class Skeleton:
         finally:
             for _, held, leaf, empty in self._slots:
                 held[leaf] = empty
+
+
+def _features(model: str, seen: Sequence[Tensor] | None) -> Tensor:
+    """What went into the head, `seen` at each of its runs; None where there is no head."""
+    if seen is None:
+        raise ModelError(
+            f"a {model} has no linear layer whose input could be its feature; name the layer by an attribute "
+            "`feature_layer`"
+        )
+    if len(seen) != 1:
+        raise ModelError(
+            f"the features of a {model} are the input of a layer that runs once in a forward pass, but it ran "
+            f"{len(seen)} times; name another one by the attribute `feature_layer`"
+        )
+    return seen[0][:, -1] if seen[0].dim() == 3 else seen[0]

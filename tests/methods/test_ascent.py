@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cohorts import (
+from tensordict import TensorDict
+
+from core.cohorts import (
     ENGINES,
     SIZES,
     alone,
@@ -17,11 +19,9 @@ from cohorts import (
     source,
     spread,
 )
-from tensordict import TensorDict
-
 from tailorfl.core import tree
-from tailorfl.core.ascent import SAM, LayerwiseSAM, layer_scores, layerwise_perturbation
 from tailorfl.core.cohort import Cohort
+from tailorfl.methods.ascent import layer_scores, layerwise_perturbation, sam
 
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 GROUPS = (("fc1.weight", "fc1.bias"), ("fc2.weight", "fc2.bias"), ("head.weight", "head.bias"))
@@ -41,7 +41,7 @@ def quadratic(rho: float, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
         model_of("linear", regression(x, x @ c)), regression(x, x @ c), (12,), batch_size=0, lr=0.1
     )
     start = cohort.model.init(0)
-    found = alone(cohort).fit(start, steps=steps, ascent=SAM(rho))["head.weight"][0]
+    found = alone(cohort).fit(start, steps=steps, direction=sam(rho))["head.weight"][0]
     H, c, w = (x.T @ x / 12).double(), c.double(), start["head.weight"][0].double()
     for _ in range(steps):
         g = H @ (w - c)
@@ -58,7 +58,7 @@ def test_sam_on_a_quadratic_takes_the_steps_of_its_closed_form(rho):
 @engines
 def test_radius_zero_is_sgd(engine):
     cohort, start = setting(momentum=0.5)
-    flat, plain = fit(engine, cohort, start, ascent=SAM(0.0)), fit(engine, cohort, start)
+    flat, plain = fit(engine, cohort, start, direction=sam(0.0)), fit(engine, cohort, start)
     for n in start.keys():  # noqa: SIM118
         torch.testing.assert_close(flat[n], plain[n], rtol=1e-5, atol=1e-7)
 
@@ -71,7 +71,7 @@ def test_a_linear_loss_has_one_gradient_so_sam_is_sgd(engine):
         **{**vars(cohort), "loss": lambda outputs, y, weight: linear(outputs, weight), "plans": {}}
     )
     start = cohort.model.init(0)
-    flat, plain = fit(engine, cohort, start, ascent=SAM(2.0)), fit(engine, cohort, start)
+    flat, plain = fit(engine, cohort, start, direction=sam(2.0)), fit(engine, cohort, start)
     for n in start.keys():  # noqa: SIM118
         torch.testing.assert_close(flat[n], plain[n], rtol=1e-4, atol=1e-6)
 
@@ -92,7 +92,7 @@ def test_the_ascent_has_length_rho_over_all_layers_of_one_client(engine):
             points.append(tree.norm(at - state))
             return grad(at, of)
 
-        SAM(0.3).direction(state, record)
+        sam(0.3)(state, record)
         return state * 0.0 + points[-1]
 
     found = fit(engine, cohort, start, direction=watched, steps=1, lr=1.0)
@@ -105,8 +105,7 @@ def test_the_ascent_has_length_rho_over_all_layers_of_one_client(engine):
 def test_layer_wise_perturbation_by_hand():
     """g = (3, 4) and (0, 0, 12): ‖g‖ = 13 over both layers, so ρ/‖g‖ = 0.01 for ρ = 0.13."""
     g = TensorDict({"one": torch.tensor([3.0, 4.0]), "two": torch.tensor([0.0, 0.0, 12.0])}, batch_size=[])
-    ascent = LayerwiseSAM(0.13, (("one",), ("two",)), torch.tensor([0.25, 0.75]))
-    eps = ascent.perturbation(g, ascent.scores)
+    eps = layerwise_perturbation(g, torch.tensor([0.25, 0.75]), (("one",), ("two",)), 0.13)
     torch.testing.assert_close(eps["one"], torch.tensor([0.0075, 0.01]))
     torch.testing.assert_close(eps["two"], torch.tensor([0.0, 0.0, 0.09]))
 
@@ -120,8 +119,7 @@ def test_with_equal_scores_no_other_ascent_of_its_length_climbs_more(p, form, sc
     g = TensorDict(
         {"one": torch.randn(3, generator=rng), "two": torch.randn(2, 2, generator=rng)}, batch_size=[]
     )
-    ascent = LayerwiseSAM(0.2, (("one",), ("two",)), torch.full((2,), score), form, p)
-    eps = ascent.perturbation(g, ascent.scores)
+    eps = layerwise_perturbation(g, torch.full((2,), score), (("one",), ("two",)), 0.2, form, p)
     flat, slope = (torch.cat([t["one"], t["two"].flatten()]).double() for t in (eps, g))
     q = 1.0 if p == float("inf") else p / (p - 1)
     assert float(flat.norm(p)) == pytest.approx(0.2 * score, rel=1e-5)
@@ -171,7 +169,7 @@ def test_the_asam_form_maximises_the_first_order_gain():
         {"one": torch.randn(3, generator=rng), "two": torch.randn(2, 2, generator=rng)}, batch_size=[]
     )
     scores = torch.tensor([0.3, 0.7])
-    eps = LayerwiseSAM(0.2, (("one",), ("two",)), scores, "asam").perturbation(g, scores)
+    eps = layerwise_perturbation(g, scores, (("one",), ("two",)), 0.2, "asam")
     delta = torch.cat([(eps["one"] / 0.3), (eps["two"] / 0.7).flatten()])
     assert float(delta.norm()) == pytest.approx(0.2, rel=1e-5)
     scaled = torch.cat([g["one"] * 0.3, g["two"].flatten() * 0.7])
@@ -181,19 +179,27 @@ def test_the_asam_form_maximises_the_first_order_gain():
     assert float(delta @ scaled) == pytest.approx(0.2 * float(scaled.norm()), rel=1e-5)
 
 
+def layerwise(client, start, scores, rho, form):
+    def direction(state, grad, scores):
+        return grad(state + layerwise_perturbation(grad(state), scores, GROUPS, rho, form))
+
+    return client.fit(start, direction=direction, given=(scores,))
+
+
 @pytest.mark.parametrize("form", ["paper", "asam"])
 def test_equal_scores_of_one_are_plain_sam(form):
     cohort, start = setting()
-    ones = LayerwiseSAM(0.2, GROUPS, torch.ones(3), form)
-    plain = alone(cohort).fit(start, ascent=SAM(0.2))
-    assert_states(alone(cohort).fit(start, ascent=ones), dict(plain.items()), rtol=1e-4, atol=1e-6)
+    plain = alone(cohort).fit(start, direction=sam(0.2))
+    assert_states(
+        layerwise(alone(cohort), start, torch.ones(3), 0.2, form), dict(plain.items()), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_a_layer_of_score_zero_is_not_perturbed():
     g = TensorDict({"a": torch.ones(2), "b": torch.ones(3)}, batch_size=[])
     for form in ("paper", "asam"):
         scores = torch.tensor([0.0, 1.0])
-        eps = LayerwiseSAM(0.5, (("a",), ("b",)), scores, form).perturbation(g, scores)
+        eps = layerwise_perturbation(g, scores, (("a",), ("b",)), 0.5, form)
         assert float(eps["a"].abs().sum()) == 0.0
         assert float(eps["b"].abs().min()) > 0.0
 
@@ -206,12 +212,12 @@ def test_scores_differ_from_client_to_client(engine, form):
 
     def local(client, state, received):
         scores = layer_scores(client.parameters(state), client.parameters(received), GROUPS)
-        return client.fit(received, ascent=LayerwiseSAM(0.5, GROUPS, scores, form))
+        return layerwise(client, received, scores, 0.5, form)
 
     found = run(engine, cohort, local, starts, start)
     for i in range(len(SIZES)):
         scores = layer_scores(starts[i], start, GROUPS)
-        expected = alone(cohort, i).fit(start, ascent=LayerwiseSAM(0.5, GROUPS, scores, form))
+        expected = layerwise(alone(cohort, i), start, scores, 0.5, form)
         assert_states(found[i], dict(expected.items()))
 
 

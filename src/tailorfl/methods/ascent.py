@@ -21,9 +21,7 @@ The printed exponent of the denominator, p − 1 for 1/p, is a slip: for p = 2 i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from tensordict import TensorDict
@@ -31,72 +29,21 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.gradients import Direction, Gradient
+from tailorfl.models.layers import Groups
 
 _TINY = 1e-12
 
-Groups = tuple[tuple[str, ...], ...]
-"""Names of the parameters of every layer."""
 ScoreNorm = Literal["sum", "mean", "none", "ones"]
 
 
-class Ascent(Protocol):
-    """How far and where a step looks uphill before it descends."""
+def sam(rho: float) -> Direction:
+    """Returns the direction ∇F(p + ρ g/‖g‖)."""
 
-    @property
-    def direction(self) -> Direction:
-        """The direction for `Client.fit`."""
+    def ascend(state: TensorDict, grad: Gradient) -> TensorDict:
+        g = grad(state)
+        return grad(state + g * (rho / (tree.norm(g) + _TINY)))
 
-    def given(self, given: Sequence[Tensor | TensorDict]) -> Sequence[Tensor | TensorDict]:
-        """The per-client inputs of the direction."""
-
-
-@dataclass(frozen=True)
-class SAM:
-    """Sharpness-aware minimisation with one radius for the whole model."""
-
-    rho: float = 0.05
-
-    @property
-    def direction(self) -> Direction:
-        """∇F(p + ρ g/‖g‖)."""
-
-        def ascend(state: TensorDict, grad: Gradient) -> TensorDict:
-            g = grad(state)
-            return grad(state + g * (self.rho / (tree.norm(g) + _TINY)))
-
-        return ascend
-
-    def given(self, given: Sequence[Tensor | TensorDict]) -> Sequence[Tensor | TensorDict]:
-        """Nothing per client."""
-        return given
-
-
-@dataclass(frozen=True)
-class LayerwiseSAM:
-    """SAM whose radius is scaled layer by layer by scores ξ, which may differ from client to client."""
-
-    rho: float
-    groups: Groups
-    scores: Tensor
-    form: Literal["paper", "asam"] = "paper"
-    p: float = 2.0
-
-    @property
-    def direction(self) -> Direction:
-        """∇F(p + ε)."""
-
-        def ascend(state: TensorDict, grad: Gradient, scores: Tensor) -> TensorDict:
-            return grad(state + self.perturbation(grad(state), scores))
-
-        return ascend
-
-    def given(self, given: Sequence[Tensor | TensorDict]) -> Sequence[Tensor | TensorDict]:
-        """The scores, after whatever else is given."""
-        return (*given, self.scores)
-
-    def perturbation(self, g: TensorDict, scores: Tensor) -> TensorDict:
-        """Returns ε for the gradient `g`, with the names of `g`; `scores` [layers]."""
-        return layerwise_perturbation(g, scores, self.groups, self.rho, self.form, self.p)
+    return ascend
 
 
 def layerwise_perturbation(

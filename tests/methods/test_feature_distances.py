@@ -7,16 +7,16 @@ import torch
 from torch.nn import functional as F
 
 from core.cohorts import ENGINES, cohort_of, fit, model_of, run, source
-from tailorfl.core.feature_pull import FeaturePull
 from tailorfl.core.privacy import SampleDP
 from tailorfl.core.tree import empty
 from tailorfl.errors import ConfigError, ModelError, TailorflError
+from tailorfl.methods.feature_distances import distance_of, feature_pull
 
 DISTANCES = ("mean_l2", "batch_l2", "cosine", "pearson", "sdr")
 
 
-def pull(distance: str = "mean_l2", strength: float = 1.0, **options: object) -> FeaturePull:
-    return FeaturePull(strength, distance, empty(), **options)  # type: ignore[arg-type]
+def term(z, fixed, weight=None, distance="mean_l2", **options):
+    return distance_of(z, fixed, weight, distance, **options)
 
 
 def features(samples: int = 6, width: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,16 +28,15 @@ def test_distances_are_their_formulas() -> None:
     z, fixed = features(10)
     close = torch.testing.assert_close
     norms = torch.linalg.vector_norm(z - fixed, dim=1)
-    close(pull("mean_l2").term(z, fixed, None), norms.mean())
+    close(term(z, fixed, distance="mean_l2"), norms.mean())
     runs = torch.stack([torch.linalg.norm((z - fixed)[:8]), torch.linalg.norm((z - fixed)[8:])])
-    close(pull("batch_l2").term(z, fixed, None), runs.mean())
-    close(pull("batch_l2", micro_batch=1).term(z, fixed, None), norms.mean())
-    close(pull("cosine").term(z, fixed, None), (1 - F.cosine_similarity(z, fixed)).mean())
+    close(term(z, fixed, distance="batch_l2"), runs.mean())
+    close(term(z, fixed, distance="batch_l2", micro_batch=1), norms.mean())
+    close(term(z, fixed, distance="cosine"), (1 - F.cosine_similarity(z, fixed)).mean())
     each = torch.stack([1 - torch.corrcoef(torch.stack([a, b]))[0, 1] for a, b in zip(z, fixed, strict=True)])
-    close(pull("pearson").term(z, fixed, None), each.mean())
+    close(term(z, fixed, distance="pearson"), each.mean())
     inner = torch.stack([z[b] @ (fixed[b] - fixed.mean(0)).abs() for b in range(10)])
-    close(pull("sdr").term(z, fixed, None), inner.abs().mean())
-    close(pull("mean_l2", 0.3).term(z, fixed, None), 0.3 * norms.mean())
+    close(term(z, fixed, distance="sdr"), inner.abs().mean())
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
@@ -46,14 +45,14 @@ def test_padding_does_not_count(distance: str) -> None:
     weight = torch.ones(9)
     weight[6:] = 0
     wide = [torch.cat([t, torch.full((3, 5), 7.0)]) for t in (z, fixed)]
-    torch.testing.assert_close(pull(distance).term(*wide, weight), pull(distance).term(z, fixed, None))
+    torch.testing.assert_close(term(*wide, weight, distance), term(z, fixed, distance=distance))
 
 
 @pytest.mark.parametrize("distance", ["mean_l2", "batch_l2", "cosine", "pearson"])
 def test_equal_features_are_at_distance_0_with_gradient_0(distance: str) -> None:
     z, _ = features()
     z.requires_grad_()
-    value = pull(distance).term(z, z.detach().clone(), None)
+    value = term(z, z.detach().clone(), distance=distance)
     (gradient,) = torch.autograd.grad(value, z)
     assert float(value.detach().abs()) < 1e-6
     assert float(gradient.abs().max()) < 1e-6
@@ -61,16 +60,7 @@ def test_equal_features_are_at_distance_0_with_gradient_0(distance: str) -> None
 
 def test_of_a_single_sample_the_fedsdr_penalty_is_0() -> None:
     z, fixed = features(1)
-    assert float(pull("sdr").term(z, fixed, None)) == 0.0
-
-
-def test_no_gradient_flows_to_the_centre() -> None:
-    z, fixed = features()
-    z.requires_grad_()
-    fixed.requires_grad_()
-    grads = torch.autograd.grad(pull().term(z, fixed, None), (z, fixed), allow_unused=True)
-    assert grads[0] is not None
-    assert grads[1] is None
+    assert float(term(z, fixed, distance="sdr")) == 0.0
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -88,10 +78,9 @@ def test_training_equals_plain_torch(engine: str, distance: str, directed: bool)
         cohort,
         start,
         epochs=2,
-        pull=FeaturePull(0.7, distance, centre, 3),
+        term=feature_pull(0.7, distance, centre, 3),
         **way,  # type: ignore[arg-type]
     )
-    pulls = FeaturePull(0.7, distance, centre, 3)  # type: ignore[arg-type]
     for i in range(len(cohort.ids)):
         plan = cohort.plan((i,), "train", 4, 2, None, 0)
         p = {n: t.clone() for n, t in start.items()}
@@ -101,7 +90,9 @@ def test_training_equals_plain_torch(engine: str, distance: str, directed: bool)
             out, z = model.outputs_and_features(leaves, data.take(rows))
             with torch.no_grad():
                 _, fixed = model.outputs_and_features(centre, data.take(rows))
-            loss = F.cross_entropy(out, data.targets(rows)) + pulls.term(z, fixed, None)
+            loss = F.cross_entropy(out, data.targets(rows)) + 0.7 * term(
+                z, fixed, distance=distance, micro_batch=3
+            )
             grads = torch.autograd.grad(loss, list(leaves.values()))
             p = {n: t - 0.1 * g for (n, t), g in zip(p.items(), grads, strict=True)}
         for name, tensor in p.items():
@@ -117,24 +108,13 @@ def test_every_client_may_have_a_centre_of_its_own(engine: str) -> None:
     centres = torch.stack([model.init(i) for i in range(4)])
     mixed = run(
         ENGINES[engine], cohort,
-        lambda client, state, received: client.fit(received, pull=FeaturePull(1.0, "mean_l2", state)),
+        lambda client, state, received: client.fit(received, term=feature_pull(1.0, "mean_l2", state)),
         centres, start,
     )  # fmt: skip
     for i in range(4):
-        alone = fit(ENGINES["sequential"], cohort, start, pull=FeaturePull(1.0, "mean_l2", centres[i]))
+        alone = fit(ENGINES["sequential"], cohort, start, term=feature_pull(1.0, "mean_l2", centres[i]))
         for name in start.keys():  # noqa: SIM118
             torch.testing.assert_close(mixed[name][i], alone[name][i], atol=2e-6, rtol=2e-5)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_strength_of_0_is_training_without(engine: str) -> None:
-    data = source(27)
-    model = model_of("mlp", data, hidden=(6,))
-    cohort, start = cohort_of(model, data), model.init(0)
-    plain = fit(ENGINES[engine], cohort, start)
-    pulled = fit(ENGINES[engine], cohort, start, pull=FeaturePull(0.0, "mean_l2", model.init(1)))
-    for name in start.keys():  # noqa: SIM118
-        assert torch.equal(plain[name], pulled[name])
 
 
 def test_privacy_by_sample_needs_a_distance_by_sample() -> None:
@@ -143,20 +123,20 @@ def test_privacy_by_sample_needs_a_distance_by_sample() -> None:
     cohort = cohort_of(model, data, dp=SampleDP(1.0, 0.0, "shuffle"))
     start, engine = model.init(0), ENGINES["sequential"]
     for distance in ("batch_l2", "sdr"):
-        with pytest.raises(ModelError, match="together"):
-            fit(engine, cohort, start, pull=FeaturePull(1.0, distance, start))  # type: ignore[arg-type]
+        with pytest.raises(ModelError, match="compares the samples of a batch"):
+            fit(engine, cohort, start, term=feature_pull(1.0, distance, start))  # type: ignore[arg-type]
     loose = cohort_of(model, data, dp=SampleDP(1e9, 0.0, "shuffle"))
-    private = fit(engine, loose, start, pull=FeaturePull(1.0, "mean_l2", model.init(1)))
-    plain = fit(engine, cohort_of(model, data), start, pull=FeaturePull(1.0, "mean_l2", model.init(1)))
+    private = fit(engine, loose, start, term=feature_pull(1.0, "mean_l2", model.init(1)))
+    plain = fit(engine, cohort_of(model, data), start, term=feature_pull(1.0, "mean_l2", model.init(1)))
     for name in start.keys():  # noqa: SIM118
         torch.testing.assert_close(private[name], plain[name], atol=2e-6, rtol=2e-5)
 
 
 def test_bad_settings_are_errors() -> None:
     with pytest.raises(ConfigError, match="mean_l2"):
-        pull("mean_l")
+        feature_pull(1.0, "mean_l", empty())  # type: ignore[arg-type]
     with pytest.raises(TailorflError, match="strength >= 0"):
-        pull(strength=-1.0)
+        feature_pull(-1.0, "mean_l2", empty())
     data = source(27)
     model = model_of("mlp", data, hidden=(6,))
     start = model.init(0)
@@ -164,7 +144,7 @@ def test_bad_settings_are_errors() -> None:
         run(
             ENGINES["sequential"], cohort_of(model, data),
             lambda client, state, received: client.fit(
-                {"a": received, "b": received}, pull=FeaturePull(1.0, "mean_l2", received),
+                {"a": received, "b": received}, term=feature_pull(1.0, "mean_l2", received),
                 direction=lambda s, g: s,
             )["a"],
             received=start,

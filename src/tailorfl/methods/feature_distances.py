@@ -1,0 +1,95 @@
+"""A pull of features: a term of the local loss that holds a model's features near those of a fixed one.
+
+    λ · D(z, z^g),   z = Φ(p; x) of the model in training, z^g = Φ(centre; x) of the fixed one, on the same batch
+
+| distance | D |
+|---|---|
+| mean_l2 | mean over samples of ‖z_b − z_b^g‖ |
+| batch_l2 | ‖Z − Z^g‖ (Frobenius) of every run of `micro_batch` samples, mean over the runs; FedOA's released code |
+| cosine | mean over samples of 1 − cos(z_b, z_b^g) |
+| pearson | mean over samples of 1 − corr(z_b, z_b^g), the correlation over the feature's entries |
+| sdr | mean over samples of |⟨z_b, |z_b^g − mean of z^g|⟩|, the absolute values of the vector by entry; FedSDR |
+
+The centre is in evaluation mode and no gradient flows through it. A norm has no gradient at 0, where 0 is taken: D of
+equal features is 0 and does not move them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torch.nn import functional as F
+
+from tailorfl.core.objective import mean_of
+from tailorfl.core.terms import Seen, Term
+from tailorfl.errors import TailorflError, unknown
+
+Distance = Literal["mean_l2", "batch_l2", "cosine", "pearson", "sdr"]
+TOGETHER: tuple[Distance, ...] = ("batch_l2", "sdr")
+"""Distances that see samples together: no mean of terms of one sample each, which privacy by sample needs."""
+
+
+def feature_pull(strength: float, distance: Distance, centre: TensorDict, micro_batch: int = 8) -> Term:
+    """Returns the term λ·D.
+
+    Args:
+        strength: λ.
+        distance: D, see the table.
+        centre: a whole model state, one for all clients or each client's own.
+        micro_batch: samples of one norm of batch_l2.
+
+    Raises:
+        TailorflError: λ below 0, micro_batch below 1.
+        ConfigError: unknown distance.
+    """
+    if distance not in get_args(Distance):
+        raise unknown("distance", distance, get_args(Distance))
+    if not strength >= 0 or micro_batch < 1:
+        raise TailorflError(
+            f"a pull of features needs strength >= 0 and micro_batch >= 1, got {strength} and {micro_batch}"
+        )
+
+    def pull(seen: Seen, centre: TensorDict) -> Tensor:
+        _, fixed = seen.of(centre)
+        return strength * distance_of(seen.features, fixed, seen.weight, distance, micro_batch)
+
+    return Term(pull, given=(centre,), mixes=distance in TOGETHER)
+
+
+def distance_of(
+    z: Tensor, fixed: Tensor, weight: Tensor | None, distance: Distance, micro_batch: int = 8
+) -> Tensor:
+    """Returns D of features [batch, width], 0-d; `weight` [batch] is 0 for padding."""
+    match distance:
+        case "mean_l2":
+            return mean_of(_norm((z - fixed).square().sum(1)), weight)
+        case "batch_l2":
+            return _by_micro_batch((z - fixed).square().sum(1), weight, micro_batch)
+        case "cosine":
+            return mean_of(1.0 - F.cosine_similarity(z, fixed, dim=1), weight)
+        case "pearson":
+            inner, outer = z - z.mean(1, keepdim=True), fixed - fixed.mean(1, keepdim=True)
+            return mean_of(1.0 - F.cosine_similarity(inner, outer, dim=1), weight)
+        case "sdr":
+            mean = fixed.mean(0)
+            if weight is not None:
+                mean = (fixed * weight[:, None]).sum(0) / weight.sum().clamp(min=1)
+            return mean_of((z * (fixed - mean).abs()).sum(1).abs(), weight)
+
+
+def _by_micro_batch(squares: Tensor, weight: Tensor | None, micro_batch: int) -> Tensor:
+    """Mean over runs of `micro_batch` samples of the root of their sum; runs of padding alone do not count."""
+    present = torch.ones_like(squares) if weight is None else weight
+    rest = -len(squares) % micro_batch
+    runs = F.pad(squares * present, (0, rest)).reshape(-1, micro_batch).sum(1)
+    counted = (F.pad(present, (0, rest)).reshape(-1, micro_batch).sum(1) > 0).to(squares.dtype)
+    return mean_of(_norm(runs), counted)
+
+
+def _norm(square: Tensor) -> Tensor:
+    """The root, with gradient 0 at 0."""
+    positive = square > 0
+    return torch.where(positive, torch.where(positive, square, 1.0).sqrt(), 0.0)
