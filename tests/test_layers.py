@@ -165,7 +165,6 @@ def test_imports_are_found_wherever_they_hide(tmp_path, monkeypatch):
         "tailorfl.settings.experiment",
         "tailorfl.experiments.config",
         "tailorfl.theory.fedclup_statistics",
-        "tailorfl.theory.perada",
         "tailorfl.theory.perfed_ckt",
     ],
 )

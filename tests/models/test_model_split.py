@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -56,6 +57,11 @@ def models() -> dict[str, nn.Module]:
 MODELS = models()
 
 
+def scalars(split: Split, names: Iterable[str]) -> int:
+    """Of the named parameters; buffers do not count."""
+    return sum(split.sizes[n] for n in names if n in split.parameters)
+
+
 @given(st.sampled_from(sorted(MODELS)), st.sampled_from(SELECTORS), st.sampled_from(SELECTORS))
 @settings(max_examples=150, deadline=None)
 def test_roles_partition_the_state(name, personal, frozen):
@@ -67,11 +73,11 @@ def test_roles_partition_the_state(name, personal, frozen):
     assert set(split.parameters) == {n for n, _ in module.named_parameters()}
     assert set(split.buffers) == {n for n, _ in module.named_buffers()}
     assert not set(split.trainable) & (set(split.frozen) | set(split.buffers))
-    assert split.sent_scalars + split.sent_buffer_scalars == sum(state[n].numel() for n in split.shared)
-    whole = split.merge(
-        split.select_personal(state), split.select_shared(state), {n: state[n] for n in split.frozen}
-    )
-    assert list(whole) == list(state)
+    assert split.sizes == {n: t.numel() for n, t in state.items()}
+    whole = {
+        **split.select_personal(state), **split.select_shared(state), **{n: state[n] for n in split.frozen}
+    }  # fmt: skip
+    assert len(whole) == len(state)
     assert all(whole[n] is state[n] for n in state)
 
 
@@ -100,7 +106,7 @@ def test_norms_of_a_list_are_found_and_paired_with_their_convolutions():
     split = Split.of(module, "norm")
     assert all(n.startswith("bns.") for n in split.personal)
     assert len(split.personal) == 4 * 5
-    assert split.count(n for n in split.personal if n in split.parameters) == 2 * (8 + 8 + 16 + 16)
+    assert scalars(split, split.personal) == 2 * (8 + 8 + 16 + 16)
     groups = layer_groups(module)
     assert groups[2] == ("convs.2.weight", "convs.2.bias", "bns.2.weight", "bns.2.bias")
     assert len(groups) == 5
@@ -133,12 +139,13 @@ def test_every_norm_type_is_a_norm(norm):
 )
 def test_personal_scalars_of_the_papers(name, classes, selector, expected):
     split = Split.of(build(name, CIFAR, classes), selector)
-    assert split.count(n for n in split.personal if n in split.parameters) == expected
-    assert split.sent_scalars == split.trained_scalars - expected
+    assert scalars(split, split.personal) == expected
+    assert scalars(split, split.shared) == scalars(split, split.trainable) - expected
 
 
 def test_perada_input_split_sends_what_its_table_prints():
-    assert round(Split.of(build("resnet18", CIFAR, 10), "input_perada").sent_scalars / 1e6, 2) == 6.45
+    split = Split.of(build("resnet18", CIFAR, 10), "input_perada")
+    assert round(scalars(split, split.shared) / 1e6, 2) == 6.45
 
 
 @pytest.mark.parametrize(
@@ -228,14 +235,9 @@ def test_fedbn_without_norm_layers_shares_everything_when_allowed():
     assert Split.of(module, "none").shared == tuple(module.state_dict())
 
 
-def test_frozen_wins_and_names_the_modules_to_keep_in_eval_mode():
+def test_frozen_wins():
     module = build("resnet20", CIFAR, 10)
-    split = Split.of(module, personal="head", frozen="norm")
-    assert set(split.frozen_modules) == {
-        n for n, m in module.named_modules() if isinstance(m, nn.BatchNorm2d)
-    }
     assert Split.of(module, "all", "body").personal == ("linear.weight", "linear.bias")
-    assert Split.of(module, "none", ["bn1.weight"]).frozen_modules == ()
     with pytest.raises(ModelError, match="also frozen"):
         Split.of(module, "head", "head")
     with pytest.raises(ModelError, match="without parameters"):
@@ -245,11 +247,11 @@ def test_frozen_wins_and_names_the_modules_to_keep_in_eval_mode():
 def test_scalars_of_a_frozen_head_are_neither_trained_nor_sent():
     module = build("mlp", (4,), 2, hidden=[3], norm="batch")
     split = Split.of(module, "none", "head")
-    assert split.trained_scalars == split.sent_scalars == 4 * 3 + 3 + 2 * 3
-    assert split.sent_buffer_scalars == 2 * 3 + 1
+    assert scalars(split, split.trainable) == scalars(split, split.shared) == 4 * 3 + 3 + 2 * 3
+    assert sum(split.sizes[n] for n in split.shared if n in split.buffers) == 2 * 3 + 1
 
 
-def test_selection_and_merge_on_stacked_tensordicts():
+def test_selection_of_stacked_tensordicts():
     module = build("resnet20", CIFAR, 10)
     split = Split.of(module, "norm", "head")
     state = TensorDict({n: torch.randn(5, *t.shape) for n, t in module.state_dict().items()}, batch_size=[5])
@@ -257,27 +259,18 @@ def test_selection_and_merge_on_stacked_tensordicts():
     assert isinstance(own, TensorDict)
     assert tuple(own.keys()) == split.personal
     assert own.batch_size == sent.batch_size == (5,)
-    merged = split.merge(own, sent)
-    assert tuple(merged.keys()) == tuple(n for n in split.names if n not in split.frozen)
-    assert len(own.keys()) == len(split.personal), "merging must not write into its parts"
-    assert tuple(split.merge(sent, state.select(*split.frozen), own).keys()) == split.names
-    doubled = torch.func.vmap(lambda a, b: split.merge(a, b) * 2)(own, sent)
+    assert tuple(sent.keys()) == split.shared
+    doubled = torch.func.vmap(lambda a: split.select_shared(a) * 2)(state)
     assert torch.equal(doubled["conv1.weight"], 2 * state["conv1.weight"])
 
 
-def test_gradients_may_lack_buffers_but_strange_or_incomplete_parts_are_errors():
+def test_gradients_may_lack_buffers_but_strange_names_are_errors():
     module = build("resnet20", CIFAR, 10)
     split = Split.of(module, "norm")
     gradients: dict[str, Tensor] = dict(module.named_parameters())
     assert set(split.select_personal(gradients)) == set(split.personal) - set(split.buffers)
-    state = module.state_dict()
-    own, sent = split.select_personal(state), split.select_shared(state)
     with pytest.raises(ModelError, match="no state named"):
         split.select_shared({"linear.wieght": torch.zeros(1)})
-    with pytest.raises(ModelError, match=r"given twice \['conv1.weight'"):
-        split.merge(own, sent, {"conv1.weight": state["conv1.weight"]})
-    with pytest.raises(ModelError, match=r"missing \['conv1.weight'"):
-        split.merge(own, {n: t for n, t in sent.items() if n != "conv1.weight"})
 
 
 def test_splits_are_values():

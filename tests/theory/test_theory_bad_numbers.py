@@ -16,7 +16,6 @@ from tailorfl.theory import (
     l2gd,
     minimax,
     moreau,
-    perada,
     perfed_ckt,
     shrinkage,
     spread,
@@ -44,26 +43,11 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[float, ...
     (fedclup.stochastic_eta, {"mu": 1.0, "smoothness": 2.0, "lam": 0.5}, {**CURVED, "lam": NOT_POSITIVE}),
     (fedclup.schedule(1.0, 2.0, 0.5).rounds, {"reduction": 0.1}, {"reduction": NO_SHARE}),
     (
-        fedclup.noise_ball,
-        {"mu": 1.0, "smoothness": 2.0, "lam": 0.5, "sigma": 1.0, "batch": 4, "clients": 5},
-        {"sigma": NEGATIVE, "batch": NO_COUNT, "clients": NO_COUNT},
-    ),
-    (
         fedclup_statistics.Problem,
         PROBLEM,
         {**CURVED, "rho": NOT_POSITIVE, "radius": NEGATIVE, "samples": NO_COUNT, "clients": NO_COUNT},
     ),
     (fedclup_statistics.slack, {"problem": problem(), "lam": 0.5}, {"lam": NEGATIVE}),
-    (
-        fedclup_statistics.total_error,
-        {"problem": problem(), "lam": 0.5, "rounds": 3, "initial": 1.0},
-        {"rounds": (-1,), "initial": NEGATIVE},
-    ),
-    (
-        fedclup_statistics.effort,
-        {"problem": problem(), "lam": 0.5, "target": 50.0, "initial": 1.0},
-        {"target": NOT_POSITIVE, "initial": NOT_POSITIVE},
-    ),
     (l2gd.best_probability, {"smoothness": 2.0, "lam": 0.5}, {"smoothness": NOT_POSITIVE, "lam": NOT_POSITIVE}),
     (
         l2gd.plan,
@@ -76,16 +60,6 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[float, ...
         {"samples": NO_COUNT, "clients": NO_COUNT, "radius": NEGATIVE},
     ),
     (moreau.moreau_constants, {"mu": 1.0, "smoothness": 2.0, "lam": 0.5}, {**CURVED, "lam": NOT_POSITIVE}),
-    (
-        perada.error_bound,
-        {"teacher_error": 0.1, "distance": 0.2, "total_variation": 0.3, "gap": 0.1},
-        {"teacher_error": NEGATIVE, "distance": NEGATIVE, "total_variation": NEGATIVE, "gap": NEGATIVE},
-    ),
-    (
-        perada.other_data_help,
-        {"distance": 0.2, "total_variation": 0.3, "target_distance": 1.0},
-        {"distance": NEGATIVE, "total_variation": NEGATIVE, "target_distance": NEGATIVE},
-    ),
     (
         perfed_ckt.transfer_mse,
         {"beta": 1.0, "sigma2": 1.0, "nu": 0.5, "v2": [1.0, 2.0], "client": 0, "lam": 0.5, "alpha": [0.5, 0.5]},
@@ -136,14 +110,3 @@ def test_a_bad_number_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=name):
         function(**{**good, name: bad})
-
-
-def test_probabilities_sum_to_1_up_to_what_single_precision_loses() -> None:
-    teachers = np.full((2, 3, 4), 0.25)
-    for excess, taken in ((5e-5, True), (1.5e-4, False)):
-        student = np.full((3, 4), (1 + excess) / 4)
-        if taken:
-            perada.distillation_distance(student, teachers)
-        else:
-            with pytest.raises(ConfigError, match="student must hold probabilities"):
-                perada.distillation_distance(student, teachers)

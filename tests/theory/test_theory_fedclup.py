@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailorfl.errors import ConfigError
-from tailorfl.theory.fedclup import fewest_steps, noise_ball, round_rate, schedule, stochastic_eta
+from tailorfl.theory.fedclup import fewest_steps, round_rate, schedule, stochastic_eta
 from tailorfl.theory.moreau import moreau_constants
 
 problems = st.fixed_dictionaries(
@@ -204,38 +204,7 @@ def test_careful_step_balances_clients_and_server(mu: float, kappa: float, lam: 
     constants, eta = moreau_constants(mu, L, lam), stochastic_eta(mu, L, lam)
     server = schedule(mu, L, lam).gamma * constants.global_convexity / 2
     assert eta <= 1 / (lam + L) * (1 + 1e-12)
+    assert stochastic_eta(1, 10, 1) == pytest.approx(11 / 160)
     assert constants.local_convexity * eta == pytest.approx(
         min(server, constants.local_convexity / (lam + L))
     )
-
-
-def test_noise_ball_vector_and_scaling() -> None:
-    # mu_g = 1/2, eta = 11/160, and both rates are 0.1375.
-    assert stochastic_eta(1, 10, 1) == pytest.approx(11 / 160)
-    expected = 8 * (11 / 160) ** 2 * 4 / (0.1375 * 0.25 * 8 * 5)
-    assert noise_ball(1, 10, 1, sigma=2, batch=8, clients=5) == pytest.approx(expected)
-    assert noise_ball(1, 10, 1, sigma=4, batch=8, clients=5) == pytest.approx(4 * expected)
-    assert noise_ball(1, 10, 1, sigma=2, batch=16, clients=10) == pytest.approx(expected / 4)
-    assert noise_ball(1, 10, 1, sigma=0, batch=8, clients=5) == 0
-
-
-@pytest.mark.parametrize("lam", [0.3, 1.0, 5.0])
-def test_stochastic_rounds_end_inside_the_noise_ball(lam: float) -> None:
-    """One weight, clients of curvature 1 to 4 with their optimum at 0, fresh noise in every local step."""
-    mu, L, runs, sigma = 1.0, 4.0, 2000, 1.0
-    rng, curvature = np.random.default_rng(0), np.array([1.0, 2.0, 4.0])
-    eta, gamma = stochastic_eta(mu, L, lam), schedule(mu, L, lam).gamma
-    steps = fewest_steps(mu, L, lam, gamma, eta)
-    w, v = np.zeros((runs, 1)), np.zeros((runs, 3))
-    for _ in range(60):
-        for _ in range(steps):
-            v = v - eta * (curvature * v + lam * (v - w) + sigma * rng.standard_normal(v.shape))
-        w = w - gamma * lam * (w - v.mean(1, keepdims=True))
-    assert 0 < (w**2).mean() <= noise_ball(mu, L, lam, sigma, batch=1, clients=3)
-
-
-def test_wrong_counts() -> None:
-    with pytest.raises(ConfigError, match="batch must be at least 1"):
-        noise_ball(1, 10, 1, sigma=1, batch=0, clients=5)
-    with pytest.raises(ConfigError, match="sigma must be 0 or a positive number"):
-        noise_ball(1, 10, 1, sigma=-1, batch=1, clients=5)

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tailorfl.errors import ConfigError
-from tailorfl.theory.fedclup import schedule
 from tailorfl.theory.fedclup_statistics import (
     Problem,
-    constants,
-    effort,
-    fewest_rounds,
     lambda_range,
     slack,
     statistical_bound,
-    total_error,
 )
 
 
@@ -92,9 +86,12 @@ def test_the_pooled_bound_asks_for_a_slack_of_an_eighth_of_the_squared_smoothnes
 @settings(deadline=None)
 @given(problems, st.floats(0, 1))
 def test_bound_in_the_range_is_of_the_minimax_form(problem: Problem, share: float) -> None:
-    found, c = lambda_range(problem), constants(problem)
+    """At most c3 / N + c4 min(R^2, 1/n), with the constants of Theorem 1's minimax form."""
+    found, noise = lambda_range(problem), problem.rho / problem.mu
+    c2 = max(((1 + math.sqrt(3)) * noise) ** 2, 32 * problem.kappa**2)
+    c3, c4 = 192 * noise**2, max((noise * (1 + math.sqrt(4 * c2 + 5))) ** 2, 198 * problem.kappa**2)
     lam = found.lower if found.together else share * found.upper
-    limit = c.c3 / problem.total + c.c4 * min(problem.radius**2, 1 / problem.samples)
+    limit = c3 / problem.total + c4 * min(problem.radius**2, 1 / problem.samples)
     assert statistical_bound(problem, lam).value <= limit
 
 
@@ -131,77 +128,18 @@ def test_formulas_written_out(problem: Problem, lam: float) -> None:
     assert bound.pooled == pytest.approx(first + excess)
 
 
+def test_the_noise_of_the_second_bound_grows_with_16_where_4_is_printed() -> None:
+    """mu = 1, L = 10, rho = 2, R = .5, n = 200; at lam = .08 the first bound does not hold."""
+    noise = 2**2 / 200
+    bound = 4 * noise + 16 * noise * 0.08 + 8 * (0.5 * 0.08) ** 2 + 4 * 0.5**2 * 0.08
+    assert statistical_bound(published(0.5), 0.08).value == pytest.approx(bound)
+
+
 def test_limits_of_the_bounds() -> None:
     problem = published(0.05)
     assert statistical_bound(problem, 0).separate == pytest.approx(4 * 4 / 200)
     assert statistical_bound(problem, 0).pooled == math.inf
     assert statistical_bound(problem, 1e12).pooled == pytest.approx(48 * 4 / 2000 + 4803 * 0.05**2)
-
-
-def test_constants() -> None:
-    c = constants(published(0.05))
-    assert (c.c1, c.c2, c.c3) == (128, 3200, 768)
-    assert c.c4 == pytest.approx(max((2 * (1 + math.sqrt(4 * 3200 + 5))) ** 2, 19_800))
-    noisy = constants(Problem(1, 1, rho=100, radius=0, samples=1, clients=1))
-    assert noisy.c2 == pytest.approx((1 + math.sqrt(3)) ** 2 * 1e4)
-    assert constants(Problem(1, 10, rho=0.1, radius=0, samples=1, clients=1)).c4 == 198 * 100
-
-
-def test_efforts_and_total_errors_use_the_bound_with_16_where_4_is_printed() -> None:
-    """mu = 1, L = 10, rho = 2, R = .5, n = 200; at lam = .08 the first bound does not hold."""
-    noise = 2**2 / 200
-    bound = 4 * noise + 16 * noise * 0.08 + 8 * (0.5 * 0.08) ** 2 + 4 * 0.5**2 * 0.08
-    assert effort(published(0.5), 0.08, target=1.0, initial=1.0).statistical == pytest.approx(bound)
-    assert total_error(published(0.5), 0.08, 10**6, initial=1.0) == pytest.approx(bound)
-    least = fewest_rounds(published(0.5), 2.01 * bound, 1.0, [0.08])
-    assert least.statistical == pytest.approx(bound)
-    with pytest.raises(ConfigError, match="no lam keeps the statistical error"):
-        fewest_rounds(published(0.5), 1.99 * bound, 1.0, [0.08])
-
-
-def test_total_error() -> None:
-    problem = published(0.5)
-    start = total_error(problem, 0.08, 0, initial=3.0)
-    assert start == pytest.approx(6 + statistical_bound(problem, 0.08).value)
-    errors = [total_error(problem, 0.08, rounds, initial=3.0) for rounds in (0, 5, 20, 1000)]
-    assert errors == sorted(errors, reverse=True)
-    assert errors[-1] == pytest.approx(statistical_bound(problem, 0.08).value)
-
-
-def test_fewest_rounds_reaches_the_target_and_no_lam_does_it_sooner() -> None:
-    problem, lams = published(0.5), list(np.geomspace(1e-3, 10, 30))
-    target = 0.5
-    found = fewest_rounds(problem, target, 4.0, lams)
-    assert total_error(problem, found.lam, found.rounds, 4.0) <= target
-    assert found.statistical <= target / 2
-    assert found.gradients == found.rounds * schedule(1, 10, found.lam).steps
-    for lam in lams:
-        assert found.rounds <= effort(problem, lam, target, 4.0).rounds or (
-            statistical_bound(problem, lam).value > target / 2
-        )
-    # Fewest rounds come with little coupling; among ties the smallest error, here the smallest lam.
-    assert found.lam == pytest.approx(1e-3)
-
-
-def test_many_alike_clients_need_a_large_lam() -> None:
-    """When only pooling is good enough, the scan leaves the small lam, though they need fewer rounds."""
-    alike = Problem(mu=1, smoothness=1, rho=1, radius=0, samples=10, clients=10_000)
-    target = 2 * statistical_bound(alike, 0.0).separate / 10
-    found = fewest_rounds(alike, target, 1.0, list(np.geomspace(1e-2, 1e6, 50)))
-    assert found.lam > 100
-    assert found.statistical == statistical_bound(alike, found.lam).pooled
-
-
-def test_no_rounds_when_the_start_is_good_enough() -> None:
-    assert effort(published(0.5), 0.08, target=1.0, initial=0.25).rounds == 0
-    assert effort(published(0.5), 0.08, target=1.0, initial=0.2501).rounds == 1
-
-
-def test_unreachable_target_says_what_is_reachable() -> None:
-    with pytest.raises(ConfigError, match=r"the smallest is .* with lam=0\.001: ask for a target of"):
-        fewest_rounds(published(0.5), 1e-6, 1.0, [0.001, 0.1])
-    with pytest.raises(ConfigError, match="no lam to choose from"):
-        fewest_rounds(published(0.5), 1.0, 1.0, [])
 
 
 @pytest.mark.parametrize(

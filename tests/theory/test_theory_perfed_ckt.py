@@ -11,7 +11,6 @@ from tailorfl.errors import ConfigError
 from tailorfl.theory.perfed_ckt import (
     best_transfer,
     transfer_mse,
-    transfer_solution,
     transmission_cost,
 )
 
@@ -102,46 +101,8 @@ def test_limits() -> None:
     assert transfer_mse(BETA, SIGMA2, NU, V2, 2, 0.0, np.full(5, 0.2)) == pytest.approx(SIGMA2 / BETA)
 
 
-def toy(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Two weights, three clients with sigma 2, 5, 200: X, y of every client, P and the local solutions."""
-    rng = np.random.default_rng(seed)
-    true = rng.uniform(-10, 10, 2) + np.array([[2.0], [5.0], [200.0]]) * rng.standard_normal((3, 2))
-    X, P = rng.uniform(-10, 10, (3, 20, 2)), rng.uniform(-10, 10, (7, 2))
-    y = np.einsum("kni,ki->kn", X, true) + rng.standard_normal((3, 20))
-    estimates = np.stack([np.linalg.lstsq(a, b, rcond=None)[0] for a, b in zip(X, y, strict=True)])
-    return X, y, P, estimates, np.array([0.5, 0.4, 0.1])
-
-
-@pytest.mark.parametrize("client", range(3))
-def test_closed_form_of_the_toy_minimises_its_objective(client: int) -> None:
-    X, y, P, estimates, alpha = toy()
-    lam = 50.0
-    found = transfer_solution(X[client], P, estimates, client, lam, alpha)
-    rows = np.concatenate([X[client], np.sqrt(lam) * P])
-    targets = np.concatenate([y[client], np.sqrt(lam) * P @ (alpha @ estimates)])
-    assert found == pytest.approx(np.linalg.lstsq(rows, targets, rcond=None)[0])
-
-
-def test_gradient_descent_finds_the_closed_form_of_the_toy() -> None:
-    X, y, P, estimates, alpha = toy()
-    lam, client, w = 50.0, 1, np.zeros(2)
-    target = P @ (alpha @ estimates)
-    step = 0.5 / np.linalg.norm(X[client].T @ X[client] + lam * P.T @ P, 2)
-    for _ in range(2000):
-        gradient = 2 * X[client].T @ (X[client] @ w - y[client]) + 2 * lam * P.T @ (P @ w - target)
-        w = w - step * gradient
-    assert w == pytest.approx(transfer_solution(X[client], P, estimates, client, lam, alpha), rel=1e-6)
-
-
-def test_limits_of_the_toy() -> None:
-    X, _, P, estimates, alpha = toy()
-    assert transfer_solution(X[0], P, estimates, 0, 0.0, alpha) == pytest.approx(estimates[0])
-    assert transfer_solution(X[0], P, estimates, 0, 1e12, alpha) == pytest.approx(alpha @ estimates)
-    own = np.array([0.0, 0.0, 1.0])
-    assert transfer_solution(X[2], P, estimates, 2, 50.0, own) == pytest.approx(estimates[2])
-
-
-def test_toy_with_orthogonal_data_mixes_as_theorem_says() -> None:
+def test_regression_on_orthogonal_data_mixes_as_theorem_says() -> None:
+    """Of least squares with the pull: ‖X(w − ŵ_k)‖² + λ‖P(w − Σ α_i ŵ_i)‖²."""
     rng = np.random.default_rng(3)
     X = np.sqrt(BETA) * np.linalg.qr(rng.standard_normal((6, 2)))[0]
     P = np.sqrt(NU) * np.linalg.qr(rng.standard_normal((3, 2)))[0]
@@ -149,8 +110,9 @@ def test_toy_with_orthogonal_data_mixes_as_theorem_says() -> None:
     for k in range(5):
         own = found.own_weight[k]
         expected = own * estimates[k] + (1 - own) * found.alpha @ estimates
-        solution = transfer_solution(X, P, estimates, k, found.lam[k], found.alpha)
-        assert solution == pytest.approx(expected)
+        rows = np.concatenate([X, np.sqrt(found.lam[k]) * P])
+        targets = np.concatenate([X @ estimates[k], np.sqrt(found.lam[k]) * P @ (found.alpha @ estimates)])
+        assert np.linalg.lstsq(rows, targets, rcond=None)[0] == pytest.approx(expected)
 
 
 # (method, clusters, cost with 10 clients, with 15), in units of 1e7 scalars as printed.

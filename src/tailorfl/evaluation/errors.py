@@ -11,7 +11,6 @@ about a method that solves the coupled problem, as FedCLUP and MR-MTL do; the to
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,10 +20,6 @@ from tailorfl.data.synthetic import closed_form, local_quadratics
 from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ConfigError
 from tailorfl.settings.experiment import Weights
-
-MEASURES = ("total", "optimisation", "statistical")
-SET = "truth"
-"""The `set` of these records."""
 
 
 @dataclass(frozen=True)
@@ -79,29 +74,6 @@ class Truth:
             "optimisation": _square(v - optimum),
             "statistical": _square(optimum - self.weights),
         }
-
-
-def coupled_errors(sim: Simulation, lam: float, truth: Truth | None = None) -> list[dict[str, Any]]:
-    """Returns one record {round, client, set, model, total, optimisation, statistical} a training client.
-
-    `lam` is the λ of the coupled problem; `truth` saves computing it again every round.
-
-    Raises:
-        ConfigError: the truth is unknown, or the model is not linear without a bias.
-    """
-    known = Truth.of(sim.federation, sim.weights) if truth is None else truth
-    found = known.errors(linear_models(sim, known.weights.shape[1]), lam)
-    table = torch.stack([found[measure] for measure in MEASURES], dim=1).tolist()
-    return [
-        {
-            "round": sim.round,
-            "client": client,
-            "set": SET,
-            "model": "personal",
-            **dict(zip(MEASURES, row, strict=True)),
-        }
-        for client, row in enumerate(table)
-    ]
 
 
 def linear_models(sim: Simulation, dim: int) -> Tensor:

@@ -24,7 +24,7 @@ class Split:
 
     shared    trained by clients, sent and aggregated
     personal  trained by the client that owns it, never sent
-    frozen    the same constant everywhere: neither trained nor sent; its modules stay in eval mode
+    frozen    the same constant everywhere: neither trained nor sent
 
     Mappings are flat: dotted name -> tensor, a dict or a TensorDict of any batch size (for instance
     [clients]). All tuples of names are in module order.
@@ -35,8 +35,6 @@ class Split:
     personal: tuple[str, ...]
     frozen: tuple[str, ...]
     buffers: tuple[str, ...]
-    frozen_modules: tuple[str, ...]
-    """Dotted names of the modules whose own state is frozen as a whole (keep them in eval mode)."""
     sizes: Mapping[str, int] = field(hash=False, repr=False)
     """Number of scalars of one client's tensor, by name."""
 
@@ -58,17 +56,12 @@ class Split:
         if picked and not own and not allow_empty:
             raise ModelError(f"everything that is personal ({personal!r}) is also frozen ({frozen!r}).")
         names = tuple(entry.name for entry in entries)
-        trained_modules = {id(entry.module) for entry in entries if entry.name not in still}
-        holders = {id(entry.module) for entry in entries}
         return cls(
             names=names,
             shared=tuple(n for n in names if n not in own and n not in still),
             personal=tuple(n for n in names if n in own),
             frozen=tuple(n for n in names if n in still),
             buffers=tuple(entry.name for entry in entries if entry.is_buffer),
-            frozen_modules=tuple(
-                n for n, part in module.named_modules() if id(part) in holders - trained_modules
-            ),
             sizes={entry.name: entry.tensor.numel() for entry in entries},
         )
 
@@ -112,59 +105,7 @@ class Split:
             return mapping.select(*wanted)
         return {n: mapping[n] for n in wanted}
 
-    @overload
-    def merge(self, first: D, *others: TensorDictBase) -> D: ...
-    @overload
-    def merge(self, first: Mapping[str, V], *others: Mapping[str, V]) -> dict[str, V]: ...
-    def merge(self, first: Any, *others: Any) -> Any:
-        """The full state from disjoint parts in module order; kind of the first part, tensors not copied.
-
-        The frozen tensors may be left out all together, as where the engine holds them once for all clients.
-        Raises ModelError for a name that is missing, given twice or unknown.
-        """
-        parts = (first, *others)
-        given = [name for part in parts for name in part.keys()]  # noqa: SIM118  (a TensorDict iterates over its batch)
-        self._check(given)
-        twice = sorted({n for n in given if given.count(n) > 1}) if len(set(given)) < len(given) else []
-        missing = [n for n in self.names if n not in set(given)]
-        if twice or (missing and missing != list(self.frozen)):
-            raise ModelError(
-                "the parts do not make up the state: "
-                f"missing {missing[:8] or 'nothing'}, given twice {twice[:8] or 'nothing'}."
-            )
-        order = [n for n in self.names if n not in set(missing)]
-        if not isinstance(first, TensorDictBase):
-            whole = {n: value for part in parts for n, value in part.items()}
-            return {n: whole[n] for n in order}
-        merged = first.copy()
-        for part in others:
-            merged.update(part)
-        return merged.select(*order)
-
     def _check(self, given: Iterable[str]) -> None:
         strange = [n for n in given if n not in self.sizes]
         if strange:
             raise ModelError(f"the model has no state named {strange[:8]}; it has {list(self.names[:8])} ...")
-
-    def count(self, names: Iterable[str]) -> int:
-        """Number of scalars of one copy of the named tensors."""
-        names = tuple(names)
-        self._check(names)
-        return sum(self.sizes[n] for n in names)
-
-    @cached_property
-    def trained_scalars(self) -> int:
-        """Scalars of the trainable parameters, of one model."""
-        return self.count(self.trainable)
-
-    @cached_property
-    def sent_scalars(self) -> int:
-        """Scalars of the shared parameters: one upload, without buffers."""
-        buffers = set(self.buffers)
-        return self.count(n for n in self.shared if n not in buffers)
-
-    @cached_property
-    def sent_buffer_scalars(self) -> int:
-        """Scalars of the shared buffers, batch counters included; reported apart from the parameters."""
-        buffers = set(self.buffers)
-        return self.count(n for n in self.shared if n in buffers)

@@ -1,4 +1,4 @@
-"""FedCLUP's step sizes, rounds and noise: how fast it gets to its optimum, and how near.
+"""FedCLUP's step sizes and rounds: how fast it gets to its optimum.
 
 "Understanding the Statistical Accuracy-Communication Trade-off in Personalized FL with Minimax Guarantees"
 (ICML 2025), Theorem 2 and Corollary 2 (exact gradients), and the theorem of the stochastic variant. All
@@ -9,8 +9,6 @@ errors are squared distances to the optimum of `mean_i F_i(v_i) + (lam/2) ||v_i 
     lambda     lam
     eta, gamma eta (clients' step), gamma (server's step on `lam (w - v_i)`)
     K          steps, of a client in a round
-    sigma, B   sigma (standard deviation of the gradient of one sample), batch
-    m          clients, averaged in a round
 
 The appendix states the ratio of the local problem's condition once upside down, and Corollary 4 drops a
 factor 1/4 in the rate and a factor 2 before the initial error; the formulas here follow Theorem 2 and
@@ -24,9 +22,7 @@ from dataclasses import dataclass
 
 from tailorfl.errors import ConfigError
 from tailorfl.theory.checks import (
-    require_counts,
     require_curvature,
-    require_not_negative,
     require_positive,
     require_share,
 )
@@ -138,25 +134,6 @@ def stochastic_eta(mu: float, smoothness: float, lam: float) -> float:
     require_positive(lam=lam)
     careful = mu * (lam + smoothness) / (4 * smoothness * (lam + mu) ** 2)
     return min(careful, 1 / (lam + smoothness))
-
-
-def noise_ball(mu: float, smoothness: float, lam: float, sigma: float, batch: int, clients: int) -> float:
-    """Squared error at which stochastic FedCLUP stops improving, for fresh noise in every local step.
-
-    It is `8 lam^2 eta^2 sigma^2 / (min(gamma mu_g / 2, mu_l eta) mu_g^2 B m)`, with gamma of Corollary 2
-    and `stochastic_eta`. The printed algorithm reuses one batch for all steps of a round, which this does
-    not cover.
-
-    Raises:
-        ConfigError: unless 0 < mu <= smoothness, lam > 0, sigma >= 0, batch >= 1 and clients >= 1.
-    """
-    constants = moreau_constants(mu, smoothness, lam)
-    require_not_negative(sigma=sigma)
-    require_counts(batch=batch, clients=clients)
-    eta = stochastic_eta(mu, smoothness, lam)
-    gamma = 1 / (2 * constants.global_smoothness)
-    slowest = min(gamma * constants.global_convexity / 2, constants.local_convexity * eta)
-    return 8 * (lam * eta * sigma / constants.global_convexity) ** 2 / (slowest * batch * clients)
 
 
 def _allowed(mu: float, smoothness: float, lam: float, gamma: float) -> MoreauConstants:

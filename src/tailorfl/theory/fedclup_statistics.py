@@ -1,7 +1,7 @@
-"""FedCLUP's statistical error: which lam to take, what it guarantees, and how many rounds a target costs.
+"""FedCLUP's statistical error: which lam to take, and what it guarantees.
 
 "Understanding the Statistical Accuracy-Communication Trade-off in Personalized FL with Minimax Guarantees"
-(ICML 2025), Theorem 1 (statistical bound), Corollary 1 (choice of lam) and Corollary 3 (total error).
+(ICML 2025), Theorem 1 (statistical bound) and Corollary 1 (choice of lam).
 Errors are mean squared distances of the clients' models to their true parameters.
 
     paper    here
@@ -23,12 +23,9 @@ far from sharp (kappa = 10 asks for lam of 6e4).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tailorfl.errors import ConfigError
 from tailorfl.theory.checks import require_counts, require_curvature, require_not_negative, require_positive
-from tailorfl.theory.fedclup import schedule
 
 
 @dataclass(frozen=True)
@@ -89,33 +86,6 @@ class StatisticalBound:
         return min(self.pooled, self.separate)
 
 
-@dataclass(frozen=True)
-class Constants:
-    """Constants of Theorem 1's minimax form.
-
-    With Corollary 1's lam the squared error of the clients' models is at most `c3 / N + c4 min(R^2, 1/n)`;
-    `c1` and `c2` are those of the global model, from which c4 is made.
-    """
-
-    c1: float
-    c2: float
-    c3: float
-    c4: float
-
-
-@dataclass(frozen=True)
-class Effort:
-    """What one lam costs and leaves."""
-
-    lam: float
-    statistical: float
-    """Theorem 1's bound."""
-    rounds: int
-    """Rounds until the rest of the initial error is at most half the target."""
-    gradients: int
-    """Gradients of one client until then."""
-
-
 def lambda_range(problem: Problem) -> LambdaRange:
     """Corollary 1: the lam for which FedCLUP is minimax optimal.
 
@@ -162,80 +132,6 @@ def statistical_bound(problem: Problem, lam: float) -> StatisticalBound:
         pooled += _pooling_excess(problem, lam)
     alone = 4 * noise / problem.samples
     return StatisticalBound(pooled, alone * (1 + 4 * lam / mu) + _coupling_excess(problem, lam))
-
-
-def constants(problem: Problem) -> Constants:
-    """The constants of the minimax form.
-
-    c1 = 32 rho^2 / mu^2      c2 = max(((1 + sqrt 3) rho / mu)^2, 32 kappa^2)
-    c3 = 192 rho^2 / mu^2     c4 = max((rho (1 + sqrt(4 c2 + 5)) / mu)^2, 198 kappa^2)
-    """
-    noise = problem.rho / problem.mu
-    c2 = max(((1 + math.sqrt(3)) * noise) ** 2, 32 * problem.kappa**2)
-    c4 = max((noise * (1 + math.sqrt(4 * c2 + 5))) ** 2, 198 * problem.kappa**2)
-    return Constants(c1=32 * noise**2, c2=c2, c3=192 * noise**2, c4=c4)
-
-
-def total_error(problem: Problem, lam: float, rounds: int, initial: float) -> float:
-    """Corollary 3: `2 r^T e_0` plus the statistical error after `rounds` rounds of Corollary 2's schedule.
-
-    The corollary gives the statistical error up to a constant, `min(1/N + R^2 + 1/q_1, 1/n + q_2)`; this
-    takes Theorem 1's bound, of which that is the order.
-
-    Args:
-        problem: the clients.
-        lam: strength of the coupling, positive.
-        rounds: T, 0 or more.
-        initial: e_0, squared error of the start.
-
-    Raises:
-        ConfigError: for a lam that is not positive, or negative rounds or initial error.
-    """
-    require_not_negative(rounds=rounds, initial=initial)
-    rate = schedule(problem.mu, problem.smoothness, lam).rate
-    return 2 * rate**rounds * initial + statistical_bound(problem, lam).value
-
-
-def effort(problem: Problem, lam: float, target: float, initial: float) -> Effort:
-    """Rounds and gradients with which `2 r^T e_0 <= target / 2`, beside the statistical error of this lam.
-
-    Raises:
-        ConfigError: unless lam, target and initial are positive.
-    """
-    require_positive(target=target, initial=initial)
-    plan = schedule(problem.mu, problem.smoothness, lam)
-    reduction = target / (4 * initial)
-    rounds = plan.rounds(reduction) if reduction < 1 else 0
-    statistical = statistical_bound(problem, lam).value
-    return Effort(lam, statistical, rounds, rounds * plan.steps)
-
-
-def fewest_rounds(problem: Problem, target: float, initial: float, lams: Iterable[float]) -> Effort:
-    """The lam of the fewest rounds for a total error of at most `target`, half of it left to statistics.
-
-    Among equal numbers of rounds the one with the smallest statistical error is taken.
-
-    Args:
-        problem: the clients.
-        target: squared error wanted.
-        initial: e_0, squared error of the start.
-        lams: values of lam to choose from, all positive.
-
-    Raises:
-        ConfigError: if no lam has a statistical error of at most target / 2, or there is none.
-    """
-    rows = [effort(problem, lam, target, initial) for lam in lams]
-    if not rows:
-        raise ConfigError("there is no lam to choose from; give at least one")
-    reached = [row for row in rows if row.statistical <= target / 2]
-    if not reached:
-        least = min(rows, key=lambda row: row.statistical)
-        raise ConfigError(
-            f"no lam keeps the statistical error within half of target={target:g}; the smallest is "
-            f"{least.statistical:g}, with lam={least.lam:g}: ask for a target of "
-            f"{2 * least.statistical:g} or more"
-        )
-    return min(reached, key=lambda row: (row.rounds, row.statistical))
 
 
 def _pooling_excess(problem: Problem, lam: float) -> float:

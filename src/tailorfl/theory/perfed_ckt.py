@@ -123,27 +123,6 @@ def transfer_mse(
     return float((estimates**2).sum() * sigma2 / beta + (deviations**2 * spread).sum())
 
 
-def transfer_solution(
-    X: Floats, P: Floats, estimates: Floats, client: int, lam: float, alpha: Floats
-) -> Floats:
-    """The regularised estimate `(X'X + lam P'P)^-1 (X'X w^_k + lam P'P sum_i alpha_i w^_i)`, `[weights]`.
-
-    Args:
-        X: `[samples, weights]` private data of the client.
-        P: `[public, weights]` public data.
-        estimates: `[clients, weights]` least squares solutions; row `client` is the one of X.
-        client: k.
-        lam: strength of the pull.
-        alpha: `[clients]` weights of the estimates.
-
-    Raises:
-        numpy.linalg.LinAlgError: if private and public data together do not determine the weights.
-    """
-    private, public = X.T @ X, P.T @ P
-    right = private @ estimates[client] + lam * public @ (alpha @ estimates)
-    return np.asarray(np.linalg.solve(private + lam * public, right))
-
-
 def transmission_cost(
     method: str,
     clients: int,
