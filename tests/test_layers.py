@@ -15,8 +15,8 @@ import tailorfl
 
 ROOT = Path(tailorfl.__file__).parent
 # A module imports its own layer and what stands to its right. `models` and `data` stand side by side, and
-# beneath all `settings`, which sees no other layer and needs no torch. `theory` stands beside `runs`,
-# `evaluation` and `engines`, seen from the left and seeing the core.
+# beneath all `settings`, which sees no other layer and needs no torch. `theory` stands above the core, seen
+# by methods, which take their papers' formulas from it, and by the command line.
 ARROW = [
     "cli", "experiments", "benchmark", "runs", "evaluation", "engines", "methods", "core", "models", "data",
     "settings",
@@ -68,7 +68,7 @@ def allowed(layer: str) -> set[str]:
     if layer == "theory":
         return {layer, *GROUND, *THEORY_SEES}
     right = set(ARROW[ARROW.index(layer) :]) if layer else set(ARROW) - {"cli"}
-    if layer in ("", "cli", "experiments"):
+    if layer in ("", "cli", "experiments", "methods"):
         right.add("theory")
     return {*right, *GROUND, *([""] if layer == "cli" else [])}
 
@@ -125,10 +125,10 @@ def test_the_rules_themselves():
     assert allowed("core") == {"core", "models", "data", "settings", *GROUND}
     assert allowed("models") == {"models", "settings", *GROUND}
     assert allowed("data") == {"data", "settings", *GROUND}
-    assert allowed("methods") == {"methods", "core", "models", "data", "settings", *GROUND}
+    assert allowed("methods") == {"methods", "theory", "core", "models", "data", "settings", *GROUND}
     assert allowed("theory") == {"theory", "core", "models", "data", "settings", *GROUND}
     assert allowed("modules") == {"modules", "errors"}
-    assert [layer for layer in ARROW if "theory" in allowed(layer)] == ["cli", "experiments"]
+    assert [layer for layer in ARROW if "theory" in allowed(layer)] == ["cli", "experiments", "methods"]
     assert "runs" not in allowed("evaluation")
     assert "cli" not in allowed("experiments") | allowed("")
     assert allowed("errors") == {"errors"}

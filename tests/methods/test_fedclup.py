@@ -180,7 +180,7 @@ class TestStepsOfTheTheory:
             clup(lam=1.0, gamma="edge", **known)
         with pytest.raises(ConfigError, match="needs a λ > 0"):
             clup(lam=0.0, **known)
-        with pytest.raises(ConfigError, match=r"must be at most 1/\(λ \+ L\)"):
+        with pytest.raises(ConfigError, match=r"must be at most 1/\(lam \+ smoothness\)"):
             quadratic_simulation(clup(lam=1.0, **known), lr=1.01 / (1 + L))
         plain = TrainConfig(steps=1, batch_size=0, lr=0.01)
         data, network = quadratic_federation(), quadratic_simulation("fedclup").model

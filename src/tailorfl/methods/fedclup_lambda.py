@@ -34,6 +34,7 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.messages import Replies
+from tailorfl.theory.fedclup_statistics import Problem, lambda_range
 
 ERROR = "val"
 """What clients call the validation error that a rule watches, among the numbers they report."""
@@ -82,13 +83,8 @@ class Corollary(Rule):
         """Returns the lower bound of λ where learning together pays, else the upper one."""
         assert mu is not None
         assert smoothness is not None
-        if self.radius > 1 / math.sqrt(self.samples):
-            return self.rho**2 / (self.samples * mu * self.radius**2)
-        kappa, drift = smoothness / mu, (smoothness * self.radius) ** 2
-        ratio = (2 * drift + self.rho**2 / self.samples) / (
-            drift + self.rho**2 / (self.samples * self.clients)
-        )
-        return max(64 * kappa**2 * smoothness, max(2 * kappa, 5) * mu * ratio) - mu
+        allowed = lambda_range(Problem(mu, smoothness, self.rho, self.radius, self.samples, self.clients))
+        return allowed.lower if allowed.together else allowed.upper
 
 
 class Heuristic(Rule):

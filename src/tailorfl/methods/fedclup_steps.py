@@ -13,13 +13,13 @@ no K meets the condition there.
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from tailorfl.errors import ConfigError
+from tailorfl.theory.fedclup import fewest_steps as of_theory
 
 ServerRule = Literal["mean", "theory", "edge"]
 ClientRule = Literal["deterministic", "stochastic"]
@@ -50,21 +50,10 @@ def fewest_steps(lam: float, mu: float, smoothness: float, server: float, eta: f
     Raises:
         ConfigError: where no K meets the condition.
     """
-    if not 0 < eta * (lam + smoothness) <= 1 + 1e-9:
+    try:
+        return of_theory(mu, smoothness, lam, server / lam, eta)
+    except ConfigError as error:
         raise ConfigError(
-            f"local_steps = theory: no number of steps keeps Theorem 2's rate with a client step of {eta:g}, which "
-            f"must be at most 1/(λ + L) = {1 / (lam + smoothness):g}; lower train.lr, take "
-            "lr_rule = deterministic, or give local_steps a number"
-        )
-    ahead = 1 - server * smoothness / (lam + smoothness)
-    if ahead < 1e-12:
-        raise ConfigError(
-            f"local_steps = theory: no number of steps keeps Theorem 2's rate with γ = {server / lam:g}, which must "
-            f"be below 1/λ + 1/L = {1 / lam + 1 / smoothness:g}; take gamma = theory or mean, or give local_steps a "
-            "number"
-        )
-    left = 1 - eta * (lam + mu)
-    if left < 1e-12:
-        return 1  # μ = L: the first step with η = 1/(λ + L) is exact
-    wanted = math.log(2 + 64 * (lam / mu) ** 2) - 4 * math.log(ahead)
-    return max(1, math.ceil(wanted / -math.log(left)))
+            f"local_steps = theory: no number of steps keeps Theorem 2's rate for λ = {lam:g}: {error}; take lr_rule = "
+            "deterministic and gamma = theory or mean, or give local_steps a number"
+        ) from error
