@@ -26,10 +26,11 @@ from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.rounds.simulation import Simulation
 
 BATCHES = (50, 100, 250, 1000)
 """Batch sizes that the plain loop tries."""

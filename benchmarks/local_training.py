@@ -28,9 +28,10 @@ from tailorfl.core.objective import LOSSES
 from tailorfl.core.plan import Rows
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.rounds.simulation import Simulation
 
 CLIENTS, SAMPLES, BATCH, LR = 100, 60, 10, 0.01
 WORK = {"logistic": {}, "mlp": {"hidden": (200,)}, "cnn2": {}}

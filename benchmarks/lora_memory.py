@@ -72,8 +72,9 @@ def library(engine: str, chunk: int | None, base: str, clients: int) -> Any:
     from tailorfl.core.cohort import TrainConfig
     from tailorfl.core.method import make_method
     from tailorfl.data.build import build as federate
-    from tailorfl.engines.simulation import Simulation, make_engine
+    from tailorfl.engines.make import make_engine
     from tailorfl.models.functional import Model
+    from tailorfl.rounds.simulation import Simulation
 
     data = federate(source=source(clients), partition="natural", split={"train": 1.0, "test": 0.0})
     sim = Simulation(

@@ -42,9 +42,10 @@ def simulation(method: str, data: Any, cohort: int) -> Any:
     """A simulation of which `cohort` clients are sampled a round."""
     from tailorfl.core.cohort import TrainConfig
     from tailorfl.core.method import make_method
-    from tailorfl.engines.simulation import Simulation, make_engine
+    from tailorfl.engines.make import make_engine
     from tailorfl.models.functional import Model
     from tailorfl.models.registry import build
+    from tailorfl.rounds.simulation import Simulation
 
     return Simulation(
         make_method(method),
@@ -68,9 +69,9 @@ def imported() -> float:
     begin = time.process_time()
     import torch
 
-    import tailorfl.engines.simulation
     import tailorfl.evaluation.protocols
-    import tailorfl.methods  # noqa: F401  registers the methods
+    import tailorfl.methods
+    import tailorfl.rounds.simulation  # noqa: F401  loads the rest; the methods register themselves
 
     torch.set_num_threads(1)
     return time.process_time() - begin
@@ -154,7 +155,7 @@ def states(where: str) -> dict[str, Any]:
     import torch
     from tensordict import TensorDict
 
-    from tailorfl.core.state import StateStore
+    from tailorfl.engines.state import StateStore
 
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", ".")) as folder:
         store = StateStore(

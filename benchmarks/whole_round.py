@@ -34,10 +34,10 @@ from rich.console import Console
 
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
-from tailorfl.engines.simulation import Simulation
 from tailorfl.experiments import runner
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.progress import Lines
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
 

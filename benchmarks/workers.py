@@ -23,9 +23,10 @@ import torch
 from tailorfl.core import tree
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.rounds.simulation import Simulation
 
 
 def main() -> None:

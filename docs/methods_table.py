@@ -26,9 +26,9 @@ from tailorfl.core.messages import PerArchitecture, PerClient
 from tailorfl.core.method import Method, methods
 from tailorfl.data.build import build as build_federation
 from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.simulation import Simulation
 from tailorfl.models.functional import Model
 from tailorfl.models.selectors import select
+from tailorfl.rounds.simulation import Simulation
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- methods: made by docs/methods_table.py -->\n", "<!-- end of methods -->\n"

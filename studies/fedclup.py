@@ -26,7 +26,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from tailorfl.data.synthetic import closed_form
-from tailorfl.engines.simulation import Simulation
 from tailorfl.evaluation.errors import Truth, linear_models
 from tailorfl.evaluation.seeds import interval
 from tailorfl.experiments.config import load
@@ -34,6 +33,7 @@ from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.runner import make_federation, make_simulation
 from tailorfl.experiments.variants import expand
 from tailorfl.methods.fedclup import FedCLUP
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.plots import COLOURS, DPI
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.theory.fedclup import round_rate, schedule

@@ -18,8 +18,8 @@ ROOT = Path(tailorfl.__file__).parent
 # beneath all `settings`, which sees no other layer and needs no torch. `theory` stands above the core, seen
 # by methods, which take their papers' formulas from it, and by the command line.
 ARROW = [
-    "cli", "experiments", "benchmark", "runs", "evaluation", "engines", "methods", "core", "models", "data",
-    "settings",
+    "cli", "experiments", "benchmark", "runs", "evaluation", "rounds", "engines", "methods", "core",
+    "models", "data", "settings",
 ]  # fmt: skip
 BESIDE = {"models", "data"}
 # Modules that every layer stands on, and that see none (but errors are raised everywhere).

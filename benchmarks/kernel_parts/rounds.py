@@ -22,9 +22,10 @@ from tailorfl.core.objective import LOSSES
 from tailorfl.data.build import build as federate
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.rounds.simulation import Simulation
 
 BERT = {"hidden": 384, "layers": 6, "heads": 12, "intermediate": 1536, "vocabulary": 30522, "length": 512}
 """The sizes of all-MiniLM-L6-v2."""

@@ -15,9 +15,9 @@ from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.simulation import Simulation
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.rounds.simulation import Simulation
 
 
 def federation(work: Work) -> Federation:

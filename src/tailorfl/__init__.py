@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from tailorfl.data.build import build as build_federation
     from tailorfl.data.federation import Federation
     from tailorfl.data.source import Source
-    from tailorfl.engines.rounds import RoundResult
-    from tailorfl.engines.simulation import Simulation
     from tailorfl.experiments.config import load as load_config
     from tailorfl.experiments.jobs import Job, Observer
     from tailorfl.experiments.landscape import landscape
@@ -37,6 +35,8 @@ if TYPE_CHECKING:
     from tailorfl.experiments.result import ExperimentResult
     from tailorfl.models.functional import Model
     from tailorfl.models.split import Split
+    from tailorfl.rounds.one_round import RoundResult
+    from tailorfl.rounds.simulation import Simulation
     from tailorfl.settings.experiment import ExperimentConfig
 
 __version__ = "0.1.0"
@@ -83,8 +83,8 @@ _HOMES = {
     "Model": "tailorfl.models.functional:Model",
     "Observer": "tailorfl.experiments.jobs:Observer",
     "Replies": "tailorfl.core.messages:Replies",
-    "RoundResult": "tailorfl.engines.rounds:RoundResult",
-    "Simulation": "tailorfl.engines.simulation:Simulation",
+    "RoundResult": "tailorfl.rounds.one_round:RoundResult",
+    "Simulation": "tailorfl.rounds.simulation:Simulation",
     "Source": "tailorfl.data.source:Source",
     "Split": "tailorfl.models.split:Split",
     "TrainConfig": "tailorfl.core.cohort:TrainConfig",

@@ -16,7 +16,7 @@ from tailorfl.core import tree
 from tailorfl.core.cohort import Cohort, TrainConfig
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.simulation import Simulation
+from tailorfl.rounds.simulation import Simulation
 
 PLAIN = TrainConfig(epochs=2, batch_size=4, lr=0.05)
 

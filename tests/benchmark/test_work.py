@@ -15,10 +15,11 @@ from tailorfl.core.method import make_method
 from tailorfl.core.privacy import SampleDP
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
+from tailorfl.engines.make import make_engine
 from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.simulation import Simulation, make_engine
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.models.functional import Model
+from tailorfl.rounds.simulation import Simulation
 
 SIZES = (10, 5, 1)
 IN, OUT = 6, 3

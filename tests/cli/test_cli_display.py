@@ -16,10 +16,10 @@ from rich.progress import ProgressSample
 from tailorfl.cli.estimates import show_estimate
 from tailorfl.cli.results import show_comparison
 from tailorfl.core.messages import Traffic
-from tailorfl.engines.simulation import RoundResult
 from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.progress import Facts, Lines, Live, bars, headline, observer
+from tailorfl.rounds.one_round import RoundResult
 from tailorfl.runs.tables import Column
 
 CONFIG = load(None, ["method=ditto", "seeds=2", "rounds=4"])

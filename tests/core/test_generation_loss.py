@@ -18,8 +18,9 @@ from tailorfl.core.objective import LOSSES, response_losses
 from tailorfl.core.privacy import SampleDP, check_separable, private_gradient
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import NO_TARGET, Source
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
+from tailorfl.rounds.simulation import Simulation
 
 BATCH, LENGTH, WORDS = 6, 7, 11
 LOSS = LOSSES["generation"]

@@ -13,8 +13,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tailorfl.core.shared import ALIGNMENT, Block, aligned
-from tailorfl.core.state import StateStore
+from tailorfl.engines.state import StateStore
+from tailorfl.engines.workers.shared import ALIGNMENT, Block, aligned
 from tailorfl.errors import RunError
 
 

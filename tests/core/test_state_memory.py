@@ -9,8 +9,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tailorfl.core import state
-from tailorfl.core.state import StateStore
+from tailorfl.engines import state
+from tailorfl.engines.state import StateStore
 
 
 def start(scalars: int) -> TensorDict:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from tailorfl.core import tree
-from tailorfl.core.state import StateStore
+from tailorfl.engines.state import StateStore
 from tailorfl.errors import TailorflError
 
 

@@ -19,11 +19,12 @@ from tailorfl.data.normalise import standardise_clients
 from tailorfl.data.rows import Rows
 from tailorfl.data.source import Source
 from tailorfl.data.validate import validate
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.errors import DataError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.rounds.simulation import Simulation
 
 Ints = NDArray[np.int64]
 

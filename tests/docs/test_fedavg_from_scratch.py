@@ -16,9 +16,10 @@ from tailorfl.core.keys import derive
 from tailorfl.core.method import make_method
 from tailorfl.core.plan import make_plan
 from tailorfl.data.build import build as build_federation
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build as build_module
+from tailorfl.rounds.simulation import Simulation
 
 ROUNDS, BATCH, LR, SEED = 4, 8, 0.1, 3
 

@@ -24,9 +24,9 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.engines.base import Inference
 from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.simulation import Simulation
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.models.functional import Model
+from tailorfl.rounds.simulation import Simulation
 
 Make = Callable[[torch.device], Simulation]
 

@@ -26,10 +26,11 @@ from ray.cluster_utils import Cluster as TwoNodes
 
 from methods.settings import make
 from methods.small import NEWCOMER, SIZES, TRAIN, everything, personal, simulation
-from tailorfl.engines.cluster import Cluster
-from tailorfl.engines.simulation import Simulation, make_engine
-from tailorfl.engines.team import Workers
+from tailorfl.engines.make import make_engine
+from tailorfl.engines.workers.cluster import Cluster
+from tailorfl.engines.workers.team import Workers
 from tailorfl.errors import TailorflError
+from tailorfl.rounds.simulation import Simulation
 
 torch.set_num_threads(1)
 LOOPBACK = {"num_cpus": 2, "node_ip_address": "127.0.0.1", "include_dashboard": False}

@@ -16,9 +16,8 @@ from tailorfl.core import tree
 from tailorfl.core.method import methods
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine
-from tailorfl.engines.groups import assign_by_size
+from tailorfl.engines.make import make_engine
 from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.simulation import Simulation, make_engine
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.experiments.check import check
@@ -26,6 +25,8 @@ from tailorfl.experiments.config import parse
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.runner import make_federation, make_simulation, run_experiment
 from tailorfl.models.functional import Model
+from tailorfl.rounds.groups import assign_by_size
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import ExperimentConfig
 
 MODELS = {"small": model("mlp"), "large": model("batch_norm")}

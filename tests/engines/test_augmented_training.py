@@ -18,10 +18,11 @@ from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.augment import Augmentation, augment
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.rounds.simulation import Simulation
 
 SIZES = (7, 1, 12, 5)
 FLOAT = {"rtol": 1e-4, "atol": 1e-5}

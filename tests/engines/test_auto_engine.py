@@ -17,10 +17,11 @@ from methods.small import CLASSES, TRAIN, assert_same, everything, federation, p
 from tailorfl.core.method import make_method
 from tailorfl.engines import auto
 from tailorfl.engines.auto import Auto
+from tailorfl.engines.make import make_engine
 from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.simulation import Simulation, make_engine
 from tailorfl.errors import ClientError, ConfigError
 from tailorfl.models.functional import Model
+from tailorfl.rounds.simulation import Simulation
 
 
 @pytest.fixture

@@ -28,11 +28,11 @@ from tailorfl.core.client_privacy import ClientDP, private_replies
 from tailorfl.core.ledger import EVERYONE
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method
-from tailorfl.engines.planning import planned_ledger
-from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ConfigError, ModelError, TailorflError
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
+from tailorfl.rounds.planning import planned_ledger
+from tailorfl.rounds.simulation import Simulation
 
 PLAIN = replace(TRAIN, momentum=0.0, weight_decay=0.0)
 NOISY = ClientDP(0.3, 1.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from methods.small import simulation
-from tailorfl.engines.simulation import make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError, MissingExtraError
 
 

@@ -14,7 +14,7 @@ from methods.settings import NAMES
 from methods.small import assert_close, everything, federation, personal, simulation
 from tailorfl.engines import devices
 from tailorfl.engines.devices import Fetched, Place, device_of
-from tailorfl.engines.simulation import make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.errors import ConfigError
 

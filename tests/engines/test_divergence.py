@@ -23,8 +23,8 @@ from methods.small import (
 from tailorfl.core import tree
 from tailorfl.core.method import Method
 from tailorfl.engines.results import finite_clients
-from tailorfl.engines.rounds import check_server
 from tailorfl.errors import DivergenceError
+from tailorfl.rounds.divergence import check_server
 
 BAD = 3
 REST = [i for i in range(len(SIZES)) if i != BAD]

@@ -10,7 +10,7 @@ import pytest
 from methods.settings import NAMES, make
 from methods.small import BOTH, assert_same, everything, personal, simulation
 from tailorfl.engines.auto import Auto
-from tailorfl.engines.simulation import Simulation
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
 
 SETTINGS: dict[str, Any] = {"fraction": 0.4, "seed": 2}

@@ -28,7 +28,8 @@ from methods.small import (
 )
 from tailorfl.core import tree
 from tailorfl.engines.base import Inference
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
+from tailorfl.rounds.simulation import Simulation
 
 PAIRS = [(name, model_name) for name in NAMES for model_name in FACTORIES if fits(name, model_name)]
 CHUNKED = [

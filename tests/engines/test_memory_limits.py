@@ -15,13 +15,13 @@ from methods.small import SIZES, assert_close, everything, model, simulation
 from tailorfl.core.client import Client
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.privacy import SampleDP
-from tailorfl.engines import memory_limits, vectorized
+from tailorfl.engines import memory, vectorized
 from tailorfl.engines.base import Visit
 from tailorfl.engines.results import Parts
 from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.simulation import Simulation
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.errors import ClientError, MemoryLimitError
+from tailorfl.rounds.simulation import Simulation
 
 HOST = torch.device("cpu")
 PRIVATE = TrainConfig(epochs=1, batch_size=4, lr=0.05, dp=SampleDP(clip=1.0, noise=1.0, sampling="shuffle"))
@@ -120,9 +120,9 @@ def test_an_allocator_of_the_host_says_it_in_words_even_through_another_error() 
     words = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"
     outer = ClientError("client 3, round 1, stage 'train'")
     outer.__cause__ = RuntimeError(words)
-    assert memory_limits.out_of_memory(outer)
-    assert memory_limits.out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
-    assert not memory_limits.out_of_memory(RuntimeError("shapes do not fit"))
+    assert memory.out_of_memory(outer)
+    assert memory.out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not memory.out_of_memory(RuntimeError("shapes do not fit"))
 
 
 def test_other_errors_are_not_tried_again() -> None:
@@ -144,15 +144,15 @@ def test_a_process_that_really_runs_out_of_memory_goes_on_with_smaller_chunks() 
 
 def test_a_chunk_is_no_larger_than_what_fits_into_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     cohort = simulation("ditto", "mlp").cohort(range(len(SIZES)))
-    each = memory_limits.COPIES * 4 * model("mlp").scalars
+    each = memory.COPIES * 4 * model("mlp").scalars
     usual = Vectorized().chunk_of(cohort)
     assert usual > 3
-    monkeypatch.setattr(memory_limits, "free_memory", lambda device: int(3.5 * each / memory_limits.USABLE))
+    monkeypatch.setattr(memory, "free_memory", lambda device: int(3.5 * each / memory.USABLE))
     assert Vectorized().chunk_of(cohort) == 3
     assert Vectorized(5).chunk_of(cohort) == 5  # asked for
-    monkeypatch.setattr(memory_limits, "free_memory", lambda device: 0)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 0)
     assert Vectorized().chunk_of(cohort) == 1
-    monkeypatch.setattr(memory_limits, "free_memory", lambda device: None)
+    monkeypatch.setattr(memory, "free_memory", lambda device: None)
     assert Vectorized().chunk_of(cohort) == usual
 
 
@@ -178,7 +178,7 @@ def test_on_a_gpu_the_first_clients_are_measured_and_the_next_chunk_is_what_fits
     # The device is a name here: nothing is moved and nothing is asked of a GPU.
     monkeypatch.setattr(type(engine.place), "is_host", True)
     monkeypatch.setattr(vectorized, "Peak", FixedPeak)
-    monkeypatch.setattr(memory_limits, "free_memory", lambda device: int(350 / memory_limits.USABLE))
+    monkeypatch.setattr(memory, "free_memory", lambda device: int(350 / memory.USABLE))
     chunks: list[int] = []
 
     def function(client: Client, state: TensorDict, received: TensorDict) -> Parts:
@@ -192,5 +192,5 @@ def test_on_a_gpu_the_first_clients_are_measured_and_the_next_chunk_is_what_fits
 
 
 def test_free_memory_of_the_host_is_known_on_linux() -> None:
-    free = memory_limits.free_memory(HOST)
+    free = memory.free_memory(HOST)
     assert free is None if sys.platform != "linux" else free is not None and free > 0

@@ -21,14 +21,14 @@ from tailorfl.core.method import Method
 from tailorfl.core.privacy import SampleDP
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Visit
-from tailorfl.engines.planning import planned_ledger
 from tailorfl.engines.results import Parts
-from tailorfl.engines.simulation import Simulation
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
+from tailorfl.rounds.planning import planned_ledger
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
 
 NOISE = 0.8

@@ -16,9 +16,9 @@ from methods.small import TRAIN, assert_close, everything, personal, shared, sim
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.core.round_schedule import RoundSchedule
-from tailorfl.engines.processes import Processes
 from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.team import Workers
+from tailorfl.engines.workers.processes import Processes
+from tailorfl.engines.workers.team import Workers
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Job

@@ -12,9 +12,8 @@ import pytest
 
 from methods.settings import NAMES, make
 from methods.small import SIZES, simulation
-from tailorfl.engines.rounds import sample_clients
-from tailorfl.engines.simulation import round_half_up
 from tailorfl.errors import ConfigError
+from tailorfl.rounds.sampling import round_half_up, sample_clients
 
 ROUNDS = 4000
 N = len(SIZES)

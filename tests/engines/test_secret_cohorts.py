@@ -31,9 +31,9 @@ from tailorfl.core.accounting import epsilon
 from tailorfl.core.client_privacy import ClientDP
 from tailorfl.core.ledger import EVERYONE
 from tailorfl.core.method import Method
-from tailorfl.engines.planning import planned_ledger
-from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import DivergenceError
+from tailorfl.rounds.planning import planned_ledger
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.store import RunStore
 
 opacus = pytest.mark.skipif(

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from methods.small import SIZES, assert_same, everything, personal, simulation
 from tailorfl.core.client import Client
-from tailorfl.core.state import StateStore
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine, Inference, Stored, Visit
 from tailorfl.engines.in_process import InProcess
 from tailorfl.engines.results import Parts, Updates
 from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.state import StateStore
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.evaluation.protocols import Protocol, evaluate
 

@@ -34,17 +34,18 @@ from methods.small import (
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.privacy import SampleDP
-from tailorfl.engines import processes, team
 from tailorfl.engines.auto import Auto
-from tailorfl.engines.processes import Processes
+from tailorfl.engines.make import make_engine
 from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.simulation import Simulation, make_engine
-from tailorfl.engines.team import Workers
+from tailorfl.engines.workers import processes, team
+from tailorfl.engines.workers.processes import Processes
+from tailorfl.engines.workers.team import Workers
 from tailorfl.errors import ClientError, ConfigError, WorkerError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.methods.ditto import Ditto
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
+from tailorfl.rounds.simulation import Simulation
 
 METHODS = ("fedavg", "ditto", "fedrep", "scaffold", "plgu_lf", "fedfomo")
 """Without private state; with one; a part of the model; states in parts; SAM; a message for each client."""
@@ -312,7 +313,7 @@ sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
 from methods.small import TRAIN, simulation
-from tailorfl.engines.simulation import make_engine
+from tailorfl.engines.make import make_engine
 from dataclasses import replace
 sim = simulation("ditto", "cnn2", make_engine("sequential", None, 2), rounds=1)
 print(*sim.engine.team.pids, flush=True)

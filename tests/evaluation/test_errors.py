@@ -13,11 +13,12 @@ from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
 from tailorfl.data.federation import Federation
 from tailorfl.data.synthetic import closed_form
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.errors import Truth, linear_models
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.rounds.simulation import Simulation
 
 CLIENTS, DIM, LAM = 4, 3, 0.7
 

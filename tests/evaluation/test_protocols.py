@@ -31,7 +31,6 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
 from tailorfl.engines.base import Inference
-from tailorfl.engines.simulation import Simulation
 from tailorfl.evaluation.protocols import (
     SERVER,
     Protocol,
@@ -41,6 +40,7 @@ from tailorfl.evaluation.protocols import (
     headline,
     summaries,
 )
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.eval import SETS
 
 CLIENTS = tuple(range(len(SIZES)))

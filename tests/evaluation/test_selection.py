@@ -19,7 +19,7 @@ from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import methods
 from tailorfl.core.privacy import SampleDP
 from tailorfl.data.federation import Federation
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.evaluation.selection import Choice, Selection
@@ -27,6 +27,7 @@ from tailorfl.experiments.check import check
 from tailorfl.experiments.config import parse
 from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.runner import run_experiment
+from tailorfl.rounds.simulation import Simulation
 
 ROUNDS = 6
 RESTLESS = TrainConfig(epochs=2, batch_size=4, lr=0.5)

@@ -26,13 +26,14 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.registry import load_source
 from tailorfl.data.source import NO_TARGET, Source
 from tailorfl.data.tokenizers import load_tokenizer
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError, DataError, ModelError
 from tailorfl.evaluation import generation, metrics
 from tailorfl.evaluation.generation import earned, prompts, reference, teacher_forced
 from tailorfl.evaluation.protocols import SERVER, Protocol, Record, evaluate, summaries
 from tailorfl.experiments.config import load
 from tailorfl.models.functional import Model
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.eval import SETS, GenerationConfig
 
 WORDS = load_tokenizer("byte")

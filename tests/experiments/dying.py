@@ -16,9 +16,9 @@ import tailorfl.experiments.runner as runner
 import tailorfl.runs.checkpoints as checkpoints
 import tailorfl.runs.store as store
 from tailorfl.cli.main import run
-from tailorfl.engines.simulation import Simulation
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.result import ExperimentResult
+from tailorfl.rounds.simulation import Simulation
 
 LABEL, POINT, COUNT = sys.argv[1], sys.argv[2], int(sys.argv[3])
 current, seen = "", 0

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tailorfl.core.cohort import TrainConfig
-from tailorfl.engines.simulation import Simulation
+from tailorfl.rounds.simulation import Simulation
 
 State = Mapping[str, Tensor]
 

@@ -20,9 +20,10 @@ from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import Method, make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.synthetic import closed_form, pooled_optimum, synthetic_quadratic
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.rounds.simulation import Simulation
 
 Floats = NDArray[np.float64]
 CLIENTS, DIM, MU, L = 6, 3, 1.0, 3.0

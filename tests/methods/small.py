@@ -17,10 +17,11 @@ from tailorfl.core.method import Method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.engines.base import Engine
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.models.selectors import select
+from tailorfl.rounds.simulation import Simulation
 
 CLASSES = 4
 SIZES = (15, 1, 7, 9, 3)

@@ -14,9 +14,10 @@ from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.rounds.simulation import Simulation
 
 
 def run(sim: Simulation, rounds: int = 4) -> Simulation:

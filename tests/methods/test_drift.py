@@ -19,7 +19,7 @@ from methods.quadratics import (
     states,
 )
 from tailorfl.core.method import make_method
-from tailorfl.engines.simulation import Simulation
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import Weights
 
 

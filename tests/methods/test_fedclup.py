@@ -41,11 +41,11 @@ from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import make_method
 from tailorfl.data.synthetic import closed_form
-from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedclup import FedCLUP
 from tailorfl.methods.fedclup_lambda import Corollary, Dynamic, Heuristic
 from tailorfl.methods.fedclup_steps import client_step, fewest_steps, server_step
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.theory import fedclup as calculator
 from tailorfl.theory.fedclup import round_rate, schedule, stochastic_eta
 from tailorfl.theory.fedclup_statistics import Problem, lambda_range

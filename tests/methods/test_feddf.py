@@ -26,8 +26,8 @@ from methods.small import (
 from tailorfl.core import tree
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.federation import Federation
-from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ConfigError
+from tailorfl.rounds.simulation import Simulation
 
 MODELS = {"small": model("logistic"), "middle": model("mlp"), "large": model("batch_norm")}
 """Any names will do, as long as no folder is called so."""

@@ -31,10 +31,11 @@ from tailorfl.core.messages import PerClient
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.methods.fedfomo import FedFomo, mixing
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.rounds.simulation import Simulation
 
 CLIENTS, DIM, TRAINED, HELD = 6, 3, 12, 8
 ENGINES = ["sequential", "vectorized"]

@@ -12,10 +12,11 @@ from torch.nn import functional as F
 from methods.plain import batches
 from methods.small import CLASSES, SIZES, TRAIN, assert_close, federation
 from tailorfl.core.method import make_method
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedit import lora_pairs, mean_of_products
 from tailorfl.models.functional import Model
+from tailorfl.rounds.simulation import Simulation
 
 A, B = "lora_A.default.weight", "lora_B.default.weight"
 RANK = 2

@@ -12,8 +12,8 @@ from methods.small import SIZES, TRAIN, simulation
 from tailorfl.core import tree
 from tailorfl.core.messages import PerClient
 from tailorfl.core.method import make_method
-from tailorfl.engines.simulation import Simulation
 from tailorfl.methods.hypernetwork import Hypernetwork
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import Weights
 
 SMALL: dict[str, Any] = {"hidden": 8, "depth": 1, "embedding": 3, "start": "drawn"}

@@ -25,9 +25,9 @@ from methods.quadratics import (
 from methods.settings import LAM
 from methods.small import NEWCOMER, SIZES, TRAIN, assert_close, assert_same, everything, personal, simulation
 from tailorfl.core.method import make_method
-from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ConfigError
 from tailorfl.methods.l2gd import L2GD
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.theory.l2gd import best_probability, plan
 
 P = 0.4

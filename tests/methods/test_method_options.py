@@ -17,10 +17,11 @@ from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method, methods
 from tailorfl.data.federation import Federation
 from tailorfl.data.registry import load_source
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.rounds.simulation import Simulation
 
 
 def federation(seed: int = 0) -> Federation:

@@ -30,8 +30,8 @@ from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import Method, make_method
 from tailorfl.core.reduction import Reduction
 from tailorfl.data.federation import Federation
-from tailorfl.engines.simulation import Simulation
 from tailorfl.experiments.reductions import facts_of, named
+from tailorfl.rounds.simulation import Simulation
 
 RUN: dict[str, Any] = {"rounds": 3, "fraction": 0.6}
 CASES = [

@@ -27,7 +27,7 @@ from methods.quadratics import (
 from methods.settings import make, with_limit
 from tailorfl.core.method import make_method
 from tailorfl.data.synthetic import pooled_optimum
-from tailorfl.engines.simulation import Simulation
+from tailorfl.rounds.simulation import Simulation
 
 BLOCKS, BURN = 20, 40
 TOLERANCE = 5.0

@@ -34,8 +34,8 @@ from methods.small import (
 from tailorfl.core import tree
 from tailorfl.core.method import Method, make_method
 from tailorfl.core.privacy import SampleDP
-from tailorfl.engines.simulation import Simulation
 from tailorfl.methods.per_fedavg import PerFedAvg
+from tailorfl.rounds.simulation import Simulation
 
 BETA, ALPHA = 0.1, 0.2
 EYE = torch.eye(DIM, dtype=torch.float64)

@@ -23,10 +23,10 @@ from methods.small import (
 )
 from tailorfl.core.context import Context
 from tailorfl.core.server_distill import ServerDistillation
-from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.rounds.simulation import Simulation
 
 PLAIN = replace(TRAIN, momentum=0.0, weight_decay=0.0)
 

@@ -34,11 +34,12 @@ from tailorfl.core.messages import Replies
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError
 from tailorfl.methods.perfed_ckt import PerFedCKT, cluster, nearest
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.theory.perfed_ckt import transmission_cost
 
 ENGINES = ("sequential", "vectorized")

@@ -14,11 +14,11 @@ from methods.small import TRAIN, simulation
 from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.method import make_method
-from tailorfl.engines.simulation import Simulation
 from tailorfl.experiments.reductions import facts_of
 from tailorfl.methods.ascent import layer_scores, layerwise_perturbation
 from tailorfl.methods.plgu import PLGULF, largest
 from tailorfl.models.layers import layer_groups
+from tailorfl.rounds.simulation import Simulation
 
 PLAIN = replace(TRAIN, momentum=0.0, weight_decay=0.0)
 ENGINES = ["sequential", "vectorized"]

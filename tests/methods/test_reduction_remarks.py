@@ -21,7 +21,7 @@ from methods.small import (
     simulation,
 )
 from tailorfl.core import tree
-from tailorfl.engines.simulation import Simulation
+from tailorfl.rounds.simulation import Simulation
 
 
 def after(name: str, rounds: int = 3, **settings: Any) -> Simulation:

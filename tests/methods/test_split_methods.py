@@ -12,8 +12,8 @@ from methods.settings import make
 from methods.small import SIZES, TRAIN, assert_close, assert_same, model, personal, simulation
 from tailorfl.core import tree
 from tailorfl.core.method import make_method
-from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ModelError
+from tailorfl.rounds.simulation import Simulation
 
 HEAD = {"mlp": ("head.weight", "head.bias"), "batch_norm": ("8.weight", "8.bias")}
 NORM = tuple(

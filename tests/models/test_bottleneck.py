@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.errors import ModelError
 from tailorfl.models import Dropout, build, load_weights, replace_dropout, save_weights, select
 from tailorfl.models.bottleneck import BottleneckAdapter, insert_adapters
 from tailorfl.models.functional import Model
+from tailorfl.rounds.simulation import Simulation
 
 L, HIDDEN, SIZE, BLOCKS = 9, 32, 5, 2
 ENDS = {

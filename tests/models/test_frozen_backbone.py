@@ -15,11 +15,12 @@ from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
 from tailorfl.data.federation import Federation
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.errors import ModelError
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.models.selectors import select
+from tailorfl.rounds.simulation import Simulation
 
 SHAPE = (1, 17, 17)
 ENGINES = ("sequential", "vectorized")

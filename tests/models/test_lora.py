@@ -11,11 +11,12 @@ from torch.func import functional_call
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.errors import ModelError
 from tailorfl.models import Dropout, build, dropout_key, replace_dropout, select
 from tailorfl.models.functional import Model
 from tailorfl.models.lora import find_targets, inject_lora
+from tailorfl.rounds.simulation import Simulation
 
 L = 9
 CASES = [("bert", {}), ("llama", {}), ("llama", {"head": "language"}), ("vit", {})]

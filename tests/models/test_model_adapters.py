@@ -11,10 +11,11 @@ from torch import nn
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError, ModelError
 from tailorfl.models import ResidualAdapter, build, load_weights, save_weights, select
 from tailorfl.models.functional import Model
+from tailorfl.rounds.simulation import Simulation
 
 SMALL = (3, 17, 17)
 

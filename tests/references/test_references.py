@@ -17,7 +17,7 @@ from references.plain import Outcome, State
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.messages import PerArchitecture
 from tailorfl.core.method import methods
-from tailorfl.engines.simulation import Simulation
+from tailorfl.rounds.simulation import Simulation
 
 PLAIN = TrainConfig(epochs=1, batch_size=3, lr=0.1)
 TRAIN = {

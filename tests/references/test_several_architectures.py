@@ -9,7 +9,8 @@ from references.cases import MAIN
 from references.settings import CKT, DISTIL, Case
 from references.test_references import PLAIN, SOME, compare, same
 from tailorfl.core.method import make_method
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
+from tailorfl.rounds.simulation import Simulation
 
 KINDS = ("mlp", "deep", "deep", "mlp", "norm")
 CASES = {

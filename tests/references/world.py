@@ -26,8 +26,9 @@ from tailorfl.core.public_term import public_rows
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
+from tailorfl.rounds.simulation import Simulation
 
 INPUTS, CLASSES = 6, 3
 SIZES = (7, 3, 5, 4, 6)

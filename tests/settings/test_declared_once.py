@@ -13,8 +13,9 @@ import tailorfl
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.round_schedule import RoundSchedule
 from tailorfl.data.build import build
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.evaluation.protocols import Protocol
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import DEFAULT
 
 PACKAGE = Path(tailorfl.__file__).parent

@@ -20,10 +20,10 @@ from tailorfl.benchmark.result import Bench, Way
 from tailorfl.benchmark.ways import Candidate, Loop, Round, candidates
 from tailorfl.benchmark.work import Work, parts_of
 from tailorfl.engines.failures import unsupported
-from tailorfl.engines.memory_limits import free_memory
+from tailorfl.engines.memory import free_memory
 from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ConfigError
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import ExperimentConfig
 
 PROBED, PROBES = 3, 3

@@ -16,12 +16,12 @@ from tailorfl.core.objective import LOSSES
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine
 from tailorfl.engines.in_process import evenly
-from tailorfl.engines.processes import Processes
-from tailorfl.engines.rounds import RoundResult
 from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.simulation import Simulation
-from tailorfl.engines.team import Workers
 from tailorfl.engines.vectorized import Vectorized
+from tailorfl.engines.workers.processes import Processes
+from tailorfl.engines.workers.team import Workers
+from tailorfl.rounds.one_round import RoundResult
+from tailorfl.rounds.simulation import Simulation
 
 CHUNKS = (1, 4, 16, 64)
 

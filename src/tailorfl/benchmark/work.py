@@ -21,11 +21,11 @@ from tailorfl.core.directed import gradients_asked
 from tailorfl.core.plan import BatchPlan, runs
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Visit
-from tailorfl.engines.groups import Group, by_group, message_for
 from tailorfl.engines.in_process import InProcess
 from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.simulation import Simulation
 from tailorfl.engines.vectorized import Vectorized
+from tailorfl.rounds.groups import Group, by_group, message_for
+from tailorfl.rounds.simulation import Simulation
 
 
 class Request(NamedTuple):

@@ -12,14 +12,14 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core.state import StateStore
 from tailorfl.engines.base import Engine, Inference, Stored, Visit
 from tailorfl.engines.failures import first_line, unsupported
 from tailorfl.engines.in_process import InProcess
 from tailorfl.engines.results import Parts, Updates
 from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.team import Team, Workers
+from tailorfl.engines.state import StateStore
 from tailorfl.engines.vectorized import Vectorized
+from tailorfl.engines.workers.team import Team, Workers
 
 log = logging.getLogger(__name__)
 

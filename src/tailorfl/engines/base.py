@@ -13,9 +13,9 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.cohort import Cohort
 from tailorfl.core.messages import PerClient, table_of
-from tailorfl.core.state import StateStore
 from tailorfl.data.source import Source
 from tailorfl.engines.results import Parts, Updates
+from tailorfl.engines.state import StateStore
 from tailorfl.models.functional import Model
 
 ClientFunction = Callable[[Client, TensorDict, TensorDict], Parts]

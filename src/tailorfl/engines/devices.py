@@ -19,7 +19,7 @@ from tailorfl.core import tree
 from tailorfl.core.cohort import Cohort
 from tailorfl.data.source import Source
 from tailorfl.engines.base import Inference
-from tailorfl.engines.memory_limits import free_memory
+from tailorfl.engines.memory import free_memory
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
 

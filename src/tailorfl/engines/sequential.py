@@ -15,7 +15,7 @@ from tailorfl.core.outputs import in_passes
 from tailorfl.engines.base import Inference, Visit
 from tailorfl.engines.devices import HOST
 from tailorfl.engines.in_process import InProcess
-from tailorfl.engines.memory_limits import out_of_memory, too_large
+from tailorfl.engines.memory import out_of_memory, too_large
 from tailorfl.engines.results import Parts, Stacked
 
 CHUNKS = 64

@@ -20,7 +20,7 @@ from tailorfl.core.outputs import in_passes
 from tailorfl.engines.base import Inference, Visit
 from tailorfl.engines.devices import HOST
 from tailorfl.engines.in_process import InProcess, largest_first
-from tailorfl.engines.memory_limits import COPIES, Peak, fitting, halved, out_of_memory, release
+from tailorfl.engines.memory import COPIES, Peak, fitting, halved, out_of_memory, release
 from tailorfl.engines.results import Parts, Stacked
 from tailorfl.models.functional import Model
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from tailorfl.data.federation import Federation
 from tailorfl.data.synthetic import closed_form, local_quadratics
-from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ConfigError
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import Weights
 
 

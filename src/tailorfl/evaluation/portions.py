@@ -10,9 +10,9 @@ from tailorfl.core import tree
 from tailorfl.core.cohort import rows_at_once
 from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.source import Source
-from tailorfl.engines.groups import Group
-from tailorfl.engines.simulation import Simulation
 from tailorfl.models.functional import Model
+from tailorfl.rounds.groups import Group
+from tailorfl.rounds.simulation import Simulation
 
 MODEL_BYTES = 32 * 2**20
 """Bytes of the models of one portion of clients."""

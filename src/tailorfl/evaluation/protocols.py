@@ -33,8 +33,6 @@ from tailorfl.core.keys import generator
 from tailorfl.data.federation import Federation
 from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.source import Source
-from tailorfl.engines.groups import by_group
-from tailorfl.engines.simulation import Simulation
 from tailorfl.evaluation.features import feature_distances, features
 from tailorfl.evaluation.judges import make_judge
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER, primary
@@ -43,6 +41,8 @@ from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.sharpness import sharpness
 from tailorfl.evaluation.summary import mean, summarize
 from tailorfl.models.functional import Model
+from tailorfl.rounds.groups import by_group
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.eval import GenerationConfig
 from tailorfl.settings.experiment import DEFAULT
 

@@ -19,11 +19,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core.state import StateStore
-from tailorfl.engines.groups import by_group
-from tailorfl.engines.simulation import Simulation
+from tailorfl.engines.state import StateStore
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER, primary
+from tailorfl.rounds.groups import by_group
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.privacy import PrivacyLevel
 
 PREFIX = "selected/"

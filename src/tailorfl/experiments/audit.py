@@ -26,10 +26,11 @@ from tailorfl.core.method import make_method
 from tailorfl.core.privacy import SampleDP
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.theory.audit import Attack, attack
 
 SHORT_STEP = 1e-2

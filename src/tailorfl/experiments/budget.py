@@ -17,8 +17,8 @@ import numpy as np
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.messages import payload_size
 from tailorfl.core.plan import make_plan
-from tailorfl.engines.rounds import sample_clients
-from tailorfl.engines.simulation import Simulation
+from tailorfl.rounds.sampling import sample_clients
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import ExperimentConfig
 
 Kind = Literal["gradients", "bytes"]

@@ -19,7 +19,7 @@ def check(config: ExperimentConfig) -> None:
     What needs the data themselves (does the model fit the samples, can they be dealt like that) is found when
     a run starts, before its first round.
     """
-    from tailorfl.engines.simulation import make_engine
+    from tailorfl.engines.make import make_engine
 
     if config.variants:
         from tailorfl.experiments.variants import expand
@@ -47,11 +47,11 @@ def check(config: ExperimentConfig) -> None:
 def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
     import tailorfl.methods  # noqa: F401  registers the library's methods
     from tailorfl.core.method import make_method, needs_one_architecture, needs_public
-    from tailorfl.engines.private_updates import check_private
     from tailorfl.evaluation.selection import refuse_private
     from tailorfl.experiments.jobs import Job
     from tailorfl.experiments.privacy import privacy_of
     from tailorfl.experiments.runner import train_config
+    from tailorfl.rounds.private_updates import check_private
 
     made = make_method(method.name, method.options)
     if made.needs_public and config.data.public is None:

@@ -20,17 +20,17 @@ from tailorfl.core.messages import Traffic, count_up
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.federation import Federation
 from tailorfl.engines.base import Engine, Visit
-from tailorfl.engines.groups import by_group
 from tailorfl.engines.results import Parts
-from tailorfl.engines.rounds import sampled_clients
 from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.simulation import Simulation
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import evaluate
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.privacy import planned, spent
 from tailorfl.experiments.reductions import remarks
 from tailorfl.experiments.runner import make_federation, make_simulation
+from tailorfl.rounds.groups import by_group
+from tailorfl.rounds.sampling import sampled_clients
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import ExperimentConfig
 
 PROBE_CLIENTS, PROBE_ROUNDS = 2, 4

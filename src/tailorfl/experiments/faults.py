@@ -93,7 +93,7 @@ def _no_memory(error: Exception, text: str) -> bool:
         return True
     if not isinstance(error, RuntimeError) or "torch" not in sys.modules:
         return False  # a command that needs no torch, or click's Exit, which is a RuntimeError too
-    from tailorfl.engines.memory_limits import out_of_memory
+    from tailorfl.engines.memory import out_of_memory
 
     return out_of_memory(error)
 

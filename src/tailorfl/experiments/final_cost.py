@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tailorfl.engines.simulation import Simulation
 from tailorfl.evaluation.protocols import Protocol, common_sets
+from tailorfl.rounds.simulation import Simulation
 
 LONG = 10_000_000
 """Outputs (of a model for a sample) from which on it is worth a warning."""

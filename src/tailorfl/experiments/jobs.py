@@ -11,7 +11,7 @@ from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 
 if TYPE_CHECKING:
-    from tailorfl.engines.rounds import RoundResult
+    from tailorfl.rounds.one_round import RoundResult
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.keys import generator
-from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ConfigError, RunError, unknown
 from tailorfl.evaluation.landscape import losses, plane_through, random_plane
 from tailorfl.evaluation.selection import Selection
@@ -23,6 +22,7 @@ from tailorfl.experiments.folders import check_source, experiment_in
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.one_job import make_selection
 from tailorfl.experiments.runner import make_federation, make_simulation
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.files import write_text
 from tailorfl.runs.store import RunStore
 

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from tailorfl.engines.auto import keep_choice
-from tailorfl.engines.private_updates import cohort_is_secret
-from tailorfl.engines.rounds import listed
-from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.leading import leading
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
@@ -23,6 +20,9 @@ from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.privacy import spent
 from tailorfl.experiments.records import round_record, summary_of
 from tailorfl.experiments.saving import Saver
+from tailorfl.rounds.divergence import listed
+from tailorfl.rounds.private_updates import cohort_is_secret
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.amending import amend, record_of
 from tailorfl.runs.files import write_text
 from tailorfl.runs.signals import raise_if_told, why

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.metrics import primary
 from tailorfl.evaluation.protocols import Protocol, evaluate
@@ -32,6 +31,7 @@ from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.names import slug
 from tailorfl.experiments.runner import make_federation, make_simulation
 from tailorfl.models.weights import save_weights
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
 from tailorfl.runs.files import encode, reporting, write_text
 from tailorfl.settings.engine import EngineConfig

@@ -14,11 +14,11 @@ from tailorfl.core.accounting import Entry, epsilon, noise_for
 from tailorfl.core.client_privacy import ClientDP
 from tailorfl.core.ledger import EVERYONE, Ledger
 from tailorfl.core.privacy import SampleDP
-from tailorfl.engines.planning import planned_ledger
-from tailorfl.engines.private_updates import cohort_is_secret
-from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import TailorflError
 from tailorfl.experiments.jobs import Job
+from tailorfl.rounds.planning import planned_ledger
+from tailorfl.rounds.private_updates import cohort_is_secret
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.privacy import Accountant, PrivacyConfig
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from tailorfl.printable import visible
 from tailorfl.runs.tables import human_seconds
 
 if TYPE_CHECKING:
-    from tailorfl.engines.rounds import RoundResult
     from tailorfl.experiments.jobs import Job
+    from tailorfl.rounds.one_round import RoundResult
     from tailorfl.settings.experiment import ExperimentConfig
 
 BAR = 10

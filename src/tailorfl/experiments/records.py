@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tailorfl.engines.private_updates import cohort_is_secret
-from tailorfl.engines.rounds import RoundResult
-from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import TailorflError
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.evaluation.protocols import headline, summaries
 from tailorfl.evaluation.summary import summarize
 from tailorfl.experiments.reductions import remarks
+from tailorfl.rounds.one_round import RoundResult
+from tailorfl.rounds.private_updates import cohort_is_secret
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.store import RunStore
 
 GROWN = 10.0

@@ -7,9 +7,9 @@ from typing import Any
 
 from tailorfl.core.method import Method, make_method
 from tailorfl.core.reduction import Facts, Reduction
-from tailorfl.engines.rounds import sampled_clients
-from tailorfl.engines.simulation import Simulation
 from tailorfl.models.layers import layer_groups
+from tailorfl.rounds.sampling import sampled_clients
+from tailorfl.rounds.simulation import Simulation
 
 MODELS = {"personal": "its personal models", "global": "its global model"}
 

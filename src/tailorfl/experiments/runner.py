@@ -24,8 +24,7 @@ from tailorfl.core.round_schedule import RoundSchedule
 from tailorfl.data.build import build as build_federation
 from tailorfl.data.federation import Federation
 from tailorfl.data.validate import validate
-from tailorfl.engines.groups import assign_by_size
-from tailorfl.engines.simulation import Simulation, make_engine
+from tailorfl.engines.make import make_engine
 from tailorfl.errors import DataError, DivergenceError
 from tailorfl.evaluation.leading import dominated, leading
 from tailorfl.experiments.curves import check_target
@@ -49,6 +48,8 @@ from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.standing import Standing
 from tailorfl.experiments.starting import Way
 from tailorfl.experiments.written_out import with_all_options
+from tailorfl.rounds.groups import assign_by_size
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.files import write_text
 from tailorfl.runs.signals import ended_in_order
 from tailorfl.runs.store import RunStore

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from tailorfl.engines.simulation import Simulation
 from tailorfl.evaluation.selection import Selection
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.store import RunStore
 
 SHARE = 0.02

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tailorfl.engines.simulation import Simulation
 from tailorfl.errors import RunError
 from tailorfl.experiments.jobs import Job
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.files import decode, encode, is_locked, write_text
 from tailorfl.runs.signals import why
 

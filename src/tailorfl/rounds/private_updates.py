@@ -17,15 +17,15 @@ from tailorfl.core.method import Method
 from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
 from tailorfl.data.source import Source
 from tailorfl.engines.base import Visit
-from tailorfl.engines.groups import Group, message_for
-from tailorfl.engines.rounds import Trained
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.errors import ConfigError
+from tailorfl.rounds.groups import Group, message_for
+from tailorfl.rounds.one_round import Trained
 from tailorfl.settings.experiment import Weights
 from tailorfl.settings.privacy import PrivacyLevel
 
 if TYPE_CHECKING:
-    from tailorfl.engines.simulation import Simulation
+    from tailorfl.rounds.simulation import Simulation
 
 
 def check_private(method: Method, level: PrivacyLevel, weights: Weights) -> None:

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from tailorfl.core.state import StateStore
 from tailorfl.engines.failures import first_line
-from tailorfl.engines.parcels import Parcel, opened, parcels
-from tailorfl.engines.scattered import Kept, ScatteredStore, held, note_staged, states_of
-from tailorfl.engines.wire import Known
-from tailorfl.engines.worker import Answer, States, Work, answer, own_log
+from tailorfl.engines.state import StateStore
+from tailorfl.engines.workers.answers import Answer, answer, own_log
+from tailorfl.engines.workers.parcels import Parcel, opened, parcels
+from tailorfl.engines.workers.scattered import Kept, ScatteredStore, held, note_staged, states_of
+from tailorfl.engines.workers.tasks import States, Task
+from tailorfl.engines.workers.wire import Known
 from tailorfl.errors import ConfigError, MissingExtraError, TailorflError, WorkerError
 from tailorfl.settings.experiment import DEFAULT
 
@@ -49,7 +50,7 @@ class _Site:
             self._known.number(thing)
 
     def work(self, parcel: Parcel, *shared: Any) -> Parcel:
-        """Returns what came out of some work."""
+        """Returns what came out of some task."""
         done = answer(lambda: opened(parcel, shared, self._known), self._logged)
         return parcels([done], self._known)[0]
 
@@ -117,21 +118,21 @@ class Cluster:
         assert isinstance(store, ScatteredStore)
         return [Kept(store, tuple(ids), fresh) for ids in chunks]
 
-    def run(self, works: Sequence[Work]) -> Iterator[tuple[int, Any]]:
-        """Yields (position in `works`, what came out) as it is done."""
+    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Any]]:
+        """Yields (position in `tasks`, what came out) as it is done."""
         ray = self._started()
-        sent = parcels(works, self._known)
+        sent = parcels(tasks, self._known)
         self._teach()
         places: dict[int, Any] = {}
-        waiting, busy = list(range(len(works))), dict[Any, tuple[int, int]]()
+        waiting, busy = list(range(len(tasks))), dict[Any, tuple[int, int]]()
         failed: dict[int, Answer] = {}
 
         def give(worker: int) -> None:
             if not waiting:
                 return
-            k = max(waiting, key=lambda k: (held(works[k], worker), -k))
+            k = max(waiting, key=lambda k: (held(tasks[k], worker), -k))
             waiting.remove(k)
-            self._bring(works[k], worker)
+            self._bring(tasks[k], worker)
             for n, tensor in sent[k].shared.items():
                 if n not in places:
                     places[n] = ray.put(tensor)
@@ -144,19 +145,19 @@ class Cluster:
             while busy:
                 (done,), _ = ray.wait(list(busy), num_returns=1)
                 k, worker = busy.pop(done)
-                said: Answer = opened(self._got(done, worker, works[k].about()), (), self._known)
+                said: Answer = opened(self._got(done, worker, tasks[k].about()), (), self._known)
                 if said.error is not None:
                     failed[k] = said
                     waiting.clear()
                 give(worker)
-                note_staged(works[k], worker)
+                note_staged(tasks[k], worker)
                 if not failed:
                     yield k, said.get()
         finally:
             if busy:  # not wanted any more, but it writes states, which are to be dropped after that
                 ray.wait(list(busy), num_returns=len(busy))
                 for k, worker in busy.values():
-                    note_staged(works[k], worker)
+                    note_staged(tasks[k], worker)
         if failed:  # the error of one process: that of the first chunk that has one
             failed[min(failed)].get()
 
@@ -186,9 +187,9 @@ class Cluster:
 
     # -- inside ---------------------------------------------------------------------------------------------
 
-    def _bring(self, work: Work, worker: int) -> None:
+    def _bring(self, task: Task, worker: int) -> None:
         """Brings the states of a chunk's clients to the worker that will need them."""
-        states = states_of(work)
+        states = states_of(task)
         if states is None:
             return
         store, number = states.store, self._known.number(states.store)

@@ -17,11 +17,11 @@ from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.cohort import Cohort
 from tailorfl.core.ledger import Record, Uses
-from tailorfl.core.state import StateStore
 from tailorfl.engines.base import Inference, Stored, Visit
 from tailorfl.engines.in_process import InProcess
 from tailorfl.engines.results import Parts, Stacked, Updates
-from tailorfl.engines.worker import Map, Predict, States, Train, Work, uses_of
+from tailorfl.engines.state import StateStore
+from tailorfl.engines.workers.tasks import Map, Predict, States, Task, Train, uses_of
 
 WORTH = 2e8
 """Products (samples times scalars of the model) from which on an evaluation is shared: what takes some milliseconds."""
@@ -36,8 +36,8 @@ class Team(Protocol):
     def states(self, store: StateStore, chunks: Sequence[Sequence[int]], fresh: bool) -> list[States]:
         """Returns for each chunk of clients where a worker finds their states, or with `fresh` their starts."""
 
-    def run(self, works: Sequence[Work]) -> Iterator[tuple[int, Any]]:
-        """Yields (position in `works`, what came out) as it is done; tensors are valid until the next one is asked for.
+    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Any]]:
+        """Yields (position in `tasks`, what came out) as it is done; tensors are valid until the next one is asked for.
 
         Raises:
             WorkerError: a worker was lost.
@@ -71,10 +71,10 @@ class Workers:
         """Runs the function on every client with its state of `store`."""
         where, parts = self._cut(visit)
         states = self.team.states(store, [part.cohort.ids for part in parts], fresh=False)
-        works = [Train(self._kind, part, held) for part, held in zip(parts, states, strict=True)]
+        tasks = [Train(self._kind, part, held) for part, held in zip(parts, states, strict=True)]
         out = Stacked(len(visit.cohort.ids), self._kind.room)
-        for k, (replies, metrics, fine, uses) in self.team.run(works):
-            out.put_updates(where[k], *(_kept(found, works) for found in (replies, metrics, fine)))
+        for k, (replies, metrics, fine, uses) in self.team.run(tasks):
+            out.put_updates(where[k], *(_kept(found, tasks) for found in (replies, metrics, fine)))
             _note(visit.cohort, uses)
         return out.updates()
 
@@ -102,8 +102,8 @@ class Workers:
         if here == len(parts):
             return out.parts()
         held = self.team.states(states.store, [part.cohort.ids for part in parts[here:]], states.fresh)
-        works = [Map(self._kind, part, rows) for part, rows in zip(parts[here:], held, strict=True)]
-        for k, (found, uses) in self.team.run(works):
+        tasks = [Map(self._kind, part, rows) for part, rows in zip(parts[here:], held, strict=True)]
+        for k, (found, uses) in self.team.run(tasks):
             note(here + k, found, uses)
         return out.parts()
 
@@ -111,9 +111,9 @@ class Workers:
         """Returns the outputs of each model on its rows."""
         if asked.samples * (asked.model.scalars + asked.model.held_scalars) <= WORTH:
             return self._kind.predict(asked)
-        works = [Predict(self._kind, share) for share in self._kind.shares(asked)]
-        found: list[list[Tensor]] = [[] for _ in works]
-        for k, outputs in self.team.run(works):
+        tasks = [Predict(self._kind, share) for share in self._kind.shares(asked)]
+        found: list[list[Tensor]] = [[] for _ in tasks]
+        for k, outputs in self.team.run(tasks):
             found[k] = [t.clone() for t in outputs]
         return asked.joined(found)
 

@@ -20,7 +20,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import tree
-from tailorfl.core.shared import Block, aligned
+from tailorfl.engines.workers.shared import Block, aligned
 from tailorfl.errors import TailorflError
 
 NO_ROW = -1

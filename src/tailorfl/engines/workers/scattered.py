@@ -12,8 +12,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import tree
-from tailorfl.core.state import StateStore
-from tailorfl.engines.worker import Map, Train, Work
+from tailorfl.engines.state import StateStore
+from tailorfl.engines.workers.tasks import Map, Task, Train
 
 S = TypeVar("S", bound=StateStore)
 
@@ -120,16 +120,16 @@ class ScatteredStore(StateStore):
         return states
 
 
-def note_staged(work: Work, worker: int) -> None:
+def note_staged(task: Task, worker: int) -> None:
     """Notes that a worker has staged the next states of a chunk's clients."""
-    states = states_of(work)
-    if states is not None and isinstance(work, Train):
+    states = states_of(task)
+    if states is not None and isinstance(task, Train):
         states.store.training.update(dict.fromkeys(states.ids, worker))
 
 
-def held(work: Work, worker: int) -> int:
+def held(task: Task, worker: int) -> int:
     """How many of a chunk's states a worker has, less those that others have."""
-    states = states_of(work)
+    states = states_of(task)
     if states is None:
         return 0
     owners = Counter(states.store.home.get(i) for i in states.ids)
@@ -137,7 +137,7 @@ def held(work: Work, worker: int) -> int:
     return 2 * owners[worker] - owners.total()
 
 
-def states_of(work: Work) -> Kept[ScatteredStore] | None:
-    """Returns where the states of a chunk are that a worker has; None where some work needs none."""
-    found = work.states if isinstance(work, Train | Map) else None
+def states_of(task: Task) -> Kept[ScatteredStore] | None:
+    """Returns where the states of a chunk are that a worker has; None where a task needs none."""
+    found = task.states if isinstance(task, Train | Map) else None
     return found if isinstance(found, Kept) and not found.fresh else None

@@ -17,9 +17,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.method import Method
-from tailorfl.core.shared import Block, aligned
-from tailorfl.core.state import StateStore
 from tailorfl.data.source import Source
+from tailorfl.engines.state import StateStore
+from tailorfl.engines.workers.shared import Block, aligned
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 

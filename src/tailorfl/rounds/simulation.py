@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -30,13 +30,16 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.rows import Rows
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import ClientFunction, Engine, Stored, Visit
-from tailorfl.engines.cluster import Cluster
-from tailorfl.engines.continuing import dump, load
-from tailorfl.engines.deployment import WORK, Deployment, Training, deployment_message, in_parts
-from tailorfl.engines.devices import device_of
-from tailorfl.engines.groups import Group, by_group, gather, make_groups, message_for
 from tailorfl.engines.memory import keep_freed_memory
-from tailorfl.engines.private_updates import (
+from tailorfl.engines.results import Parts
+from tailorfl.errors import ConfigError, DivergenceError
+from tailorfl.models.functional import Model
+from tailorfl.rounds.client_code import WORK, Deployment, Training, deployment_message, in_parts
+from tailorfl.rounds.continuing import dump, load
+from tailorfl.rounds.divergence import check_server, listed, why_all_diverged
+from tailorfl.rounds.groups import Group, by_group, gather, make_groups, message_for
+from tailorfl.rounds.one_round import RoundResult, Trained, count_traffic, means_of
+from tailorfl.rounds.private_updates import (
     check_data,
     check_private,
     cohort_is_secret,
@@ -44,72 +47,11 @@ from tailorfl.engines.private_updates import (
     updates_used,
     with_the_absent,
 )
-from tailorfl.engines.processes import Processes
-from tailorfl.engines.results import Parts
-from tailorfl.engines.rounds import (
-    RoundResult,
-    Trained,
-    check_server,
-    count_traffic,
-    listed,
-    means_of,
-    round_half_up,
-    sample_clients,
-    why_all_diverged,
-)
-from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.team import Team, Workers
-from tailorfl.engines.vectorized import Vectorized
-from tailorfl.errors import ConfigError, DivergenceError, unknown
-from tailorfl.models.functional import Model
-from tailorfl.settings.engine import EngineName
+from tailorfl.rounds.sampling import round_half_up, sample_clients
 from tailorfl.settings.experiment import DEFAULT, Sampling, Weights
 from tailorfl.settings.privacy import PrivacyLevel
 
 log = logging.getLogger(__name__)
-
-
-def make_engine(
-    name: str = DEFAULT.engine.name,
-    chunk: int | None = DEFAULT.engine.chunk,
-    workers: int = DEFAULT.engine.workers,
-    cluster: str | None = DEFAULT.engine.cluster,
-    gpus: float = DEFAULT.engine.gpus,
-    device: str = DEFAULT.engine.device,
-) -> Engine:
-    """Returns an engine by name; with two `workers` or more it runs in so many processes, with the same numbers.
-
-    `cluster` is the address of a Ray cluster ("auto", or "local" for one of this machine), whose machines the workers
-    then are on, each with `gpus` reserved. `device` is where clients calculate: cpu, cuda, cuda:N, or auto (cuda where
-    there is a GPU).
-
-    Raises:
-        ConfigError: unknown name, a device that is not there, worker processes where they cannot be had, or a cluster
-            without workers.
-    """
-    if name not in get_args(EngineName):
-        raise unknown("engine", name, get_args(EngineName))
-    place = device_of(device)
-    if workers > 1 and cluster is None and place.type != "cpu":
-        raise ConfigError(
-            f"engine.workers={workers} are processes that calculate on the CPU, but engine.device={device} is "
-            f"{place}; a GPU trains many clients at once, so leave out one of the two"
-        )
-    if cluster is not None:
-        if workers < 1:
-            raise ConfigError(
-                f"engine.cluster={cluster} needs engine.workers, how many of its workers to use"
-            )
-    elif gpus:
-        raise ConfigError("engine.gpus is for the workers of a cluster; set engine.cluster, or leave it out")
-    team: Team | None = Cluster(workers, cluster, gpus) if cluster is not None else None
-    if team is None and workers > 1:
-        team = Processes(workers)
-    one_by_one, together = Sequential(place), Vectorized(chunk, place)
-    if name == "auto":
-        return Auto(one_by_one, together, team=team)
-    kind = together if name == "vectorized" else one_by_one
-    return kind if team is None else Workers(kind, team)
 
 
 class Simulation:

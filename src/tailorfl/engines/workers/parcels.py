@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.engines.wire import LASTING, Known, rebuilt
+from tailorfl.engines.workers.wire import LASTING, Known, rebuilt
 
 Bytes = NDArray[np.uint8]
 

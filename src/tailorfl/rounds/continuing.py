@@ -11,10 +11,10 @@ from tailorfl.core import tree
 from tailorfl.core.ledger import Ledger
 from tailorfl.core.messages import Traffic
 from tailorfl.engines.auto import keep_choice
-from tailorfl.engines.groups import Group
+from tailorfl.rounds.groups import Group
 
 if TYPE_CHECKING:
-    from tailorfl.engines.simulation import Simulation
+    from tailorfl.rounds.simulation import Simulation
 
 
 def dump(sim: Simulation) -> tuple[dict[str, Tensor], dict[str, Any]]:

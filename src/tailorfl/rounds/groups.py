@@ -22,9 +22,9 @@ from tailorfl.core.context import Context
 from tailorfl.core.keys import torch_seed
 from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Replies
 from tailorfl.core.method import Method, needs_one_architecture, needs_public
-from tailorfl.core.state import StateStore
 from tailorfl.data.federation import Federation
 from tailorfl.data.public import subset
+from tailorfl.engines.state import StateStore
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.models.functional import Model
 

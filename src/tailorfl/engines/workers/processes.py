@@ -25,11 +25,12 @@ import torch
 import torch.multiprocessing  # registers how tensors are handed to a process that is being started
 from tensordict import TensorDict
 
-from tailorfl.core.shared import Block
-from tailorfl.core.state import StateStore
 from tailorfl.engines.memory import keep_freed_memory
-from tailorfl.engines.wire import Known, Outbox, read
-from tailorfl.engines.worker import Answer, States, Work, answer, own_log
+from tailorfl.engines.state import StateStore
+from tailorfl.engines.workers.answers import Answer, answer, own_log
+from tailorfl.engines.workers.shared import Block
+from tailorfl.engines.workers.tasks import States, Task
+from tailorfl.engines.workers.wire import Known, Outbox, read
 from tailorfl.errors import ConfigError, WorkerError
 
 START = "fork" if sys.platform == "linux" else "spawn"
@@ -128,13 +129,13 @@ class Processes:
             for ids, rows in zip(chunks, new, strict=True)
         ]
 
-    def run(self, works: Sequence[Work]) -> Iterator[tuple[int, Any]]:
-        """Yields (position in `works`, what came out) as it is done, starting with the first ones."""
+    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Any]]:
+        """Yields (position in `tasks`, what came out) as it is done, starting with the first ones."""
         self._outbox.clear()
-        messages = [self._outbox.write(work) for work in works]
+        messages = [self._outbox.write(task) for task in tasks]
         if not self._workers or len(self._known) > self._understood:
             self._start()
-        waiting, busy = iter(range(len(works))), dict[_Worker, int]()
+        waiting, busy = iter(range(len(tasks))), dict[_Worker, int]()
         failed: dict[int, Answer] = {}
 
         def give(worker: _Worker) -> None:
@@ -144,7 +145,7 @@ class Processes:
                 try:
                     worker.pipe.send_bytes(messages[k])
                 except OSError:
-                    raise self._lost(worker, works[k]) from None
+                    raise self._lost(worker, tasks[k]) from None
 
         try:
             for worker in self._workers:
@@ -153,7 +154,7 @@ class Processes:
                 ready = wait([worker.pipe for worker in busy])
                 for worker in [w for w in busy if w.pipe in ready]:
                     k = busy.pop(worker)
-                    said = self._heard(worker, works[k])
+                    said = self._heard(worker, tasks[k])
                     if said.error is not None:
                         failed[k] = said
                     give(worker)
@@ -192,17 +193,17 @@ class Processes:
         finally:
             theirs.close()
 
-    def _heard(self, worker: _Worker, work: Work) -> Answer:
+    def _heard(self, worker: _Worker, task: Task) -> Answer:
         try:
             said = worker.pipe.recv_bytes()
         except (EOFError, OSError):
-            raise self._lost(worker, work) from None
+            raise self._lost(worker, task) from None
         block = worker.outboxes[worker.turn]
         worker.turn = 1 - worker.turn
         found: Answer = read(said, block, self._known)
         return found
 
-    def _lost(self, worker: _Worker, work: Work) -> WorkerError:
+    def _lost(self, worker: _Worker, task: Task) -> WorkerError:
         worker.process.join(timeout=10)
         code = worker.process.exitcode
         how = f"ended with exit code {code}"
@@ -211,7 +212,7 @@ class Processes:
         killed = ", as the system does where memory runs out" if code == -signal.SIGKILL else ""
         return WorkerError(
             f"worker {worker.number} of {self.size} (process {worker.process.pid}) {how}{killed}, while "
-            f"{work.about()}; nothing of this round was kept. Lower engine.workers or engine.chunk, or set "
+            f"{task.about()}; nothing of this round was kept. Lower engine.workers or engine.chunk, or set "
             "engine.states=disk; a run with a result folder goes on from its last checkpoint with --resume"
         )
 

@@ -17,14 +17,14 @@ from tensordict import TensorDict
 from tailorfl.core.ledger import Ledger, Record
 from tailorfl.core.messages import PerClient
 from tailorfl.engines.base import Visit
-from tailorfl.engines.deployment import Deployment, deployment_message, in_parts
-from tailorfl.engines.groups import by_group, message_for
-from tailorfl.engines.private_updates import cohort_is_secret, nobody, updates_used
 from tailorfl.engines.results import Parts
 from tailorfl.engines.vectorized import Vectorized
+from tailorfl.rounds.client_code import Deployment, deployment_message, in_parts
+from tailorfl.rounds.groups import by_group, message_for
+from tailorfl.rounds.private_updates import cohort_is_secret, nobody, updates_used
 
 if TYPE_CHECKING:
-    from tailorfl.engines.simulation import Simulation
+    from tailorfl.rounds.simulation import Simulation
 
 
 def planned_ledger(sim: Simulation, rounds: int, adapt_steps: int | None = None) -> Ledger:

@@ -1,0 +1,60 @@
+"""Engines by name."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from tailorfl.engines.auto import Auto
+from tailorfl.engines.base import Engine
+from tailorfl.engines.devices import device_of
+from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.vectorized import Vectorized
+from tailorfl.engines.workers.cluster import Cluster
+from tailorfl.engines.workers.processes import Processes
+from tailorfl.engines.workers.team import Team, Workers
+from tailorfl.errors import ConfigError, unknown
+from tailorfl.settings.engine import EngineName
+from tailorfl.settings.experiment import DEFAULT
+
+
+def make_engine(
+    name: str = DEFAULT.engine.name,
+    chunk: int | None = DEFAULT.engine.chunk,
+    workers: int = DEFAULT.engine.workers,
+    cluster: str | None = DEFAULT.engine.cluster,
+    gpus: float = DEFAULT.engine.gpus,
+    device: str = DEFAULT.engine.device,
+) -> Engine:
+    """Returns an engine by name; with two `workers` or more it runs in so many processes, with the same numbers.
+
+    `cluster` is the address of a Ray cluster ("auto", or "local" for one of this machine), whose machines the workers
+    then are on, each with `gpus` reserved. `device` is where clients calculate: cpu, cuda, cuda:N, or auto (cuda where
+    there is a GPU).
+
+    Raises:
+        ConfigError: unknown name, a device that is not there, worker processes where they cannot be had, or a cluster
+            without workers.
+    """
+    if name not in get_args(EngineName):
+        raise unknown("engine", name, get_args(EngineName))
+    place = device_of(device)
+    if workers > 1 and cluster is None and place.type != "cpu":
+        raise ConfigError(
+            f"engine.workers={workers} are processes that calculate on the CPU, but engine.device={device} is "
+            f"{place}; a GPU trains many clients at once, so leave out one of the two"
+        )
+    if cluster is not None:
+        if workers < 1:
+            raise ConfigError(
+                f"engine.cluster={cluster} needs engine.workers, how many of its workers to use"
+            )
+    elif gpus:
+        raise ConfigError("engine.gpus is for the workers of a cluster; set engine.cluster, or leave it out")
+    team: Team | None = Cluster(workers, cluster, gpus) if cluster is not None else None
+    if team is None and workers > 1:
+        team = Processes(workers)
+    one_by_one, together = Sequential(place), Vectorized(chunk, place)
+    if name == "auto":
+        return Auto(one_by_one, together, team=team)
+    kind = together if name == "vectorized" else one_by_one
+    return kind if team is None else Workers(kind, team)
