@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -160,3 +161,13 @@ def test_the_reference_losses_of_torch_agree():
     torch.testing.assert_close(LOSSES["classification"](outputs, y, None), nn.CrossEntropyLoss()(outputs, y))
     outputs, y = problem("multilabel")
     torch.testing.assert_close(LOSSES["multilabel"](outputs, y, None), nn.BCEWithLogitsLoss()(outputs, y))
+
+
+@pytest.mark.parametrize("task", LOSSES)
+def test_a_loss_says_whether_it_compares_samples(task: str) -> None:
+    """A loss that does not is the mean of what it is of each sample alone, also as a worker process gets it."""
+    loss = pickle.loads(pickle.dumps(LOSSES[task]))
+    outputs, y = problem(task)
+    alone = torch.stack([loss(outputs[k : k + 1], y[k : k + 1], None) for k in range(len(y))])
+    apart = bool((loss(outputs, y, None) - alone.mean()).abs() > 1e-4)
+    assert loss.mixes == apart

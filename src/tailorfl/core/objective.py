@@ -15,7 +15,17 @@ from torch.nn import functional as F
 
 from tailorfl.data.source import NO_TARGET
 
-Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+@dataclass(frozen=True)
+class Loss:
+    """`loss(outputs, y, weight)` of a batch, 0-d: of a class, since losses travel with models to worker processes."""
+
+    of_batch: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    mixes: bool = False
+    """It compares the samples of a batch, so it is no mean of losses of one sample each."""
+
+    def __call__(self, outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+        return self.of_batch(outputs, y, weight)
 
 
 def mean_of(per_sample: Tensor, weight: Tensor | None) -> Tensor:
@@ -98,7 +108,7 @@ SAMPLE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class _Mean:
-    """The mean of the losses of samples: of a class, since losses travel with models to worker processes."""
+    """The mean of the losses of samples."""
 
     of_samples: Callable[[Tensor, Tensor], Tensor]
 
@@ -106,8 +116,9 @@ class _Mean:
         return mean_of(self.of_samples(outputs, y), weight)
 
 
-LOSSES: dict[str, Loss] = {
-    **{task: _Mean(of_samples) for task, of_samples in SAMPLE_LOSSES.items()},
-    "survival": cox,
-    "generation": generation,
+LOSSES = {
+    **{task: Loss(_Mean(of_samples)) for task, of_samples in SAMPLE_LOSSES.items()},
+    "survival": Loss(cox, mixes=True),
+    "generation": Loss(generation),
 }
+"""By task."""

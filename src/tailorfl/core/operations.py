@@ -20,7 +20,6 @@ from tailorfl.core.cohort import Cohort, padded, rows_at_once
 from tailorfl.core.counting import count, note, worked
 from tailorfl.core.gradients import Carry, Objective
 from tailorfl.core.local_sgd import FitOptions, LocalSGD
-from tailorfl.core.objective import cox
 from tailorfl.core.packing import Arrange, Dims, Form, Packed, travelled
 from tailorfl.core.plan import BatchPlan
 from tailorfl.core.privacy import Release, SampleDP
@@ -257,7 +256,7 @@ class Loss:
 
     def _pieces(self, rows: Tensor, clients: int) -> tuple[Tensor, ...]:
         """`rows` [..., samples] in pieces that fit a forward pass; as a whole where the loss compares samples."""
-        if self.cohort.loss is cox:
+        if self.cohort.loss.mixes:
             return (rows,)
         return torch.split(rows, rows_at_once(self.cohort.source, clients), dim=-1)
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from tailorfl.core.objective import Loss, cox
+from tailorfl.core.objective import Loss
 from tailorfl.core.terms import Term
 from tailorfl.errors import ConfigError, ModelError
 from tailorfl.models.dropout import fold_key
@@ -104,9 +104,9 @@ def check_separable(loss: Loss, batch_buffers: Collection[str], terms: Sequence[
             f"sample-level privacy cannot train batch norm ('{next(iter(batch_buffers))}' mixes samples); "
             "use group norm, or leave the norm layers out of training"
         )
-    if loss is cox:
+    if loss.mixes:
         raise ModelError(
-            "sample-level privacy cannot use the Cox loss: its terms compare the samples of a batch"
+            "sample-level privacy cannot use a loss that compares the samples of a batch, as the Cox loss does"
         )
     if any(term.mixes for term in terms):
         raise ModelError(

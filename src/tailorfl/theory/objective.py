@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import grad, jacrev, jvp, vmap
 
 from tailorfl.core import tree
-from tailorfl.core.objective import Loss, cox
+from tailorfl.core.objective import Loss
 from tailorfl.data.federation import Ints
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError
@@ -40,7 +40,7 @@ class Objective:
     @cached_property
     def separable(self) -> bool:
         """Whether the loss of a batch is a mean of losses of single samples."""
-        return self.loss is not cox
+        return not self.loss.mixes
 
     @cached_property
     def affine(self) -> bool:
