@@ -115,7 +115,7 @@ def experiment(model: str, method: str, every: int | None) -> ExperimentConfig:
     whole = TRAIN + VAL + TEST
     settings: dict[str, Any] = {
         "seeds": 1,
-        "method": method,
+        "methods": method,
         "model": MODELS[model],
         "rounds": ROUNDS[model],
         "train": {"batch_size": BATCH},

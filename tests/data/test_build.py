@@ -16,7 +16,7 @@ from tailorfl.data.build import build
 from tailorfl.data.federation import Federation
 from tailorfl.data.partition import available
 from tailorfl.data.source import Source
-from tailorfl.data.validate import validate
+from tailorfl.data.validate import weaknesses
 from tailorfl.errors import ConfigError, DataError
 
 WRITERS = tuple(f"writer{i}" for i in range(8))
@@ -57,7 +57,7 @@ class TestDefaults:
         federation = build()
         assert federation.num_clients == len(federation) == 20
         assert sum(federation.sizes(part).sum() for part in ("train", "val", "test")) == 1797
-        assert validate(federation) == []
+        assert weaknesses(federation) == []
 
     @pytest.mark.parametrize(
         ("groups", "names"), [(("client", "domain"), WRITERS), (("domain",), DOMAINS), ((), None)]

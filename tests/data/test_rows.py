@@ -18,7 +18,7 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.normalise import standardise_clients
 from tailorfl.data.rows import Rows
 from tailorfl.data.source import Source
-from tailorfl.data.validate import validate
+from tailorfl.data.validate import weaknesses
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import DataError
 from tailorfl.evaluation.protocols import Protocol, evaluate
@@ -141,7 +141,7 @@ def test_a_federation_of_rows_is_one_of_tuples(convert: Any) -> None:
         assert np.array_equal(two.describe(part), one.describe(part))
     assert two.global_test().tolist() == one.global_test().tolist() == [7, 10, 11, 17]
     assert two.summary() == one.summary()
-    assert validate(two) == validate(one)
+    assert weaknesses(two) == weaknesses(one)
     assert torch.equal(standardise_clients(two).source.x, standardise_clients(one).source.x)
 
 

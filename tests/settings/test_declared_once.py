@@ -22,7 +22,7 @@ PACKAGE = Path(tailorfl.__file__).parent
 SETTINGS = PACKAGE / "settings"
 READERS = [
     path
-    for layer in ("core", "data", "engines", "evaluation")
+    for layer in ("core", "data", "engines", "rounds", "evaluation")
     for path in sorted((PACKAGE / layer).rglob("*.py"))
 ]
 GROUPS = (DEFAULT, DEFAULT.train, DEFAULT.train.round_schedule, DEFAULT.eval, DEFAULT.engine)

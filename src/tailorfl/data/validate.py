@@ -15,16 +15,8 @@ _PARTS: tuple[Part, ...] = ("train", "val", "test")
 _SHOWN = 5
 
 
-def validate(federation: Federation, min_batch: int = 1) -> list[str]:
-    """Warnings about a federation; an empty list if there is nothing to say.
-
-    Warnings are about clients with a single training sample, with fewer than `min_batch`, with one class
-    only (in training, or in testing too), with test classes they never see in training, and with nothing to be
-    tested or selected by.
-
-    Args:
-        federation: what to check.
-        min_batch: smallest batch that the method or model needs (batch norm needs 2).
+def validate(federation: Federation) -> None:
+    """Nothing if a federation can be trained and judged.
 
     Raises:
         DataError: for rows that do not exist, a row in two parts or at two clients, clients without training
@@ -35,7 +27,6 @@ def validate(federation: Federation, min_batch: int = 1) -> list[str]:
     _check_train(federation)
     _check_finite(federation)
     _check_labels(federation)
-    return _warnings(federation, min_batch)
 
 
 def _check_rows(federation: Federation) -> None:
@@ -118,14 +109,18 @@ def _check_labels(federation: Federation) -> None:
         )
 
 
-def _warnings(federation: Federation, min_batch: int) -> list[str]:
+def weaknesses(federation: Federation) -> list[str]:
+    """Returns what is weak about a valid federation, a sentence each.
+
+    That is clients with a single training sample, with one class only (in training, or in testing too), with test
+    classes they never see in training, and with nothing to be tested or selected by.
+    """
     train = federation.sizes("train")
     several = bool((federation.describe("train").sum(axis=0) > 0).sum() > 1)
     one_class = (_strata_held(federation) == 1) & (train > 1) & several
     guessable = one_class & (federation.sizes("test") > 0) & (_unseen(federation) == 0)
     cases = [
         (train == 1, "have a single training sample"),
-        ((train > 1) & (train < min_batch), f"have fewer training samples than a batch of {min_batch}"),
         (guessable, "have one class only, so always guessing it is perfect there"),
         (one_class & ~guessable, "have training samples of one class only"),
         (federation.sizes("test") == 0, "have no test samples and cannot be evaluated"),

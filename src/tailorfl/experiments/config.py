@@ -64,7 +64,9 @@ def load(
 
 def parse(raw: Mapping[str, Any], where: str = "the settings") -> ExperimentConfig:
     """An experiment from plain values; `where` says in messages where they came from. Raises ConfigError."""
-    return _parse(raw, where, {})
+    plain = dict(raw)
+    _use_plural(plain, where)
+    return _parse(plain, where, {})
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -129,12 +131,10 @@ def _use_plural(raw: dict[str, Any], where: str) -> None:
 def _parse(raw: Mapping[str, Any], where: str, python: Mapping[str, Any]) -> ExperimentConfig:
     """As `parse`; `python` are settings that were given as keyword arguments."""
     check_values(raw, where)
-    plain = dict(raw)
-    _use_plural(plain, where)
     try:
-        return ExperimentConfig.model_validate(plain)
+        return ExperimentConfig.model_validate(raw)
     except ValidationError as error:
-        raise explain(error, ExperimentConfig, plain, where, _elsewhere(plain, python)) from error
+        raise explain(error, ExperimentConfig, raw, where, _elsewhere(raw, python)) from error
 
 
 def _elsewhere(plain: Mapping[str, Any], python: Mapping[str, Any]) -> Elsewhere:

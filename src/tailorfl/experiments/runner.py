@@ -23,7 +23,7 @@ from tailorfl.core.privacy import SampleDP
 from tailorfl.core.round_schedule import RoundSchedule
 from tailorfl.data.build import build as build_federation
 from tailorfl.data.federation import Federation
-from tailorfl.data.validate import validate
+from tailorfl.data.validate import weaknesses
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import DataError, DivergenceError
 from tailorfl.evaluation.leading import dominated, leading
@@ -179,7 +179,7 @@ def make_federation(
             "such as {train: 0.7, val: 0.1, test: 0.2}"
         )
     said = set() if said is None else said
-    for warning in validate(federation):
+    for warning in weaknesses(federation):
         if warning not in said:
             log.warning("data of seed %d: %s", seed, warning)
             said.add(warning)

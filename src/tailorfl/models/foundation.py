@@ -3,6 +3,7 @@
 Token models take int64 ids [batch, length]: encoders padded on the right, causal models on the left, `pad` being the
 padding id. Dropout inside the base is off: it is called as a function there, and no key could control its masks. LoRA's
 and the adapters' own dropout is keyed as everywhere. `attention` is "eager", which every engine can run, or "sdpa".
+Options of the `tuning` stand beside those of the model: `build("bert", shape, 2, lora=8)`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tailorfl.models.checkpoints import (
 )
 from tailorfl.models.heads import Choice, Classifier, Language, Reading
 from tailorfl.models.shapes import check_choice, image_shape
-from tailorfl.models.tuning import Tuning
+from tailorfl.models.tuning import UNTUNED, Tuning
 
 VOCABULARY = 1024
 """Tokens of a model from a config where nothing else says how many there are."""
@@ -44,12 +45,7 @@ def bert(
     option_length: int = 12,
     pad: int = 0,
     attention: str = "eager",
-    lora: int = 0,
-    lora_alpha: float = 16,
-    lora_dropout: float = 0.05,
-    lora_targets: Sequence[str] | None = None,
-    adapter_size: int = 0,
-    adapter_dropout: float = 0.0,
+    tuning: Tuning = UNTUNED,
 ) -> nn.Module:
     """BERT, an encoder of token ids, tiny and randomly initialised unless told otherwise."""
     reading = Reading("encoder", head, pooling, pad, option_length=option_length)
@@ -61,7 +57,6 @@ def bert(
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    tuning = Tuning(lora, lora_alpha, lora_dropout, lora_targets, adapter_size, adapter_dropout)
     return _with_head(package.BertModel(config, add_pooling_layer=False), reading, outputs, tuning)
 
 
@@ -81,12 +76,7 @@ def llama(
     pad: int = 0,
     end: int = 1,
     attention: str = "eager",
-    lora: int = 0,
-    lora_alpha: float = 16,
-    lora_dropout: float = 0.05,
-    lora_targets: Sequence[str] | None = None,
-    adapter_size: int = 0,
-    adapter_dropout: float = 0.0,
+    tuning: Tuning = UNTUNED,
 ) -> nn.Module:
     """LLaMA, a causal model of token ids, tiny and randomly initialised unless told otherwise.
 
@@ -103,7 +93,6 @@ def llama(
         bos_token_id=None,
         eos_token_id=end,
     )
-    tuning = Tuning(lora, lora_alpha, lora_dropout, lora_targets, adapter_size, adapter_dropout)
     base = (package.LlamaForCausalLM if head == "language" else package.LlamaModel)(config)
     return _with_head(base, reading, outputs, tuning)
 
@@ -119,12 +108,7 @@ def vit(
     patch: int = 4,
     pooling: str = "first",
     attention: str = "eager",
-    lora: int = 0,
-    lora_alpha: float = 16,
-    lora_dropout: float = 0.05,
-    lora_targets: Sequence[str] | None = None,
-    adapter_size: int = 0,
-    adapter_dropout: float = 0.0,
+    tuning: Tuning = UNTUNED,
 ) -> nn.Module:
     """Vision transformer of images cut into patches, tiny and randomly initialised unless told otherwise."""
     reading = Reading("vision", "classification", pooling)
@@ -142,7 +126,6 @@ def vit(
         num_channels=channels,
         attn_implementation=_attention(attention),
     )
-    tuning = Tuning(lora, lora_alpha, lora_dropout, lora_targets, adapter_size, adapter_dropout)
     return _with_head(package.ViTModel(config, add_pooling_layer=False), reading, outputs, tuning)
 
 
@@ -156,12 +139,7 @@ def minilm(
     pad: int | None = None,
     layers: int | None = None,
     attention: str = "eager",
-    lora: int = 0,
-    lora_alpha: float = 16,
-    lora_dropout: float = 0.05,
-    lora_targets: Sequence[str] | None = None,
-    adapter_size: int = 0,
-    adapter_dropout: float = 0.0,
+    tuning: Tuning = UNTUNED,
 ) -> nn.Module:
     """All-MiniLM-L6-v2, a pre-trained sentence encoder (6 layers, 384 wide, 22.6 M scalars), from its own package.
 
@@ -178,12 +156,7 @@ def minilm(
         pad=pad,
         layers=layers,
         attention=attention,
-        lora=lora,
-        lora_alpha=lora_alpha,
-        lora_dropout=lora_dropout,
-        lora_targets=lora_targets,
-        adapter_size=adapter_size,
-        adapter_dropout=adapter_dropout,
+        tuning=tuning,
     )
 
 
@@ -200,12 +173,7 @@ def huggingface(
     end: int | None = None,
     layers: int | None = None,
     attention: str = "eager",
-    lora: int = 0,
-    lora_alpha: float = 16,
-    lora_dropout: float = 0.05,
-    lora_targets: Sequence[str] | None = None,
-    adapter_size: int = 0,
-    adapter_dropout: float = 0.0,
+    tuning: Tuning = UNTUNED,
 ) -> nn.Module:
     """Any pre-trained encoder, causal or vision model of transformers: a folder, or a name on the Hugging Face hub.
 
@@ -224,7 +192,6 @@ def huggingface(
     reading.check(str(checkpoint), input_shape, outputs, getattr(config, "max_position_embeddings", None))
     _check_pretrained(config, reading, input_shape)
     base = load_pretrained(str(checkpoint), config, _attention(attention), causal=head == "language")
-    tuning = Tuning(lora, lora_alpha, lora_dropout, lora_targets, adapter_size, adapter_dropout)
     return _with_head(base, reading, outputs, tuning)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from torch import nn
@@ -13,6 +14,7 @@ from tailorfl import modules
 from tailorfl.errors import ModelError, unknown
 from tailorfl.models import foundation, resnet, resnet_cifar, small, vgg
 from tailorfl.models.dropout import replace_dropout
+from tailorfl.models.tuning import Tuning
 
 Factory = Callable[..., nn.Module]
 
@@ -51,8 +53,13 @@ def options_of(name: str) -> dict[str, Any]:
     """Option -> default value, of a registered model; raises ConfigError for an unknown name."""
     if name not in FACTORIES:
         raise unknown("model", name, FACTORIES)
-    parameters = inspect.signature(FACTORIES[name]).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    found: dict[str, Any] = {}
+    for p in inspect.signature(FACTORIES[name]).parameters.values():
+        if isinstance(p.default, Tuning):
+            found |= {field.name: getattr(p.default, field.name) for field in fields(Tuning)}
+        elif p.kind is inspect.Parameter.KEYWORD_ONLY:
+            found[p.name] = p.default
+    return found
 
 
 def build(name: str, input_shape: Sequence[int], outputs: int, **options: Any) -> nn.Module:
@@ -78,11 +85,19 @@ def build(name: str, input_shape: Sequence[int], outputs: int, **options: Any) -
         if option not in valid:
             raise unknown(f"option of model '{name}'", option, valid)
     try:
-        return FACTORIES[name](shape, outputs, **options)
+        return FACTORIES[name](shape, outputs, **_arguments(name, options))
     except (TypeError, ValueError, OverflowError, RuntimeError, MemoryError) as error:
         raise ModelError(
             f"model '{name}' cannot be made with the options {options}: {_reason(error)}."
         ) from error
+
+
+def _arguments(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Options as a factory takes them: those of a tuning in one."""
+    own = inspect.signature(FACTORIES[name]).parameters
+    of_tuning = {key: value for key, value in options.items() if key not in own}
+    rest = {key: value for key, value in options.items() if key in own}
+    return {**rest, "tuning": Tuning(**of_tuning)} if of_tuning else rest
 
 
 def _reason(error: Exception) -> str:

@@ -16,12 +16,12 @@ from tailorfl.models.lora import inject_lora
 class Tuning:
     """LoRA of rank `lora`, or adapters of width `adapter_size`; 0 for none."""
 
-    lora: int
-    lora_alpha: float
-    lora_dropout: float
-    lora_targets: Sequence[str] | None
-    adapter_size: int
-    adapter_dropout: float
+    lora: int = 0
+    lora_alpha: float = 16
+    lora_dropout: float = 0.05
+    lora_targets: Sequence[str] | None = None
+    adapter_size: int = 0
+    adapter_dropout: float = 0.0
 
     def apply(self, base: nn.Module, hidden: int) -> str:
         """Changes the base in place and returns the selector of what was put in, "all" if nothing was.
@@ -39,3 +39,6 @@ class Tuning:
             insert_adapters(base, hidden, self.adapter_size, self.adapter_dropout)
             return "adapter"
         return "all"
+
+
+UNTUNED = Tuning()

@@ -113,15 +113,6 @@ class ExperimentConfig(Settings):
         name = data.get("name") if isinstance(data, dict) else getattr(data, "name", data)
         return {**given, "name": name} if isinstance(name, str) else given
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_method(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or "method" not in given:
-            return given
-        if "methods" in given:
-            raise ValueError("has both 'method' and 'methods'; give one of them")
-        return {**{k: v for k, v in given.items() if k != "method"}, "methods": _as_list(given["method"])}
-
     @field_validator("seeds", mode="before")
     @classmethod
     def _count_of_seeds(cls, given: Any) -> Any:
@@ -148,7 +139,7 @@ class ExperimentConfig(Settings):
     @field_validator("methods", mode="before")
     @classmethod
     def _method_alone(cls, given: Any) -> Any:
-        return _as_list(given)
+        return [given] if isinstance(given, str | dict | MethodConfig) else given
 
     @field_validator("methods")
     @classmethod
@@ -231,7 +222,3 @@ def _written(options: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _written(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}={value}"
-
-
-def _as_list(given: Any) -> Any:
-    return [given] if isinstance(given, str | dict | MethodConfig) else given
