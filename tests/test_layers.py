@@ -6,7 +6,7 @@ import ast
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -55,6 +55,41 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
                 yield from ((f"tailorfl.{name.name}", node.lineno) for name in node.names)
             else:
                 yield base, node.lineno
+
+
+def imported_modules(path: Path) -> set[str]:
+    """The modules of the package that a file imports anywhere, for type checking too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = (
+                "tailorfl",
+                *path.relative_to(ROOT).parts[: len(path.relative_to(ROOT).parts) - node.level],
+            )
+            base = ".".join([*(above if node.level else ()), *([node.module] if node.module else [])])
+            found |= {
+                f"{base}.{name.name}" if _is_module(f"{base}.{name.name}") else base for name in node.names
+            }
+    return {name for name in found if _is_module(name)}
+
+
+def _is_module(name: str) -> bool:
+    top, *parts = name.split(".")
+    place = ROOT.joinpath(*parts)
+    return top == "tailorfl" and (place.with_suffix(".py").is_file() or (place / "__init__.py").is_file())
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Groups of modules each of which leads to every other of its group."""
+    reach = {name: set(graph[name]) for name in graph}
+    for middle in graph:  # Warshall's closure
+        for name in graph:
+            if middle in reach[name]:
+                reach[name] |= reach[middle]
+    rings = {tuple(sorted({b for b in reach[a] if a in reach.get(b, ())})) for a in graph if a in reach[a]}
+    return [list(ring) for ring in sorted(rings) if len(ring) > 1]
 
 
 def allowed(layer: str) -> set[str]:
@@ -118,6 +153,49 @@ def test_optional_packages_are_imported_where_they_are_needed(path):
             names = [node.module]
         early += [f"{path.relative_to(ROOT)}:{node.lineno} {n}" for n in names if n.split(".")[0] in OPTIONAL]
     assert not early, "\n".join(early)
+
+
+def test_no_modules_import_each_other():
+    """Not in a circle of any length either, and not for type checking only."""
+    graph = {}
+    for path in modules():
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        graph[".".join(("tailorfl", *parts)).removesuffix(".__init__")] = imported_modules(path)
+    del graph["tailorfl"]  # the door, which leads to everything and is entered by nobody inside
+    assert circles(graph) == []
+
+
+@pytest.mark.parametrize("late", ["", "if TYPE_CHECKING:\n    ", "def f():\n    "])
+def test_a_circle_is_found_wherever_it_hides(late, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    (tmp_path / "rounds").mkdir()
+    texts = {
+        "one": "from tailorfl.rounds.two import x\n",
+        "two": "from .three import y\nimport tailorfl.rounds.four\n",
+        "three": f"{late}from tailorfl.rounds import one\n",
+        "four": "import ast\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / "rounds" / f"{name}.py").write_text(text)
+    (tmp_path / "rounds" / "__init__.py").touch()
+    graph = {f"tailorfl.rounds.{n}": imported_modules(tmp_path / "rounds" / f"{n}.py") for n in texts}
+    assert circles(graph) == [[f"tailorfl.rounds.{n}" for n in ("one", "three", "two")]]
+
+
+@pytest.mark.parametrize("layer", ["rounds", "engines"])
+def test_files_and_functions_are_small(layer):
+    """So that a file has one subject, and a function is seen at once."""
+    large = []
+    for path in modules():
+        if layer_of(path) != layer:
+            continue
+        text, name = path.read_text(), path.relative_to(ROOT)
+        large += [f"{name}: {text.count(chr(10))} lines"] * (text.count("\n") >= 350)
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                large += [f"{name}: {node.name} has {lines} lines"] * (lines > 80)
+    assert not large, "\n".join(large)
 
 
 def test_the_rules_themselves():

@@ -179,7 +179,7 @@ def simulation(
 
 def everything(sim: Simulation, clients: Sequence[int] | None = None) -> dict[str, Tensor]:
     """Server state and the private states of `clients` (default: all training clients), by path."""
-    ids = tuple(range(len(sim._members)) if clients is None else clients)
+    ids = tuple(range(sim.participants) if clients is None else clients)
     out = {f"server/{p}": t for p, t in tree.leaves(sim.server)}
     return {**out, **{f"client/{p}": t for p, t in tree.leaves(sim.states.get(ids))}}
 

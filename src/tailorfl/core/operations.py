@@ -8,6 +8,7 @@ inside works in place, on contiguous memory, and only on clients that still have
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from tailorfl.core.cohort import Cohort, padded, rows_at_once
 from tailorfl.core.counting import count, note, worked
 from tailorfl.core.gradients import Carry, Objective
 from tailorfl.core.local_sgd import FitOptions, LocalSGD
+from tailorfl.core.outputs import in_passes
 from tailorfl.core.packing import Arrange, Dims, Form, Packed, travelled
 from tailorfl.core.plan import BatchPlan
 from tailorfl.core.privacy import Release, SampleDP
@@ -332,12 +334,11 @@ class PublicOutputs:
             state = {n: t if (d := where[n]) is None else t.select(d, 0) for n, t in state.items()}
             own = False
         every = torch.arange(len(source), device=source.x.device)
-        parts = torch.split(every, rows_at_once(source, len(positions) if own else 1))
         if not own:
-            found = torch.cat([model(state, source.take(rows)) for rows in parts])
+            found = in_passes(partial(model, state), source, every)
             return (found if dims is None else found.expand(len(positions), *found.shape).clone(),)
-        mapped = torch.func.vmap(model, in_dims=(where, None))
-        return (torch.cat([mapped(state, source.take(rows)) for rows in parts], dim=1),)
+        models = partial(torch.func.vmap(model, in_dims=(where, None)), state)
+        return (in_passes(models, source, every, len(positions), dim=1),)
 
     def where(self, positions: Sequence[int]) -> str:
         return _where(self.cohort, positions, "predictions on the public set")

@@ -21,7 +21,6 @@ from tailorfl.experiments.privacy import spent
 from tailorfl.experiments.records import round_record, summary_of
 from tailorfl.experiments.saving import Saver
 from tailorfl.rounds.divergence import listed
-from tailorfl.rounds.private_updates import cohort_is_secret
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.amending import amend, record_of
 from tailorfl.runs.files import write_text
@@ -140,7 +139,7 @@ def _rounds(
     config = job.config
     begin = time.perf_counter() - seconds
     saver = Saver(sim, store, config.checkpoint_every, selection)
-    if cohort_is_secret(sim) and "participants" in (*config.eval.sets, *config.eval.final):
+    if sim.cohort_is_secret and "participants" in (*config.eval.sets, *config.eval.final):
         raise ConfigError(
             "the set 'participants' of eval.sets says who took part in a round, which this privacy keeps secret: its "
             "epsilon counts on nobody seeing it; leave the set out, or take sampling=uniform"

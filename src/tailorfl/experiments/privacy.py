@@ -17,7 +17,6 @@ from tailorfl.core.privacy import SampleDP
 from tailorfl.errors import TailorflError
 from tailorfl.experiments.jobs import Job
 from tailorfl.rounds.planning import planned_ledger
-from tailorfl.rounds.private_updates import cohort_is_secret
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.privacy import Accountant, PrivacyConfig
 
@@ -211,7 +210,7 @@ def spent(job: Job, sim: Simulation, ledger: Ledger | None = None) -> Spent | No
     ids = sorted({*range(sim.participants), *book.clients})
     epsilons = {i: _told(book.entries(i), settings.delta, settings.accountant) for i in ids}
     noises = dp.own[: sim.participants] if isinstance(dp, SampleDP) else ()
-    found = Spent(settings, dp.noise, book, epsilons, sim.participants, cohort_is_secret(sim), noises)
+    found = Spent(settings, dp.noise, book, epsilons, sim.participants, sim.cohort_is_secret, noises)
     if any(by != settings.accountant for _, by in epsilons.values()):
         log.warning(
             "%s, seed %d: epsilon is too large for the accountant prv; the looser bound of rdp is reported",

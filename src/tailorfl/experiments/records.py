@@ -11,7 +11,6 @@ from tailorfl.evaluation.protocols import headline, summaries
 from tailorfl.evaluation.summary import summarize
 from tailorfl.experiments.reductions import remarks
 from tailorfl.rounds.one_round import RoundResult
-from tailorfl.rounds.private_updates import cohort_is_secret
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.store import RunStore
 
@@ -23,7 +22,7 @@ def round_record(sim: Simulation, done: RoundResult, seconds: float) -> dict[str
     """Returns what is stored of a round, evaluations apart; `seconds` that the job has taken so far."""
     traffic = sim.traffic.as_dict()
     # Where ε counts on nobody seeing who took part, no record says it.
-    who = {} if cohort_is_secret(sim) else {"clients": list(done.clients), "rejected": list(done.rejected)}
+    who = {} if sim.cohort_is_secret else {"clients": list(done.clients), "rejected": list(done.rejected)}
     return {
         "round": sim.round,
         **who,
@@ -71,7 +70,7 @@ def summary_of(
         "seconds": seconds,
         "engine": sim.engine.name,
         "clients": sim.federation.num_clients,
-        **({} if cohort_is_secret(sim) else _rejected(sim, store)),
+        **({} if sim.cohort_is_secret else _rejected(sim, store)),
         "loss_grew": _growth(sim, store),
     }
 

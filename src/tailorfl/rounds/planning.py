@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -21,10 +21,7 @@ from tailorfl.engines.results import Parts
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.rounds.client_code import Deployment, deployment_message, in_parts
 from tailorfl.rounds.groups import by_group, message_for
-from tailorfl.rounds.private_updates import cohort_is_secret, nobody, updates_used
-
-if TYPE_CHECKING:
-    from tailorfl.rounds.simulation import Simulation
+from tailorfl.rounds.simulation import Simulation
 
 
 def planned_ledger(sim: Simulation, rounds: int, adapt_steps: int | None = None) -> Ledger:
@@ -32,22 +29,22 @@ def planned_ledger(sim: Simulation, rounds: int, adapt_steps: int | None = None)
 
     `adapt_steps` is the longest adaptation of held-out clients that will be evaluated; None where they are not.
     """
-    ledger = Ledger()
+    ledger, updates = Ledger(), sim.updates
     for number in range(rounds):
         sampled = sim.sample(number)
         training = sim.trainees(sampled)
         message = sim.method.broadcast(sim.server, training)
-        if cohort_is_secret(sim):  # everybody pays alike, whoever takes part
+        if updates is not None and updates.secret:  # everybody pays alike, whoever takes part
             for group in sim.groups:
-                ledger.book("updates", updates_used(sim, (), nobody(sim, group, number).replies))
+                ledger.book("updates", updates.used((), sim.nobody(group, number).replies))
         for group, where in by_group(sim.groups, training):
             ids = tuple(training[k] for k in where)
             part, states = message_for(message, group, where), group.states.get(ids)
             uses, (_, replies, _) = _counted(sim, ids, number, states, part, sim.local)
             ledger.book("training", uses.uses)
-            if sim.client_dp is not None and not cohort_is_secret(sim):
+            if updates is not None and not updates.secret:
                 asked = [k for k, i in enumerate(ids) if i in set(sampled)]
-                ledger.book("updates", updates_used(sim, [ids[k] for k in asked], replies[asked]))
+                ledger.book("updates", updates.used([ids[k] for k in asked], replies[asked]))
     if sim.method.has_personal:
         _deployments(sim, rounds, adapt_steps, ledger)
     return ledger

@@ -1,0 +1,201 @@
+"""A federated run as it stands between two rounds: its clients' states, the models that come out, and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.client_privacy import ClientDP
+from tailorfl.core.cohort import Cohort, TrainConfig
+from tailorfl.core.ledger import Ledger, Purpose, Record
+from tailorfl.core.messages import Broadcast, PerArchitecture, Traffic
+from tailorfl.core.method import Method
+from tailorfl.data.federation import Federation
+from tailorfl.engines.auto import Auto, keep_choice
+from tailorfl.engines.base import ClientFunction, Engine, Stored, Visit
+from tailorfl.engines.memory import keep_freed_memory
+from tailorfl.engines.results import Parts
+from tailorfl.errors import ConfigError
+from tailorfl.models.functional import Model
+from tailorfl.rounds.client_code import Deployment, deployment_message, in_parts
+from tailorfl.rounds.continuing import restored, saved
+from tailorfl.rounds.groups import Group, by_group, make_groups
+from tailorfl.rounds.population import Population
+from tailorfl.rounds.private_updates import PrivateUpdates, check_data, check_private
+from tailorfl.rounds.sampling import round_half_up
+from tailorfl.settings.experiment import DEFAULT, Sampling, Weights
+from tailorfl.settings.privacy import PrivacyLevel
+
+
+class FederatedRun:
+    """One method on one federation, after as many rounds as it has done; `Simulation` has the arguments and goes on."""
+
+    def __init__(
+        self,
+        method: Method,
+        federation: Federation,
+        model: Model | Mapping[str, Model],
+        train: TrainConfig,
+        *,
+        assignment: Sequence[str] = (),
+        engine: Engine | None = None,
+        seed: int = 0,
+        fraction: float = DEFAULT.fraction,
+        sampling: Sampling = DEFAULT.sampling,
+        weights: Weights = DEFAULT.weights,
+        state_folder: Path | None = None,
+        client_dp: ClientDP | None = None,
+    ) -> None:
+        keep_freed_memory()
+        if not 0 < fraction <= 1:
+            raise ConfigError(f"fraction must lie in (0, 1], but is {fraction}")
+        self.method, self.federation, self.train = method, federation, train
+        self.engine: Engine = engine if engine is not None else Auto()
+        self.seed, self.fraction, self.sampling = seed, fraction, sampling
+        self.client_dp = client_dp
+        self.weights = method.weighting(weights)
+        if self.level is not None:
+            check_private(method, self.level, self.weights)
+        check_data(federation.source, self.level)
+        groups = make_groups(method, federation, model, assignment, train, seed, state_folder)
+        self.groups = tuple(replace(g, states=self.engine.hold(g.states)) for g in groups)
+        first = self.groups[0]
+        self.context = first.context
+        self.model, self.split, self.init = first.model, first.context.split, first.context.init
+        self.start, self.states = first.start, first.states
+        self.server = method.server_state(self.context)
+        self.traffic = Traffic()
+        self.ledger = Ledger()
+        self.gradients = self.turns = 0
+        self.round = 0
+        self.population = Population(federation, self.groups, seed, method.pooled)
+
+    @property
+    def level(self) -> PrivacyLevel | None:
+        """What privacy hides: a sample, a client, or None without."""
+        return "sample" if self.train.dp is not None else "client" if self.client_dp is not None else None
+
+    @property
+    def participants(self) -> int:
+        """How many clients may be sampled: those of the federation, or one that holds all data where it is pooled."""
+        return len(self.population)
+
+    @property
+    def updates(self) -> PrivateUpdates | None:
+        """What hides the updates of single clients; None where nothing does."""
+        if self.client_dp is None:
+            return None
+        return PrivateUpdates(
+            self.client_dp, self.method, self.seed, self.sampling, self.fraction, self.participants
+        )
+
+    @property
+    def cohort_is_secret(self) -> bool:
+        """Whether privacy counts on nobody seeing who takes part in a round."""
+        return self.updates is not None and self.updates.secret
+
+    @property
+    def trained_scalars(self) -> int:
+        """Scalars that one client optimises in a round: `d` for one model, `2d` for two.
+
+        The mean over clients where they have different architectures.
+        """
+        counts = [
+            (len(g.clients), sum(g.model.sizes[n] for n in g.context.split.trainable)) for g in self.groups
+        ]
+        share = sum(clients * scalars for clients, scalars in counts) / sum(clients for clients, _ in counts)
+        return self.method.models_trained * round_half_up(share)
+
+    def cohort(self, ids: Sequence[int], limit: int | None = None, own: bool = False) -> Cohort:
+        """Returns the cohort `ids` of this round, clients of one architecture.
+
+        `own` are the clients as they deploy: the federation's even where training is pooled, at the rate of tuning.
+        """
+        return self.population.cohort(ids, self.round, self.train, limit, own)
+
+    def run(
+        self, ids: Sequence[int], states: TensorDict, message: Broadcast, function: ClientFunction
+    ) -> Parts:
+        """Returns a client function of `ids`, clients of one architecture, stacked; nothing is stored."""
+        if isinstance(message, PerArchitecture):
+            ((group, _),) = by_group(self.groups, ids)
+            message = message[group.name]
+        with torch.no_grad():
+            return self.engine.map(Visit.of(function, self.cohort(ids), message), states)
+
+    def _record(self) -> Record | None:
+        return Record() if self.train.dp is not None else None
+
+    # -- the models that come out ---------------------------------------------------------------------------
+
+    def personal_models(
+        self, ids: Sequence[int], at_once: int = 32
+    ) -> Iterator[tuple[tuple[int, ...], TensorDict]]:
+        """Yields (clients, their deployable models [clients, ...]); every personal metric is of these."""
+        for group, part in in_parts(self.groups, ids, at_once):
+            yield part, self._deployed(group, part, None)
+
+    def newcomer_models(
+        self, ids: Sequence[int], steps: int, at_once: int = 32
+    ) -> Iterator[tuple[tuple[int, ...], TensorDict]]:
+        """Yields the models of clients that never trained, after at most `steps` batches of each training.
+
+        0: what such a client can deploy at once. Nothing is stored and nothing is sent.
+        """
+        for group, part in in_parts(self.groups, ids, at_once):
+            yield part, self._deployed(group, part, steps)
+
+    def _deployed(self, group: Group, ids: tuple[int, ...], steps: int | None) -> TensorDict:
+        message = deployment_message(self.method, self.server, group, ids, steps)
+        record = self._record()
+        cohort = replace(self.cohort(ids, steps, True), record=record)
+        visit = Visit.of(Deployment(self.method, steps), cohort, message)
+        with torch.no_grad():
+            (found,) = self.engine.map(visit, Stored(group.states, fresh=steps is not None))
+        if record is not None:
+            # Of all models that evaluations look at one is deployed: the last, or the one that adapted longest.
+            purpose: Purpose = "deployment" if steps is None else "newcomer"
+            self.ledger.settle(purpose, record.uses, keep_larger=steps is not None)
+        return found
+
+    def global_model(self, architecture: str | None = None) -> TensorDict | None:
+        """Returns the global model, or None for a method that has none.
+
+        `architecture` names one of several; by default the first.
+        """
+        if not self.method.has_global:
+            return None
+        found = self.method.shared(self.server)
+        name = self.groups[0].name if architecture is None else architecture
+        return found[name] if isinstance(found, PerArchitecture) else found
+
+    # -- checkpoints ----------------------------------------------------------------------------------------
+
+    def dump(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Returns (tensors, facts) from which `load` continues exactly.
+
+        The tensors are those of the run, not copies: write or load them before the next round.
+        """
+        facts = {
+            "round": self.round,
+            "engine": self.engine.name,
+            "traffic": self.traffic.as_dict(),
+            "gradients": self.gradients,
+            "turns": self.turns,
+        }
+        tensors = saved(self.server, self.groups)
+        return tensors, {**facts, "ledger": self.ledger.dump()} if self.ledger else facts
+
+    def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Restores what `dump` returned."""
+        self.server = restored(self.server, self.groups, tensors)
+        self.round, self.traffic = int(facts["round"]), Traffic(**facts["traffic"])
+        self.gradients, self.turns = int(facts["gradients"]), int(facts["turns"])
+        self.ledger = Ledger.restore(facts["ledger"]) if "ledger" in facts else Ledger()
+        keep_choice(self.engine, str(facts["engine"]))

@@ -1,0 +1,56 @@
+"""The clients of a federation as rounds see them: who may take part, and what a cohort of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tailorfl.core.cohort import Cohort, TrainConfig
+from tailorfl.core.objective import LOSSES
+from tailorfl.data.federation import Federation
+from tailorfl.data.rows import Rows
+from tailorfl.rounds.groups import Group, by_group
+
+
+class Population:
+    """The clients that may be sampled: those of the federation, or one that holds all data where it is `pooled`."""
+
+    def __init__(self, federation: Federation, groups: Sequence[Group], seed: int, pooled: bool) -> None:
+        self._federation, self._groups, self._seed = federation, groups, seed
+        train, val = (federation.part(part)[: federation.num_clients] for part in ("train", "val"))
+        self._train, self._val = (Rows.of([train.flat()]), Rows.of([val.flat()])) if pooled else (train, val)
+        self.sizes = self._train.sizes
+        """int64 [clients]: the training samples of each."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._train)
+
+    def members(self, group: Group) -> list[int]:
+        """Returns the clients of a group, in rising order."""
+        return sorted(i for i in group.clients if i < len(self))
+
+    def cohort(
+        self, ids: Sequence[int], round: int, train: TrainConfig, limit: int | None = None, own: bool = False
+    ) -> Cohort:
+        """Returns the cohort `ids` of a round, clients of one architecture.
+
+        `own` are the clients as they deploy: the federation's even where training is pooled, at the rate of tuning.
+        """
+        ((group, _),) = by_group(self._groups, ids)
+        federation = self._federation
+        members, val = (federation.train, federation.val) if own else (self._train, self._val)
+        share = train.round_schedule.deployed(round) if own else train.round_schedule.share(round)
+        return Cohort(
+            ids=tuple(ids),
+            members=tuple(members[i] for i in ids),
+            val=tuple(val[i] for i in ids),
+            source=federation.source,
+            model=group.model,
+            split=group.context.split,
+            public=federation.public,
+            loss=LOSSES[federation.source.task],
+            config=train if share == 1 else train.decayed(share),
+            seed=self._seed,
+            round=round,
+            limit=limit,
+        )
