@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -13,6 +15,11 @@ from tailorfl.data.locations import data_file
 from tailorfl.engines import auto
 from tailorfl.errors import DataError
 from tailorfl.experiments import estimate
+from tailorfl.runs import plots
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 torch.set_num_threads(1)  # tests train tiny models: a second thread only waits, for minutes on a busy machine
 
@@ -21,6 +28,23 @@ torch.set_num_threads(1)  # tests train tiny models: a second thread only waits,
 def modules_named_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A module that a test names with --import or imports= stays named in its process; here until the test ends."""
     monkeypatch.setattr(modules, "_NAMED", dict(modules._NAMED))
+
+
+def outlined(figure: Figure, axes: Axes, path: str | Path) -> None:
+    """Writes the numbers that a picture shows in place of the picture."""
+    Path(path).write_bytes(b"\x89PNG" + repr([line.get_xydata().tolist() for line in axes.lines]).encode())
+
+
+@pytest.fixture(autouse=True)
+def quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experiments compute what they plot and paint nothing: only the tests of plots look at pictures."""
+    monkeypatch.setattr(plots, "_save", outlined)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody pulls the plug during a test, and killed processes lose nothing that they wrote."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture

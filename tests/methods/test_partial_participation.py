@@ -29,7 +29,7 @@ from tailorfl.core.method import make_method
 from tailorfl.data.synthetic import pooled_optimum
 from tailorfl.rounds.simulation import Simulation
 
-BLOCKS, BURN = 20, 40
+BLOCKS, BURN = 20, 16
 TOLERANCE = 5.0
 """Standard errors; about 20 numbers are compared a method, with 19 degrees of freedom each."""
 
@@ -54,14 +54,13 @@ def distance(found: Floats, error: Floats, target: Floats) -> float:
     return float((np.maximum(np.abs(found - target) - 3e-5, 0) / np.maximum(error, 1e-9)).max())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", with_limit())
 def test_the_iterates_average_to_the_closed_form(name: str) -> None:
     sim, limit = limit_simulation(name, weights="uniform", fraction=0.67, seed=1)
     # Beside a global model, personal models without a state of their own are w, or tuned from w to the
     # exact c_i.
     personal = bool(sim.start.keys()) or not sim.method.has_global
-    found, error = tail(sim, 400, personal)
+    found, error = tail(sim, 120, personal)
 
     def targets(weights: str) -> Floats:
         w, v = optimum(limit.kind, shares(weights))
@@ -74,12 +73,11 @@ def test_the_iterates_average_to_the_closed_form(name: str) -> None:
         assert distance(found, error, targets(wrong)) > 2 * TOLERANCE
 
 
-@pytest.mark.slow
 def test_more_local_steps_bias_fedavg_under_partial_participation_too() -> None:
     """The average goes to the optimum of (I − (I−ηH_i)^K), far from the pooled one in standard errors."""
     K = 5
     sim = quadratic_simulation(make_method("fedavg", {"weights": "uniform"}), K, fraction=0.84)
-    found, error = tail(sim, 400, personal=False)
+    found, error = tail(sim, 240, personal=False)
     H, c = (t.numpy() for t in curvature())
     moved = np.eye(3) - np.linalg.matrix_power(np.eye(3) - LR * H, K)
     biased = np.linalg.solve(moved.mean(0), np.einsum("kij,kj->i", moved, c) / CLIENTS)
@@ -88,7 +86,6 @@ def test_more_local_steps_bias_fedavg_under_partial_participation_too() -> None:
     assert distance(found[0], error[0], pooled) > 2 * TOLERANCE
 
 
-@pytest.mark.slow
 def test_weighting_sampled_clients_by_size_is_not_the_weighted_optimum() -> None:
     """n_i / Σ_S n is not linear in the sample.
 
@@ -96,7 +93,7 @@ def test_weighting_sampled_clients_by_size_is_not_the_weighted_optimum() -> None
     between the two optima; full participation (closed forms) has no such bias.
     """
     sim = quadratic_simulation(make("fedavg"), 1, fraction=0.34)
-    found, error = tail(sim, 400, personal=False)
+    found, error = tail(sim, 240, personal=False)
     for weights in ("samples", "uniform"):
         target = pooled_optimum(*curvature(), shares(weights)).numpy()
         assert distance(found[0], error[0], target) > TOLERANCE, weights

@@ -21,6 +21,11 @@ from tailorfl.runs import plots
 LABELS = ("LocalTrain", "FedAvg", "FedAvg+FT", "Ditto")
 
 
+@pytest.fixture
+def quick_pictures() -> None:
+    """Here pictures are painted."""
+
+
 def rounds_frame(labels: tuple[str, ...] = LABELS, seeds: int = 3) -> pd.DataFrame:
     rng = np.random.default_rng(0)
     rows = []
