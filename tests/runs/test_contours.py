@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from tailorfl.errors import RunError
-from tailorfl.runs.contours import LEVELS, contours
+from tailorfl.runs.plots import LEVELS, contours
 
 A, B = np.linspace(-2, 2, 41), np.linspace(-1, 3, 41)
 BOWL = A[None, :] ** 2 + (B[:, None] - 1) ** 2

@@ -9,7 +9,6 @@ from typing import Any, get_args
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
 
 from tailorfl.data.corruptions import corrupted_sets
 from tailorfl.data.dealing import capped, deal_rows, fitting_partition, official_part
@@ -18,14 +17,12 @@ from tailorfl.data.heldout import Dealt, domain_rows, to_be_tested
 from tailorfl.data.normalise import standardise_clients
 from tailorfl.data.public import own_public_rows, public_from_rows, public_source, subset
 from tailorfl.data.registry import load_source
-from tailorfl.data.rows import Rows
+from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.source import Source
 from tailorfl.data.splits import Split, read_split, split_clients
 from tailorfl.data.validate import validate
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.settings.data import Augmentation, DataConfig, Normalisation
-
-Ints = NDArray[np.int64]
 
 _SET = DataConfig()
 _DECODED = ("cifar10", "pacs")  # images decoded one by one at load time, so that a cap saves seconds

@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 
 from tailorfl.data.heldout import Dealt, set_aside
 from tailorfl.data.partition import partition, recipe_named
-from tailorfl.data.rows import Rows
+from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.source import Source
 from tailorfl.data.splits import evenly_spaced
 from tailorfl.errors import ConfigError, DataError
-
-Ints = NDArray[np.int64]
 
 DEFAULT_CLIENTS = 20
 

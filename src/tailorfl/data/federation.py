@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tailorfl.data.intake import clean_names
-from tailorfl.data.rows import Rows
+from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError
 
-Ints = NDArray[np.int64]
 Part = Literal["train", "val", "test"]
 
 

@@ -7,13 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
 
-from tailorfl.data.rows import Rows
+from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, DataError, unknown
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 from numpy.random import Generator
-from numpy.typing import NDArray
 
 from tailorfl.data.dealing import official_part
 from tailorfl.data.registry import load_source
+from tailorfl.data.rows import Ints
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, DataError
-
-Ints = NDArray[np.int64]
 
 OWN_SHARE = 0.1
 

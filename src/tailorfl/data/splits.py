@@ -10,10 +10,9 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from tailorfl.data.rows import Rows
+from tailorfl.data.rows import Ints, Rows
 from tailorfl.errors import ConfigError, unknown
 
-Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 PARTS = ("train", "val", "test")

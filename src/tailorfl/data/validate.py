@@ -7,10 +7,10 @@ import torch
 from numpy.typing import NDArray
 
 from tailorfl.data.federation import Federation, Part
+from tailorfl.data.rows import Ints
 from tailorfl.data.source import all_finite
 from tailorfl.errors import DataError
 
-Ints = NDArray[np.int64]
 _PARTS: tuple[Part, ...] = ("train", "val", "test")
 _SHOWN = 5
 

@@ -19,8 +19,7 @@ from tailorfl.errors import ConfigError, nearest
 from tailorfl.experiments.mistakes import Elsewhere, explain
 from tailorfl.experiments.overrides import SHORT_FORMS, apply, as_list
 from tailorfl.experiments.places import meant, written
-from tailorfl.experiments.reading import MOST_CHARACTERS, check_values, parsed
-from tailorfl.experiments.yaml_text import Loader
+from tailorfl.experiments.reading import MOST_CHARACTERS, Loader, check_values, parsed
 from tailorfl.settings.experiment import ExperimentConfig
 
 log = logging.getLogger(__name__)

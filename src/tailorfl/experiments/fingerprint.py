@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from tailorfl.data.federation import Federation
+from tailorfl.data.scaling import SCALING, Scaling
 from tailorfl.data.source import Source
 from tailorfl.errors import RunError
-from tailorfl.experiments.inputs import meaning
 from tailorfl.experiments.jobs import Job, other_job
 from tailorfl.runs.files import decode, encode, write_text
 from tailorfl.runs.store import RunStore
@@ -39,6 +39,8 @@ HARMLESS = (
 """Settings of an experiment that decide no number of one of its jobs; `methods` and `seeds` are its jobs."""
 FORCED = "forced.json"
 """Where a result folder says what was different when it was resumed all the same."""
+NAMED = ("classes", "features", "tokenizer", "pad", "vocabulary")
+"""What of a source's `info` names numbers."""
 MOST = 8
 """Differences that a message lists."""
 
@@ -224,3 +226,29 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
     else:
         yield prefix, list(value) if isinstance(value, list | tuple) else value
+
+
+def meaning(source: Source) -> dict[str, Any]:
+    """Returns how raw samples become inputs, and what the outputs stand for, as JSON can hold it.
+
+    `shape` and `type` are of an input; `task`, `outputs` and `classes` say what comes out. `image`: a byte b of a
+    channel becomes (b / 255 - mean) / deviation. `scaling`: a raw number r of a feature becomes (r - mean) / deviation,
+    with the constants of the client whose it is or else those above them, and is cut off at ± clip where that is given.
+    """
+    kinds = {torch.uint8: "image", torch.int64: "tokens"}
+    facts: dict[str, Any] = {
+        "shape": list(source.input_shape),
+        "type": kinds.get(source.x.dtype, "numbers"),
+        "task": source.task,
+        "outputs": source.outputs,
+    }
+    for key in NAMED:
+        if key in source.info:
+            value = source.info[key]
+            facts[key] = list(value) if isinstance(value, tuple) else value
+    if source.mean is not None and source.std is not None:
+        facts["image"] = {"mean": list(source.mean), "deviation": list(source.std)}
+    scaling: Scaling | None = source.info.get(SCALING)
+    if scaling is not None:
+        facts["scaling"] = scaling.facts()
+    return facts

@@ -62,7 +62,7 @@ class Landscape:
 
     def write(self, path: Path) -> list[Path]:
         """Writes the picture and, beside it, the numbers as CSV; returns both. Raises RunError where that fails."""
-        from tailorfl.runs.contours import contours
+        from tailorfl.runs.plots import contours
 
         contours(self.a, self.b, self.loss, self.marks, path, title=self.title)
         numbers = path.with_suffix(".csv")

@@ -11,11 +11,10 @@ from tailorfl.engines.auto import keep_choice
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.leading import leading
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
-from tailorfl.evaluation.protocols import evaluate, means
+from tailorfl.evaluation.protocols import common_sets, evaluate, means
 from tailorfl.evaluation.selection import Selection
 from tailorfl.experiments.budget import limit_of
 from tailorfl.experiments.extending import MODELS, is_due
-from tailorfl.experiments.final_cost import long_final
 from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.privacy import spent
 from tailorfl.experiments.records import round_record, summary_of
@@ -29,6 +28,11 @@ from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
 
 log = logging.getLogger(__name__)
+
+LONG = 10_000_000
+"""Outputs (of a model for a sample) from which on the last evaluation may be worth a warning."""
+BACKWARD = 3
+"""Times as much as an output that training does for a sample."""
 
 
 def run_job(
@@ -202,3 +206,27 @@ def _protocol(config: ExperimentConfig, final: bool) -> EvaluationProtocol:
 def first_named(found: dict[str, float], metric: str) -> dict[str, float]:
     """Returns means by "model/set/metric" with those of a metric first."""
     return dict(sorted(found.items(), key=lambda item: not item[0].endswith(f"/{metric}")))
+
+
+def long_final(sim: Simulation, protocol: EvaluationProtocol, rounds: int) -> str | None:
+    """Says so where the last evaluation takes more work than all training, and much; None otherwise.
+
+    It puts every personal model on every common sample, which grows as a square.
+    """
+    if not sim.method.has_personal:
+        return None
+    clients, train = sim.federation.num_clients, sim.train
+    sizes = {name: len(rows) for name, (_, rows) in common_sets(sim.federation, protocol).items()}
+    outputs = clients * sum(sizes.values())
+    if outputs < LONG:
+        return None
+    each = float(sim.federation.sizes()[:clients].mean()) * (train.epochs or 1)
+    trained = rounds * clients * sim.fraction * BACKWARD
+    trained *= each if train.steps is None else train.steps * train.batch_size
+    if outputs < trained:
+        return None
+    return (
+        f"the last evaluation puts each of {clients:,} personal models on {sum(sizes.values()):,} samples of the sets "
+        f"{', '.join(sizes)}: {outputs / trained:.0f} times the work of all training; eval.max_samples=1000 takes so "
+        "many of each set, eval.final=[local] leaves them out"
+    )

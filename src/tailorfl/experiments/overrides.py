@@ -10,8 +10,7 @@ from typing import Any
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.experiments.mistakes import dotted
 from tailorfl.experiments.places import takes_list, written
-from tailorfl.experiments.reading import parsed
-from tailorfl.experiments.yaml_text import Loader
+from tailorfl.experiments.reading import Loader, parsed
 from tailorfl.modules import name_in
 from tailorfl.settings.experiment import ExperimentConfig
 

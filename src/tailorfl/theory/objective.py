@@ -12,7 +12,7 @@ from torch.func import grad, jacrev, jvp, vmap
 
 from tailorfl.core import tree
 from tailorfl.core.objective import Loss
-from tailorfl.data.federation import Ints
+from tailorfl.data.rows import Ints
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError
 from tailorfl.models.functional import Model

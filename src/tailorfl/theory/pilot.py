@@ -26,7 +26,8 @@ from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.cohort import Cohort, TrainConfig
 from tailorfl.core.keys import derive
-from tailorfl.data.federation import Federation, Ints
+from tailorfl.data.federation import Federation
+from tailorfl.data.rows import Ints
 from tailorfl.errors import DataError, DivergenceError
 from tailorfl.theory.objective import Objective
 from tailorfl.theory.spread import Floats

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tailorfl.data.rows import Ints
 from tailorfl.theory.checks import require_counts, require_share
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 ROUNDS = 5
 """Of the spreads from the common optimum and the common optimum from the spreads."""
 

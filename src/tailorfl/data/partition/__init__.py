@@ -15,9 +15,10 @@ from typing import Any
 from numpy.random import Generator
 
 from tailorfl.data.partition.classes import classes_prob, fedclup_classes, labels_per_client, shards
-from tailorfl.data.partition.deal import Deal, Ints
+from tailorfl.data.partition.deal import Deal
 from tailorfl.data.partition.groups import domain, natural
 from tailorfl.data.partition.skew import dirichlet, dirichlet_perada, iid, quantity
+from tailorfl.data.rows import Ints
 from tailorfl.errors import DataError, unknown
 
 __all__ = ["RECIPES", "Deal", "Recipe", "available", "partition", "recipe_named"]

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from tailorfl.data.partition.deal import (
     Deal,
     Floats,
-    Ints,
     assign,
     compress,
     positions_of,
     require_whole,
     share_out,
 )
+from tailorfl.data.rows import Ints
 from tailorfl.errors import DataError
 
 

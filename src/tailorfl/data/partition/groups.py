@@ -10,7 +10,6 @@ from numpy.random import Generator
 from tailorfl.data.partition.deal import (
     NOBODY,
     Deal,
-    Ints,
     are_small,
     assign,
     positions_of,
@@ -18,6 +17,7 @@ from tailorfl.data.partition.deal import (
     require_whole,
     share_out,
 )
+from tailorfl.data.rows import Ints
 from tailorfl.errors import DataError
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,6 @@ from numpy.random import Generator
 from tailorfl.data.partition.deal import (
     Deal,
     Floats,
-    Ints,
     assign,
     compress,
     count_table,
@@ -23,6 +22,7 @@ from tailorfl.data.partition.deal import (
     require_whole,
     share_out,
 )
+from tailorfl.data.rows import Ints
 from tailorfl.errors import ConfigError, DataError
 
 _DRAWS = 100
