@@ -77,7 +77,7 @@ def test_methods_that_do_more(method: str, models: int, gradients: int, extra: s
 def test_looks_beside_the_fits_are_named() -> None:
     pulled = simulation("fedoa", norm=True)
     pulled.step()  # personal adapters start in the second round
-    assert "a pull of features" in work(pulled).extras
+    assert "a term of the loss" in work(pulled).extras
     assert "clients evaluate losses" in work(simulation("hypcluster")).extras
     taught = simulation("perfed_ckt")
     taught.step()  # before, there is nobody to learn from

@@ -14,6 +14,8 @@ from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.cohort import Cohort, TrainConfig
 from tailorfl.core.objective import LOSSES
+from tailorfl.core.plan import Length
+from tailorfl.core.update import Optimizer
 from tailorfl.data.source import Source
 from tailorfl.engines.base import Engine, Visit
 from tailorfl.engines.sequential import Sequential
@@ -102,8 +104,23 @@ def run(
 
 
 def fit(engine: Engine, cohort: Cohort, start: TensorDict, **options: Any) -> TensorDict:
-    """Every client's model after `client.fit(start, **options)`."""
-    return run(engine, cohort, lambda client, _, received: client.fit(received, **options), received=start)
+    """Every client's model after `client.fit(start, **grouped(**options))`."""
+    given = grouped(**options)
+    return run(engine, cohort, lambda client, _, received: client.fit(received, **given), received=start)
+
+
+def grouped(**options: Any) -> dict[str, Any]:
+    """Arguments of a fit from one flat list, which is shorter where many cases are listed."""
+    names = {"optimizer": "kind"}
+    of_length = {n: options.pop(n) for n in vars(Length()) if n in options}
+    rule = ("lr", "optimizer", "schedule", "momentum", "weight_decay", "clip_each")
+    of_rule = {
+        names.get(n, n): options.pop(n)
+        for n in rule
+        if isinstance(options.get(n), Optimizer) is False and n in options
+    }
+    groups = {"length": Length(**of_length)} if of_length else {}
+    return {**options, **groups, **({"optimizer": Optimizer(**of_rule)} if of_rule else {})}
 
 
 def alone(cohort: Cohort, position: int = 0) -> Client:

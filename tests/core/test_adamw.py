@@ -27,8 +27,9 @@ from torch import Tensor, nn
 
 from tailorfl.core import tree
 from tailorfl.core.cohort import Cohort, TrainConfig
+from tailorfl.core.plan import Length
 from tailorfl.core.privacy import SampleDP
-from tailorfl.core.update import PLAIN
+from tailorfl.core.update import PLAIN, Optimizer
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.check import check
 from tailorfl.experiments.config import load
@@ -93,7 +94,7 @@ def test_fit_is_torch_adamw_over_many_steps(engine, linear, decay):
 
 def test_one_client_is_torch_adamw_over_two_hundred_steps():
     cohort, start = setting(schedule="linear", weight_decay=0.05)
-    found = alone(cohort, 2).fit(start, steps=200)
+    found = alone(cohort, 2).fit(start, length=Length(steps=200))
     steps = batches(cohort, 2, epochs=None, steps=200)
     assert_states(found, by_torch(cohort, start, steps, linear=True, weight_decay=0.05), **CLOSE)
 
@@ -126,7 +127,7 @@ def test_pull_and_clipping_come_before_the_optimizer(engine):
     states = TensorDict({"v": starts, "lam": lams}, batch_size=[len(SIZES)])
 
     def local(client, state, received):
-        return client.fit(state["v"], prox=(state["lam"], received), epochs=2)
+        return client.fit(state["v"], prox=(state["lam"], received), length=Length(epochs=2))
 
     found = run(engine, cohort, local, states, start)
     for i, lam in enumerate(lams.tolist()):
@@ -199,7 +200,13 @@ def test_a_rate_of_each_clients_own_decays(engine):
     cohort, start = setting(schedule="linear", weight_decay=0.1)
     rates = torch.tensor([3e-3, 1e-3, 5e-3, 2e-3])
     states = TensorDict({"rate": rates}, batch_size=[len(SIZES)])
-    found = run(engine, cohort, lambda c, state, w: c.fit(w, lr=state["rate"], epochs=2), states, start)
+    found = run(
+        engine,
+        cohort,
+        lambda c, state, w: c.fit(w, length=Length(epochs=2), optimizer=Optimizer(lr=state["rate"])),
+        states,
+        start,
+    )
     for i, rate in enumerate(rates.tolist()):
         steps = batches(cohort, i, epochs=2)
         assert_states(
@@ -212,7 +219,7 @@ def test_every_fit_starts_a_fresh_optimizer_and_schedule(engine):
     cohort, start = setting(schedule="linear")
 
     def by_pieces(client, _, w):
-        return client.fit(client.fit(w, steps=1), steps=2, first=1)
+        return client.fit(client.fit(w, length=Length(steps=1)), length=Length(steps=2, first=1))
 
     found = run(engine, cohort, by_pieces, received=start)
     for i in range(len(SIZES)):
@@ -256,7 +263,7 @@ def test_momentum_belongs_to_sgd():
     with pytest.raises(ConfigError, match="beside optimizer adamw"):
         TrainConfig(optimizer="adamw", momentum=0.9)
     with pytest.raises(ConfigError, match="beside optimizer adamw"):
-        alone(cohort).fit(start, momentum=0.9)
+        alone(cohort).fit(start, optimizer=Optimizer(momentum=0.9))
     with pytest.raises(ConfigError, match="Did you mean 'adamw'"):
         TrainConfig(optimizer="adam")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="constant, linear"):

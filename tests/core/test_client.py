@@ -9,7 +9,7 @@ from cohorts import ENGINES, SIZES, alone, batches, cohort_of, fit, model_of, re
 from tensordict import TensorDict
 
 from tailorfl.core.cohort import Cohort
-from tailorfl.core.plan import make_plan
+from tailorfl.core.plan import Length, make_plan
 from tailorfl.errors import ClientError, TailorflError
 from tailorfl.models.split import Split
 
@@ -63,7 +63,7 @@ def test_samples_and_steps_are_what_a_fit_uses(engine, limit):
     }
 
     def local(client, *_):
-        out = {name: client.steps(**asked) for name, asked in cases.items()}
+        out = {name: client.steps(Length(**asked)) for name, asked in cases.items()}
         return TensorDict({"samples": client.samples, **out}, batch_size=[])
 
     found = run(engine, cohort, local)

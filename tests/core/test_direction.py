@@ -23,6 +23,8 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.cohort import Cohort
+from tailorfl.core.plan import Length
+from tailorfl.core.update import Optimizer
 from tailorfl.errors import ClientError, TailorflError
 
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
@@ -98,7 +100,7 @@ def test_a_given_tree_arrives_with_its_structure_even_where_it_is_empty(engine):
 
     def local(client, state, received):
         given = (tree.empty(), state, torch.tensor(0.5))
-        return client.fit(received, direction=direction, given=given, steps=1)
+        return client.fit(received, direction=direction, given=given, length=Length(steps=1))
 
     found = run(engine, cohort, local, inner, start)
     for i in range(len(SIZES)):
@@ -222,7 +224,7 @@ def test_in_turn_a_model_sees_those_before_it_after_their_step(engine):
     }
 
     def local(client, state, received):
-        out = client.fit({"a": received, "b": received}, direction=directions, repeat=2)
+        out = client.fit({"a": received, "b": received}, direction=directions, length=Length(repeat=2))
         return TensorDict(out, batch_size=[])
 
     found, plain = run(engine, cohort, local, received=start), fit(engine, cohort, start, repeat=2)
@@ -236,4 +238,4 @@ def test_directions_that_do_not_fit_the_models_are_refused():
     with pytest.raises(TailorflError, match="directions for a, but trains a, b"):
         alone(cohort).fit({"a": start, "b": start}, direction={"a": lambda state, grad: grad(state["a"])})
     with pytest.raises(TailorflError, match="clips what a `direction` asks for"):
-        alone(cohort).fit(start, clip_each=True)
+        alone(cohort).fit(start, optimizer=Optimizer(clip_each=True))

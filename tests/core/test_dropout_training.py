@@ -8,6 +8,7 @@ from cohorts import ENGINES, FLOAT, SIZES, cohort_of, fit, model_of, run, source
 from tensordict import TensorDict
 
 from tailorfl.core.cohort import Cohort
+from tailorfl.core.plan import Length
 from tailorfl.core.privacy import SampleDP, private_gradient
 from tailorfl.methods.ascent import sam
 
@@ -74,7 +75,7 @@ def test_a_fit_by_pieces_has_the_masks_of_the_whole(engine):
     whole = fit(engine, cohort, start, steps=5)
 
     def by_pieces(client, _, w):
-        return client.fit(client.fit(w, steps=2), steps=3, first=2)
+        return client.fit(client.fit(w, length=Length(steps=2)), length=Length(steps=3, first=2))
 
     pieces = run(engine, cohort, by_pieces, received=start)
     for n in start.keys():  # noqa: SIM118

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cohorts import ENGINES, SIZES, alone, cohort_of, model_of, run, source
+from cohorts import ENGINES, SIZES, alone, cohort_of, grouped, model_of, run, source
 from tensordict import TensorDict
 
 from tailorfl.core.cohort import Cohort
 from tailorfl.core.ledger import EVERYONE, Ledger, Record, Use
+from tailorfl.core.plan import Length
 from tailorfl.core.privacy import SampleDP
+from tailorfl.core.update import Optimizer
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.methods.ascent import sam
@@ -48,7 +50,7 @@ def expected(kinds: Callable[[int], dict[int, int]], batch: int = 4) -> dict[int
 
 
 def train(**options: Any) -> Any:
-    return lambda client, _, received: client.fit(received, **options)
+    return lambda client, _, received: client.fit(received, **grouped(**options))
 
 
 def both(state: TensorDict, grad: Any) -> TensorDict:
@@ -69,7 +71,7 @@ def hessian(w: TensorDict, grad: Any, c: TensorDict) -> TensorDict:
 def several(client: Any, _: Any, received: TensorDict) -> TensorDict:
     """pFedMe's pattern: one batch after another, three steps on each, in fits of their own."""
     for r in range(5):
-        received = client.fit(received, steps=1, repeat=3, first=r)
+        received = client.fit(received, length=Length(steps=1, repeat=3, first=r))
     return received
 
 
@@ -79,7 +81,8 @@ FUNCTIONS: dict[str, tuple[Any, Callable[[int], dict[int, int]], int]] = {
     "steps": (train(steps=5), lambda i: {1: 5}, 4),
     "other batches": (train(batch_size=5, steps=3), lambda i: {1: 3}, 5),
     "all data at once": (train(batch_size=0, steps=3), lambda i: {1: 3}, 0),
-    "a pull": (lambda c, _, w: c.fit(w, prox=(0.5, w), lr=torch.tensor(0.1)), lambda i: {1: STEPS[i]}, 4),
+    "a pull": (lambda c, _, w: c.fit(w, prox=(0.5, w), optimizer=Optimizer(lr=torch.tensor(0.1))),
+        lambda i: {1: STEPS[i]}, 4),
     "a tensor's pull": (
         lambda c, _, w: c.fit(w, prox=(torch.tensor(0.5), w)), lambda i: {1: STEPS[i]}, 4,
     ),
@@ -92,11 +95,13 @@ FUNCTIONS: dict[str, tuple[Any, Callable[[int], dict[int, int]], int]] = {
         lambda c, _, w: c.fit({"a": w, "b": w}, direction=both)["a"], lambda i: {2: STEPS[i]}, 4,
     ),
     "three batches a step": (
-        lambda c, _, w: c.fit(w, direction=hessian, given=(c.parameters(w),), batches=3, steps=2, repeat=2),
+        lambda c, _, w: c.fit(w, direction=hessian, given=(c.parameters(w),),
+            length=Length(batches=3, steps=2, repeat=2)),
         lambda i: {2: 4, 4: 2}, 4,
     ),
     "a part, with something of the client's": (
-        lambda c, _, w: c.fit(w, train=("head.weight",), direction=beside, given=(w.select("head.weight"),), steps=2),
+        lambda c, _, w: c.fit(w, train=("head.weight",), direction=beside, given=(w.select("head.weight"),),
+            length=Length(steps=2)),
         lambda i: {1: 2}, 4,
     ),
     "two trainings": (lambda c, _, w: c.fit(c.fit(w), purpose="train"), lambda i: {1: 2 * STEPS[i]}, 4),

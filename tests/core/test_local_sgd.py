@@ -25,6 +25,8 @@ from tensordict import TensorDict
 from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.cohort import Cohort
+from tailorfl.core.plan import Length
+from tailorfl.core.update import Optimizer
 from tailorfl.models.functional import Model
 
 MODELS = {
@@ -97,7 +99,7 @@ def test_the_proximal_pull_of_a_flat_loss_shrinks_towards_the_centre():
     cohort = cohort_of(model_of("linear", data), data, (6,), lr=0.1, batch_size=2)
     start = cohort.model.init(0)
     centre = start.apply(lambda t: t + 1.0)
-    found = alone(cohort).fit(start, prox=(2.0, centre), epochs=2)
+    found = alone(cohort).fit(start, prox=(2.0, centre), length=Length(epochs=2))
     expected = {n: centre[n] + (start[n] - centre[n]) * 0.8**6 for n in cohort.model.parameters}
     assert_states(found, expected)
 
@@ -165,9 +167,9 @@ def test_steps_first_and_purpose_choose_batches_of_one_sequence(engine):
     whole = fit(engine, cohort, start, steps=7)
 
     def by_pieces(client, _, w):
-        w = client.fit(w, steps=3)
-        w = client.fit(w, steps=1, first=3)
-        return client.fit(w, steps=3, first=4)
+        w = client.fit(w, length=Length(steps=3))
+        w = client.fit(w, length=Length(steps=1, first=3))
+        return client.fit(w, length=Length(steps=3, first=4))
 
     pieces = run(engine, cohort, by_pieces, received=start)
     for n in start.keys():  # noqa: SIM118
@@ -220,7 +222,7 @@ def test_settings_of_the_run_hold_unless_one_fit_overrides_them(engine):
 def test_clients_without_samples_are_left_as_they_are(engine):
     cohort, start = setting(sizes=(5, 0, 1))
     starts = spread(start, 3)
-    found = run(engine, cohort, lambda c, state, _: c.fit(state, epochs=3), starts)
+    found = run(engine, cohort, lambda c, state, _: c.fit(state, length=Length(epochs=3)), starts)
     assert all(torch.equal(found[n][1], starts[n][1]) for n in start.keys())  # noqa: SIM118
     for i in (0, 2):
         assert_states(found[i], torch_sgd(cohort, i, starts[i], batches(cohort, i, epochs=3)))
@@ -279,8 +281,8 @@ def test_the_metric_is_the_mean_training_loss_over_the_steps(engine):
     cohort, start = setting()
 
     def local(client, _, w):
-        client.fit(w, epochs=2, lr=0.0)
-        client.fit(w, epochs=1, lr=0.0, purpose="other", repeat=2)
+        client.fit(w, length=Length(epochs=2), optimizer=Optimizer(lr=0.0))
+        client.fit(w, length=Length(epochs=1, repeat=2), optimizer=Optimizer(lr=0.0), purpose="other")
         return TensorDict(dict(client.metrics), batch_size=[])
 
     found = run(engine, cohort, local, received=start)
@@ -298,7 +300,7 @@ def test_a_full_batch_step_on_a_quadratic_is_the_closed_form():
     data = regression(x, x @ c)
     cohort = cohort_of(model_of("linear", data), data, (12,), batch_size=0, lr=0.1)
     start = cohort.model.init(0)
-    found = alone(cohort).fit(start, steps=20)
+    found = alone(cohort).fit(start, length=Length(steps=20))
     H = (x.T @ x / 12).double()
     gap = (
         torch.linalg.matrix_power(torch.eye(3, dtype=torch.float64) - 0.1 * H, 20)
@@ -344,9 +346,15 @@ def test_a_learning_rate_may_be_a_tensor_of_each_clients_own(engine):
     cohort, start = setting(momentum=0.5, weight_decay=0.1, clip=0.4)
     rates = torch.tensor([0.1, 0.02, 0.3, 0.05])
     states = TensorDict({"rate": rates}, batch_size=[len(SIZES)])
-    found = run(engine, cohort, lambda client, state, w: client.fit(w, lr=state["rate"]), states, start)
+    found = run(
+        engine,
+        cohort,
+        lambda client, state, w: client.fit(w, optimizer=Optimizer(lr=state["rate"])),
+        states,
+        start,
+    )
     for i, rate in enumerate(rates.tolist()):
-        assert_states(found[i], dict(alone(cohort, i).fit(start, lr=rate).items()))
+        assert_states(found[i], dict(alone(cohort, i).fit(start, optimizer=Optimizer(lr=rate)).items()))
 
 
 def test_the_metric_of_one_client_has_no_axis():

@@ -11,6 +11,7 @@ from cohorts import alone, assert_states, batches, cohort_of, model_of, module_a
 from torch import Tensor
 
 from tailorfl.core.cohort import Cohort
+from tailorfl.core.plan import Length
 from tailorfl.core.privacy import SampleDP, normal
 from tailorfl.models.dropout import fold_key
 
@@ -73,7 +74,7 @@ def test_private_training_is_that_of_opacus(name: str, clip: float, sigma: float
     )  # fmt: skip
     start = model.init(3)
     for position in range(len(SIZES)):
-        ours = alone(cohort, position).fit(start, epochs=3)
+        ours = alone(cohort, position).fit(start, length=Length(epochs=3))
         theirs = by_opacus(cohort, position, start, epochs=3)
         assert_states(ours, theirs, rtol=1e-5, atol=1e-5)
         assert any(float((ours[n] - start[n]).abs().max()) > 1e-3 for n in start.keys())  # noqa: SIM118

@@ -14,6 +14,7 @@ from cohorts import (
     batches,
     cohort_of,
     fit,
+    grouped,
     model_of,
     regression,
     run,
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from tailorfl.core import tree
 from tailorfl.core.cohort import Cohort
+from tailorfl.core.plan import Length
 from tailorfl.core.privacy import SampleDP, normal, private_gradient
 from tailorfl.data.source import Source
 from tailorfl.errors import ModelError
@@ -187,7 +189,7 @@ def pure_noise(cohort: Cohort, position: int, **options: object) -> Tensor:
     """What the noise did to a model whose data gradient is zero, for one client."""
     client = alone(cohort, position)
     start = cohort.model.init(0).apply(torch.zeros_like)
-    out = client.fit(start, **options)
+    out = client.fit(start, **grouped(**options))
     return out["head.weight"].flatten()
 
 
@@ -222,7 +224,11 @@ def test_two_trainings_of_one_client_never_share_noise(engine):
 
     def local(client, _, received):
         return TensorDict(
-            {"a": client.fit(received, steps=1), "b": client.fit(received, steps=1)}, batch_size=[]
+            {
+                "a": client.fit(received, length=Length(steps=1)),
+                "b": client.fit(received, length=Length(steps=1)),
+            },
+            batch_size=[],
         )
 
     start = cohort.model.init(0).apply(torch.zeros_like)
@@ -235,10 +241,10 @@ def test_two_gradients_of_one_step_never_share_noise():
     zero = cohort.model.init(0).apply(torch.zeros_like)
     both = alone(cohort).fit(
         {"a": zero, "b": zero},
-        direction=lambda s, g: TensorDict({"a": g(s["a"], of="a"), "b": g(s["b"], of="b")}), steps=1,
+        direction=lambda s, g: TensorDict({"a": g(s["a"], of="a"), "b": g(s["b"], of="b")}), length=Length(steps=1),
     )  # fmt: skip
     assert float((both["a"]["head.weight"] - both["b"]["head.weight"]).abs().min()) > 1e-4
-    twice = alone(cohort).fit(zero, direction=lambda s, g: g(s) - g(s), steps=1)
+    twice = alone(cohort).fit(zero, direction=lambda s, g: g(s) - g(s), length=Length(steps=1))
     assert float(twice["head.weight"].abs().min()) > 1e-4
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from tailorfl.core.accounting import epsilon
 from tailorfl.core.cohort import Cohort
 from tailorfl.core.ledger import Ledger, Record, Use
-from tailorfl.core.plan import make_plan
+from tailorfl.core.plan import Length, make_plan
 from tailorfl.core.privacy import SampleDP, normal
 from tailorfl.models.dropout import fold_key
 
@@ -166,7 +166,9 @@ def test_private_training_on_poisson_batches_is_that_of_opacus() -> None:
                 p.grad = (p.summed_grad + z * own[position] * 0.4) / optimizer.expected_batch_size
             optimizer.original_optimizer.step()
         theirs = {k.removeprefix("_module."): t.detach() for k, t in module.state_dict().items()}
-        assert_states(alone(cohort, position).fit(start, epochs=3), theirs, rtol=1e-5, atol=1e-5)
+        assert_states(
+            alone(cohort, position).fit(start, length=Length(epochs=3)), theirs, rtol=1e-5, atol=1e-5
+        )
     assert empty > 0
 
 
@@ -202,7 +204,7 @@ def uses(function: Any, sampling: Any, counting: bool = False, engine: str = "ve
 @pytest.mark.parametrize("engine", ENGINES)
 def test_of_shuffled_batches_passes_count_and_of_poisson_ones_batches(engine: str, counting: bool) -> None:
     def both(client: Any, _: Any, w: TensorDict) -> TensorDict:
-        return client.fit(client.fit(w, epochs=3), steps=5, first=1)
+        return client.fit(client.fit(w, length=Length(epochs=3)), length=Length(steps=5, first=1))
 
     shuffled, drawn = (uses(both, s, counting, engine) for s in ("shuffle", "poisson"))
     for i, n in enumerate(SIZES):
@@ -219,7 +221,7 @@ def test_of_a_pass_the_batch_with_most_gradients_counts() -> None:
         g = grad(w, batch=0)
         return g + grad(w, batch=1) - grad(w - g, batch=1) + grad(w, batch=1)
 
-    found = uses(lambda c, _, w: c.fit(w, direction=direction, batches=2, steps=3), "shuffle")
+    found = uses(lambda c, _, w: c.fit(w, direction=direction, length=Length(batches=2, steps=3)), "shuffle")
     for i, n in enumerate(SIZES):
         length, taken = math.ceil(n / BATCH), [1, 3] * 3
         passes = {k // length for k in range(6)}

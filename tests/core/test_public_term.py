@@ -15,6 +15,7 @@ from cohorts import (
     batches,
     cohort_of,
     fit,
+    grouped,
     model_of,
     run,
     source,
@@ -27,6 +28,7 @@ from tailorfl.core import cohort as cohort_module
 from tailorfl.core.client import Client
 from tailorfl.core.cohort import Cohort
 from tailorfl.core.keys import derive
+from tailorfl.core.plan import Length
 from tailorfl.core.privacy import SampleDP
 from tailorfl.core.public_term import public_rows
 from tailorfl.core.terms import Term
@@ -61,7 +63,7 @@ def pulled(
     """Every client's model after a fit with targets of its own."""
 
     def local(client, state, received):
-        return client.fit(received, term=towards(lam, state["targets"], batch), **options)
+        return client.fit(received, term=towards(lam, state["targets"], batch), **grouped(**options))
 
     states = TensorDict({"targets": targets}, batch_size=[len(cohort.ids)])
     return run(engine, cohort, local, states, start)
@@ -220,11 +222,11 @@ def test_every_client_has_a_start_of_its_own(engine):
     starts, targets = spread(start, CLIENTS), targets_of()
 
     def local(client, state, _):
-        return client.fit(state["w"], term=towards(LAM, state["targets"], PUBLIC), steps=1)
+        return client.fit(state["w"], term=towards(LAM, state["targets"], PUBLIC), length=Length(steps=1))
 
     states = TensorDict({"w": starts, "targets": targets}, batch_size=[CLIENTS])
     found = run(engine, cohort, local, states)
-    plain = run(engine, cohort, lambda c, state, _: c.fit(state["w"], steps=1), states)
+    plain = run(engine, cohort, lambda c, state, _: c.fit(state["w"], length=Length(steps=1)), states)
     for i in range(CLIENTS):
         g = gradient(cohort, starts[i], torch.arange(PUBLIC), targets[i])
         for n, expected in g.items():
@@ -239,8 +241,8 @@ def test_a_fit_by_pieces_has_the_public_batches_of_the_whole(engine):
 
     def by_pieces(client, state, received):
         pull = towards(LAM, state["targets"], 4)
-        half = client.fit(received, term=pull, steps=2)
-        return client.fit(half, term=pull, steps=3, first=2)
+        half = client.fit(received, term=pull, length=Length(steps=2))
+        return client.fit(half, term=pull, length=Length(steps=3, first=2))
 
     found = run(engine, cohort, by_pieces, TensorDict({"targets": targets}, batch_size=[CLIENTS]), start)
     for n in start.keys():  # noqa: SIM118
@@ -281,7 +283,7 @@ def test_the_reported_loss_is_that_of_private_data(engine):
     cohort, start = setting()
 
     def local(client, state, received):
-        client.fit(received, term=towards(LAM, state["targets"], 4), steps=1)
+        client.fit(received, term=towards(LAM, state["targets"], 4), length=Length(steps=1))
         return TensorDict({"loss": client.metrics["train"]}, batch_size=[])
 
     found = run(engine, cohort, local, TensorDict({"targets": targets_of()}, batch_size=[CLIENTS]), start)[

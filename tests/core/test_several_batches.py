@@ -16,6 +16,7 @@ from cohorts import (
     batches,
     cohort_of,
     fit,
+    grouped,
     model_of,
     module_at,
     run,
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from tailorfl.core.cohort import Cohort
 from tailorfl.core.keys import derive
-from tailorfl.core.plan import make_plan, steps_of
+from tailorfl.core.plan import Length, make_plan, steps_of
 from tailorfl.core.privacy import SampleDP
 from tailorfl.errors import TailorflError
 
@@ -140,7 +141,7 @@ def test_the_reported_loss_is_that_of_the_batch_asked_for_first(engine):
     cohort, start = setting()
 
     def local(client, _, received):
-        client.fit(received, direction=weighted(2), batches=2, steps=3, repeat=2)
+        client.fit(received, direction=weighted(2), length=Length(batches=2, steps=3, repeat=2))
         return TensorDict({"loss": client.metrics["train"]}, batch_size=[])
 
     found = run(engine, cohort, local, received=start)["loss"]
@@ -248,7 +249,7 @@ def test_a_limit_counts_batches_and_steps_says_so(engine, limit):
     cases = {"epochs": {"epochs": 3}, "steps": {"steps": 2}}
 
     def local(client, *_):
-        return TensorDict({n: client.steps(**a, batches=2) for n, a in cases.items()}, batch_size=[])
+        return TensorDict({n: client.steps(Length(**a, batches=2)) for n, a in cases.items()}, batch_size=[])
 
     counted = run(engine, cohort, local)
     for name, asked in cases.items():
@@ -273,4 +274,4 @@ def test_a_batch_that_a_step_does_not_have_is_an_error(engine, batch):
 def test_batches_that_nobody_asks_for_are_refused(options):
     cohort, start = setting()
     with pytest.raises(TailorflError, match=rf"batches={options['batches']}"):
-        alone(cohort).fit(start, **options)
+        alone(cohort).fit(start, **grouped(**options))

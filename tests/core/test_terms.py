@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from core.cohorts import ENGINES, SIZES, alone, assert_states, batches, cohort_of, fit, model_of, run, source
 from tailorfl.core import tree
 from tailorfl.core.cohort import Cohort
+from tailorfl.core.plan import Length
 from tailorfl.core.privacy import SampleDP
 from tailorfl.core.terms import Seen, Term
 from tailorfl.errors import ModelError, TailorflError
@@ -60,7 +61,7 @@ def test_training_is_sgd_on_the_loss_with_the_term_or_on_the_term(engine, direct
 
     def local(client, state, received):
         term = Term(prototypes, given=(state["means"],), replaces=replaces)
-        return client.fit(received, term=term, epochs=2, **way)
+        return client.fit(received, term=term, length=Length(epochs=2), **way)
 
     found = run(engine, cohort, local, TensorDict({"means": means}, batch_size=[CLIENTS]), start)
     for i in range(CLIENTS):

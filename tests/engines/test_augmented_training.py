@@ -13,8 +13,10 @@ from torch import Tensor
 from tailorfl.core import tree
 from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
+from tailorfl.core.plan import Length
 from tailorfl.core.privacy import SampleDP
 from tailorfl.core.server_distill import ServerDistillation
+from tailorfl.core.update import Optimizer
 from tailorfl.data.augment import Augmentation, augment
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
@@ -134,7 +136,7 @@ def test_the_public_term_of_a_client_sees_images_as_they_are() -> None:
 
 def test_fits_of_one_purpose_share_images_however_they_repeat_or_are_cut() -> None:
     """The loss at a fixed point is that of the batches that were drawn."""
-    lr = {"lr": 0.0}
+    still = Optimizer(lr=0.0)
 
     def look(client, state, received):
         out = {}
@@ -143,11 +145,12 @@ def test_fits_of_one_purpose_share_images_however_they_repeat_or_are_cut() -> No
             "twice": {"steps": 3, "repeat": 2},
             "elsewhere": {"steps": 3, "purpose": "other"},
         }.items():
-            client.fit(received, **lr, **options)
-            out[name] = client.metrics[options.get("purpose", "train")]
+            purpose = options.pop("purpose", "train")
+            client.fit(received, length=Length(**options), optimizer=still, purpose=purpose)
+            out[name] = client.metrics[purpose]
         pieces = []
         for first in range(3):
-            client.fit(received, steps=1, first=first, **lr)
+            client.fit(received, length=Length(steps=1, first=first), optimizer=still)
             pieces.append(client.metrics["train"])
         out["pieces"] = torch.stack(pieces).mean()
         return (TensorDict(out, batch_size=[]),)

@@ -19,6 +19,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.ledger import Ledger, Use
 from tailorfl.core.method import Method
 from tailorfl.core.privacy import SampleDP
+from tailorfl.core.update import Optimizer
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Visit
 from tailorfl.engines.results import Parts
@@ -198,7 +199,7 @@ class Leaking(FedAvg):
     """Looks at its data without noise, and does not say so."""
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
-        return state, client.fit(received, lr=client.loss(received))
+        return state, client.fit(received, optimizer=Optimizer(lr=client.loss(received)))
 
 
 @pytest.mark.parametrize(

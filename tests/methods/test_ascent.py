@@ -21,6 +21,7 @@ from core.cohorts import (
 )
 from tailorfl.core import tree
 from tailorfl.core.cohort import Cohort
+from tailorfl.core.plan import Length
 from tailorfl.methods.ascent import layer_scores, layerwise_perturbation, sam
 
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
@@ -41,7 +42,7 @@ def quadratic(rho: float, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
         model_of("linear", regression(x, x @ c)), regression(x, x @ c), (12,), batch_size=0, lr=0.1
     )
     start = cohort.model.init(0)
-    found = alone(cohort).fit(start, steps=steps, direction=sam(rho))["head.weight"][0]
+    found = alone(cohort).fit(start, length=Length(steps=steps), direction=sam(rho))["head.weight"][0]
     H, c, w = (x.T @ x / 12).double(), c.double(), start["head.weight"][0].double()
     for _ in range(steps):
         g = H @ (w - c)

@@ -22,6 +22,7 @@ from methods.small import (
     simulation,
 )
 from tailorfl.core.context import Context
+from tailorfl.core.plan import Length
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
@@ -128,7 +129,9 @@ def test_pfedme_by_epochs_is_its_formula() -> None:
     for _ in range(2):
         ids = tuple(range(5))
         before = sim.states.get(ids)
-        (theta,) = sim.run(ids, before, w, lambda c, s, r: (c.fit(s, prox=(0.3, r), epochs=2),))
+        (theta,) = sim.run(
+            ids, before, w, lambda c, s, r: (c.fit(s, prox=(0.3, r), length=Length(epochs=2)),)
+        )
         sim.step()
         assert_close(personal(sim), dict(theta.items()))
         sizes = torch.tensor([15.0, 1.0, 7.0, 9.0, 3.0])

@@ -14,6 +14,7 @@ from methods.small import TRAIN, simulation
 from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.method import make_method
+from tailorfl.core.plan import Length
 from tailorfl.experiments.reductions import facts_of
 from tailorfl.methods.ascent import layer_scores, layerwise_perturbation
 from tailorfl.methods.plgu import PLGULF, largest
@@ -122,8 +123,8 @@ def test_score_norms(norm: Any) -> None:
 def test_grep_without_radius_is_two_plain_body_steps_on_one_batch(engine: str, reuse: bool) -> None:
     class Reference(type(make_method("fedrep"))):  # type: ignore[misc]
         def train(self, client: Client, model: TensorDict) -> TensorDict:
-            model = client.fit(model, train=client.split.personal, epochs=2)
-            return client.fit(model, train=client.split.shared, steps=1, repeat=2)
+            model = client.fit(model, train=client.split.personal, length=Length(epochs=2))
+            return client.fit(model, train=client.split.shared, length=Length(steps=1, repeat=2))
 
     left = run("plgu_grep", {"rho": 0.0, "head_epochs": 2, "reuse_grad": reuse}, engine=engine)
     right = simulation(Reference(), train=PLAIN, rounds=3, engine=engine)

@@ -15,10 +15,11 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core import tree
-from tailorfl.core.client import Client
+from tailorfl.core.client import RUN, Client
 from tailorfl.core.cohort import Cohort
 from tailorfl.core.directed import gradients_asked
-from tailorfl.core.plan import BatchPlan, runs
+from tailorfl.core.plan import BatchPlan, Length, runs
+from tailorfl.core.terms import Term
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Visit
 from tailorfl.engines.in_process import InProcess
@@ -33,7 +34,7 @@ class Request(NamedTuple):
 
     purpose: str
     batch: int
-    epochs: int | None
+    epochs: float | None
     steps: int | None
     first: int
     batches: int
@@ -172,13 +173,13 @@ class _Counting(Client):
     def fit(self, start: Any, *args: Any, **options: Any) -> Any:
         """Returns `start` and notes what would be done with it."""
         given = dict(options)
-        ascent, direction = given.get("ascent"), given.get("direction")
-        extra = tuple(given.get("given", ()))
-        if ascent is not None:
-            direction, extra = ascent.direction, tuple(ascent.given(extra))
-        epochs, steps = self._length(given.get("epochs"), given.get("steps"))
-        batch, batches = self._batch(given.get("batch_size")), int(given.get("batches", 1))
-        taken = int(self.steps(epochs, steps, batch, batches))
+        direction, extra = given.get("direction"), tuple(given.get("given", ()))
+        length: Length = given.get("length", RUN)
+        epochs, steps = self._length(length)
+        if isinstance(steps, Tensor):
+            steps = int(steps)
+        batch, batches = self._batch(length), length.batches
+        taken = int(self.steps(replace(length, steps=steps, epochs=epochs)))
         train = given.get("train")
         wanted = set(self.split.trainable if train is None else train)
         trained = tuple(n for n in self._cohort.model.parameters if n in wanted)
@@ -192,10 +193,8 @@ class _Counting(Client):
                     else TensorDict({n: s.select(*trained) for n, s in start.items()}, batch_size=[])
                 )
                 asked = sum(gradients_asked(direction, of_names, extra, batches))
-            repeat = int(given.get("repeat", 1))
-            request = Request(
-                given.get("purpose", "train"), batch, epochs, steps, given.get("first", 0), batches
-            )
+            repeat = length.repeat
+            request = Request(given.get("purpose", "train"), batch, epochs, steps, length.first, batches)
             extras = tuple(self._extras(given, direction is not None, asked, models))
             self._found.append(CountedFit(request, taken * repeat, models, repeat, asked, trained, extras))
         return super().fit(start, *args, **options)
@@ -216,9 +215,8 @@ class _Counting(Client):
             yield f"a direction of its own ({each:g} gradient{'s' if each != 1 else ''} a step and model)"
         if given.get("prox") is not None:
             yield "a proximal pull"
-        if given.get("public") is not None:
-            yield "a term on public data"
-        if given.get("pull") is not None:
-            yield "a pull of features"
+        terms = given.get("term", ())
+        for term in (terms,) if isinstance(terms, Term) else terms:
+            yield "a term on public data" if term.public is not None else "a term of the loss"
         if self.config.dp is not None:
             yield "the clipped, noisy gradient of every sample"

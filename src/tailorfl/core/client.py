@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,13 +25,17 @@ from tailorfl.core.directed import Directions
 from tailorfl.core.gradients import Gradient
 from tailorfl.core.local_sgd import FitOptions
 from tailorfl.core.packing import Packed
-from tailorfl.core.plan import steps_of
+from tailorfl.core.plan import Length, steps_of
 from tailorfl.core.privacy import check_separable
 from tailorfl.core.terms import Given, Term
-from tailorfl.core.update import PLAIN
+from tailorfl.core.update import Optimizer
 from tailorfl.errors import TailorflError
 from tailorfl.models.layers import Groups, layer_groups
-from tailorfl.settings.train import Optimizer, Schedule
+
+Start = TypeVar("Start", TensorDict, Mapping[str, TensorDict])
+"""A model state, or several by name."""
+RUN, OF_RUN = Length(), Optimizer()
+"""What the run's settings say."""
 
 
 class Client:
@@ -65,47 +69,30 @@ class Client:
         """
         return None if own is None else own * self.config.decay
 
-    def steps(
-        self,
-        epochs: int | None = None,
-        steps: int | None = None,
-        batch_size: int | None = None,
-        batches: int = 1,
-    ) -> Tensor:
-        """Number of SGD steps K a fit with these settings takes, 0-d float tensor."""
-        taken = torch.from_numpy(self._taken(epochs, steps, batch_size, batches))
-        return taken.float()[self._position].to(self._cohort.device)
+    def steps(self, length: Length = RUN) -> Tensor:
+        """Number of SGD steps K a fit of this length takes, 0-d float tensor."""
+        return torch.from_numpy(self._taken(length)).float()[self._position].to(self._cohort.device)
 
-    def most_steps(self, epochs: int | None = None, steps: int | None = None) -> int:
+    def most_steps(self, length: Length = RUN) -> int:
         """Returns a number of steps that is enough for a loop of fits of one step each: no client takes more.
 
         It is that of the clients that happen to run together; what a step does must depend on `steps` alone.
         """
-        return int(self._taken(epochs, steps, None, 1).max())
+        return int(self._taken(length).max())
 
     def fit(
         self,
-        start: TensorDict | Mapping[str, TensorDict],
+        start: Start,
         *,
         train: Collection[str] | None = None,
-        prox: tuple[float | Tensor, TensorDict] | None = None,
-        epochs: int | None = None,
-        steps: int | None = None,
-        batch_size: int | None = None,
-        lr: float | Tensor | None = None,
-        momentum: float | None = None,
-        weight_decay: float | None = None,
-        optimizer: Optimizer | None = None,
-        schedule: Schedule | None = None,
+        prox: tuple[float | Tensor, TensorDict | Mapping[str, TensorDict]] | None = None,
         direction: Directions | None = None,
         given: Sequence[Given] = (),
         term: Term | Sequence[Term] = (),
-        clip_each: bool = False,
-        batches: int = 1,
-        repeat: int = 1,
-        first: int = 0,
+        length: Length = RUN,
+        optimizer: Optimizer = OF_RUN,
         purpose: str = "train",
-    ) -> Any:
+    ) -> Start:
         """Returns `start` after mini-batch training on this client's data; `start` itself is not changed.
 
         Every fit starts a fresh optimizer and a fresh schedule, also one of several pieces of a training.
@@ -116,25 +103,17 @@ class Client:
             train: names of the parameters to train (default: all that the split does not freeze); modules
                 with no trained parameter keep their batch-norm statistics.
             prox: (λ, centre): adds the penalty (λ/2)‖p − centre‖² over the trained parameters.
-            epochs, steps: length; steps wins, None takes the run's setting. So many epochs of steps with several
-                batches each end with a whole step: its last batches may come from a further pass.
-            batch_size, lr, momentum, weight_decay: None takes the run's setting; batch 0 is the whole data
-                set; a 0-d tensor as lr may differ by client and round.
-            optimizer, schedule: None takes the run's setting; sgd or adamw, constant or linear (to 0 over the
-                client's own steps of this fit), see `tailorfl.core.update`.
             direction: `direction(state, grad, *given)` returns what to descend along; `grad(parameters,
                 of="", batch=0)` is the batch gradient anywhere. It must take per-client tensors through
                 `given`, not by closure. Of several models it moves all together; a mapping with one for each
                 lets them take their steps in its order, so that a direction sees the models before its own as
                 they are after this step, whatever the optimizer, and returns what its own descends along.
-            clip_each: the run's clip bounds each gradient that the direction asks for, in place of what the
-                direction and the proximal pull add up to.
-            batches: independent batches that every step draws for `direction`, which asks for them by their
-                number; the loss that is reported is that of the first gradient of a step.
             term: one or more terms of the loss, or in its place, see `tailorfl.core.terms`; of one model at a time.
                 Tensors of `start` that the model does not have train along, unless `train` leaves them out.
-            repeat: steps on each batch (all of them, where a step has several) before the next is drawn.
-            first: how many batches of this purpose's sequence to skip.
+            length: how long, and which batches; the run's unless told. So many epochs of steps with several batches
+                each end with a whole step: its last batches may come from a further pass. The loss that is reported is
+                that of the first gradient of a step.
+            optimizer: by what rule; the run's unless told.
             purpose: which random sequence of batches; fits of equal purpose see the same batches in a round,
                 except with privacy noise, where each draws its own.
 
@@ -143,13 +122,29 @@ class Client:
             ConfigError: momentum with adamw.
             TailorflError: other arguments that do not fit together.
         """
-        components = {"": start} if isinstance(start, TensorDict) else dict(start)
-        if batches != 1 and (batches < 1 or direction is None):
+        alone = isinstance(start, TensorDict)
+        components: Mapping[str, TensorDict] = {"": start} if isinstance(start, TensorDict) else start
+        terms = (term,) if isinstance(term, Term) else tuple(term)
+        self._check(components, direction, terms, length, optimizer)
+        names = self._trained(components, train, bool(terms))
+        out = self._train(components, names, prox, direction, tuple(given), terms, length, optimizer, purpose)
+        found: Any = out[""] if alone else out
+        return found  # type: ignore[no-any-return]
+
+    def _check(
+        self,
+        components: Mapping[str, TensorDict],
+        direction: Directions | None,
+        terms: Sequence[Term],
+        length: Length,
+        optimizer: Optimizer,
+    ) -> None:
+        """Raises TailorflError for arguments of a fit that do not go together."""
+        if length.batches != 1 and (length.batches < 1 or direction is None):
             raise TailorflError(
-                f"fit() got batches={batches}; it is at least 1, and a step with more than one needs a "
+                f"fit() got batches={length.batches}; it is at least 1, and a step with more than one needs a "
                 "`direction` that asks for them with grad(parameters, batch=...)"
             )
-        terms = (term,) if isinstance(term, Term) else tuple(term)
         if terms and len(components) > 1:
             raise TailorflError("fit(term=...) trains one model at a time, but got several")
         if self._cohort.public is None and any(one.public is not None for one in terms):
@@ -163,29 +158,37 @@ class Client:
                 f"{', '.join(components) if any(components) else 'one model'}; give one direction for each model, "
                 "or a single one"
             )
-        if clip_each and direction is None:
-            raise TailorflError("fit(clip_each=True) clips what a `direction` asks for, but none was given")
-        names = self._trained(components, train, bool(terms))
+        if optimizer.clip_each and direction is None:
+            raise TailorflError(
+                "Optimizer(clip_each=True) clips what a `direction` asks for, but none was given"
+            )
+
+    def _train(
+        self,
+        components: Mapping[str, TensorDict],
+        names: tuple[str, ...],
+        prox: tuple[float | Tensor, TensorDict | Mapping[str, TensorDict]] | None,
+        direction: Directions | None,
+        given: tuple[Given, ...],
+        terms: Sequence[Term],
+        length: Length,
+        optimizer: Optimizer,
+        purpose: str,
+    ) -> dict[str, TensorDict]:
+        """Returns every component after training the tensors `names` of each."""
         config = self.config
-        epochs, steps = self._length(epochs, steps)
+        epochs, steps = self._length(length)
         strength = prox[0] if prox is not None else None
-        own: dict[str, Any] = {
-            "lr": None if isinstance(lr, Tensor) else lr,
-            "optimizer": optimizer,
-            "schedule": schedule,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-        }
         private = tuple(one for one in terms if one.public is None)
         public = tuple(one for one in terms if one.public is not None)
         options = FitOptions(
             trained=tuple(names for _ in components),
             components=tuple(components),
-            rule=replace(config.rule, **{key: value for key, value in own.items() if value is not None}),
+            rule=optimizer.rule(config.rule),
             clip=config.clip,
-            clip_each=clip_each,
-            repeat=repeat,
-            batches=batches,
+            clip_each=optimizer.clip_each,
+            repeat=length.repeat,
+            batches=length.batches,
             prox=None if isinstance(strength, Tensor) else strength,
             direction=direction,
             terms=tuple(replace(one, given=()) for one in private),
@@ -193,14 +196,15 @@ class Client:
             dp=config.dp,
             number=self._fits,
             purpose=purpose,
-            batch=self._batch(batch_size),
+            batch=self._batch(length),
             epochs=epochs,
-            steps=steps,
-            first=first,
+            steps=None if isinstance(steps, Tensor) else steps,
+            first=length.first,
         )
         self._fits += 1
-        if not names or (epochs == 0 and steps is None) or steps == 0 or self._cohort.limit == 0:
-            return start if isinstance(start, TensorDict) else dict(start)
+        taken = epochs if steps is None else steps
+        if not names or (not isinstance(taken, Tensor) and taken == 0) or self._cohort.limit == 0:
+            return dict(components)
         moving = self._cohort.model.trained_buffers(names)
         if config.dp is not None:
             check_separable(self._cohort.loss, moving, private)
@@ -208,8 +212,9 @@ class Client:
             models={name: tree.tensors(state) for name, state in components.items()},
             centre=None if prox is None else self._centre(prox[1], components, names),
             strength=strength if isinstance(strength, Tensor) else None,
-            rate=lr if isinstance(lr, Tensor) else None,
-            given=tuple(given),
+            rate=optimizer.lr if isinstance(optimizer.lr, Tensor) else None,
+            steps=steps if isinstance(steps, Tensor) else None,
+            given=given,
             terms=tuple(one.given for one in private),
             public=tuple(one.given for one in public),
         )
@@ -221,7 +226,7 @@ class Client:
         for name, state in components.items():
             new = {n: next(rest) for n in (*names, *moving)}
             out[name] = TensorDict({n: new.get(n, t) for n, t in state.items()}, batch_size=[])
-        return out[""] if isinstance(start, TensorDict) else out
+        return out
 
     def _trained(
         self, components: Mapping[str, TensorDict], train: Collection[str] | None, terms: bool
@@ -347,7 +352,12 @@ class Client:
 
         zero = TensorDict({n: torch.zeros_like(t) for n, t in tree.tensors(state).items()}, batch_size=[])
         metrics = dict(self.metrics)
-        out = self.fit({"at": state, "found": zero}, direction=store, steps=1, lr=1.0, **PLAIN)
+        out = self.fit(
+            {"at": state, "found": zero},
+            direction=store,
+            length=Length(steps=1),
+            optimizer=Optimizer.plain(lr=1.0),
+        )
         self.metrics = metrics  # the loss of this one batch is not the loss of a training
         return self.parameters(out["found"])
 
@@ -371,19 +381,21 @@ class Client:
         """Returns the names of a part of the model: head, body, norm, ..."""
         return self._cohort.model.split(part).personal
 
-    def _taken(
-        self, epochs: int | None, steps: int | None, batch_size: int | None, batches: int
-    ) -> NDArray[np.int64]:
+    def _taken(self, length: Length) -> NDArray[np.int64]:
         """The steps of every client of the cohort, [clients]."""
         c = self._cohort
-        epochs, steps = self._length(epochs, steps)
-        taken = steps_of(c.sizes, self._batch(batch_size), epochs, steps, c.min_batch, batches)
-        return taken if c.limit is None else np.minimum(taken, c.limit // batches)
+        epochs, steps = self._length(length)
+        if isinstance(steps, Tensor):
+            raise TailorflError("a length of steps=Tensor is known by that tensor, not by client.steps()")
+        taken = steps_of(c.sizes, self._batch(length), epochs, steps, c.min_batch, length.batches)
+        return taken if c.limit is None else np.minimum(taken, c.limit // length.batches)
 
-    def _batch(self, batch_size: int | None) -> int:
-        return self.config.batch_size if batch_size is None else batch_size
+    def _batch(self, length: Length) -> int:
+        return self.config.batch_size if length.batch_size is None else length.batch_size
 
-    def _length(self, epochs: int | None, steps: int | None) -> tuple[int | None, int | None]:
+    def _length(self, length: Length) -> tuple[float | None, int | Tensor | None]:
+        """(epochs, steps), one of which is None."""
+        epochs, steps = length.epochs, length.steps
         if epochs is None and steps is None:
             epochs, steps = self.config.epochs, self.config.steps
         return (None, steps) if steps is not None else (epochs, None)

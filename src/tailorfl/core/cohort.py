@@ -14,7 +14,7 @@ from torch import Tensor
 from tailorfl.core.keys import derive
 from tailorfl.core.ledger import Record
 from tailorfl.core.objective import Loss
-from tailorfl.core.plan import BatchPlan, Rows, make_plan
+from tailorfl.core.plan import BatchPlan, Rows, Steps, make_plan
 from tailorfl.core.privacy import SampleDP
 from tailorfl.core.round_schedule import CONSTANT, RoundSchedule
 from tailorfl.core.update import Rule
@@ -22,7 +22,7 @@ from tailorfl.data.source import Source
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 from tailorfl.settings.experiment import DEFAULT
-from tailorfl.settings.train import Optimizer, Schedule
+from tailorfl.settings.train import OptimizerName, Schedule
 
 INPUT_BYTES = 8 * 2**20
 """Bytes of inputs that one forward pass of an evaluation may hold (activations need several times that)."""
@@ -51,7 +51,7 @@ class TrainConfig:
     clip: float | None = DEFAULT.train.clip
     dp: SampleDP | None = None
     """As `train.dp` with level sample, and the noise that its ε needs."""
-    optimizer: Optimizer = DEFAULT.train.optimizer
+    optimizer: OptimizerName = DEFAULT.train.optimizer
     schedule: Schedule = DEFAULT.train.schedule
     round_schedule: RoundSchedule = CONSTANT
     decay: float = 1.0
@@ -132,8 +132,8 @@ class Cohort:
         positions: tuple[int, ...],
         purpose: str,
         batch: int,
-        epochs: int | None,
-        steps: int | None,
+        epochs: float | None,
+        steps: Steps | None,
         first: int,
         batches: int = 1,
         poisson: bool = False,

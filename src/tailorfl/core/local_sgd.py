@@ -32,7 +32,7 @@ from tailorfl.core.gradients import (
     sum_gradient,
 )
 from tailorfl.core.packing import Packed
-from tailorfl.core.plan import BatchPlan, Rows, runs
+from tailorfl.core.plan import BatchPlan, Rows, Steps, runs
 from tailorfl.core.privacy import Release, SampleDP
 from tailorfl.core.public_term import PublicTerm
 from tailorfl.core.terms import Term
@@ -78,8 +78,9 @@ class FitOptions:
     purpose: str = "train"
     batch: int = 0
     """Samples of a batch; 0: all of the client's."""
-    epochs: int | None = None
-    steps: int | None = None
+    epochs: float | None = None
+    steps: Steps | None = None
+    """Where it is the same for all clients; else each client's travels with what differs between them."""
     first: int = 0
     """How many batches of its sequence it skips."""
 

@@ -8,6 +8,7 @@ inside works in place, on contiguous memory, and only on clients that still have
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -22,7 +23,7 @@ from tailorfl.core.counting import count, note, worked
 from tailorfl.core.gradients import Carry, Objective
 from tailorfl.core.local_sgd import FitOptions, LocalSGD
 from tailorfl.core.outputs import in_passes
-from tailorfl.core.packing import Arrange, Dims, Form, Packed, travelled
+from tailorfl.core.packing import Arrange, Dims, Form, Packed, Travelled, travelled
 from tailorfl.core.plan import BatchPlan
 from tailorfl.core.privacy import Release, SampleDP
 from tailorfl.core.public_term import PublicTerm, public_rows
@@ -96,6 +97,8 @@ class Inputs(NamedTuple):
     """λ of that pull where it is a tensor."""
     rate: Any
     """η where it is a tensor."""
+    steps: Any
+    """How many, where that is a tensor."""
     given: tuple[Any, ...]
     """Of the direction."""
     terms: tuple[tuple[Any, ...], ...]
@@ -118,8 +121,10 @@ class Fit:
         stacked, clients = dims is not None, len(positions)
         cohort, options = self.cohort, self.options
         parts = Packed(travelled(tensors, dims), self.form).parts()
+        if parts["steps"].leaves:
+            options = replace(options, steps=_each(parts["steps"].leaves[0], clients))
         if cohort.counting:
-            return self._counted(parts, positions, Arrange(stacked, clients, None))
+            return self._counted(options, parts, positions, Arrange(stacked, clients, None))
         poisson = options.dp is not None and options.dp.sampling == "poisson"
         length = (options.batch, options.epochs, options.steps, options.first, options.batches, poisson)
         plan = cohort.plan(positions, options.sequence, *length)
@@ -171,7 +176,11 @@ class Fit:
         return carries
 
     def _counted(
-        self, parts: Mapping[str, Packed], positions: tuple[int, ...], arrange: Arrange
+        self,
+        options: FitOptions,
+        parts: Mapping[str, Packed],
+        positions: tuple[int, ...],
+        arrange: Arrange,
     ) -> tuple[Tensor, ...]:
         """Records what would be used and returns what comes of no training: a loss of 0, no gradient, the start."""
         one = (lambda t: arrange.spread(t)[0]) if arrange.stacked else arrange.spread
@@ -180,7 +189,7 @@ class Fit:
             component: TensorDict({n: one(state[n]) for n in names}, batch_size=[])
             for names, (component, state) in zip(self.options.trained, states.items(), strict=True)
         }
-        count(self.cohort, self.options, positions, trained, parts["given"].map(one).unpack())
+        count(self.cohort, options, positions, trained, parts["given"].map(one).unpack())
         unmoved = [
             arrange.spread(state[n]).clone()
             for names, state in zip(self.options.trained, states.values(), strict=True)
@@ -342,6 +351,13 @@ class PublicOutputs:
 
     def where(self, positions: Sequence[int]) -> str:
         return _where(self.cohort, positions, "predictions on the public set")
+
+
+def _each(steps: Travelled, clients: int) -> int | tuple[int, ...]:
+    """The steps of every client, or of the one there is."""
+    if steps.dim is None:
+        return int(steps.tensor)
+    return tuple(int(n) for n in steps.tensor.reshape(clients).tolist())
 
 
 def _mean_of(values: Sequence[Tensor], samples: Sequence[Tensor]) -> Tensor:

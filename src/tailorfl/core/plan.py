@@ -15,10 +15,34 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tailorfl.core.keys import Keys, bits, derive
 
 Rows = NDArray[np.int64]
+Steps = int | tuple[int, ...]
+"""Steps of a fit: the same for all clients, or each client's."""
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long one fit is and which batches it has, in place of the run's settings; None takes the run's.
+
+    Attributes:
+        epochs: passes over the client's data, or a share of one (0.5), rounded up to a whole step.
+        steps: in place of epochs; a 0-d tensor may differ by client.
+        batch_size: samples a batch; 0 is the whole data set.
+        batches: independent batches that every step draws for a direction, which asks for them by their number.
+        repeat: steps on each batch (all of them, where a step has several) before the next is drawn.
+        first: how many batches of this purpose's sequence to skip.
+    """
+
+    epochs: float | None = None
+    steps: int | Tensor | None = None
+    batch_size: int | None = None
+    batches: int = 1
+    repeat: int = 1
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,7 +133,7 @@ def batches_per_pass(sizes: Rows, batch: int, min_batch: int = 1) -> Rows:
 
 
 def steps_of(
-    sizes: Rows, batch: int, epochs: int | None, steps: int | None, min_batch: int, batches: int
+    sizes: Rows, batch: int, epochs: float | None, steps: Steps | None, min_batch: int, batches: int
 ) -> Rows:
     """Returns the number of steps of each client, [clients]; a client without a usable batch takes none.
 
@@ -117,16 +141,16 @@ def steps_of(
     """
     per_pass = batches_per_pass(sizes, batch, min_batch)
     if steps is not None:
-        return np.where(per_pass > 0, steps, 0)
+        return np.where(per_pass > 0, np.asarray(steps, dtype=np.int64), 0)
     assert epochs is not None
-    return -(-per_pass * epochs // batches)
+    return np.asarray(-(-per_pass * epochs // batches), dtype=np.int64)
 
 
 def batches_of(
     sizes: Rows,
     batch: int,
-    epochs: int | None,
-    steps: int | None,
+    epochs: float | None,
+    steps: Steps | None,
     min_batch: int = 1,
     limit: int | None = None,
     batches: int = 1,
@@ -141,8 +165,8 @@ def make_plan(
     keys: Keys,
     batch: int,
     *,
-    epochs: int | None = None,
-    steps: int | None = None,
+    epochs: float | None = None,
+    steps: Steps | None = None,
     first: int = 0,
     min_batch: int = 1,
     limit: int | None = None,
@@ -152,9 +176,10 @@ def make_plan(
     """Returns the plan of a cohort, in which step k takes the `batches` batches from k·`batches` on.
 
     `members[i]` are client i's rows; `keys` [clients] uint64; `batch` samples a batch (0: all in one); either
-    `epochs` or `steps`; `first` skips that many batches of the same endless sequence (so that batch r can be
-    asked for alone); `min_batch` 2 leaves out a last batch of one sample, which batch norm cannot train on;
-    `limit` cuts every client's batches to that many, down to whole steps; `poisson` draws every sample by itself.
+    `epochs` or `steps` (of all, or of each client); `first` skips that many batches of the same endless sequence (so
+    that batch r can be asked for alone); `min_batch` 2 leaves out a last batch of one sample, which batch norm cannot
+    train on; `limit` cuts every client's batches to that many, down to whole steps; `poisson` draws every sample by
+    itself.
     """
     sizes = np.array([len(m) for m in members], dtype=np.int64)
     widest = int(sizes.max(initial=1))

@@ -19,27 +19,27 @@ fits therefore starts a fresh optimizer, and a fresh decay, with each: a fit of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypedDict, get_args
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict, get_args
 
 import torch
 from torch import Tensor
 
 from tailorfl.errors import ConfigError, unknown
-from tailorfl.settings.train import Optimizer, Schedule, check_momentum
+from tailorfl.settings.train import OptimizerName, Schedule, check_momentum
 
 
 class Plain(TypedDict):
     """The settings of `PLAIN`."""
 
-    optimizer: Optimizer
+    optimizer: OptimizerName
     schedule: Schedule
     momentum: float
     weight_decay: float
 
 
 PLAIN = Plain(optimizer="sgd", schedule="constant", momentum=0.0, weight_decay=0.0)
-"""Arguments of a fit whose steps must be p − η g and nothing else, whatever the run's settings are."""
+"""Training settings under which a step is p − η g and nothing else."""
 BETA_1, BETA_2, EPS = 0.9, 0.999, 1e-8
 CLIP_EPS = 1e-6
 """What torch's clip_grad_norm_ adds to a norm."""
@@ -54,7 +54,7 @@ class Rule:
     """
 
     lr: float
-    optimizer: Optimizer
+    optimizer: OptimizerName
     schedule: Schedule
     momentum: float
     weight_decay: float
@@ -66,7 +66,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         for kind, given, valid in (
-            ("optimizer", self.optimizer, get_args(Optimizer)),
+            ("optimizer", self.optimizer, get_args(OptimizerName)),
             ("schedule", self.schedule, get_args(Schedule)),
         ):
             if given not in valid:
@@ -75,6 +75,45 @@ class Rule:
             check_momentum(self.optimizer, self.momentum)
         except ValueError as error:
             raise ConfigError(f"the training of a model {error}") from error
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """How one fit descends in place of the run's settings; None takes the run's.
+
+    Attributes:
+        lr: η; a 0-d tensor may differ by client and round.
+        kind: sgd or adamw, which start anew in every fit.
+        schedule: constant, or linear: to 0 over the client's own steps of the fit.
+        momentum: μ, of sgd.
+        weight_decay: δ.
+        clip_each: the run's clip bounds each gradient that a direction asks for, in place of what the direction and the
+            proximal pull add up to.
+    """
+
+    lr: float | Tensor | None = None
+    kind: OptimizerName | None = None
+    schedule: Schedule | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    clip_each: bool = False
+
+    @classmethod
+    def plain(cls, lr: float | Tensor | None = None, clip_each: bool = False) -> Optimizer:
+        """Returns one whose steps are p − η g and nothing else, whatever the run's settings are."""
+        kind, rest = PLAIN["optimizer"], {name: value for name, value in PLAIN.items() if name != "optimizer"}
+        return cls(lr, kind, **rest, clip_each=clip_each)  # type: ignore[arg-type]
+
+    def rule(self, run: Rule) -> Rule:
+        """Returns the rule of a fit in a run of rule `run`; a rate that is a tensor is not in it."""
+        own: dict[str, Any] = {
+            "lr": None if isinstance(self.lr, Tensor) else self.lr,
+            "optimizer": self.kind,
+            "schedule": self.schedule,
+            "momentum": self.momentum,
+            "weight_decay": self.weight_decay,
+        }
+        return replace(run, **{name: value for name, value in own.items() if value is not None})
 
 
 class Update:

@@ -34,8 +34,9 @@ from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
+from tailorfl.core.plan import Length
 from tailorfl.core.reduction import Facts, Reduction, length, none, to_local, untrained
-from tailorfl.core.update import PLAIN
+from tailorfl.core.update import PLAIN, Optimizer
 from tailorfl.methods.bases import TwoModels
 from tailorfl.settings.privacy import PrivacyLevel
 
@@ -69,18 +70,23 @@ class Ditto(TwoModels):
         if self.dynamic_every == "step":
             return self.stepwise(client, v, w), theta - w
         candidates = [
-            client.fit(v, prox=(lam, w), epochs=self.personal_epochs, steps=self.personal_steps)
+            client.fit(
+                v, prox=(lam, w), length=Length(epochs=self.personal_epochs, steps=self.personal_steps)
+            )
             for lam in self.dynamic_lam or (self.lam,)
         ]
         return best_of(client, candidates), theta - w
 
     def stepwise(self, client: Client, v: TensorDict, w: TensorDict) -> TensorDict:
         """Returns v_i after as many steps as its training has, each with the λ whose step validates best."""
-        length = self.personal_epochs, self.personal_steps
-        own, reported = client.steps(*length), dict(client.metrics)
-        for number in range(client.most_steps(*length)):
+        whole = Length(self.personal_epochs, self.personal_steps)
+        own, reported = client.steps(whole), dict(client.metrics)
+        for number in range(client.most_steps(whole)):
             # The batch of this number, whichever λ: what the whole training would take.
-            moved = [client.fit(v, prox=(c, w), steps=1, first=number, **PLAIN) for c in self.dynamic_lam]
+            moved = [
+                client.fit(v, prox=(c, w), length=Length(steps=1, first=number), optimizer=Optimizer.plain())
+                for c in self.dynamic_lam
+            ]
             best, goes_on = best_of(client, moved), number < own
             kept = {n: torch.where(goes_on, best.get(n), t) for n, t in tree.tensors(v).items()}
             v = TensorDict(kept, batch_size=[])

@@ -53,7 +53,7 @@ from tailorfl.core.gradients import Gradient
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction
-from tailorfl.core.update import PLAIN
+from tailorfl.core.update import PLAIN, Optimizer
 from tailorfl.settings.experiment import Weights
 
 
@@ -99,7 +99,7 @@ class Scaffold(Corrected):
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         w, c, c_i = received["w"], received["correction"], state
         # Momentum, weight decay, AdamW or a decaying rate would make (w − y)/(Kη) another thing than a mean gradient.
-        y = client.fit(w, direction=corrected, given=(c_i, c), clip_each=True, **PLAIN)
+        y = client.fit(w, direction=corrected, given=(c_i, c), optimizer=Optimizer.plain(clip_each=True))
         moved = client.parameters(w) - client.parameters(y)
         c_new = c_i - c + moved / (client.steps().clamp(min=1.0) * client.config.lr)
         return c_new, TensorDict({"y": y, "change": c_new - c_i}, batch_size=[])

@@ -33,6 +33,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
+from tailorfl.core.plan import Length
 from tailorfl.core.reduction import Facts, Reduction, Which, none
 from tailorfl.core.server_optim import ServerOptimizer
 from tailorfl.methods.ascent import sam
@@ -121,7 +122,10 @@ class FedAvgFT(FedAvg):
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         scope = None if self.ft_scope == "all" else client.select("head")
         tuned: TensorDict = client.fit(
-            received, epochs=self.ft_epochs, steps=self.ft_steps, train=scope, purpose="finetune"
+            received,
+            length=Length(epochs=self.ft_epochs, steps=self.ft_steps),
+            train=scope,
+            purpose="finetune",
         )
         return tuned
 

@@ -28,7 +28,7 @@ loss beside their reply, those without validation samples their training loss.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -40,7 +40,9 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
+from tailorfl.core.plan import Length
 from tailorfl.core.reduction import Facts, Reduction, length, to_local
+from tailorfl.core.update import Optimizer
 from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.fedclup_lambda import ERROR, Constant, Corollary, Dynamic, Heuristic, Schedule
@@ -210,20 +212,26 @@ class FedCLUP(TwoModels):
             None if self.lr_rule == "run" else float(self.client_step(torch.tensor(lam, dtype=torch.float64)))
         )
         prox = None if w is None else (lam, w)
-        v: TensorDict = client.fit(start, prox=prox, lr=client.rate(lr), **self._length(client))
+        v: TensorDict = client.fit(
+            start, prox=prox, length=self._length(client), optimizer=Optimizer(lr=client.rate(lr))
+        )
         return v
 
     def _fit_told(self, client: Client, start: TensorDict, lam: Tensor, w: TensorDict) -> TensorDict:
         """Local training with the λ that the server has sent."""
         eta = None if self.lr_rule == "run" else self.client_step(lam) * client.config.decay
-        v: TensorDict = client.fit(start, prox=(lam, w), lr=eta, **self._length(client))
+        v: TensorDict = client.fit(
+            start, prox=(lam, w), length=self._length(client), optimizer=Optimizer(lr=eta)
+        )
         return v
 
-    def _length(self, client: Client) -> dict[str, Any]:
+    def _length(self, client: Client) -> Length:
         steps = self.steps_of_theory(client.config.lr) if self.local_steps == "theory" else self.local_steps
         if not self.batch_reuse:
-            return {"steps": steps}
-        return {"steps": 1, "repeat": client.config.steps if steps is None else steps}
+            return Length(steps=steps)
+        repeat = client.config.steps if steps is None else steps
+        assert repeat is not None  # as `_steps_needed` says
+        return Length(steps=1, repeat=repeat)
 
     # -- what follows λ -------------------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ from tailorfl.core.context import Context
 from tailorfl.core.keys import generator
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
+from tailorfl.core.plan import Length
 from tailorfl.core.reduction import Facts, Reduction, length
 from tailorfl.errors import ConfigError
 
@@ -118,7 +119,7 @@ class L2GD(Method):
         for _ in range(ones):
             x = towards(x, mean, self.pull(client.config.lr), client.split.frozen)
         if zeros:
-            x = client.fit(x, steps=zeros)
+            x = client.fit(x, length=Length(steps=zeros))
         reply = x if self.exchanges(client.round + 1) else tree.empty()
         return TensorDict({"x": x, "mean": mean}, batch_size=[]), reply
 

@@ -42,6 +42,7 @@ from tailorfl.core.context import Context
 from tailorfl.core.gradients import Gradient
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
+from tailorfl.core.plan import Length
 from tailorfl.core.reduction import Facts, Reduction, length, none, to_local, untrained
 from tailorfl.methods.bases import ServerModel
 from tailorfl.models.functional import Model
@@ -110,8 +111,7 @@ class KeepsPart(SplitMethod):
         tuned: TensorDict = client.fit(
             model,
             train=client.split.personal,
-            epochs=self.final_personal_epochs,
-            steps=self.final_personal_steps,
+            length=Length(epochs=self.final_personal_epochs, steps=self.final_personal_steps),
             purpose="finetune",
         )
         return tuned
@@ -159,9 +159,11 @@ class FedRep(KeepsPart):
     body_steps: int | None = Field(None, ge=0, description="steps in place of body_epochs")
 
     def train(self, client: Client, model: TensorDict) -> TensorDict:
-        model = client.fit(model, train=client.split.personal, epochs=self.head_epochs, steps=self.head_steps)
+        model = client.fit(
+            model, train=client.split.personal, length=Length(epochs=self.head_epochs, steps=self.head_steps)
+        )
         trained: TensorDict = client.fit(
-            model, train=client.split.shared, epochs=self.body_epochs, steps=self.body_steps
+            model, train=client.split.shared, length=Length(epochs=self.body_epochs, steps=self.body_steps)
         )
         return trained
 
@@ -292,10 +294,13 @@ class FedAlt(Penalised, FedRep):
     def train_held(self, client: Client, model: TensorDict, centre: TensorDict) -> TensorDict:
         own = client.split.personal
         model = client.fit(
-            model, train=own, epochs=self.head_epochs, steps=self.head_steps, prox=(self.lam, centre)
+            model,
+            train=own,
+            length=Length(epochs=self.head_epochs, steps=self.head_steps),
+            prox=(self.lam, centre),
         )
         trained: TensorDict = client.fit(
-            model, train=client.split.shared, epochs=self.body_epochs, steps=self.body_steps
+            model, train=client.split.shared, length=Length(epochs=self.body_epochs, steps=self.body_steps)
         )
         return trained
 
@@ -355,8 +360,7 @@ class FedBABU(SplitMethod):
         tuned: TensorDict = client.fit(
             tree.merge(received, state),
             train=scopes[self.ft_scope],
-            epochs=self.ft_epochs,
-            steps=self.ft_steps,
+            length=Length(epochs=self.ft_epochs, steps=self.ft_steps),
             purpose="finetune",
         )
         return tuned

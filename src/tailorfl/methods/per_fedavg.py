@@ -34,8 +34,9 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.gradients import Gradient
 from tailorfl.core.method import register
+from tailorfl.core.plan import Length
 from tailorfl.core.reduction import Facts, Reduction
-from tailorfl.core.update import PLAIN
+from tailorfl.core.update import Optimizer
 from tailorfl.methods.bases import ServerModel
 
 
@@ -55,7 +56,7 @@ class PerFedAvg(ServerModel):
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         batches = 2 if self.variant == "FO" else 3
-        return state, client.fit(received, direction=self.direction, batches=batches)
+        return state, client.fit(received, direction=self.direction, length=Length(batches=batches))
 
     def direction(self, w: TensorDict, grad: Gradient) -> TensorDict:
         """Returns the gradient of F(w − α∇F(w)), in FO without its Hessian term."""
@@ -68,9 +69,8 @@ class PerFedAvg(ServerModel):
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         adapted: TensorDict = client.fit(
             received,
-            steps=self.adapt_steps,
-            lr=self.alpha,  # of the objective, so it does not fall with the rounds
-            **PLAIN,
+            length=Length(steps=self.adapt_steps),
+            optimizer=Optimizer.plain(lr=self.alpha),  # of the objective, so it does not fall with the rounds
             purpose="finetune",
         )
         return adapted

@@ -39,8 +39,10 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
+from tailorfl.core.plan import Length
 from tailorfl.core.reduction import Facts, Reduction, length, none, to_local, untrained
 from tailorfl.core.server_distill import ServerDistillation
+from tailorfl.core.update import Optimizer
 from tailorfl.methods.bases import TwoModels
 
 
@@ -87,7 +89,9 @@ class PerAda(TwoModels):
         theta = client.fit(w)
         lam = 2 * self.lam if self.variant == "released" else self.lam
         rate, epochs, steps = client.rate(self.personal_lr), self.personal_epochs, self.personal_steps
-        v = client.fit(v, prox=(lam, w), epochs=epochs, steps=steps, lr=rate)
+        v = client.fit(
+            v, prox=(lam, w), length=Length(epochs=epochs, steps=steps), optimizer=Optimizer(lr=rate)
+        )
         return v, theta
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:

@@ -39,8 +39,9 @@ from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
+from tailorfl.core.plan import Length
 from tailorfl.core.reduction import Facts, Reduction, length, untrained
-from tailorfl.core.update import PLAIN
+from tailorfl.core.update import PLAIN, Optimizer
 from tailorfl.methods.bases import TwoModels
 
 
@@ -79,21 +80,16 @@ class PFedMe(TwoModels):
             theta = client.fit(
                 state,
                 prox=(self.lam, w),
-                epochs=self.personal_epochs,
-                steps=self.personal_steps,
-                lr=client.rate(self.personal_lr),
-                weight_decay=decay,
+                length=Length(epochs=self.personal_epochs, steps=self.personal_steps),
+                optimizer=Optimizer(lr=client.rate(self.personal_lr), weight_decay=decay),
             )
             return theta, self._stepped(client, w, theta)
         for r in range(self.local_rounds):
             theta = client.fit(
                 theta,
                 prox=(self.lam, w),
-                steps=1,
-                repeat=self.inner_steps,
-                first=r,
-                lr=client.rate(self.personal_lr),
-                weight_decay=decay,
+                length=Length(steps=1, repeat=self.inner_steps, first=r),
+                optimizer=Optimizer(lr=client.rate(self.personal_lr), weight_decay=decay),
             )
             w = self._stepped(client, w, theta)
         return theta, w

@@ -49,8 +49,9 @@ from tailorfl.core.client import Client
 from tailorfl.core.gradients import Direction, Gradient
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
+from tailorfl.core.plan import Length
 from tailorfl.core.reduction import Facts, Reduction, to_local
-from tailorfl.core.update import PLAIN
+from tailorfl.core.update import Optimizer
 from tailorfl.methods.ascent import ScoreNorm, layer_scores, layerwise_perturbation
 from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.partial import FedRep
@@ -156,7 +157,9 @@ class PLGUGRep(FedRep):
     reuse_grad: bool = Field(False, description="use g in place of g' for the ascent, which saves a gradient")
 
     def train(self, client: Client, model: TensorDict) -> TensorDict:
-        model = client.fit(model, train=client.split.personal, epochs=self.head_epochs, steps=self.head_steps)
+        model = client.fit(
+            model, train=client.split.personal, length=Length(epochs=self.head_epochs, steps=self.head_steps)
+        )
         groups = client.layers(client.split.shared)
         lr = client.config.lr
 
@@ -171,10 +174,9 @@ class PLGUGRep(FedRep):
         trained: TensorDict = client.fit(
             model,
             train=client.split.shared,
-            steps=self.body_steps,
+            length=Length(steps=self.body_steps),
+            optimizer=Optimizer.plain(clip_each=True),
             direction=twice,
-            clip_each=True,
-            **PLAIN,
         )
         return trained
 

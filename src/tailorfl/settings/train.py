@@ -12,7 +12,7 @@ from pydantic import (
 from tailorfl.settings.base import Number, Settings, Whole
 from tailorfl.settings.privacy import PrivacyConfig
 
-Optimizer = Literal["sgd", "adamw"]
+OptimizerName = Literal["sgd", "adamw"]
 Schedule = Literal["constant", "linear"]
 """Of the learning rate inside a fit."""
 Fall = Literal["constant", "step", "cosine", "inverse"]
@@ -71,7 +71,7 @@ class TrainSettings(Settings):
     )
     batch_size: Whole = Field(default=10, ge=0, description="samples a step; 0 is the client's whole data")
     lr: Number = Field(default=0.05, gt=0, description="learning rate")
-    optimizer: Optimizer = Field(default="sgd", description="of the clients; starts anew in every round")
+    optimizer: OptimizerName = Field(default="sgd", description="of the clients; starts anew in every round")
     schedule: Schedule = Field(
         default="constant",
         description="of the learning rate inside a round; linear: to 0 over the client's steps",
@@ -110,7 +110,7 @@ class TrainSettings(Settings):
         return self
 
 
-def check_momentum(optimizer: Optimizer, momentum: float) -> None:
+def check_momentum(optimizer: OptimizerName, momentum: float) -> None:
     """Nothing if an optimizer takes this momentum: AdamW averages gradients by itself.
 
     Raises:

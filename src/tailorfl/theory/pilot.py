@@ -261,7 +261,7 @@ def _train(
     out = []
     for position, client in enumerate(clients):
         model = Client(cohort, torch.tensor(position)).fit(state, purpose="advisor")
-        if not all(torch.isfinite(tensor).all() for tensor in model.values()):
+        if not all(torch.isfinite(tensor).all() for tensor in tree.tensors(model).values()):
             raise DivergenceError(
                 f"the pilot's training diverged on client '{federation.names[client]}'; "
                 "try a smaller train.lr"
