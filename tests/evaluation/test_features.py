@@ -8,7 +8,8 @@ from tensordict import TensorDict
 from methods.settings import make
 from methods.small import simulation
 from tailorfl.evaluation.features import feature_distances, features
-from tailorfl.evaluation.protocols import Protocol, evaluate, summaries
+from tailorfl.evaluation.protocols import Protocol, evaluate
+from tailorfl.evaluation.summary import summaries
 
 
 def test_it_is_the_mean_norm_of_the_difference() -> None:

@@ -11,7 +11,8 @@ from methods.small import federation, model, simulation
 from tailorfl.data.federation import Federation
 from tailorfl.evaluation import portions
 from tailorfl.evaluation.portions import Portions, alike
-from tailorfl.evaluation.protocols import OF_RECORD, Protocol, Record, evaluate, means, summaries
+from tailorfl.evaluation.protocols import Protocol, evaluate
+from tailorfl.evaluation.summary import OF_RECORD, Record, means, summaries
 from tailorfl.settings.eval import SETS
 
 EVERYTHING = Protocol(SETS, adapt_steps=(0, 2))

@@ -31,15 +31,8 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
 from tailorfl.engines.base import Inference
-from tailorfl.evaluation.protocols import (
-    SERVER,
-    Protocol,
-    Record,
-    common_sets,
-    evaluate,
-    headline,
-    summaries,
-)
+from tailorfl.evaluation.protocols import SERVER, Protocol, common_sets, evaluate, headline
+from tailorfl.evaluation.summary import Record, summaries
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.eval import SETS
 

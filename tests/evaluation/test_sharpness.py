@@ -14,8 +14,9 @@ from methods.settings import make
 from methods.small import personal, simulation
 from tailorfl.data.source import Source
 from tailorfl.evaluation import sharpness as module
-from tailorfl.evaluation.protocols import Protocol, evaluate, summaries
+from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.evaluation.sharpness import mean_loss, sharpness
+from tailorfl.evaluation.summary import summaries
 from tailorfl.models.functional import Model
 
 

@@ -30,7 +30,8 @@ from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError, DataError, ModelError
 from tailorfl.evaluation import generation, metrics
 from tailorfl.evaluation.generation import earned, prompts, reference, teacher_forced
-from tailorfl.evaluation.protocols import SERVER, Protocol, Record, evaluate, summaries
+from tailorfl.evaluation.protocols import SERVER, Protocol, evaluate
+from tailorfl.evaluation.summary import Record, summaries
 from tailorfl.experiments.config import load
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation

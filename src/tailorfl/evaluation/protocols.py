@@ -18,7 +18,7 @@ A record of the global model on data of no single client has client −1.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -35,11 +35,11 @@ from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.source import Source
 from tailorfl.evaluation.features import feature_distances, features
 from tailorfl.evaluation.judges import make_judge
-from tailorfl.evaluation.metrics import LOWER_IS_BETTER, primary
+from tailorfl.evaluation.metrics import primary
 from tailorfl.evaluation.portions import Portions, tensors
 from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.sharpness import sharpness
-from tailorfl.evaluation.summary import mean, summarize
+from tailorfl.evaluation.summary import OF_RECORD, Record
 from tailorfl.models.functional import Model
 from tailorfl.rounds.groups import by_group
 from tailorfl.rounds.simulation import Simulation
@@ -48,13 +48,6 @@ from tailorfl.settings.experiment import DEFAULT
 
 SERVER = -1
 """The `client` of a record that belongs to no single client."""
-
-Record = dict[str, Any]
-"""{round, client, set, model, samples, loss, metric values}."""
-OF_RECORD = ("round", "client", "set", "model", "samples")
-"""What a record says about itself; all else in it is measured."""
-Summaries = dict[str, dict[str, dict[str, dict[str, float]]]]
-"""{model: {set: {metric: statistics over clients}}}."""
 
 
 @dataclass(frozen=True)
@@ -132,47 +125,6 @@ def _subset(name: str, rows: Any, protocol: Protocol) -> Tensor:
     if most is not None and len(rows) > most:
         rows = np.sort(generator(0, "evaluate", name).choice(rows, size=most, replace=False))
     return torch.from_numpy(np.asarray(rows, dtype=np.int64))
-
-
-def summaries(records: Iterable[Record]) -> Summaries:
-    """Returns {model: {set: {metric: statistics over clients}}} of the records of one evaluation, the loss last."""
-    return {
-        model: {
-            name: {
-                metric: summarize(
-                    [row[metric] for row in rows],
-                    [row["samples"] for row in rows],
-                    higher_is_better=metric not in LOWER_IS_BETTER,
-                )
-                for metric in _measured(rows[0])
-            }
-            for name, rows in sets.items()
-        }
-        for model, sets in _grouped(records).items()
-    }
-
-
-def means(records: Iterable[Record]) -> dict[str, float]:
-    """Returns {model/set/metric: mean over clients} of the records of one evaluation, as `summaries` has it."""
-    return {
-        f"{model}/{name}/{metric}": mean([row[metric] for row in rows])
-        for model, sets in _grouped(records).items()
-        for name, rows in sets.items()
-        for metric in _measured(rows[0])
-    }
-
-
-def _grouped(records: Iterable[Record]) -> dict[str, dict[str, list[Record]]]:
-    """{model: {set: records}}."""
-    grouped: dict[str, dict[str, list[Record]]] = {}
-    for record in records:
-        grouped.setdefault(record["model"], {}).setdefault(record["set"], []).append(record)
-    return grouped
-
-
-def _measured(record: Record) -> tuple[str, ...]:
-    """The names of what a record measures, the loss last."""
-    return (*(name for name in record if name not in (*OF_RECORD, "loss")), "loss")
 
 
 def headline(sim: Simulation) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""How a metric is distributed over clients: means, spread and tails.
+"""How a metric is distributed over clients: means, spread and tails; and the records of an evaluation in such numbers.
 
 The tails follow PLGU ("How to Prevent the Poor Performance Clients for Personalized Federated Learning?",
 CVPR 2023), whose tables print the average with the lowest and top 5 % of the clients.
@@ -6,10 +6,22 @@ CVPR 2023), whose tables print the average with the lowest and top 5 % of the cl
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
+from tailorfl.evaluation.metrics import LOWER_IS_BETTER
+
 NAN = float("nan")
+
+Record = dict[str, Any]
+"""{round, client, set, model, samples, loss, metric values}."""
+OF_RECORD = ("round", "client", "set", "model", "samples")
+"""What a record says about itself; all else in it is measured."""
+Summaries = dict[str, dict[str, dict[str, dict[str, float]]]]
+"""{model: {set: {metric: statistics over clients}}}."""
 
 
 def summarize(
@@ -74,6 +86,47 @@ def mean(values: ArrayLike) -> float:
     scores = np.asarray(values, dtype=np.float64)
     with np.errstate(invalid="ignore"):
         return _mean(scores[~np.isnan(scores)])
+
+
+def summaries(records: Iterable[Record]) -> Summaries:
+    """Returns {model: {set: {metric: statistics over clients}}} of the records of one evaluation, the loss last."""
+    return {
+        model: {
+            name: {
+                metric: summarize(
+                    [row[metric] for row in rows],
+                    [row["samples"] for row in rows],
+                    higher_is_better=metric not in LOWER_IS_BETTER,
+                )
+                for metric in _measured(rows[0])
+            }
+            for name, rows in sets.items()
+        }
+        for model, sets in _grouped(records).items()
+    }
+
+
+def means(records: Iterable[Record]) -> dict[str, float]:
+    """Returns {model/set/metric: mean over clients} of the records of one evaluation, as `summaries` has it."""
+    return {
+        f"{model}/{name}/{metric}": mean([row[metric] for row in rows])
+        for model, sets in _grouped(records).items()
+        for name, rows in sets.items()
+        for metric in _measured(rows[0])
+    }
+
+
+def _grouped(records: Iterable[Record]) -> dict[str, dict[str, list[Record]]]:
+    """{model: {set: records}}."""
+    grouped: dict[str, dict[str, list[Record]]] = {}
+    for record in records:
+        grouped.setdefault(record["model"], {}).setdefault(record["set"], []).append(record)
+    return grouped
+
+
+def _measured(record: Record) -> tuple[str, ...]:
+    """The names of what a record measures, the loss last."""
+    return (*(name for name in record if name not in (*OF_RECORD, "loss")), "loss")
 
 
 def _mean(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:

@@ -11,8 +11,9 @@ from tailorfl.engines.auto import keep_choice
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.leading import leading
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
-from tailorfl.evaluation.protocols import common_sets, evaluate, means
+from tailorfl.evaluation.protocols import common_sets, evaluate
 from tailorfl.evaluation.selection import Selection
+from tailorfl.evaluation.summary import means
 from tailorfl.experiments.budget import limit_of
 from tailorfl.experiments.extending import MODELS, is_due
 from tailorfl.experiments.jobs import Job, Observer

@@ -7,8 +7,8 @@ from typing import Any
 
 from tailorfl.errors import TailorflError
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
-from tailorfl.evaluation.protocols import headline, summaries
-from tailorfl.evaluation.summary import summarize
+from tailorfl.evaluation.protocols import headline
+from tailorfl.evaluation.summary import summaries, summarize
 from tailorfl.experiments.reductions import remarks
 from tailorfl.rounds.one_round import RoundResult
 from tailorfl.rounds.simulation import Simulation
