@@ -54,28 +54,13 @@ def build(
     Each random choice has its own stream derived from `seed`, so that changing the split, say, leaves the
     partition as it was.
 
+    Args as the settings `data` of an experiment (`tailorfl.settings.data`, `tailorfl list settings data`), and:
+
     Args:
-        name: name of a source (`tailorfl.data.registry.sources`).
-        source: a Source in place of `name`, `path` and `options`.
-        partition: how samples are dealt; by default along natural clients or domains where the source has
-            them, else "dirichlet".
-        partition_options: options of the partition; for natural and domain also `group`, the kind of group.
-        clients: number of training clients; by default every group, or 20 for partitions without groups.
-        samples: use only so many samples of the source, evenly over test part, natural clients and classes.
+        source: a Source in place of `name`, `path` and `options`; `augment` "none" leaves what it says.
+        partition_options: for natural and domain also `group`, the kind of group.
         split: see `tailorfl.data.splits.read_split`.
-        heldout_clients: how many clients, beyond `clients`, never train, or their names.
-        heldout_domain: domain(s) left out of the partition; each becomes a held-out client and a shifted set,
-            of its official test part where the domain has one, else of all its samples.
-        public: source of the unlabelled public set, or the name of the source itself for a part of its
-            training samples, which no client then gets.
-        public_samples: size of the public set; by default all of it, or a tenth of the source itself.
-        corruptions: options of `tailorfl.data.corruptions.corrupted_sets`; None for no corrupted sets.
-        official_set: add the whole official test part as the shifted set "official", whoever holds it.
-        normalise: "client" standardises features with each client's own training statistics; else "none".
-        augment: how images are changed at random for training, see `tailorfl.data.augment`; "none" leaves what a
-            given `source` says. Public images are changed alike.
-        path: where the source lies, for sources that need it.
-        options: further options of the source.
+        public: may be a Source too.
         seed: not negative.
 
     Raises:
@@ -83,59 +68,40 @@ def build(
         DataError: for data that are missing, broken or cannot be dealt as asked.
         MissingExtraError: if corruptions are asked for and their package is not installed.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ConfigError(f"seed must be a whole number of at least 0, but is {seed!r}")
-    if normalise not in get_args(Normalisation):
-        raise unknown("normalisation", normalise, get_args(Normalisation))
-    if normalise == "client" and corruptions is not None:
-        raise ConfigError(
-            "normalise='client' changes pixel values, which corruptions need as they are; choose one"
-        )
+    _check(seed, normalise, corruptions)
     if source is None:
         source = _load(name, path, options, samples)
     if augment != "none":
         source = replace(source, augment=augment)
     rule = read_split(split, official=source.test is not None)
     rows = capped(source, samples, _stream(seed, "samples"))
-    held_names = [heldout_domain] if isinstance(heldout_domain, str) else list(heldout_domain or ())
-    domains = {
-        domain: np.intersect1d(found, rows) for domain, found in domain_rows(source, held_names).items()
-    }
+    domains = _domains(source, rows, heldout_domain)
     rows = _without(rows, *domains.values())
     own_public = np.empty(0, dtype=np.int64)
     if isinstance(public, str) and public == source.name:
         own_public = own_public_rows(source, rows, public_samples, _stream(seed, "public"))
         rows = _without(rows, own_public)
-
-    recipe = partition or fitting_partition(source)
     dealt = deal_rows(
         source,
         rows,
-        recipe,
+        partition or fitting_partition(source),
         partition_options or {},
         clients=clients,
         heldout=heldout_clients,
         deal_test=rule.source == "official",
         streams=(_stream(seed, "partition"), _stream(seed, "held out")),
     )
-    for domain, found in domains.items():
-        official = official_part(source)[found]
-        dealt = dealt.with_heldout(domain, found[~official], found[official])
+    dealt = _with_domains(dealt, source, domains)
     federation = _split(source, rows, dealt, rule, _stream(seed, "split"))
     if normalise == "client":
         federation = standardise_clients(federation)
     source = federation.source
 
-    shifted = {
-        domain: subset(source, to_be_tested(source, found), f"{source.name} {domain}")
-        for domain, found in domains.items()
-    }
+    shifted = _domain_sets(source, domains)
     if corruptions is not None:
         shifted |= corrupted_sets(source, federation.global_test(), corruptions, seed)
     if official_set:
-        if source.test is None:
-            raise ConfigError(f"official_set: source '{source.name}' has no official test part")
-        shifted["official"] = subset(source, rows[official_part(source)[rows]], f"{source.name} official")
+        shifted["official"] = _official_set(source, rows)
     public_set = None
     if len(own_public):
         public_set = public_from_rows(source, own_public)
@@ -145,6 +111,45 @@ def build(
     federation = replace(federation, public=public_set, shifted=shifted)
     validate(federation)
     return federation
+
+
+def _check(seed: int, normalise: str, corruptions: Mapping[str, Any] | None) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ConfigError(f"seed must be a whole number of at least 0, but is {seed!r}")
+    if normalise not in get_args(Normalisation):
+        raise unknown("normalisation", normalise, get_args(Normalisation))
+    if normalise == "client" and corruptions is not None:
+        raise ConfigError(
+            "normalise='client' changes pixel values, which corruptions need as they are; choose one"
+        )
+
+
+def _domains(source: Source, rows: Ints, names: str | Sequence[str] | None) -> dict[str, Ints]:
+    """The rows of every domain that never trains."""
+    found = domain_rows(source, [names] if isinstance(names, str) else list(names or ()))
+    return {domain: np.intersect1d(own, rows) for domain, own in found.items()}
+
+
+def _with_domains(dealt: Dealt, source: Source, domains: Mapping[str, Ints]) -> Dealt:
+    """What was dealt, and each of these domains as a held-out client."""
+    for domain, rows in domains.items():
+        official = official_part(source)[rows]
+        dealt = dealt.with_heldout(domain, rows[~official], rows[official])
+    return dealt
+
+
+def _domain_sets(source: Source, domains: Mapping[str, Ints]) -> dict[str, Source]:
+    """A shifted set of every domain that never trains: of its official test part, or of all its samples."""
+    return {
+        domain: subset(source, to_be_tested(source, rows), f"{source.name} {domain}")
+        for domain, rows in domains.items()
+    }
+
+
+def _official_set(source: Source, rows: Ints) -> Source:
+    if source.test is None:
+        raise ConfigError(f"official_set: source '{source.name}' has no official test part")
+    return subset(source, rows[official_part(source)[rows]], f"{source.name} official")
 
 
 def _stream(seed: int, purpose: str) -> Generator:

@@ -46,30 +46,44 @@ class DataConfig(Settings):
     name: str = Field(default="digits", description="data source, see `tailorfl list data`")
     path: str | None = Field(default=None, description="where the source lies, for sources of your own")
     options: dict[str, Any] = Field(default={}, description="further options of the source")
-    samples: Whole | None = Field(default=None, ge=1, description="use only so many samples")
+    samples: Whole | None = Field(
+        default=None, ge=1, description="use only so many, evenly over test part, natural clients and classes"
+    )
     partition: str | None = Field(
-        default=None, description="how samples are dealt; by default natural, else dirichlet"
+        default=None,
+        description="how samples are dealt; by default along natural clients or domains, else dirichlet",
     )
     partition_options: dict[str, Any] = Field(
         default={}, description="options of the partition, such as {alpha: 0.1}"
     )
     clients: Whole | None = Field(
-        default=None, ge=1, description="how many train; by default all natural, or 20"
+        default=None, ge=1, description="how many train; by default every natural one, or 20"
     )
     split: SplitShares | Literal["perfed_ckt"] | None = Field(
         default=None, description="shares {train, val, test} of every client's samples"
     )
     heldout_clients: Whole | Names = Field(
-        default=0, description="how many clients never train, or their names"
+        default=0, description="how many more clients never train, or their names"
     )
-    heldout_domain: Names | None = Field(default=None, description="domain(s) that never train")
-    public: str | None = Field(default=None, description="source of the unlabelled public set")
-    public_samples: Whole | None = Field(default=None, ge=1, description="size of the public set")
+    heldout_domain: Names | None = Field(
+        default=None, description="domain(s) that never train, each a held-out client and a shifted set"
+    )
+    public: str | None = Field(
+        default=None,
+        description="source of the unlabelled public set; the data's own name takes some "
+        "of its training samples, which nobody else gets",
+    )
+    public_samples: Whole | None = Field(
+        default=None,
+        ge=1,
+        description="size of the public set; by default all of it, or a tenth of the data's own source",
+    )
     corruptions: CorruptionConfig | None = Field(
         default=None, description="corrupted copies of test images, as shifted sets"
     )
     official_set: bool = Field(
-        default=False, description="add the whole official test part as the shifted set 'official'"
+        default=False,
+        description="add the whole official test part, whoever holds it, as the shifted set 'official'",
     )
     normalise: Normalisation = Field(
         default="none", description="client: by the mean and deviation of each client's training features"
