@@ -22,7 +22,6 @@ from tensordict import TensorDict
 from torch import Tensor
 
 import tailorfl.methods  # noqa: F401  registers the methods
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
@@ -31,6 +30,7 @@ from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
 
 BATCHES = (50, 100, 250, 1000)
 """Batch sizes that the plain loop tries."""

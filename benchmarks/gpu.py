@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import tailorfl.methods  # noqa: F401  registers the methods
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
@@ -35,6 +34,7 @@ from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
 
 RATE = 0.01
 BERT = {"hidden": 384, "layers": 6, "heads": 12, "intermediate": 1536, "vocabulary": 30522, "length": 512}

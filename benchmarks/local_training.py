@@ -21,17 +21,17 @@ import torch
 
 import tailorfl.methods  # noqa: F401  registers the methods
 from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
-from tailorfl.core import tree
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
-from tailorfl.core.objective import LOSSES
-from tailorfl.core.plan import Rows
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.objective import LOSSES
+from tailorfl.training.plan import Rows
 
 CLIENTS, SAMPLES, BATCH, LR = 100, 60, 10, 0.01
 WORK = {"logistic": {}, "mlp": {"hidden": (200,)}, "cnn2": {}}

@@ -69,12 +69,12 @@ def source(clients: int) -> Any:
 def library(engine: str, chunk: int | None, base: str, clients: int) -> Any:
     """Returns a function that runs one round of FedIT."""
     import tailorfl.methods  # noqa: F401  registers the library's methods
-    from tailorfl.core.cohort import TrainConfig
     from tailorfl.core.method import make_method
     from tailorfl.data.build import build as federate
     from tailorfl.engines.make import make_engine
     from tailorfl.models.functional import Model
     from tailorfl.rounds.simulation import Simulation
+    from tailorfl.training.cohort import TrainConfig
 
     data = federate(source=source(clients), partition="natural", split={"train": 1.0, "test": 0.0})
     sim = Simulation(

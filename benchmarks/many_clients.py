@@ -40,12 +40,12 @@ STATES, SCALARS = 20_000, 7_850
 
 def simulation(method: str, data: Any, cohort: int) -> Any:
     """A simulation of which `cohort` clients are sampled a round."""
-    from tailorfl.core.cohort import TrainConfig
     from tailorfl.core.method import make_method
     from tailorfl.engines.make import make_engine
     from tailorfl.models.functional import Model
     from tailorfl.models.registry import build
     from tailorfl.rounds.simulation import Simulation
+    from tailorfl.training.cohort import TrainConfig
 
     return Simulation(
         make_method(method),

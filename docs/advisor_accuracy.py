@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.data.build import build as build_federation
 from tailorfl.data.source import Source
 from tailorfl.data.synthetic import closed_form, synthetic_linear
@@ -22,6 +21,7 @@ from tailorfl.models.registry import build as build_module
 from tailorfl.theory.advice import Advice
 from tailorfl.theory.advisor import advise
 from tailorfl.theory.spread import Interval
+from tailorfl.training.cohort import TrainConfig
 
 PAGE = Path(__file__).with_name("advisor.md")
 BEGIN, END = "<!-- accuracy: made by docs/advisor_accuracy.py -->\n", "<!-- end of accuracy -->\n"

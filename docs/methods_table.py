@@ -20,8 +20,6 @@ from tensordict import TensorDict
 from torch import nn
 
 import tailorfl.methods  # noqa: F401  registers the methods
-from tailorfl.core import tree
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.messages import PerArchitecture, PerClient
 from tailorfl.core.method import Method, methods
 from tailorfl.data.build import build as build_federation
@@ -29,6 +27,8 @@ from tailorfl.engines.sequential import Sequential
 from tailorfl.models.functional import Model
 from tailorfl.models.selectors import select
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
+from tailorfl.training.cohort import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- methods: made by docs/methods_table.py -->\n", "<!-- end of methods -->\n"

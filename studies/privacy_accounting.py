@@ -22,7 +22,7 @@ import pandas as pd
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from tailorfl.core.accounting import Entry, epsilon
+from tailorfl.privacy.accounting import Entry, epsilon
 
 GRID = np.linspace(-30.0, 60.0, 900_001)
 

@@ -15,10 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tailorfl.methods  # noqa: F401  registers the methods
 from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
-from tailorfl.core import tree
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
-from tailorfl.core.objective import LOSSES
 from tailorfl.data.build import build as federate
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
@@ -26,6 +23,9 @@ from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.objective import LOSSES
 
 BERT = {"hidden": 384, "layers": 6, "heads": 12, "intermediate": 1536, "vocabulary": 30522, "length": 512}
 """The sizes of all-MiniLM-L6-v2."""

@@ -11,13 +11,13 @@ from peer_work import CLASSES, CLIENTS, SAMPLES, SHAPE, Job, Work, main
 from torch import nn
 
 import tailorfl.methods  # noqa: F401  registers the methods
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
 
 
 def federation(work: Work) -> Federation:

@@ -20,7 +20,6 @@ from tailorfl import modules
 if TYPE_CHECKING:
     from tailorfl.benchmark.result import Bench
     from tailorfl.core.client import Client
-    from tailorfl.core.cohort import TrainConfig
     from tailorfl.core.context import Context
     from tailorfl.core.messages import Replies
     from tailorfl.core.method import Method, register
@@ -38,6 +37,10 @@ if TYPE_CHECKING:
     from tailorfl.rounds.one_round import RoundResult
     from tailorfl.rounds.simulation import Simulation
     from tailorfl.settings.experiment import ExperimentConfig
+    from tailorfl.training.cohort import TrainConfig
+    from tailorfl.training.plan import Length
+    from tailorfl.training.terms import Seen, Term
+    from tailorfl.training.update import Optimizer
 
 __version__ = "0.1.0"
 
@@ -49,14 +52,18 @@ __all__ = [
     "ExperimentResult",
     "Federation",
     "Job",
+    "Length",
     "Method",
     "Model",
     "Observer",
+    "Optimizer",
     "Replies",
     "RoundResult",
+    "Seen",
     "Simulation",
     "Source",
     "Split",
+    "Term",
     "TrainConfig",
     "__version__",
     "bench",
@@ -79,15 +86,19 @@ _HOMES = {
     "ExperimentResult": "tailorfl.experiments.result:ExperimentResult",
     "Federation": "tailorfl.data.federation:Federation",
     "Job": "tailorfl.experiments.jobs:Job",
+    "Length": "tailorfl.training.plan:Length",
     "Method": "tailorfl.core.method:Method",
     "Model": "tailorfl.models.functional:Model",
     "Observer": "tailorfl.experiments.jobs:Observer",
+    "Optimizer": "tailorfl.training.update:Optimizer",
     "Replies": "tailorfl.core.messages:Replies",
     "RoundResult": "tailorfl.rounds.one_round:RoundResult",
+    "Seen": "tailorfl.training.terms:Seen",
     "Simulation": "tailorfl.rounds.simulation:Simulation",
     "Source": "tailorfl.data.source:Source",
     "Split": "tailorfl.models.split:Split",
-    "TrainConfig": "tailorfl.core.cohort:TrainConfig",
+    "Term": "tailorfl.training.terms:Term",
+    "TrainConfig": "tailorfl.training.cohort:TrainConfig",
     "build_federation": "tailorfl.data.build:build",
     "landscape": "tailorfl.experiments.landscape:landscape",
     "load_config": "tailorfl.experiments.config:load",

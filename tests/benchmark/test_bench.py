@@ -15,12 +15,12 @@ from tailorfl.benchmark.advice import LOOP, recommend
 from tailorfl.benchmark.clock import Seconds, alternate, extra_memory, timed
 from tailorfl.benchmark.result import Way
 from tailorfl.benchmark.ways import Round, candidates
-from tailorfl.core import tree
 from tailorfl.engines.sequential import Sequential
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.runner import make_federation, make_simulation
+from tailorfl.training import tree
 
 SMALL: dict[str, Any] = {
     "data": {"clients": 5, "samples": 200},

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from methods.small import FACTORIES, TRAIN, assert_close, federation, simulation
 from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
-from tailorfl.core import tree
-from tailorfl.core.cohort import Cohort, TrainConfig
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
+from tailorfl.training.cohort import Cohort, TrainConfig
 
 PLAIN = TrainConfig(epochs=2, batch_size=4, lr=0.05)
 

@@ -10,9 +10,7 @@ from torch import nn
 import tailorfl.methods  # noqa: F401  registers the methods
 from tailorfl.benchmark.profile import flops_of, moved_by
 from tailorfl.benchmark.work import Work, chunks_of, count_work, padding_of, parts_of
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
-from tailorfl.core.privacy import SampleDP
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.engines.make import make_engine
@@ -20,6 +18,8 @@ from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.sample_privacy import SampleDP
 
 SIZES = (10, 5, 1)
 IN, OUT = 6, 3

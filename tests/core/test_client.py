@@ -5,13 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from cohorts import ENGINES, SIZES, alone, batches, cohort_of, fit, model_of, regression, run, source, spread
 from tensordict import TensorDict
 
-from tailorfl.core.cohort import Cohort
-from tailorfl.core.plan import Length, make_plan
 from tailorfl.errors import ClientError, TailorflError
 from tailorfl.models.split import Split
+from tailorfl.training.cohort import Cohort
+from tailorfl.training.plan import Length, make_plan
+from training.cohorts import (
+    ENGINES,
+    SIZES,
+    alone,
+    batches,
+    cohort_of,
+    fit,
+    model_of,
+    regression,
+    run,
+    source,
+    spread,
+)
 
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 

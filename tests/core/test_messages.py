@@ -8,12 +8,12 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies, Traffic, count_down, count_up, payload_size
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 from tailorfl.settings.experiment import Weights
+from tailorfl.training.cohort import TrainConfig
 
 
 class Net(nn.Sequential):

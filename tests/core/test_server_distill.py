@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from methods.small import CLASSES, PUBLIC, assert_close, assert_same, federation, simulation
-from tailorfl.core import server_distill, tree
+from tailorfl.core import server_distill
 from tailorfl.core.context import Context
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.source import Source
+from tailorfl.training import tree
 
 Rows = list[list[int]]
 

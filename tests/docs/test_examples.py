@@ -18,11 +18,11 @@ import pytest
 from blocks import ROOT, SHELL, Block, blocks, commands, file_of, lines, refuse, try_command, unquoted
 
 import tailorfl
-from tailorfl.core.accounting import noise_for
 from tailorfl.errors import DataError
 from tailorfl.experiments import privacy
 from tailorfl.experiments.check import check
 from tailorfl.experiments.config import load
+from tailorfl.privacy.accounting import noise_for
 from tailorfl.settings.experiment import COMPARED
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

@@ -11,15 +11,15 @@ import torch
 from blocks import ROOT, blocks
 
 import tailorfl.methods  # noqa: F401  (registers the methods)
-from tailorfl.core.cohort import TrainConfig
-from tailorfl.core.keys import derive
 from tailorfl.core.method import make_method
-from tailorfl.core.plan import make_plan
 from tailorfl.data.build import build as build_federation
 from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build as build_module
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.keys import derive
+from tailorfl.training.plan import make_plan
 
 ROUNDS, BATCH, LR, SEED = 4, 8, 0.1, 3
 

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 import tailorfl.engines.devices as devices
 from methods.settings import NAMES
 from methods.small import CLASSES, NEWCOMER, SIZES, TRAIN, everything, federation, personal, simulation
-from tailorfl.core.cohort import TrainConfig
-from tailorfl.core.privacy import SampleDP
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.engines.base import Inference
@@ -27,6 +25,8 @@ from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.sample_privacy import SampleDP
 
 Make = Callable[[torch.device], Simulation]
 

@@ -12,7 +12,6 @@ from torch import nn
 
 from methods.settings import make
 from methods.small import NEWCOMER, SIZES, TRAIN, assert_close, assert_same, federation, model
-from tailorfl.core import tree
 from tailorfl.core.method import methods
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine
@@ -28,6 +27,7 @@ from tailorfl.models.functional import Model
 from tailorfl.rounds.groups import assign_by_size
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.training import tree
 
 MODELS = {"small": model("mlp"), "large": model("batch_norm")}
 ASSIGNMENT = ("large", "small", "small", "large", "small", "large")

@@ -10,13 +10,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
-from tailorfl.core.plan import Length
-from tailorfl.core.privacy import SampleDP
 from tailorfl.core.server_distill import ServerDistillation
-from tailorfl.core.update import Optimizer
 from tailorfl.data.augment import Augmentation, augment
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
@@ -25,6 +20,11 @@ from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.plan import Length
+from tailorfl.training.sample_privacy import SampleDP
+from tailorfl.training.update import Optimizer
 
 SIZES = (7, 1, 12, 5)
 FLOAT = {"rtol": 1e-4, "atol": 1e-5}

@@ -20,11 +20,11 @@ from methods.small import (
     replaced,
     simulation,
 )
-from tailorfl.core import tree
 from tailorfl.core.method import Method
 from tailorfl.engines.results import finite_clients
 from tailorfl.errors import DivergenceError
 from tailorfl.rounds.divergence import check_server
+from tailorfl.training import tree
 
 BAD = 3
 REST = [i for i in range(len(SIZES)) if i != BAD]

@@ -26,10 +26,10 @@ from methods.small import (
     personal,
     simulation,
 )
-from tailorfl.core import tree
 from tailorfl.engines.base import Inference
 from tailorfl.engines.make import make_engine
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
 
 PAIRS = [(name, model_name) for name in NAMES for model_name in FACTORIES if fits(name, model_name)]
 CHUNKED = [

@@ -13,8 +13,6 @@ from tensordict import TensorDict
 
 from methods.small import SIZES, assert_close, everything, model, simulation
 from tailorfl.core.client import Client
-from tailorfl.core.cohort import TrainConfig
-from tailorfl.core.privacy import SampleDP
 from tailorfl.engines import memory, vectorized
 from tailorfl.engines.base import Visit
 from tailorfl.engines.results import Parts
@@ -22,6 +20,8 @@ from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.errors import ClientError, MemoryLimitError
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.sample_privacy import SampleDP
 
 HOST = torch.device("cpu")
 PRIVATE = TrainConfig(epochs=1, batch_size=4, lr=0.05, dp=SampleDP(clip=1.0, noise=1.0, sampling="shuffle"))
@@ -30,7 +30,7 @@ import resource, sys
 sys.path[:0] = [sys.argv[1], sys.argv[1] + "/engines"]
 import torch
 from methods.small import simulation
-from tailorfl.core.tree import empty
+from tailorfl.training.tree import empty
 from tailorfl.engines.vectorized import Vectorized
 from tensordict import TensorDict
 

@@ -20,12 +20,12 @@ from methods.small import (
     personal,
     simulation,
 )
-from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import Method, make_method
 from tailorfl.errors import ConfigError
+from tailorfl.training import tree
 
 
 class Table(Method):

@@ -16,10 +16,7 @@ from torch import Tensor
 from methods.settings import NAMES, make
 from methods.small import FACTORIES, NEWCOMER, SIZES, TRAIN, federation, simulation
 from tailorfl.core.client import Client
-from tailorfl.core.ledger import Ledger, Use
 from tailorfl.core.method import Method
-from tailorfl.core.privacy import SampleDP
-from tailorfl.core.update import Optimizer
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Visit
 from tailorfl.engines.results import Parts
@@ -31,6 +28,9 @@ from tailorfl.models.functional import Model
 from tailorfl.rounds.planning import planned_ledger
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
+from tailorfl.training.ledger import Ledger, Use
+from tailorfl.training.sample_privacy import SampleDP
+from tailorfl.training.update import Optimizer
 
 NOISE = 0.8
 PRIVATE = replace(TRAIN, momentum=0.0, weight_decay=0.0, dp=SampleDP(0.5, NOISE, "poisson"))

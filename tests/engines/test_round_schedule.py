@@ -13,9 +13,7 @@ import torch
 from methods.quadratics import CLIENTS, WEIGHT, L, Reference, global_weight, quadratic_simulation
 from methods.settings import NAMES, make
 from methods.small import TRAIN, assert_close, everything, personal, shared, simulation
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
-from tailorfl.core.round_schedule import RoundSchedule
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.workers.processes import Processes
 from tailorfl.engines.workers.team import Workers
@@ -23,6 +21,8 @@ from tailorfl.errors import ConfigError
 from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.runner import train_config
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.round_schedule import RoundSchedule
 
 HALVED = RoundSchedule("step", milestones=(1,), factor=0.5)
 OWN_RATES = {"pfedme": {"lr": 0.1, "personal_lr": 0.04}, "perada": {"personal_lr": 0.03}}

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from core.divergence import epsilon_of
 from methods.settings import NAMES, make
 from methods.small import (
     SIZES,
@@ -27,14 +26,15 @@ from methods.small import (
     simulation,
 )
 from tailorfl import run as run_experiment
-from tailorfl.core.accounting import epsilon
-from tailorfl.core.client_privacy import ClientDP
-from tailorfl.core.ledger import EVERYONE
 from tailorfl.core.method import Method
 from tailorfl.errors import DivergenceError
+from tailorfl.privacy.accounting import epsilon
+from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.planning import planned_ledger
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.store import RunStore
+from tailorfl.training.ledger import EVERYONE
+from training.divergence import epsilon_of
 
 opacus = pytest.mark.skipif(
     find_spec("opacus") is None, reason="accounting needs opacus: pip install 'tailorfl[privacy]'"

@@ -108,7 +108,9 @@ def test_outputs_in_pieces_are_the_outputs(kind: str, common: bool, monkeypatch:
     source, rows = sim.federation.source, [torch.arange(k, 3 * k) for k in range(5)]
     asked = Inference(sim.model, models, source, torch.arange(2, 13) if common else rows)
     assert asked.samples == (55 if common else 20)
-    monkeypatch.setattr("tailorfl.core.cohort.INPUT_BYTES", 4 * 64 * 10)  # ten samples of one model at once
+    monkeypatch.setattr(
+        "tailorfl.training.cohort.INPUT_BYTES", 4 * 64 * 10
+    )  # ten samples of one model at once
     whole = engine.predict(asked)
     for k, own in enumerate(whole):
         x = source.x[asked.rows if common else rows[k]]

@@ -33,7 +33,6 @@ from methods.small import (
 )
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
-from tailorfl.core.privacy import SampleDP
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.make import make_engine
 from tailorfl.engines.sequential import Sequential
@@ -46,6 +45,7 @@ from tailorfl.methods.ditto import Ditto
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.sample_privacy import SampleDP
 
 METHODS = ("fedavg", "ditto", "fedrep", "scaffold", "plgu_lf", "fedfomo")
 """Without private state; with one; a part of the model; states in parts; SAM; a message for each client."""
@@ -94,7 +94,7 @@ def test_losses_and_evaluations_are_those_of_one_process(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(team, "WORTH", 0)
-    monkeypatch.setattr("tailorfl.core.cohort.INPUT_BYTES", 2000)  # some samples at a time
+    monkeypatch.setattr("tailorfl.training.cohort.INPUT_BYTES", 2000)  # some samples at a time
     protocol = Protocol(("val", "local", "heldout"), (0, 2))
     one, two = (run("ditto", engine, number, rounds=1) for number in (1, 2))
     assert one.step().losses == two.step().losses

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
 from tailorfl.data.federation import Federation
@@ -19,6 +18,7 @@ from tailorfl.evaluation.errors import Truth, linear_models
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
 
 CLIENTS, DIM, LAM = 4, 3, 0.7
 

@@ -15,9 +15,7 @@ from torch.nn import functional as F
 
 from methods.settings import make
 from methods.small import SIZES, assert_same, federation, model, simulation
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import methods
-from tailorfl.core.privacy import SampleDP
 from tailorfl.data.federation import Federation
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError
@@ -28,6 +26,8 @@ from tailorfl.experiments.config import parse
 from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.runner import run_experiment
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.sample_privacy import SampleDP
 
 ROUNDS = 6
 RESTLESS = TrainConfig(epochs=2, batch_size=4, lr=0.5)

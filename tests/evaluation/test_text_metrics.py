@@ -17,10 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import tailorfl
-from tailorfl.core import cohort as cohorts
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
-from tailorfl.core.objective import LOSSES
 from tailorfl.data.build import build
 from tailorfl.data.federation import Federation
 from tailorfl.data.registry import load_source
@@ -36,6 +33,9 @@ from tailorfl.experiments.config import load
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.eval import SETS, GenerationConfig
+from tailorfl.training import cohort as cohorts
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.objective import LOSSES
 
 WORDS = load_tokenizer("byte")
 SAYS = "ab c\x00"

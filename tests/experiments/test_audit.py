@@ -15,11 +15,12 @@ from scipy.stats import binomtest, norm
 from typer.testing import CliRunner
 
 from tailorfl.cli.main import app
-from tailorfl.core import directed, ledger, privacy
-from tailorfl.core.privacy import SampleDP
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.audit import audit_samples
 from tailorfl.theory.audit import Attack, at_least, at_most, attack
+from tailorfl.training import directed, ledger
+from tailorfl.training import sample_privacy as privacy
+from tailorfl.training.sample_privacy import SampleDP
 
 opacus = pytest.mark.skipif(
     find_spec("opacus") is None, reason="accounting needs opacus: pip install 'tailorfl[privacy]'"

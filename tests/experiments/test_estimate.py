@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tailorfl.core.local_sgd import LocalSGD
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.experiments.config import parse
 from tailorfl.experiments.estimate import estimate
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.runner import make_federation, make_simulation
+from tailorfl.training.local_sgd import LocalSGD
 
 METHODS: list[dict[str, Any]] = [
     {"name": "local"},

@@ -16,8 +16,6 @@ import torch
 import yaml
 
 from tailorfl import run
-from tailorfl.core.accounting import epsilon
-from tailorfl.core.ledger import Ledger, Use
 from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.experiments.check import check
 from tailorfl.experiments.config import load, parse
@@ -26,7 +24,9 @@ from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.privacy import Spent, noise_needed, planned, privacy_of, spent
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.runner import make_federation, make_simulation
+from tailorfl.privacy.accounting import epsilon
 from tailorfl.settings.privacy import PrivacyConfig
+from tailorfl.training.ledger import Ledger, Use
 
 opacus = pytest.mark.skipif(
     find_spec("opacus") is None, reason="accounting needs opacus: pip install 'tailorfl[privacy]'"

@@ -14,7 +14,6 @@ import torch
 
 import tailorfl.methods  # noqa: F401  registers the methods
 from experiments.killing import ENVIRONMENT
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
 from tailorfl.engines.make import make_engine
@@ -23,6 +22,7 @@ from tailorfl.experiments.one_job import long_final
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
 
 WEIGHED = """
 import resource, sys

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
 
 State = Mapping[str, Tensor]
 

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from methods.settings import LAM, Kind, Limit, make, row
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import Method, make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.synthetic import closed_form, pooled_optimum, synthetic_quadratic
@@ -24,6 +23,7 @@ from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
 
 Floats = NDArray[np.float64]
 CLIENTS, DIM, MU, L = 6, 3, 1.0, 3.0

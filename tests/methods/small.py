@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from methods.settings import Parts, make
-from tailorfl.core import tree
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import Method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
@@ -22,6 +20,8 @@ from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.models.selectors import select
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
+from tailorfl.training.cohort import TrainConfig
 
 CLASSES = 4
 SIZES = (15, 1, 7, 9, 3)

@@ -20,10 +20,10 @@ from methods.quadratics import (
 )
 from methods.settings import make
 from methods.small import assert_close, model, personal, simulation
-from tailorfl.core import tree
 from tailorfl.core.method import make_method
 from tailorfl.errors import ConfigError
 from tailorfl.methods.apfl import mix
+from tailorfl.training import tree
 
 
 class TestAPFL:

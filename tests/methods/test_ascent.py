@@ -6,7 +6,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from core.cohorts import (
+from tailorfl.methods.ascent import layer_scores, layerwise_perturbation, sam
+from tailorfl.training import tree
+from tailorfl.training.cohort import Cohort
+from tailorfl.training.plan import Length
+from training.cohorts import (
     ENGINES,
     SIZES,
     alone,
@@ -19,10 +23,6 @@ from core.cohorts import (
     source,
     spread,
 )
-from tailorfl.core import tree
-from tailorfl.core.cohort import Cohort
-from tailorfl.core.plan import Length
-from tailorfl.methods.ascent import layer_scores, layerwise_perturbation, sam
 
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 GROUPS = (("fc1.weight", "fc1.bias"), ("fc2.weight", "fc2.bias"), ("head.weight", "head.bias"))

@@ -10,7 +10,6 @@ import torch
 
 from methods.quadratics import CLIENTS, DIM, WEIGHT, quadratic_simulation
 from methods.small import simulation
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
@@ -18,6 +17,7 @@ from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
 
 
 def run(sim: Simulation, rounds: int = 4) -> Simulation:

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from methods.settings import make
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
 
 ROUNDS, VGG, CLIENTS, CLASSES, PUBLIC = 200, 9_756_426, 60, 10, 2000
 

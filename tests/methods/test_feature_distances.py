@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from core.cohorts import ENGINES, cohort_of, fit, model_of, run, source
-from tailorfl.core.privacy import SampleDP
-from tailorfl.core.tree import empty
 from tailorfl.errors import ConfigError, ModelError, TailorflError
 from tailorfl.methods.feature_distances import distance_of, feature_pull
+from tailorfl.training.sample_privacy import SampleDP
+from tailorfl.training.tree import empty
+from training.cohorts import ENGINES, cohort_of, fit, model_of, run, source
 
 DISTANCES = ("mean_l2", "batch_l2", "cosine", "pearson", "sdr")
 

@@ -37,7 +37,6 @@ from methods.small import (
     personal,
     simulation,
 )
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import make_method
 from tailorfl.data.synthetic import closed_form
@@ -49,6 +48,7 @@ from tailorfl.rounds.simulation import Simulation
 from tailorfl.theory import fedclup as calculator
 from tailorfl.theory.fedclup import round_rate, schedule, stochastic_eta
 from tailorfl.theory.fedclup_statistics import Problem, lambda_range
+from tailorfl.training.cohort import TrainConfig
 
 NEVER = -1e9
 """A `tol` under which every window of errors has fallen by enough; as `-NEVER` none has."""

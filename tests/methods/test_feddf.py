@@ -23,11 +23,11 @@ from methods.small import (
     shared,
     simulation,
 )
-from tailorfl.core import tree
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.federation import Federation
 from tailorfl.errors import ConfigError
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
 
 MODELS = {"small": model("logistic"), "middle": model("mlp"), "large": model("batch_norm")}
 """Any names will do, as long as no folder is called so."""
@@ -210,7 +210,7 @@ def test_teachers_predict_in_slices_that_memory_holds(monkeypatch: pytest.Monkey
     public, models = sim.context.public, torch.stack([sim.init] * 3)
     assert public is not None
     whole = ServerDistillation().targets([(sim.model, models)], public)
-    monkeypatch.setattr("tailorfl.core.cohort.INPUT_BYTES", 4 * 3 * 64 * 2)  # two rows of three clients
+    monkeypatch.setattr("tailorfl.training.cohort.INPUT_BYTES", 4 * 3 * 64 * 2)  # two rows of three clients
     seen = []
     take = type(public).take
     monkeypatch.setattr(

@@ -25,8 +25,6 @@ from methods.small import (
     personal,
     simulation,
 )
-from tailorfl.core import tree
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.messages import PerClient
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
@@ -36,6 +34,8 @@ from tailorfl.methods.fedfomo import FedFomo, mixing
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
+from tailorfl.training.cohort import TrainConfig
 
 CLIENTS, DIM, TRAINED, HELD = 6, 3, 12, 8
 ENGINES = ["sequential", "vectorized"]

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from methods.small import SIZES, TRAIN, simulation
-from tailorfl.core import tree
 from tailorfl.core.messages import PerClient
 from tailorfl.core.method import make_method
 from tailorfl.methods.hypernetwork import Hypernetwork
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import Weights
+from tailorfl.training import tree
 
 SMALL: dict[str, Any] = {"hidden": 8, "depth": 1, "embedding": 3, "start": "drawn"}
 PLAIN = {"server_momentum": 0.0, "server_weight_decay": 0.0, "server_clip": None}

@@ -29,9 +29,9 @@ from methods.small import (
     personal,
     simulation,
 )
-from tailorfl.core import tree
 from tailorfl.core.messages import PerClient
 from tailorfl.core.method import methods
+from tailorfl.training import tree
 
 NORMED = "batch_norm"
 

@@ -13,7 +13,6 @@ import tailorfl.methods  # noqa: F401
 from methods import plain, small
 from methods.settings import row
 from methods.small import TRAIN
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method, methods
 from tailorfl.data.federation import Federation
 from tailorfl.data.registry import load_source
@@ -22,6 +21,7 @@ from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
 
 
 def federation(seed: int = 0) -> Federation:

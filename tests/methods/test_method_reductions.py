@@ -25,13 +25,13 @@ from methods.small import (
     shared,
     simulation,
 )
-from tailorfl.core import tree
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import Method, make_method
 from tailorfl.core.reduction import Reduction
 from tailorfl.data.federation import Federation
 from tailorfl.experiments.reductions import facts_of, named
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
+from tailorfl.training.cohort import TrainConfig
 
 RUN: dict[str, Any] = {"rounds": 3, "fraction": 0.6}
 CASES = [

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from methods.small import NEWCOMER, simulation
-from tailorfl.core import tree
 from tailorfl.core.method import make_method
+from tailorfl.training import tree
 
 
 def adapted(name: str, options: dict[str, object], steps: int) -> dict[str, torch.Tensor]:

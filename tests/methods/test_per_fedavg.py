@@ -31,11 +31,11 @@ from methods.small import (
     shared,
     simulation,
 )
-from tailorfl.core import tree
 from tailorfl.core.method import Method, make_method
-from tailorfl.core.privacy import SampleDP
 from tailorfl.methods.per_fedavg import PerFedAvg
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
+from tailorfl.training.sample_privacy import SampleDP
 
 BETA, ALPHA = 0.1, 0.2
 EYE = torch.eye(DIM, dtype=torch.float64)

@@ -22,12 +22,12 @@ from methods.small import (
     simulation,
 )
 from tailorfl.core.context import Context
-from tailorfl.core.plan import Length
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.plan import Length
 
 PLAIN = replace(TRAIN, momentum=0.0, weight_decay=0.0)
 

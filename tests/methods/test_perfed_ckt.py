@@ -28,8 +28,6 @@ from methods.small import (
     personal,
     simulation,
 )
-from tailorfl.core import tree
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
@@ -41,6 +39,8 @@ from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.theory.perfed_ckt import transmission_cost
+from tailorfl.training import tree
+from tailorfl.training.cohort import TrainConfig
 
 ENGINES = ("sequential", "vectorized")
 EVERYTHING = TrainConfig(steps=1, batch_size=0, lr=0.3)

@@ -11,15 +11,15 @@ from tensordict import TensorDict
 
 from methods.plain import batches
 from methods.small import TRAIN, simulation
-from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.method import make_method
-from tailorfl.core.plan import Length
 from tailorfl.experiments.reductions import facts_of
 from tailorfl.methods.ascent import layer_scores, layerwise_perturbation
 from tailorfl.methods.plgu import PLGULF, largest
 from tailorfl.models.layers import layer_groups
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
+from tailorfl.training.plan import Length
 
 PLAIN = replace(TRAIN, momentum=0.0, weight_decay=0.0)
 ENGINES = ["sequential", "vectorized"]
@@ -203,7 +203,7 @@ def test_rounds_of_layer_freezing_are_those_of_plain_torch(
 @pytest.mark.parametrize("eps_from", ["personal", "global"])
 def test_the_ascent_at_the_global_model_takes_a_third_gradient(eps_from: str) -> None:
     method = make_method("plgu_lf", {"eps_from": eps_from})
-    from tailorfl.core.directed import gradients_asked
+    from tailorfl.training.directed import gradients_asked
 
     state = TensorDict({"theta": {"x": torch.ones(2)}, "omega": {"x": torch.ones(2)}}, batch_size=[])
     step = method.step((("x",),))  # type: ignore[attr-defined]

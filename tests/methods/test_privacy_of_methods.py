@@ -11,8 +11,8 @@ import torch
 from methods.settings import NAMES, make, row
 from methods.small import TRAIN, assert_close, assert_same, everything, fits, simulation
 from tailorfl.core.method import Method
-from tailorfl.core.privacy import SampleDP
 from tailorfl.errors import TailorflError
+from tailorfl.training.sample_privacy import SampleDP
 
 PLAIN = replace(TRAIN, momentum=0.0, weight_decay=0.0)
 NOISY = replace(PLAIN, dp=SampleDP(0.5, 1.0, "shuffle"))

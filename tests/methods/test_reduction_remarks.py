@@ -20,8 +20,8 @@ from methods.small import (
     shared,
     simulation,
 )
-from tailorfl.core import tree
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
 
 
 def after(name: str, rounds: int = 3, **settings: Any) -> Simulation:

@@ -10,10 +10,10 @@ import torch
 from methods import plain
 from methods.settings import make
 from methods.small import SIZES, TRAIN, assert_close, assert_same, model, personal, simulation
-from tailorfl.core import tree
 from tailorfl.core.method import make_method
 from tailorfl.errors import ModelError
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
 
 HEAD = {"mlp": ("head.weight", "head.bias"), "batch_norm": ("8.weight", "8.bias")}
 NORM = tuple(

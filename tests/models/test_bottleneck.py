@@ -7,7 +7,6 @@ import torch
 from tiny_transformers import TOKENS, assert_vmap_is_the_loop, ragged
 from torch import Tensor, nn
 
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
 from tailorfl.engines.make import make_engine
@@ -16,6 +15,7 @@ from tailorfl.models import Dropout, build, load_weights, replace_dropout, save_
 from tailorfl.models.bottleneck import BottleneckAdapter, insert_adapters
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
 
 L, HIDDEN, SIZE, BLOCKS = 9, 32, 5, 2
 ENDS = {

@@ -11,7 +11,6 @@ from tensordict import TensorDict
 from torch import nn
 from torch.nn import functional as F
 
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
 from tailorfl.data.federation import Federation
@@ -21,6 +20,7 @@ from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.models.selectors import select
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
 
 SHAPE = (1, 17, 17)
 ENGINES = ("sequential", "vectorized")

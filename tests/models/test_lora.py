@@ -8,7 +8,6 @@ from tiny_transformers import TOKENS, assert_vmap_is_the_loop, disturbed, ragged
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
 from tailorfl.engines.make import make_engine
@@ -17,6 +16,7 @@ from tailorfl.models import Dropout, build, dropout_key, replace_dropout, select
 from tailorfl.models.functional import Model
 from tailorfl.models.lora import find_targets, inject_lora
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
 
 L = 9
 CASES = [("bert", {}), ("llama", {}), ("llama", {"head": "language"}), ("vit", {})]

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
 from tailorfl.engines.make import make_engine
@@ -16,6 +15,7 @@ from tailorfl.errors import ConfigError, ModelError
 from tailorfl.models import ResidualAdapter, build, load_weights, save_weights, select
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
 
 SMALL = (3, 17, 17)
 

@@ -1,6 +1,6 @@
 """Changes the source at one random point at a time and looks whether a test notices.
 
-    python tests/mutation/mutate.py record STORE [tests/core ...]    which test runs which line; later what is new
+    python tests/mutation/mutate.py record STORE [tests/training ...]    which test runs which line; later what is new
     python tests/mutation/mutate.py run STORE OUT.jsonl --count 300 --seed 1 [--packages core methods]
     python tests/mutation/mutate.py again STORE OUT.jsonl            survivors once more, after a test was added
     python tests/mutation/mutate.py report OUT.jsonl ...             the table, and every survivor

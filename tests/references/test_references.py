@@ -14,10 +14,10 @@ from torch import Tensor
 from references import world
 from references.cases import REFERENCES, Case
 from references.plain import Outcome, State
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.messages import PerArchitecture
 from tailorfl.core.method import methods
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
 
 PLAIN = TrainConfig(epochs=1, batch_size=3, lr=0.1)
 TRAIN = {

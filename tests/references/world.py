@@ -17,18 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from references.plain import Batch, Batches, Problem, Settings, State
-from tailorfl.core import tree
-from tailorfl.core.cohort import TrainConfig
-from tailorfl.core.keys import generator
 from tailorfl.core.messages import table_of
 from tailorfl.core.method import make_method
-from tailorfl.core.public_term import public_rows
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.keys import generator
+from tailorfl.training.public_term import public_rows
 
 INPUTS, CLASSES = 6, 3
 SIZES = (7, 3, 5, 4, 6)

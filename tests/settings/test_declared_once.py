@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import tailorfl
-from tailorfl.core.cohort import TrainConfig
-from tailorfl.core.round_schedule import RoundSchedule
 from tailorfl.data.build import build
 from tailorfl.engines.make import make_engine
 from tailorfl.evaluation.protocols import Protocol
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import DEFAULT
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.round_schedule import RoundSchedule
 
 PACKAGE = Path(tailorfl.__file__).parent
 SETTINGS = PACKAGE / "settings"

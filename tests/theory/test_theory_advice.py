@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.theory.advice import SURE, Advice
 from tailorfl.theory.advisor import _notes
 from tailorfl.theory.minimax import Regime
 from tailorfl.theory.spread import Interval
+from tailorfl.training.cohort import TrainConfig
 
 NONE: Any = None
 

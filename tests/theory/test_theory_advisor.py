@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from tailorfl.core.cohort import TrainConfig
-from tailorfl.core.objective import LOSSES
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.data.synthetic import closed_form, synthetic_linear, synthetic_quadratic
@@ -27,6 +25,8 @@ from tailorfl.theory.objective import Objective
 from tailorfl.theory.pilot import halve, run_pilot
 from tailorfl.theory.recommend import Situation, recommendations
 from tailorfl.theory.shrinkage import Errors, best_pull
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.objective import LOSSES
 
 CLIENTS, SAMPLES, DIM = 10, 200, 8
 RADII = [0.0, 0.1, 0.5, 2.0]

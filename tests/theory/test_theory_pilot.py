@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from tailorfl.core.cohort import TrainConfig
-from tailorfl.core.objective import LOSSES
 from tailorfl.data.federation import Federation
 from tailorfl.data.own import from_tensors
 from tailorfl.errors import DataError
@@ -21,6 +19,8 @@ from tailorfl.theory.measures import curvature, gain_of_own, gradient_noise
 from tailorfl.theory.objective import Objective
 from tailorfl.theory.pilot import SPLITS, halve, run_pilot
 from tailorfl.theory.spread import client_spread
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.objective import LOSSES
 
 CLIENTS, SAMPLES, DIM = 4, 30, 3
 

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from tailorfl.core.cohort import TrainConfig
-from tailorfl.core.objective import LOSSES
 from tailorfl.data.federation import Federation
 from tailorfl.data.synthetic import synthetic_linear
 from tailorfl.errors import DataError
@@ -28,6 +26,8 @@ from tailorfl.theory.pilot import Pilot, run_pilot
 from tailorfl.theory.recommend import Recommendation, Situation, perfed_ckt, recommendations
 from tailorfl.theory.shrinkage import Errors
 from tailorfl.theory.spread import client_spread
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.objective import LOSSES
 
 MU, L, LAM = 1.0, 10.0, 1.0
 WHOLE = Situation(LAM, L, MU, 13.0, 100, 4, 0.1, Errors(alone=1.0, pooled=2.0, coupled=0.5), initial=50.0)

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from tailorfl.core.cohort import TrainConfig
-from tailorfl.core.objective import Loss
-from tailorfl.core.update import BETA_1, BETA_2, EPS
 from tailorfl.data.source import Source
 from tailorfl.models.dropout import Dropout
 from tailorfl.models.functional import Model
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.objective import Loss
+from tailorfl.training.update import BETA_1, BETA_2, EPS
 
 RESIDENT_BYTES = 2**30
 """Images are normalised once for all rounds where that takes no more than this, else batch by batch."""

@@ -11,8 +11,6 @@ import torch
 
 from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
 from tailorfl.benchmark.work import CountedFit, Work, chunks_of, count_work, padding_of, parts_of
-from tailorfl.core import tree
-from tailorfl.core.objective import LOSSES
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine
 from tailorfl.engines.in_process import evenly
@@ -22,6 +20,8 @@ from tailorfl.engines.workers.processes import Processes
 from tailorfl.engines.workers.team import Workers
 from tailorfl.rounds.one_round import RoundResult
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
+from tailorfl.training.objective import LOSSES
 
 CHUNKS = (1, 4, 16, 64)
 

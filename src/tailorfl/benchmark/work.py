@@ -1,7 +1,7 @@
 """What a round of a method really does: its trainings, counted without training, and the chunks an engine cuts.
 
-The clients' code runs on cohorts that count only (`core/counting.py`), with a client that writes down every fit. So the
-plain loop can be given as many steps, and what it lacks can be said.
+The clients' code runs on cohorts that count only (`training/counting.py`), with a client that writes down every fit. So
+the plain loop can be given as many steps, and what it lacks can be said.
 """
 
 from __future__ import annotations
@@ -14,12 +14,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
 from tailorfl.core.client import RUN, Client
-from tailorfl.core.cohort import Cohort
-from tailorfl.core.directed import gradients_asked
-from tailorfl.core.plan import BatchPlan, Length, runs
-from tailorfl.core.terms import Term
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Visit
 from tailorfl.engines.in_process import InProcess
@@ -27,6 +22,11 @@ from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.rounds.groups import Group, by_group, message_for
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
+from tailorfl.training.cohort import Cohort
+from tailorfl.training.directed import gradients_asked
+from tailorfl.training.plan import BatchPlan, Length, runs
+from tailorfl.training.terms import Term
 
 
 class Request(NamedTuple):

@@ -26,9 +26,9 @@ def command(
     seed: Annotated[int, typer.Option("--seed", help="Of batches and noise.")] = 0,
 ) -> None:
     """Attack private training with a canary; exits with 1 if that tells more than the stated epsilon allows."""
-    from tailorfl.core.privacy import SampleDP
     from tailorfl.experiments.audit import audit_samples
     from tailorfl.settings.privacy import BatchSampling
+    from tailorfl.training.sample_privacy import SampleDP
 
     if sampling not in get_args(BatchSampling):
         raise unknown("sampling", sampling, get_args(BatchSampling))

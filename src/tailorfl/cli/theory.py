@@ -243,8 +243,8 @@ def dp(
     """What DP-SGD costs a client, by two accountants; needs the extra 'privacy'."""
     from typing import cast, get_args
 
-    from tailorfl.core.accounting import epsilon, noise_for
     from tailorfl.errors import unknown
+    from tailorfl.privacy.accounting import epsilon, noise_for
     from tailorfl.settings.privacy import Accountant, BatchSampling
     from tailorfl.theory.privacy import releases
 

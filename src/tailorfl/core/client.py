@@ -19,18 +19,18 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import operations, tree
-from tailorfl.core.cohort import Cohort
-from tailorfl.core.directed import Directions
-from tailorfl.core.gradients import Gradient
-from tailorfl.core.local_sgd import FitOptions
-from tailorfl.core.packing import Packed
-from tailorfl.core.plan import Length, steps_of
-from tailorfl.core.privacy import check_separable
-from tailorfl.core.terms import Given, Term
-from tailorfl.core.update import Optimizer
 from tailorfl.errors import TailorflError
 from tailorfl.models.layers import Groups, layer_groups
+from tailorfl.training import operations, tree
+from tailorfl.training.cohort import Cohort
+from tailorfl.training.directed import Directions
+from tailorfl.training.gradients import Gradient
+from tailorfl.training.local_sgd import FitOptions
+from tailorfl.training.packing import Packed
+from tailorfl.training.plan import Length, steps_of
+from tailorfl.training.sample_privacy import check_separable
+from tailorfl.training.terms import Given, Term
+from tailorfl.training.update import Optimizer
 
 Start = TypeVar("Start", TensorDict, Mapping[str, TensorDict])
 """A model state, or several by name."""
@@ -108,7 +108,7 @@ class Client:
                 `given`, not by closure. Of several models it moves all together; a mapping with one for each
                 lets them take their steps in its order, so that a direction sees the models before its own as
                 they are after this step, whatever the optimizer, and returns what its own descends along.
-            term: one or more terms of the loss, or in its place, see `tailorfl.core.terms`; of one model at a time.
+            term: one or more terms of the loss, or in its place, see `tailorfl.training.terms`; of one model at a time.
                 Tensors of `start` that the model does not have train along, unless `train` leaves them out.
             length: how long, and which batches; the run's unless told. So many epochs of steps with several batches
                 each end with a whole step: its last batches may come from a further pass. The loss that is reported is
@@ -280,8 +280,8 @@ class Client:
 
         Args:
             state: a model state, in evaluation mode.
-            of: a function of what a batch shows (`tailorfl.core.terms.Seen`) that returns [batch, ...], an entry for
-                each sample that depends on that sample alone.
+            of: a function of what a batch shows (`tailorfl.training.terms.Seen`) that returns [batch, ...], an entry
+                for each sample that depends on that sample alone.
             given: per-client tensors and TensorDicts for it.
             by_class: sums by label, [classes, ...], of a task of classification; else [...].
 

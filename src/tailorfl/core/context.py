@@ -9,11 +9,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core.cohort import TrainConfig
-from tailorfl.core.keys import torch_seed
 from tailorfl.data.source import Source
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.keys import torch_seed
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
 from tailorfl.core.context import Context
 from tailorfl.settings.experiment import Weights
+from tailorfl.training import tree
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from tensordict import TensorDict
 
 from tailorfl import modules
-from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Broadcast, PerArchitecture, Replies
@@ -27,6 +26,7 @@ from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 from tailorfl.settings.experiment import Weights
 from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training import tree
 
 log = logging.getLogger(__name__)
 

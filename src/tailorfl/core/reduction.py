@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.models.split import Split
+from tailorfl.training.cohort import TrainConfig
 
 Which = Literal["personal", "global"]
 

@@ -22,14 +22,14 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
-from tailorfl.core import tree
-from tailorfl.core.cohort import rows_at_once
 from tailorfl.core.context import Context
-from tailorfl.core.keys import generator, torch_seed
-from tailorfl.core.objective import LOSSES
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
+from tailorfl.training import tree
+from tailorfl.training.cohort import rows_at_once
+from tailorfl.training.keys import generator, torch_seed
+from tailorfl.training.objective import LOSSES
 
 Teacher = Tensor | Callable[[Tensor], Tensor]
 """Probabilities of every public sample, [P, C], or a function from samples [batch, ...] to theirs, [batch, C]."""

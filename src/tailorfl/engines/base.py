@@ -11,12 +11,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.client import Client
-from tailorfl.core.cohort import Cohort
 from tailorfl.core.messages import PerClient, table_of
 from tailorfl.data.source import Source
 from tailorfl.engines.results import Parts, Updates
 from tailorfl.engines.state import StateStore
 from tailorfl.models.functional import Model
+from tailorfl.training.cohort import Cohort
 
 ClientFunction = Callable[[Client, TensorDict, TensorDict], Parts]
 """(client, its state, what it received) -> any number of TensorDicts."""

@@ -15,13 +15,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from tailorfl.core import tree
-from tailorfl.core.cohort import Cohort
 from tailorfl.data.source import Source
 from tailorfl.engines.base import Inference
 from tailorfl.engines.memory import free_memory
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
+from tailorfl.training import tree
+from tailorfl.training.cohort import Cohort
 
 S = TypeVar("S", bound=Source)
 

@@ -10,12 +10,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core.cohort import Cohort
 from tailorfl.engines.base import Inference, Stored, Visit
 from tailorfl.engines.devices import HOST, Place
 from tailorfl.engines.memory import Room
 from tailorfl.engines.results import Parts, Stacked, Updates, finite_clients
 from tailorfl.engines.state import StateStore
+from tailorfl.training.cohort import Cohort
 
 
 class InProcess(ABC):

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tailorfl.core.cohort import Cohort
 from tailorfl.errors import MemoryLimitError
+from tailorfl.training.cohort import Cohort
 
 log = logging.getLogger(__name__)
 

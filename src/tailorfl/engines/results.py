@@ -9,8 +9,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
 from tailorfl.engines.memory import Room
+from tailorfl.training import tree
 
 Parts = tuple[TensorDict, ...]
 

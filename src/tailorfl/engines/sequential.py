@@ -8,15 +8,15 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
-from tailorfl.core.cohort import Cohort, rows_at_once
-from tailorfl.core.outputs import in_passes
 from tailorfl.engines.base import Inference, Visit
 from tailorfl.engines.devices import HOST
 from tailorfl.engines.in_process import InProcess
 from tailorfl.engines.memory import out_of_memory, too_large
 from tailorfl.engines.results import Parts, Stacked
+from tailorfl.training import tree
+from tailorfl.training.cohort import Cohort, rows_at_once
+from tailorfl.training.outputs import in_passes
 
 CHUNKS = 64
 """A cohort is cut into so many chunks, or fewer."""

@@ -19,9 +19,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
 from tailorfl.engines.workers.shared import Block, aligned
 from tailorfl.errors import TailorflError
+from tailorfl.training import tree
 
 NO_ROW = -1
 """In place of the row of a client that never trained."""

@@ -12,17 +12,17 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.func import vmap
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
-from tailorfl.core.cohort import Cohort, padded, rows_at_once
-from tailorfl.core.ledger import Record
-from tailorfl.core.outputs import in_passes
 from tailorfl.engines.base import Inference, Visit
 from tailorfl.engines.devices import HOST
 from tailorfl.engines.in_process import InProcess, largest_first
 from tailorfl.engines.memory import COPIES, Peak, fitting, halved, out_of_memory, release
 from tailorfl.engines.results import Parts, Stacked
 from tailorfl.models.functional import Model
+from tailorfl.training import tree
+from tailorfl.training.cohort import Cohort, padded, rows_at_once
+from tailorfl.training.ledger import Record
+from tailorfl.training.outputs import in_passes
 
 CHUNK_BYTES = 16 * 2**20
 """Bytes of the parameters of one chunk, when the chunk size is chosen here: what a large cache holds."""

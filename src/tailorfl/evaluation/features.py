@@ -11,10 +11,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
-from tailorfl.core.cohort import rows_at_once
 from tailorfl.data.source import Source
 from tailorfl.models.functional import Model
+from tailorfl.training import tree
+from tailorfl.training.cohort import rows_at_once
 
 
 def features(model: Model, state: TensorDict, source: Source, rows: Tensor) -> Tensor:

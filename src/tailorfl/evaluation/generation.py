@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tailorfl.core.objective import next_tokens, response_losses
 from tailorfl.data.rouge import rouge1
 from tailorfl.data.source import NO_TARGET, Source
 from tailorfl.data.tokenizers import Tokenizer, load_tokenizer
 from tailorfl.errors import DataError, ModelError
 from tailorfl.models.functional import Model
 from tailorfl.settings.eval import GenerationConfig
+from tailorfl.training.objective import next_tokens, response_losses
 
 PROMPTS_AT_ONCE = 32
 """Prompts that are continued together."""

@@ -15,9 +15,6 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
-from tailorfl.core.cohort import Cohort, rows_at_once
-from tailorfl.core.objective import LOSSES, SAMPLE_LOSSES
 from tailorfl.data.source import Source
 from tailorfl.data.thinning import thinned
 from tailorfl.engines.base import Engine, Inference
@@ -26,6 +23,9 @@ from tailorfl.evaluation.metrics import compute_parts, credited
 from tailorfl.evaluation.parts import means
 from tailorfl.evaluation.portions import Portions, alike
 from tailorfl.settings.eval import GenerationConfig
+from tailorfl.training import tree
+from tailorfl.training.cohort import Cohort, rows_at_once
+from tailorfl.training.objective import LOSSES, SAMPLE_LOSSES
 
 
 class Judge(Protocol):

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core.keys import torch_seed
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.sharpness import mean_loss
 from tailorfl.models.functional import Model
+from tailorfl.training.keys import torch_seed
 
 Vector = dict[str, Tensor]
 

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tailorfl.core import tree
-from tailorfl.core.cohort import rows_at_once
 from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.source import Source
 from tailorfl.models.functional import Model
 from tailorfl.rounds.groups import Group
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
+from tailorfl.training.cohort import rows_at_once
 
 MODEL_BYTES = 32 * 2**20
 """Bytes of the models of one portion of clients."""

@@ -28,8 +28,6 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core.cohort import Cohort
-from tailorfl.core.keys import generator
 from tailorfl.data.federation import Federation
 from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.source import Source
@@ -45,6 +43,8 @@ from tailorfl.rounds.groups import by_group
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.eval import GenerationConfig
 from tailorfl.settings.experiment import DEFAULT
+from tailorfl.training.cohort import Cohort
+from tailorfl.training.keys import generator
 
 SERVER = -1
 """The `client` of a record that belongs to no single client."""

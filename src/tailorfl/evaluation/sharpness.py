@@ -15,11 +15,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
-from tailorfl.core.cohort import rows_at_once
-from tailorfl.core.objective import LOSSES
 from tailorfl.data.source import Source
 from tailorfl.models.functional import Model
+from tailorfl.training import tree
+from tailorfl.training.cohort import rows_at_once
+from tailorfl.training.objective import LOSSES
 
 
 def sharpness(model: Model, state: TensorDict, source: Source, rows: Tensor, rho: float) -> float:

@@ -20,19 +20,18 @@ import torch
 from numpy.typing import NDArray
 
 import tailorfl.methods as _methods  # noqa: F401  registers the library's methods
-from tailorfl.core.accounting import epsilon
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.method import make_method
-from tailorfl.core.privacy import SampleDP
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.privacy.accounting import epsilon
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.settings.privacy import UNBOUND
 from tailorfl.theory.audit import Attack, attack
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.sample_privacy import SampleDP
 
 SHORT_STEP = 1e-2
 """Learning rate: any will do, since the canary's gradient does not depend on the model."""
@@ -62,7 +61,7 @@ def audit_samples(
     batch_size: int = 10,
     steps: int = 5,
     trials: int = 2000,
-    delta: float = UNBOUND.delta,
+    delta: float = 1e-5,
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Audit:

@@ -14,12 +14,12 @@ from typing import Literal
 
 import numpy as np
 
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.messages import payload_size
-from tailorfl.core.plan import make_plan
 from tailorfl.rounds.sampling import sample_clients
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.plan import make_plan
 
 Kind = Literal["gradients", "bytes"]
 UNITS = {"gradients": "gradients of single samples", "bytes": "bytes, sent and received"}

@@ -1,6 +1,6 @@
 """What an experiment would cost, found by building everything and training two small clients for a few rounds.
 
-Where that would take long, for one batch: the rest is counted (`core/counting.py`), not trained.
+Where that would take long, for one batch: the rest is counted (`training/counting.py`), not trained.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from tailorfl.core.method import make_method
-from tailorfl.core.round_schedule import RoundSchedule
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.experiments.fingerprint import HARMLESS, changes
 from tailorfl.experiments.jobs import Job
@@ -22,6 +21,7 @@ from tailorfl.experiments.written_out import with_all_options
 from tailorfl.runs.amending import amend, reconfigure, record_of
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
+from tailorfl.training.round_schedule import RoundSchedule
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core.keys import generator
 from tailorfl.errors import ConfigError, RunError, unknown
 from tailorfl.evaluation.landscape import losses, plane_through, random_plane
 from tailorfl.evaluation.selection import Selection
@@ -25,6 +24,7 @@ from tailorfl.experiments.runner import make_federation, make_simulation
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.files import write_text
 from tailorfl.runs.store import RunStore
+from tailorfl.training.keys import generator
 
 log = logging.getLogger(__name__)
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from tailorfl.core.accounting import Entry, epsilon, noise_for
-from tailorfl.core.client_privacy import ClientDP
-from tailorfl.core.ledger import EVERYONE, Ledger
-from tailorfl.core.privacy import SampleDP
 from tailorfl.errors import TailorflError
 from tailorfl.experiments.jobs import Job
+from tailorfl.privacy.accounting import epsilon, noise_for
+from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.planning import planned_ledger
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.privacy import Accountant, PrivacyConfig
+from tailorfl.training.ledger import EVERYONE, Entry, Ledger
+from tailorfl.training.sample_privacy import SampleDP
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def with_privacy(job: Job, build: Build) -> Simulation:
 
     Raises:
         ConfigError: privacy does not cover what the method does, or the wanted ε cannot be reached.
-        TailorflError, MissingExtraError: as `tailorfl.core.accounting.epsilon`.
+        TailorflError, MissingExtraError: as `tailorfl.privacy.accounting.epsilon`.
     """
     settings = privacy_of(job)
     if settings is None:

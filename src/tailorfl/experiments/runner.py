@@ -15,12 +15,7 @@ from typing import Any
 
 import torch
 
-from tailorfl.core.client_privacy import ClientDP
-from tailorfl.core.cohort import TrainConfig
-from tailorfl.core.keys import generator
 from tailorfl.core.method import make_method
-from tailorfl.core.privacy import SampleDP
-from tailorfl.core.round_schedule import RoundSchedule
 from tailorfl.data.build import build as build_federation
 from tailorfl.data.federation import Federation
 from tailorfl.data.validate import weaknesses
@@ -48,12 +43,17 @@ from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.standing import Standing
 from tailorfl.experiments.starting import Way
 from tailorfl.experiments.written_out import with_all_options
+from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.groups import assign_by_size
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.files import write_text
 from tailorfl.runs.signals import ended_in_order
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.keys import generator
+from tailorfl.training.round_schedule import RoundSchedule
+from tailorfl.training.sample_privacy import SampleDP
 
 log = logging.getLogger(__name__)
 

@@ -30,14 +30,14 @@ from pydantic import Field
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.directed import Directions
-from tailorfl.core.gradients import Gradient
 from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.bases import ServerModel
+from tailorfl.training import tree
+from tailorfl.training.directed import Directions
+from tailorfl.training.gradients import Gradient
 
 
 @register

@@ -27,9 +27,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
-from tailorfl.core.gradients import Direction, Gradient
 from tailorfl.models.layers import Groups
+from tailorfl.training import tree
+from tailorfl.training.gradients import Direction, Gradient
 
 _TINY = 1e-12
 

@@ -30,15 +30,15 @@ import torch
 from pydantic import Field, model_validator
 from tensordict import TensorDict
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.plan import Length
 from tailorfl.core.reduction import Facts, Reduction, length, none, to_local, untrained
-from tailorfl.core.update import PLAIN, Optimizer
 from tailorfl.methods.bases import TwoModels
 from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training import tree
+from tailorfl.training.plan import Length
+from tailorfl.training.update import PLAIN, Optimizer
 
 
 @register

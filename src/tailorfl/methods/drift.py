@@ -46,15 +46,15 @@ import torch
 from pydantic import Field
 from tensordict import TensorDict
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.gradients import Gradient
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction
-from tailorfl.core.update import PLAIN, Optimizer
 from tailorfl.settings.experiment import Weights
+from tailorfl.training import tree
+from tailorfl.training.gradients import Gradient
+from tailorfl.training.update import PLAIN, Optimizer
 
 
 class Corrected(Method):

@@ -23,9 +23,9 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn import functional as F
 
-from tailorfl.core.objective import mean_of
-from tailorfl.core.terms import Seen, Term
 from tailorfl.errors import TailorflError, unknown
+from tailorfl.training.objective import mean_of
+from tailorfl.training.terms import Seen, Term
 
 Distance = Literal["mean_l2", "batch_l2", "cosine", "pearson", "sdr"]
 TOGETHER: tuple[Distance, ...] = ("batch_l2", "sdr")

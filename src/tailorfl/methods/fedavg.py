@@ -28,15 +28,15 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 from tensordict import TensorDict
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
-from tailorfl.core.plan import Length
 from tailorfl.core.reduction import Facts, Reduction, Which, none
 from tailorfl.core.server_optim import ServerOptimizer
 from tailorfl.methods.ascent import sam
+from tailorfl.training import tree
+from tailorfl.training.plan import Length
 
 
 @register

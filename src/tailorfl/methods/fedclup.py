@@ -35,19 +35,19 @@ from pydantic import Field, model_validator
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.plan import Length
 from tailorfl.core.reduction import Facts, Reduction, length, to_local
-from tailorfl.core.update import Optimizer
 from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.fedclup_lambda import ERROR, Constant, Corollary, Dynamic, Heuristic, Schedule
 from tailorfl.methods.fedclup_steps import ClientRule, ServerRule, client_step, fewest_steps, server_step
 from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training import tree
+from tailorfl.training.plan import Length
+from tailorfl.training.update import Optimizer
 
 
 @register

@@ -32,9 +32,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
 from tailorfl.core.messages import Replies
 from tailorfl.theory.fedclup_statistics import Problem, lambda_range
+from tailorfl.training import tree
 
 ERROR = "val"
 """What clients call the validation error that a rule watches, among the numbers they report."""

@@ -33,14 +33,14 @@ from pydantic import Field
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.keys import generator
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training import tree
+from tailorfl.training.keys import generator
 
 _TINY = 1e-5
 

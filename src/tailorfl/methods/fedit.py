@@ -39,13 +39,13 @@ from pydantic import Field, model_validator
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, none
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedavg import FedAvg, FedAvgFT
+from tailorfl.training import tree
 
 
 class MeanOfLoRA(FedAvg):

@@ -41,9 +41,9 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, to_local, untrained
-from tailorfl.core.terms import Term
 from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.feature_distances import feature_pull
+from tailorfl.training.terms import Term
 
 
 class FeatureRegularised(TwoModels):

@@ -23,13 +23,13 @@ from pydantic import Field
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training import tree
 
 
 @register

@@ -43,14 +43,14 @@ from torch import Tensor
 from torch.func import vjp, vmap
 from torch.nn import functional as F
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.keys import torch_seed
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction
-from tailorfl.core.update import along
+from tailorfl.training import tree
+from tailorfl.training.keys import torch_seed
+from tailorfl.training.update import along
 
 _TINY = 1e-12
 

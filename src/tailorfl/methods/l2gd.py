@@ -36,15 +36,15 @@ import torch
 from pydantic import Field
 from tensordict import TensorDict
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.keys import generator
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
-from tailorfl.core.plan import Length
 from tailorfl.core.reduction import Facts, Reduction, length
 from tailorfl.errors import ConfigError
+from tailorfl.training import tree
+from tailorfl.training.keys import generator
+from tailorfl.training.plan import Length
 
 
 @register

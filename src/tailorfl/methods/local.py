@@ -15,12 +15,12 @@ from typing import ClassVar
 
 from tensordict import TensorDict
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
 from tailorfl.methods.bases import ServerModel
+from tailorfl.training import tree
 
 
 @register

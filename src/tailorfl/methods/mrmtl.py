@@ -26,12 +26,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from tensordict import TensorDict
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.bases import TwoModels
+from tailorfl.training import tree
 
 
 @register

@@ -36,17 +36,17 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 from tensordict import TensorDict
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.gradients import Gradient
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.plan import Length
 from tailorfl.core.reduction import Facts, Reduction, length, none, to_local, untrained
 from tailorfl.methods.bases import ServerModel
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
+from tailorfl.training import tree
+from tailorfl.training.gradients import Gradient
+from tailorfl.training.plan import Length
 
 
 class SplitMethod(ServerModel):

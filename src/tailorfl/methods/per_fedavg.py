@@ -32,12 +32,12 @@ from pydantic import Field
 from tensordict import TensorDict
 
 from tailorfl.core.client import Client
-from tailorfl.core.gradients import Gradient
 from tailorfl.core.method import register
-from tailorfl.core.plan import Length
 from tailorfl.core.reduction import Facts, Reduction
-from tailorfl.core.update import Optimizer
 from tailorfl.methods.bases import ServerModel
+from tailorfl.training.gradients import Gradient
+from tailorfl.training.plan import Length
+from tailorfl.training.update import Optimizer
 
 
 @register

@@ -39,11 +39,11 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.plan import Length
 from tailorfl.core.reduction import Facts, Reduction, length, none, to_local, untrained
 from tailorfl.core.server_distill import ServerDistillation
-from tailorfl.core.update import Optimizer
 from tailorfl.methods.bases import TwoModels
+from tailorfl.training.plan import Length
+from tailorfl.training.update import Optimizer
 
 
 @register

@@ -43,12 +43,12 @@ from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.keys import torch_seed
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction, to_local, untrained
-from tailorfl.core.terms import Seen, Term
 from tailorfl.errors import ConfigError, TailorflError
+from tailorfl.training.keys import torch_seed
+from tailorfl.training.terms import Seen, Term
 
 RESTARTS = 10
 

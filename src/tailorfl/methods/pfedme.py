@@ -35,14 +35,14 @@ from typing import Any, ClassVar
 from pydantic import Field
 from tensordict import TensorDict
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.plan import Length
 from tailorfl.core.reduction import Facts, Reduction, length, untrained
-from tailorfl.core.update import PLAIN, Optimizer
 from tailorfl.methods.bases import TwoModels
+from tailorfl.training import tree
+from tailorfl.training.plan import Length
+from tailorfl.training.update import PLAIN, Optimizer
 
 
 @register

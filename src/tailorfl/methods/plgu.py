@@ -44,18 +44,18 @@ from pydantic import Field
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
-from tailorfl.core.gradients import Direction, Gradient
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.plan import Length
 from tailorfl.core.reduction import Facts, Reduction, to_local
-from tailorfl.core.update import Optimizer
 from tailorfl.methods.ascent import ScoreNorm, layer_scores, layerwise_perturbation
 from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.partial import FedRep
 from tailorfl.models.layers import Groups
+from tailorfl.training import tree
+from tailorfl.training.gradients import Direction, Gradient
+from tailorfl.training.plan import Length
+from tailorfl.training.update import Optimizer
 
 Form = Literal["paper", "asam"]
 Model = Literal["global", "personal"]

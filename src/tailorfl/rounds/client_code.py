@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from tensordict import TensorDict
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
 from tailorfl.core.messages import PerClient
 from tailorfl.core.method import Method
 from tailorfl.engines.results import Parts
 from tailorfl.rounds.groups import Group, by_group, message_for
+from tailorfl.training import tree
 
 WORK = "gradients of samples"
 """Where the function of a round returns how many gradients a client computed."""

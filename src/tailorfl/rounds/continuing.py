@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
 from tailorfl.rounds.groups import Group
+from tailorfl.training import tree
 
 
 def saved(server: TensorDict, groups: Sequence[Group]) -> dict[str, Tensor]:

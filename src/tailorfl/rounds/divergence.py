@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from tensordict import TensorDict
 
-from tailorfl.core import tree
 from tailorfl.errors import DivergenceError
+from tailorfl.training import tree
 
 
 def check_server(old: TensorDict, new: TensorDict, round: int, options: Sequence[str]) -> None:

@@ -11,9 +11,6 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core.client_privacy import ClientDP
-from tailorfl.core.cohort import Cohort, TrainConfig
-from tailorfl.core.ledger import Ledger, Purpose, Record
 from tailorfl.core.messages import Broadcast, PerArchitecture, Traffic
 from tailorfl.core.method import Method
 from tailorfl.data.federation import Federation
@@ -23,6 +20,7 @@ from tailorfl.engines.memory import keep_freed_memory
 from tailorfl.engines.results import Parts
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
+from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.client_code import Deployment, deployment_message, in_parts
 from tailorfl.rounds.continuing import restored, saved
 from tailorfl.rounds.groups import Group, by_group, make_groups
@@ -31,6 +29,8 @@ from tailorfl.rounds.private_updates import PrivateUpdates, check_data, check_pr
 from tailorfl.rounds.sampling import round_half_up
 from tailorfl.settings.experiment import DEFAULT, Sampling, Weights
 from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training.cohort import Cohort, TrainConfig
+from tailorfl.training.ledger import Ledger, Purpose, Record
 
 
 class FederatedRun:

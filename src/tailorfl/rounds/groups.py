@@ -16,10 +16,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
-from tailorfl.core.cohort import TrainConfig
 from tailorfl.core.context import Context
-from tailorfl.core.keys import torch_seed
 from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Replies
 from tailorfl.core.method import Method, needs_one_architecture, needs_public
 from tailorfl.data.federation import Federation
@@ -27,6 +24,9 @@ from tailorfl.data.public import subset
 from tailorfl.engines.state import StateStore
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.models.functional import Model
+from tailorfl.training import tree
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.keys import torch_seed
 
 
 @dataclass(frozen=True)

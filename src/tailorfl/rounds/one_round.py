@@ -9,10 +9,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
-from tailorfl.core.ledger import Uses
 from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Traffic, count_down, count_up
 from tailorfl.rounds.groups import Group, by_group, message_for
+from tailorfl.training import tree
+from tailorfl.training.ledger import Uses
 
 
 @dataclass(frozen=True)

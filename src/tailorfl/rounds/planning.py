@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from tailorfl.core.ledger import Ledger, Record
 from tailorfl.core.messages import PerClient
 from tailorfl.engines.base import Visit
 from tailorfl.engines.results import Parts
@@ -22,6 +21,7 @@ from tailorfl.engines.vectorized import Vectorized
 from tailorfl.rounds.client_code import Deployment, deployment_message, in_parts
 from tailorfl.rounds.groups import by_group, message_for
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.ledger import Ledger, Record
 
 
 def planned_ledger(sim: Simulation, rounds: int, adapt_steps: int | None = None) -> Ledger:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tailorfl.core.cohort import Cohort, TrainConfig
-from tailorfl.core.objective import LOSSES
 from tailorfl.data.federation import Federation
 from tailorfl.data.rows import Rows
 from tailorfl.rounds.groups import Group, by_group
+from tailorfl.training.cohort import Cohort, TrainConfig
+from tailorfl.training.objective import LOSSES
 
 
 class Population:

@@ -8,10 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from tensordict import TensorDict
 
-from tailorfl.core import tree
-from tailorfl.core.client_privacy import ClientDP, check_payload, private_replies, uses_of_updates
-from tailorfl.core.cohort import Cohort
-from tailorfl.core.ledger import EVERYONE, Record, Uses
 from tailorfl.core.messages import PerClient
 from tailorfl.core.method import Method
 from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
@@ -19,10 +15,14 @@ from tailorfl.data.source import Source
 from tailorfl.engines.base import ClientFunction, Visit
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.errors import ConfigError
+from tailorfl.privacy.client_privacy import ClientDP, check_payload, private_replies, uses_of_updates
 from tailorfl.rounds.groups import Group
 from tailorfl.rounds.one_round import Trained
 from tailorfl.settings.experiment import Sampling, Weights
 from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training import tree
+from tailorfl.training.cohort import Cohort
+from tailorfl.training.ledger import EVERYONE, Record, Uses
 
 
 def check_private(method: Method, level: PrivacyLevel, weights: Weights) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tailorfl.core.keys import generator
 from tailorfl.settings.experiment import Sampling
+from tailorfl.training.keys import generator
 
 REDRAWS = 10_000
 """Empty cohorts after which one client is drawn at random: so many happen only where fraction · N is below 0.002, and

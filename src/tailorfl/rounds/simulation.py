@@ -10,7 +10,6 @@ from dataclasses import replace
 import torch
 from tensordict import TensorDict
 
-from tailorfl.core import tree
 from tailorfl.core.messages import Broadcast, PerClient, Replies, Traffic
 from tailorfl.engines.base import Visit
 from tailorfl.errors import DivergenceError
@@ -21,6 +20,7 @@ from tailorfl.rounds.groups import Group, by_group, gather, message_for
 from tailorfl.rounds.one_round import RoundResult, Trained, count_traffic, means_of
 from tailorfl.rounds.private_updates import nobody
 from tailorfl.rounds.sampling import sample_clients
+from tailorfl.training import tree
 
 log = logging.getLogger(__name__)
 

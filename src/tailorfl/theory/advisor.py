@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from tailorfl.core.cohort import TrainConfig
-from tailorfl.core.objective import LOSSES
 from tailorfl.data.federation import Federation
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.models.functional import Model
@@ -35,6 +33,8 @@ from tailorfl.theory.pilot import Pilot, Watch, run_pilot
 from tailorfl.theory.recommend import Situation, perfed_ckt, recommendations
 from tailorfl.theory.shrinkage import best_pull, expected_errors, scaled_rate
 from tailorfl.theory.spread import Floats, client_spread, heterogeneity, interval, resampled
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.objective import LOSSES
 
 STRONGEST = {"optimum": 30.0, "training": 1.0}
 """Largest lam, in units of L: the pull leaves at most a 30th of a deviation, or at most halves the step size."""

@@ -10,12 +10,12 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.func import grad, jacrev, jvp, vmap
 
-from tailorfl.core import tree
-from tailorfl.core.objective import Loss
 from tailorfl.data.rows import Ints
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError
 from tailorfl.models.functional import Model
+from tailorfl.training import tree
+from tailorfl.training.objective import Loss
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,15 +22,15 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
-from tailorfl.core.cohort import Cohort, TrainConfig
-from tailorfl.core.keys import derive
 from tailorfl.data.federation import Federation
 from tailorfl.data.rows import Ints
 from tailorfl.errors import DataError, DivergenceError
 from tailorfl.theory.objective import Objective
 from tailorfl.theory.spread import Floats
+from tailorfl.training import tree
+from tailorfl.training.cohort import Cohort, TrainConfig
+from tailorfl.training.keys import derive
 
 Mode = Literal["optimum", "training"]
 Watch = Callable[[str], None]

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 
-from tailorfl.core.accounting import Entry
 from tailorfl.errors import ConfigError
 from tailorfl.settings.privacy import UNBOUND, BatchSampling
+from tailorfl.training.ledger import Entry
 
 
 def releases(
@@ -26,7 +26,7 @@ def releases(
     noise: float = 1.0,
     sampling: BatchSampling = UNBOUND.sampling,
 ) -> Entry:
-    """Returns (q, σ', steps) of a client with `samples` samples, for `tailorfl.core.accounting`.
+    """Returns (q, σ', steps) of a client with `samples` samples, for `tailorfl.privacy.accounting`.
 
     Args:
         samples: n.

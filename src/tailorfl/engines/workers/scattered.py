@@ -11,9 +11,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
 from tailorfl.engines.state import StateStore
 from tailorfl.engines.workers.tasks import Map, Task, Train
+from tailorfl.training import tree
 
 S = TypeVar("S", bound=StateStore)
 

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core.cohort import Cohort
-from tailorfl.core.ledger import Uses
 from tailorfl.engines.base import Inference, Visit
 from tailorfl.engines.in_process import InProcess
 from tailorfl.engines.results import Parts, finite_clients
+from tailorfl.training.cohort import Cohort
+from tailorfl.training.ledger import Uses
 
 
 class States(Protocol):

@@ -13,15 +13,15 @@ from typing import Any, Protocol
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core import tree
 from tailorfl.core.client import Client
-from tailorfl.core.cohort import Cohort
-from tailorfl.core.ledger import Record, Uses
 from tailorfl.engines.base import Inference, Stored, Visit
 from tailorfl.engines.in_process import InProcess
 from tailorfl.engines.results import Parts, Stacked, Updates
 from tailorfl.engines.state import StateStore
 from tailorfl.engines.workers.tasks import Map, Predict, States, Task, Train, uses_of
+from tailorfl.training import tree
+from tailorfl.training.cohort import Cohort
+from tailorfl.training.ledger import Record, Uses
 
 WORTH = 2e8
 """Products (samples times scalars of the model) from which on an evaluation is shared: what takes some milliseconds."""

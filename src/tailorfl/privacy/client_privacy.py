@@ -1,0 +1,161 @@
+"""Client-level differential privacy (DP-FedAvg: McMahan et al., "Learning Differentially Private Recurrent Language
+Models", ICLR 2018): nobody can tell from what the server makes of the replies whether a client's data were used.
+
+    Δ_i = reply_i − what it is measured from (`Method.anchor`),   all floating entries together
+    Δ_i ← Δ_i · min(1, C/‖Δ_i‖₂)
+    the server needs only the mean:      Δ ← (1/m) ( Σ_i Δ_i + N(0, σ²C²) )        and sees nothing else
+    it looks at replies one by one:      Δ_i ← Δ_i + N(0, σ²C²)                    for every client
+
+The server is trusted to clip and to add the noise. An update that is not finite counts as zero, since leaving it out
+would tell that there was one. Neighbours are two runs in one of which a client's updates are all zero ("zero-out"), so
+what one client changes is at most C.
+
+| clients of a round | m | what a round costs a client |
+|---|---|---|
+| `bernoulli`, of a mean | the expected number qN | the Gaussian mechanism of σ, Poisson-sampled with rate q |
+| all others | the number of clients in it | one Gaussian mechanism of σ in a round it takes part in, else nothing |
+
+Only clients that are drawn each by itself, in secret, make a round cheaper than taking part in it: then nobody may see
+who was drawn nor how many, so the mean is over the expected number and a round of nobody is noise like all others. A
+sample of fixed size has no such bound (whoever is drawn keeps another one out), `proportional` sampling prefers some,
+and replies that are looked at one by one show who sent them; there the cohort is taken as public.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.errors import ConfigError, ModelError
+from tailorfl.training import tree
+from tailorfl.training.keys import derive
+from tailorfl.training.ledger import EVERYONE, Use, Uses
+from tailorfl.training.sample_privacy import ClippedNoise, normal
+
+
+@dataclass(frozen=True)
+class ClientDP(ClippedNoise):
+    """Clips every client's update to `clip`, and adds noise of deviation `noise`·`clip`."""
+
+
+def private_replies(
+    stack: TensorDict,
+    anchor: TensorDict,
+    dp: ClientDP,
+    key: tuple[int, int, str],
+    clients: Sequence[int],
+    mean_only: bool,
+    expected: float | None = None,
+) -> TensorDict:
+    """Returns what the server may see of the replies `stack` [clients, ...].
+
+    With `mean_only` every row is its anchor plus the one noisy mean of all updates: the mean over rows is what it
+    should be, and a single row tells no more than the mean. With `expected`, the number of clients of a round that
+    hides who is in it, there is a single row, whose sum is divided by that number; nobody may be in it.
+
+    `anchor` has the entries, by path, that an update is the difference from, in the shape of one reply or
+    [clients, ...]. Noise is a function of `key` (seed, round and architecture) and, with replies one by one, of the
+    client.
+
+    Raises:
+        ConfigError: a reply holds whole numbers that the client had not received, which noise cannot cover, or clients
+            had received different things in a round that hides who is in it.
+    """
+    known = dict(tree.leaves(anchor))
+    whole: dict[str, Tensor] = {}
+    updates: dict[str, Tensor] = {}
+    origins: dict[str, Tensor] = {}
+    for path, tensor in tree.leaves(stack):
+        origin = _matching(known.get(path), tensor)
+        if expected is not None and origin is not None and len(origin) != 1:
+            raise ConfigError(
+                f"clients received different things ('{path}'), so their mean shows who took part, which "
+                "sampling=bernoulli hides under client-level privacy; set sampling=uniform"
+            )
+        if tensor.is_floating_point():
+            origins[path] = torch.zeros(()) if origin is None else origin
+            updates[path] = tensor - origins[path]
+        elif origin is None or not torch.equal(tensor, origin.expand_as(tensor)):
+            raise ConfigError(
+                f"replies hold whole numbers ('{path}'), which the noise of client-level privacy cannot cover"
+            )
+        else:
+            whole[path] = tensor if expected is None else origin
+    _clip(updates, dp.clip)
+    seed = derive(key[0], "client-level privacy", key[1], key[2])
+    if mean_only:
+        number = len(clients) if expected is None else expected
+        rows = len(clients) if expected is None else 1
+        scale = dp.noise * dp.clip / number if dp.noise > 0 else 0.0
+        for n, (path, u) in enumerate(updates.items()):
+            total = u.sum(0)
+            mean = total / number + _noise(seed, n, total, scale)
+            updates[path] = mean.expand(rows, *mean.shape)
+    elif dp.noise > 0:
+        seeds = derive(seed, np.array(clients, dtype=np.uint64))
+        for n, u in enumerate(updates.values()):
+            for row, own in zip(u, seeds, strict=True):
+                row += _noise(own, n, row, dp.noise * dp.clip)
+    found = {p: origins[p] + u for p, u in updates.items()}
+    paths = [p for p, _ in tree.leaves(stack)]
+    size = stack.batch_size if expected is None else [1]
+    return tree.nest(((p, found[p] if p in found else whole[p]) for p in paths), size)
+
+
+def check_payload(stack: TensorDict, buffers: Collection[str]) -> None:
+    """Nothing if replies hold no running statistics, which are means of squares that no clip of ours bounds.
+
+    Raises:
+        ModelError: they do.
+    """
+    for path, _ in tree.leaves(stack):
+        if path.rpartition("/")[2] in buffers:
+            raise ModelError(
+                f"client-level privacy cannot cover the running statistics that clients send ('{path}'); use group "
+                "norm, keep the norm layers on the clients (FedBN), or leave them out of training"
+            )
+
+
+def uses_of_updates(clients: Sequence[int], noise: float, rate: float | None) -> dict[int, Uses]:
+    """Returns what a round of updates costs: everyone alike at a sampling rate, or with None each that took part."""
+    if rate is not None:
+        return {EVERYONE: Counter({Use(rate, noise): 1})}
+    return {client: Counter({Use(1.0, noise): 1}) for client in clients}
+
+
+def _matching(origin: Tensor | None, reply: Tensor) -> Tensor | None:
+    """What was received under a reply's path, if it has its shape: one for all [1, ...] or [clients, ...]."""
+    if origin is None:
+        return None
+    if origin.shape == reply.shape[1:]:
+        return origin[None]
+    return origin if origin.shape == reply.shape else None
+
+
+def _clip(updates: dict[str, Tensor], limit: float) -> None:
+    """Scales every client's update to norm `limit` at most, over all entries together; not finite becomes 0."""
+    squares = [u.double().square().reshape(len(u), math.prod(u.shape[1:])).sum(1) for u in updates.values()]
+    if not squares:
+        return
+    norm = torch.stack(squares).sum(0).sqrt()
+    scale = (limit / norm.clamp(min=1e-12)).clamp(max=1.0)
+    for path, u in updates.items():
+        shape = (-1, *(1,) * (u.ndim - 1))
+        clipped = u * scale.to(u.dtype).reshape(shape)
+        updates[path] = torch.where(norm.isfinite().reshape(shape), clipped, 0.0)
+
+
+def _noise(
+    key: np.ndarray[tuple[int, ...], np.dtype[np.uint64]], number: int, like: Tensor, scale: float
+) -> Tensor:
+    if scale == 0:
+        return torch.zeros_like(like)
+    signed = torch.tensor(int(key.astype(np.int64)), dtype=torch.int64)
+    return normal(signed, number, like.shape).to(like.dtype) * scale

@@ -1,0 +1,189 @@
+"""A cohort: the clients that run together, and everything their code may see."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tailorfl.data.source import Source
+from tailorfl.models.functional import Model
+from tailorfl.models.split import Split
+from tailorfl.settings.experiment import DEFAULT
+from tailorfl.settings.train import OptimizerName, Schedule
+from tailorfl.training.keys import derive
+from tailorfl.training.ledger import Record
+from tailorfl.training.objective import Loss
+from tailorfl.training.plan import BatchPlan, Rows, Steps, make_plan
+from tailorfl.training.round_schedule import CONSTANT, RoundSchedule
+from tailorfl.training.sample_privacy import SampleDP
+from tailorfl.training.update import Rule
+
+INPUT_BYTES = 8 * 2**20
+"""Bytes of inputs that one forward pass of an evaluation may hold (activations need several times that)."""
+
+TOKEN_WIDTH = 384
+"""Floats that a token counts as: models turn it into a vector (of 384 numbers in a small sentence encoder)."""
+
+PLAN_BLOCK = 64
+"""Clients whose batches are planned together when they run one by one."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Local training as `tailorfl.settings.train` declares it; a method may override any of it for one fit.
+
+    Raises:
+        ConfigError: settings of the optimizer that do not fit together.
+    """
+
+    epochs: int | None = DEFAULT.train.epochs
+    steps: int | None = DEFAULT.train.steps
+    batch_size: int = DEFAULT.train.batch_size
+    lr: float = DEFAULT.train.lr
+    momentum: float = DEFAULT.train.momentum
+    weight_decay: float = DEFAULT.train.weight_decay
+    clip: float | None = DEFAULT.train.clip
+    dp: SampleDP | None = None
+    """As `train.dp` with level sample, and the noise that its ε needs."""
+    optimizer: OptimizerName = DEFAULT.train.optimizer
+    schedule: Schedule = DEFAULT.train.schedule
+    round_schedule: RoundSchedule = CONSTANT
+    decay: float = 1.0
+    """What `lr` was multiplied by in this round, and rates of a method's own have to be."""
+
+    def __post_init__(self) -> None:
+        _ = self.rule
+
+    def decayed(self, share: float) -> TrainConfig:
+        """Returns the settings of a round in which rates are that share of what they were at first."""
+        return replace(self, lr=self.lr * share, decay=share)
+
+    @property
+    def rule(self) -> Rule:
+        """How a gradient moves the parameters."""
+        return Rule(self.lr, self.optimizer, self.schedule, self.momentum, self.weight_decay)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients that run together, and all they may see: their own rows, the model, the round's key."""
+
+    ids: tuple[int, ...]
+    members: tuple[Rows, ...]
+    """Training rows of each client, in the order of `ids`."""
+    val: tuple[Rows, ...]
+    source: Source
+    model: Model
+    split: Split
+    loss: Loss
+    config: TrainConfig
+    seed: int
+    round: int
+    public: Source | None = None
+    """Unlabelled samples that every client has."""
+    limit: int | None = None
+    """At most this many batches a training, however many fits it is cut into; 0 turns training off."""
+    record: Record | None = field(default=None, compare=False, repr=False)
+    """Where private training notes what it used; None where nobody asks."""
+    device: torch.device = torch.device("cpu")  # noqa: RUF009
+    """Where the clients' tensors are; rows of `source` lie where its samples do."""
+    counting: bool = False
+    """Nothing is trained and no sample is looked at: a fit notes what it would use and returns its start."""
+    plans: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def part(self, positions: Sequence[int]) -> Cohort:
+        """Returns the cohort of the clients at `positions`."""
+        take = [int(p) for p in positions]
+        return replace(
+            self,
+            ids=tuple(self.ids[p] for p in take),
+            members=tuple(self.members[p] for p in take),
+            val=tuple(self.val[p] for p in take),
+            plans={},
+        )
+
+    @property
+    def sizes(self) -> Rows:
+        """[clients] int64: training samples of each client."""
+        return np.array([len(m) for m in self.members], dtype=np.int64)
+
+    @property
+    def min_batch(self) -> int:
+        """Smallest batch a step may use: batch norm cannot train on a single sample."""
+        return 2 if self.model.has_batch_statistics else 1
+
+    def keys(self, positions: Sequence[int], purpose: str) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        """Returns one key a client for this round and purpose, uint64 [positions]."""
+        ids = np.array([self.ids[p] for p in positions])
+        return derive(self.seed, "client", self.round, purpose, ids)
+
+    def left(self, first: int) -> int | None:
+        """Returns how many batches a training may still take after its `first` ones; None without a limit."""
+        return None if self.limit is None else max(self.limit - first, 0)
+
+    def plan(
+        self,
+        positions: tuple[int, ...],
+        purpose: str,
+        batch: int,
+        epochs: float | None,
+        steps: Steps | None,
+        first: int,
+        batches: int = 1,
+        poisson: bool = False,
+    ) -> BatchPlan:
+        """Returns the batch plan of the clients at `positions`; every step takes `batches` batches.
+
+        Equal arguments give equal plans in every cohort.
+        """
+        if len(positions) == 1:
+            # One client of a loop: plan its whole block at once, which costs little more than planning one.
+            block = positions[0] // PLAN_BLOCK * PLAN_BLOCK
+            together = tuple(range(block, min(block + PLAN_BLOCK, len(self.ids))))
+        else:
+            together = positions
+        request = (purpose, batch, epochs, steps, first, batches, poisson)
+        if self.plans.get("positions") != together:
+            self.plans.clear()
+            self.plans["positions"] = together
+        if request not in self.plans:
+            self.plans[request] = make_plan(
+                [self.members[p] for p in together],
+                self.keys(together, purpose),
+                batch,
+                epochs=epochs,
+                steps=steps,
+                first=first,
+                min_batch=self.min_batch,
+                limit=self.left(first),
+                batches=batches,
+                poisson=poisson,
+            )
+        plan: BatchPlan = self.plans[request]
+        return plan if together == positions else plan.of(positions[0] - together[0])
+
+
+def rows_at_once(source: Source, clients: int = 1) -> int:
+    """Returns how many samples of each of `clients` clients one forward pass of an evaluation takes."""
+    floats = math.prod(source.input_shape)
+    if source.holds_tokens:
+        # A model that generates returns the whole vocabulary for every token.
+        floats *= max(TOKEN_WIDTH, source.outputs) if source.task == "generation" else TOKEN_WIDTH
+    return max(1, INPUT_BYTES // (4 * clients * floats))
+
+
+def padded(rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
+    """Returns rows as one table and 1 for its real entries: int64 and float [clients, widest]."""
+    widest = max((len(r) for r in rows), default=0)
+    table = np.zeros((len(rows), widest), dtype=np.int64)
+    weight = np.zeros((len(rows), widest), dtype=np.float32)
+    for i, r in enumerate(rows):
+        table[i, : len(r)] = r
+        weight[i, : len(r)] = 1.0
+    return torch.from_numpy(table), torch.from_numpy(weight)

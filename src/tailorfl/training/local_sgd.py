@@ -1,0 +1,337 @@
+"""LocalSGD: the one loop in which all local training happens, for one client or a whole cohort at once.
+
+    for every batch:   g = ∇F(p; batch)                       or the method's own direction (SAM, APFL, ...)
+                       g = g + ∇T(p; public batch)             terms on public samples
+                       g = g + λ(p − centre)                   proximal pull, penalty (λ/2)‖p − centre‖²
+                       p moves along g by the rule of an optimizer   SGD or AdamW, see `tailorfl.training.update`
+
+Tensors are physical here (no vmap wrapper): a cohort carries a leading client axis and is ordered by falling
+number of steps, so the clients still active at a step are a prefix and an idle client is never touched.
+Updates are in place on tensors this loop owns. The gradient of a cohort is the gradient of the SUM of its
+clients' losses, since clients share no variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tailorfl.data.source import Source
+from tailorfl.models.descent import Share
+from tailorfl.training.cut import Active, Cut
+from tailorfl.training.directed import Directed, Directions, Passes
+from tailorfl.training.gradients import (
+    Batch,
+    Carry,
+    Objective,
+    single_users,
+    sum_gradient,
+)
+from tailorfl.training.packing import Packed
+from tailorfl.training.plan import BatchPlan, Rows, Steps, runs
+from tailorfl.training.public_term import PublicTerm
+from tailorfl.training.sample_privacy import Release, SampleDP
+from tailorfl.training.terms import Term
+from tailorfl.training.update import Rule, Update, along, clip_norm
+
+PublicGradient = Callable[[Carry, list[Tensor]], list[Tensor]]
+"""The gradient of a term on public samples at the parameters given."""
+
+
+class Step(NamedTuple):
+    """One step, or the part of it that clients with batches of equal sizes take together."""
+
+    number: int
+    who: slice | Tensor
+    """Positions of the clients."""
+    batches: Sequence[tuple[Tensor, Tensor | None]]
+    """(rows, weights of samples) of each of its batches."""
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """What one call of `Client.fit` does; the same for every client of a cohort."""
+
+    trained: tuple[tuple[str, ...], ...]
+    """Names of the trained parameters of each component (one unless several models train together)."""
+    rule: Rule
+    components: tuple[str, ...] = ("",)
+    clip: float | None = None
+    clip_each: bool = False
+    """Whether every gradient that the direction asks for is clipped, and not what is made of them."""
+    repeat: int = 1
+    batches: int = 1
+    prox: float | None = None
+    direction: Directions | None = None
+    terms: tuple[Term, ...] = ()
+    """Of the loss on private batches; what they are given travels apart."""
+    public: tuple[Term, ...] = ()
+    dp: SampleDP | None = None
+    number: int = 0
+    """Which fit of its client this is: fits may share batches and dropout masks, never privacy noise."""
+    purpose: str = "train"
+    batch: int = 0
+    """Samples of a batch; 0: all of the client's."""
+    epochs: float | None = None
+    steps: Steps | None = None
+    """Where it is the same for all clients; else each client's travels with what differs between them."""
+    first: int = 0
+    """How many batches of its sequence it skips."""
+
+    @property
+    def sequence(self) -> str:
+        """Which random sequence of batches this is.
+
+        With privacy noise every fit of a round draws batches of its own: two gradients of one batch cost more privacy
+        than those of two batches. Without noise the fits of a purpose share theirs.
+        """
+        private = self.dp is not None and self.dp.noise != 0
+        return f"{self.purpose}/fit {self.number}" if private and self.number else self.purpose
+
+
+class LocalSGD:
+    """The loop over a batch plan.
+
+    `stacked` tells whether tensors have the leading client axis. After `run`, `gradients` [clients, batches] int64
+    says how many were taken of each batch of the plan.
+    """
+
+    def __init__(self, objective: Objective, source: Source, options: FitOptions, stacked: bool) -> None:
+        self.objective, self.source, self.options, self.stacked = objective, source, options, stacked
+        self.gradients: Rows
+        self.directed: Directed | None = None
+        if options.direction is not None or options.dp is not None:
+            self.directed = Directed(
+                objective,
+                options.components,
+                options.direction,
+                options.dp,
+                options.number,
+                options.clip if options.clip_each else None,
+            )
+
+    def run(
+        self,
+        carries: Sequence[Carry],
+        plan: BatchPlan,
+        centre: Sequence[Tensor] | None,
+        strength: Tensor | None,
+        rate: Tensor | None,
+        given: Packed,
+        keys: Tensor,
+        public: Sequence[PublicTerm] = (),
+        release: Release | None = None,
+    ) -> Tensor:
+        """Trains in place and returns the mean training loss of each client, [clients] (0-d for one client).
+
+        `plan` is ordered by falling steps; `centre` is the proximal centre, in the order of the trained
+        tensors, `strength` λ and `rate` η where they are tensors ([clients]); `given` are the inputs of the direction;
+        `keys` [clients] int64; `public` are terms on public samples; `release` is how private sums become gradients.
+        """
+        options = self.options
+        params = [t for carry in carries for t in carry.trained.values()]
+        taken = torch.from_numpy(plan.steps // options.batches).to(keys.device)
+        update = Update(options.rule, params, taken * options.repeat, self.stacked)
+        if self.directed is None:
+            # Leaves once, not once a step: they are updated in place where gradients are not recorded.
+            for leaf in params:
+                leaf.requires_grad_()
+        clients = len(plan.count)
+        total = torch.zeros(clients, device=keys.device)
+        self.gradients = np.zeros(plan.count.shape, dtype=np.int64)
+        for step in self._steps(plan):
+            cut = Cut(step.who, clients, self.stacked)
+            part = carries if cut.whole else [cut.carry(carry) for carry in carries]
+            force, own_rate = (t if t is None or not self.stacked else t[cut.index] for t in (strength, rate))
+            pull = None if centre is None else cut.take(centre)
+            now = Active(part, cut.take(params), cut.take(update.memory), given.map(cut.of), pull, force)
+            own = keys if cut.whole else keys[cut.index]
+            noisy = release if release is None or cut.whole else release.of(cut.index)
+            loaded = self._loaded(step, own)
+            at = step.number * options.batches
+            for again in range(options.repeat):
+                batches = [
+                    Batch(x, y, w, own + (of * options.repeat + again), noisy) for of, x, y, w in loaded
+                ]
+                number = step.number * options.repeat + again
+                pace = update.pace(number, cut.index, own_rate)
+                pushed = [partial(term.gradient, step=step.number, who=cut.index) for term in public]
+                value, asked = self._step(now, batches, number, pace, update, pushed)
+                self.gradients[cut.index, at : at + options.batches] += asked
+                if cut.whole:
+                    total += value
+                else:
+                    total[cut.index] += value
+            cut.put(params, now.params)
+            cut.put(update.memory, now.memory)
+            for carry, piece in zip(carries, part, strict=True):
+                cut.put(list(carry.moving.values()), list(piece.moving.values()))
+        for leaf in params:
+            leaf.requires_grad_(False)
+        mean = total / taken.clamp(min=1) / options.repeat
+        return mean if self.stacked else mean[0]
+
+    def _step(
+        self,
+        now: Active,
+        batches: Sequence[Batch],
+        number: int,
+        pace: float | Tensor,
+        update: Update,
+        public: Sequence[PublicGradient],
+    ) -> tuple[Tensor, list[int]]:
+        """Takes step `number` and returns each client's loss, and how many gradients of each batch that took."""
+        if self.directed is None:
+            # A public term is taken at the parameters before the step, so they must all wait for it.
+            shares = self._shares(now, batches, pace) if not public else {}
+            leaves = _leaves(now.params)
+            value, found = sum_gradient(
+                self.objective, now.carries[0], leaves, batches[0], self.stacked, shares
+            )
+            self._move(now, self.options.components, found, number, pace, update, public)
+            return value, [1]
+        passes = Passes(self.directed, now.carries, batches)
+        for turn in self.directed.turns:
+            along = passes.along(turn, now.params, now.given, self.stacked)
+            self._move(now, turn, along, number, pace, update, public)
+        return passes.close(), passes.taken
+
+    def _move(
+        self,
+        now: Active,
+        turn: Sequence[str],
+        gradient: Sequence[Tensor | None],
+        number: int,
+        pace: float | Tensor,
+        update: Update,
+        public: Sequence[PublicGradient],
+    ) -> None:
+        """Moves the components of `turn` along their gradient, which is None where a tensor has moved already."""
+        options, every = self.options, self._places(turn)
+        where = [k for places in every for k in places]
+        rest = [k for k, g in zip(where, gradient, strict=True) if g is not None]
+        slope = {k: g for k, g in zip(where, gradient, strict=True) if g is not None}
+        for gradient_of in public:
+            torch._foreach_add_(list(slope.values()), gradient_of(now.carries[0], now.params))
+        if not rest:
+            return
+        params, along = [now.params[k] for k in rest], list(slope.values())
+        if now.centre is not None:
+            self._pull(params, along, [now.centre[k] for k in rest], now.strength)
+        if options.clip is not None and not options.clip_each:
+            for places in every:
+                clip_norm([slope[k] for k in places], options.clip, self.stacked)
+        held = [now.memory[first + k] for first in range(0, len(now.memory), len(now.params)) for k in rest]
+        update.apply(number, params, held, along, pace)
+
+    def _places(self, turn: Sequence[str]) -> list[range]:
+        """Where the trained tensors of each of these components are among those of all."""
+        found, first = {}, 0
+        for name, names in zip(self.options.components, self.options.trained, strict=True):
+            found[name] = range(first, first + len(names))
+            first += len(names)
+        return [found[name] for name in turn]
+
+    def _steps(self, plan: BatchPlan) -> list[Step]:
+        """Every step in order.
+
+        Batches of unequal size are padded where that costs little (`runs`), except where a batch counts as a whole
+        (batch norm): there the clients with equal sizes of all batches of a step are batched together.
+        """
+        rows, n = torch.from_numpy(plan.rows).to(self.source.x.device), self.options.batches
+        # Poisson batches are for privacy, which trains no batch norm; there empty ones are all padding.
+        apart = self.objective.model.has_batch_statistics and plan.taken is None
+        uneven = ((plan.count > 0) & (plan.count < plan.count.max(0, initial=0))).any(0).tolist()
+        cuts = runs(plan)
+        out: list[Step] = []
+        for number in range(len(uneven) // n):
+            at = range(number * n, (number + 1) * n)
+            if not (apart and any(uneven[k] for k in at)):
+                # The batches of one step are those of the same clients.
+                for a, b in cuts[at[0]] if n == 1 else [(0, cuts[at[0]][-1][1])]:
+                    widest = plan.count[a:b, at[0] : at[-1] + 1].max(0).clip(min=1)
+                    batches = [
+                        (rows[a:b, k, :wide], _weights(plan, a, b, k))
+                        for k, wide in zip(at, widest, strict=True)
+                    ]
+                    out.append(Step(number, slice(a, b), batches))
+                continue
+            active = cuts[at[0]][-1][1]
+            counts = plan.count[:active, at[0] : at[0] + n]
+            for sizes in sorted(set(map(tuple, counts.tolist()))):
+                chosen = torch.from_numpy((counts == sizes).all(1).nonzero()[0])
+                whole = [(rows[chosen, k, :size], None) for k, size in zip(at, sizes, strict=True)]
+                out.append(Step(number, chosen, whole))
+        return out
+
+    def _loaded(self, step: Step, keys: Tensor) -> list[tuple[int, Tensor, Tensor, Tensor | None]]:
+        """(number within the sequence, x, y, weight) of each batch of a step; `keys` are those of its clients.
+
+        Images are augmented by that number, so that fits of one purpose see equal images, however often they repeat.
+        """
+        first = self.options.first + step.number * self.options.batches
+        return [
+            (
+                number,
+                self.source.take_augmented(rows, keys + number),
+                self.source.targets(rows),
+                None if weight is None else weight.to(keys.device),
+            )
+            for number, (rows, weight) in enumerate(step.batches, start=first)
+        ]
+
+    def _shares(self, now: Active, batches: Sequence[Batch], pace: float | Tensor) -> dict[int, Share]:
+        """What happens to each parameter that may take its step inside the backward pass, by its place in memory.
+
+        That is for cohorts and plain gradient descent, where nothing has to see the gradient first.
+        """
+        options = self.options
+        waits = options.clip is not None or not options.rule.is_plain
+        if not self.stacked or waits:
+            return {}
+        carry, model = now.carries[0], self.objective.model
+        if carry.names not in model.single_users:
+            model.single_users[carry.names] = single_users(
+                self.objective, carry, _leaves(now.params), batches[0], self.stacked
+            )
+        pull: float | Tensor = 0.0
+        if now.centre is not None:
+            pull = pace * (now.strength if now.strength is not None else float(options.prox or 0.0))
+        keep = 1.0 - pace * options.rule.weight_decay - pull
+        return {
+            p.data_ptr(): Share(pace, keep, pull, None if now.centre is None else now.centre[k])
+            for k, (p, single) in enumerate(zip(now.params, model.single_users[carry.names], strict=True))
+            if single
+        }
+
+    def _pull(
+        self, params: list[Tensor], gradient: list[Tensor], centre: list[Tensor], strength: Tensor | None
+    ) -> None:
+        """Adds the gradient of the proximal penalty."""
+        pull = torch._foreach_sub(params, centre)
+        if strength is None:
+            assert self.options.prox is not None
+            torch._foreach_add_(gradient, pull, alpha=self.options.prox)
+        else:
+            torch._foreach_add_(gradient, [along(strength, d) * d for d in pull])
+
+
+def _leaves(params: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors that gradients are taken of: a slice of a leaf calls itself a leaf too, but autograd does not see it
+    used.
+    """
+    return [p if p.requires_grad and p._base is None else p.detach().requires_grad_() for p in params]
+
+
+def _weights(plan: BatchPlan, first: int, end: int, at: int) -> Tensor | None:
+    """Returns 1 for real samples and 0 for padding, float [clients, widest]; None where nothing is padded."""
+    counts = plan.count[first:end, at]
+    if (counts == counts[0]).all() and counts[0] > 0:
+        return None
+    return (torch.arange(max(int(counts.max()), 1))[None, :] < torch.from_numpy(counts)[:, None]).float()

@@ -1,0 +1,249 @@
+"""The batch plan: which samples each client uses at each step, fixed by keys before training starts.
+
+A pass visits a client's samples once in an order drawn from (key, pass); it is cut into batches, the last of
+which may be smaller. Epochs run whole passes; a number of steps walks through as many passes as it needs. The
+plan of a client does not depend on the other clients it is planned with.
+
+Poisson batches, which differential privacy wants, are as many; but each holds every sample by itself with
+probability q = min(1, batch / samples), drawn from (key, batch). Their sizes vary, and they may be empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tailorfl.training.keys import Keys, bits, derive
+
+Rows = NDArray[np.int64]
+Steps = int | tuple[int, ...]
+"""Steps of a fit: the same for all clients, or each client's."""
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long one fit is and which batches it has, in place of the run's settings; None takes the run's.
+
+    Attributes:
+        epochs: passes over the client's data, or a share of one (0.5), rounded up to a whole step.
+        steps: in place of epochs; a 0-d tensor may differ by client.
+        batch_size: samples a batch; 0 is the whole data set.
+        batches: independent batches that every step draws for a direction, which asks for them by their number.
+        repeat: steps on each batch (all of them, where a step has several) before the next is drawn.
+        first: how many batches of this purpose's sequence to skip.
+    """
+
+    epochs: float | None = None
+    steps: int | Tensor | None = None
+    batch_size: int | None = None
+    batches: int = 1
+    repeat: int = 1
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Rows of the source for every client and step."""
+
+    rows: Rows
+    """[clients, steps, batch] int64; entries past `count` repeat a row of the same client."""
+    count: Rows
+    """[clients, steps] int64: real samples of the batch; 0 where the client has already finished."""
+    taken: Rows | None = None
+    """[clients] int64: batches of each client where they are Poisson samples, of which some may be empty."""
+
+    @property
+    def steps(self) -> Rows:
+        """[clients] int64: batches of each client, which are its steps where a step takes one batch."""
+        full: Rows = (self.count > 0).sum(1)
+        return full if self.taken is None else self.taken
+
+    @property
+    def active(self) -> Rows:
+        """[steps] int64: how many clients have not yet finished."""
+        found: Rows = (np.arange(self.count.shape[1]) < self.steps[:, None]).sum(0)
+        return found
+
+    def ordered(self, order: Rows) -> BatchPlan:
+        """Returns the plan of the clients at `order`, in that order."""
+        return BatchPlan(
+            self.rows[order], self.count[order], None if self.taken is None else self.taken[order]
+        )
+
+    def of(self, client: int) -> BatchPlan:
+        """Returns the plan of one client alone."""
+        length, one = int(self.steps[client]), slice(client, client + 1)
+        taken = None if self.taken is None else self.taken[one]
+        return BatchPlan(self.rows[one, :length], self.count[one, :length], taken)
+
+
+MOST_PADDING = 0.1
+"""Samples that a cohort may compute in vain, as a share of the real ones."""
+
+
+def runs(plan: BatchPlan) -> list[list[tuple[int, int]]]:
+    """Returns for every batch the runs (first client, end) of clients that are computed together, padded to the widest.
+
+    All that are active, where that pads few samples; else those with few samples apart. `plan` is ordered by falling
+    steps, so the active clients of a batch are its first ones.
+    """
+    active = plan.active
+    widest = plan.count.max(0, initial=0)
+    real = plan.count.sum(0)
+    out = [[(0, int(clients))] for clients in active]
+    ragged = np.flatnonzero(active * widest > real)
+    spare = MOST_PADDING * float(real.sum())
+    if float((active * widest - real).sum()) <= spare:
+        return out
+    for at in ragged:
+        counts = plan.count[: active[at], at]
+        if (np.diff(counts) <= 0).all():
+            out[at] = _cut(counts, spare / len(ragged))
+    return out
+
+
+def _cut(counts: Rows, spare: float) -> list[tuple[int, int]]:
+    """Returns the runs of falling `counts` that pad at most `spare` samples, cut where that saves most."""
+    found = [(0, len(counts))]
+    while sum(int(counts[a]) * (b - a) for a, b in found) - int(counts.sum()) > spare:
+        _, where, at = max(
+            (int(counts[a] - counts[k]) * (b - k), which, k)
+            for which, (a, b) in enumerate(found)
+            for k in range(a + 1, b)
+        )
+        a, b = found[where]
+        found[where : where + 1] = [(a, at), (at, b)]
+    return found
+
+
+def batches_per_pass(sizes: Rows, batch: int, min_batch: int = 1) -> Rows:
+    """Returns how many batches one pass has, [clients].
+
+    A rest of fewer than `min_batch` samples is left out of the pass; `batch` 0 takes all samples at once.
+    """
+    if batch <= 0:
+        return (sizes >= min_batch).astype(np.int64)
+    full, rest = np.divmod(sizes, batch)
+    count: Rows = full + (rest >= min_batch) * (rest > 0)
+    return count
+
+
+def steps_of(
+    sizes: Rows, batch: int, epochs: float | None, steps: Steps | None, min_batch: int, batches: int
+) -> Rows:
+    """Returns the number of steps of each client, [clients]; a client without a usable batch takes none.
+
+    Every step takes `batches` batches; those that complete the last one come from a further pass.
+    """
+    per_pass = batches_per_pass(sizes, batch, min_batch)
+    if steps is not None:
+        return np.where(per_pass > 0, np.asarray(steps, dtype=np.int64), 0)
+    assert epochs is not None
+    return np.asarray(-(-per_pass * epochs // batches), dtype=np.int64)
+
+
+def batches_of(
+    sizes: Rows,
+    batch: int,
+    epochs: float | None,
+    steps: Steps | None,
+    min_batch: int = 1,
+    limit: int | None = None,
+    batches: int = 1,
+) -> Rows:
+    """Returns the number of batches that each client's plan has, [clients]; arguments as in `make_plan`."""
+    wanted = steps_of(sizes, batch, epochs, steps, min_batch, batches) * batches
+    return wanted if limit is None else np.minimum(wanted, limit // batches * batches)
+
+
+def make_plan(
+    members: Sequence[Rows],
+    keys: Keys,
+    batch: int,
+    *,
+    epochs: float | None = None,
+    steps: Steps | None = None,
+    first: int = 0,
+    min_batch: int = 1,
+    limit: int | None = None,
+    batches: int = 1,
+    poisson: bool = False,
+) -> BatchPlan:
+    """Returns the plan of a cohort, in which step k takes the `batches` batches from k·`batches` on.
+
+    `members[i]` are client i's rows; `keys` [clients] uint64; `batch` samples a batch (0: all in one); either
+    `epochs` or `steps` (of all, or of each client); `first` skips that many batches of the same endless sequence (so
+    that batch r can be asked for alone); `min_batch` 2 leaves out a last batch of one sample, which batch norm cannot
+    train on; `limit` cuts every client's batches to that many, down to whole steps; `poisson` draws every sample by
+    itself.
+    """
+    sizes = np.array([len(m) for m in members], dtype=np.int64)
+    widest = int(sizes.max(initial=1))
+    width = widest if batch <= 0 else min(batch, widest)
+    per_pass = batches_per_pass(sizes, batch, min_batch)
+    wanted = batches_of(sizes, batch, epochs, steps, min_batch, limit, batches)
+    if poisson:
+        return _poisson_plan(members, keys, np.minimum(width, sizes), wanted, first)
+    longest = int(wanted.max(initial=0))
+    if longest == 0:
+        empty = np.zeros((len(sizes), 0), dtype=np.int64)
+        return BatchPlan(np.zeros((len(sizes), 0, width), dtype=np.int64), empty)
+    at = first + np.arange(longest)[None, :]
+    divisor = np.maximum(per_pass, 1)[:, None]
+    which_pass, which_batch = np.divmod(at, divisor)
+    active = np.arange(longest)[None, :] < wanted[:, None]
+    position = which_batch[:, :, None] * batch + np.arange(width)
+    real = (position < sizes[:, None, None]) & active[:, :, None]
+    low, high = int(which_pass[active].min()), int(which_pass[active].max())
+    order = _orders(sizes, keys, np.arange(low, high + 1), widest)
+    table = np.zeros((len(sizes), widest), dtype=np.int64)
+    for row, member in zip(table, members, strict=True):
+        row[: len(member)] = member
+    client = np.arange(len(sizes))[:, None, None]
+    safe_pass = np.clip(which_pass - low, 0, high - low)[:, :, None]
+    picked = order[safe_pass, client, np.where(real, position, 0)]
+    return BatchPlan(table[client, picked], real.sum(2))
+
+
+def _orders(sizes: Rows, keys: Keys, passes: Rows, widest: int) -> Rows:
+    """Returns a random order of each client's samples, then the padding, [passes, clients, widest]."""
+    draws = bits(derive(keys[None, :], passes.astype(np.uint64)[:, None]), widest)
+    padding = np.arange(widest)[None, :] >= sizes[:, None]
+    draws[:, padding] = np.iinfo(np.uint64).max
+    return np.argsort(draws, axis=2, kind="stable")
+
+
+DRAWS_AT_ONCE = 2**21
+"""Random numbers that are drawn for Poisson batches at a time."""
+
+
+def _poisson_plan(members: Sequence[Rows], keys: Keys, expected: Rows, wanted: Rows, first: int) -> BatchPlan:
+    """Returns the plan whose batches hold each sample by itself; `expected` [clients] is the mean size of a batch."""
+    drawn: list[list[Rows]] = []
+    for member, key, size, length in zip(members, keys, expected, wanted, strict=True):
+        mine: list[Rows] = []
+        block = max(1, DRAWS_AT_ONCE // max(len(member), 1))
+        for start in range(0, int(length), block):
+            numbers = first + np.arange(start, min(start + block, int(length)))
+            words = bits(derive(key, "poisson", numbers.astype(np.uint64)), len(member))
+            if size < len(member):
+                # q · 2⁶⁴ rounded down, which a word in 0..2⁶⁴ − 1 lies below with probability q.
+                chosen = words < np.uint64((int(size) << 64) // len(member))
+            else:
+                chosen = np.ones(words.shape, dtype=bool)
+            mine += [member[row] for row in chosen]
+        drawn.append(mine)
+    longest = max(map(len, drawn), default=0)
+    count = np.zeros((len(members), longest), dtype=np.int64)
+    for i, mine in enumerate(drawn):
+        count[i, : len(mine)] = [len(batch) for batch in mine]
+    rows = np.zeros((len(members), longest, max(int(count.max(initial=0)), 1)), dtype=np.int64)
+    for i, (member, mine) in enumerate(zip(members, drawn, strict=True)):
+        rows[i] = member[0] if len(member) else 0
+        for step, batch in enumerate(mine):
+            rows[i, step, : len(batch)] = batch
+    return BatchPlan(rows, count, wanted.astype(np.int64))

@@ -1,0 +1,123 @@
+"""Terms: what a method adds to the loss of a step, or puts in its place.
+
+    loss = F(batch) + Σ term(batch)                 or  loss = Σ term(batch)  where a term replaces the loss
+
+A term is a function of what a batch shows, written for ONE client:
+
+    def prototypes(seen: Seen, mean: Tensor) -> Tensor:                    # λ/B Σ ‖z_b − mean of its class‖²
+        return lam * seen.mean((seen.features - mean[seen.y]).square().mean(1))
+
+    client.fit(w, term=Term(prototypes, given=(mean,)))
+
+It must take what differs between clients through `given`, have no `if` on values, and compute every mean over samples
+by `seen.mean`, so that padding counts nothing. Its gradient is clipped and made noisy with that of the loss; privacy of
+every sample needs a loss that is a mean of terms of one sample each, so a term that compares samples says `mixes`.
+
+A term on PUBLIC samples (`public` = b' of them a step) is apart: no sample of the client is in it, so it is neither
+clipped by sample nor made noisy. The batches are drawn from the client's key; a pass visits the samples in a random
+order and in full batches, what does not fill one is left out of that pass. The model is in evaluation mode, and its
+norms use the statistics as they stand after the private batch of the step and do not update them.
+
+Tensors of a state that its model does not have (a second head, say) train along with the model; only terms use them, as
+`seen.own`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.errors import TailorflError
+from tailorfl.models.functional import Model
+from tailorfl.training.objective import Loss, mean_of
+
+Given = Tensor | TensorDict | tuple["Given", ...]
+"""What a term or a direction is given of each client."""
+
+
+class Seen:
+    """What a term sees of a batch of one client."""
+
+    def __init__(
+        self,
+        model: Model,
+        loss: Loss,
+        batch: tuple[Tensor, Tensor, Tensor | None],
+        outputs: Tensor,
+        features: Callable[[], Tensor],
+        own: Mapping[str, Tensor],
+        rows: Tensor | None = None,
+    ) -> None:
+        self._model, self._loss, self._features = model, loss, features
+        self.x, self.y, self.weight = batch
+        """Inputs [batch, ...], targets [batch, ...] and 1 for real samples or 0 for padding (None: all are real)."""
+        self.outputs = outputs
+        """Of the model in training, [batch, outputs]."""
+        self.own = own
+        """The tensors that train along and that the model does not have, by name."""
+        self._rows = rows
+
+    @property
+    def features(self) -> Tensor:
+        """What goes into the head of the model in training, [batch, width].
+
+        Raises:
+            ModelError: the model has no layer whose input that could be.
+        """
+        return self._features()
+
+    @property
+    def loss(self) -> Tensor:
+        """The run's own loss of the batch, 0-d."""
+        return self._loss(self.outputs, self.y, self.weight)
+
+    @property
+    def rows(self) -> Tensor:
+        """Which samples of the public set the batch has, [batch] int64; of a term on public samples alone."""
+        if self._rows is None:
+            raise TailorflError("seen.rows is of public samples; say how many with Term(..., public=...)")
+        return self._rows
+
+    def mean(self, per_sample: Tensor) -> Tensor:
+        """Returns the mean of [batch] numbers over the real samples, 0-d; over none it is 0."""
+        return mean_of(per_sample, self.weight)
+
+    def of(self, state: TensorDict | Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns (outputs, features) of another state of the same architecture on the batch.
+
+        In evaluation mode, and no gradient flows into it.
+        """
+        outputs, features = self._model.outputs_and_features(state, self.x)
+        return outputs.detach(), features.detach()
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term of the loss.
+
+    Attributes:
+        function: `function(seen, *given)` returns a 0-d tensor.
+        given: per-client tensors and TensorDicts that it needs, the same for all or each client's own.
+        replaces: the run's loss is left out where one of the terms says so.
+        mixes: it compares samples of a batch, so it is no mean of terms of one sample each.
+        public: b', samples of the public set a step, at most all of them; None: the client's own batch.
+
+    Raises:
+        TailorflError: `public` below 1, or a term on public data that replaces the loss.
+    """
+
+    function: Callable[..., Tensor]
+    given: tuple[Given, ...] = ()
+    replaces: bool = False
+    mixes: bool = False
+    public: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.public is not None and (self.public < 1 or self.replaces):
+            raise TailorflError(
+                f"a term on public samples takes at least one of them a step and is added to the loss, but has "
+                f"public={self.public}, replaces={self.replaces}"
+            )
