@@ -68,7 +68,7 @@ def _methods() -> Iterator[Row]:
         for option, field in method.model_fields.items():
             text = f"{option} = {value_text(field.get_default(call_default_factory=True, validated_data={}))}"
             lines.append(f"{text}  {field.description}" if field.description else text)
-        yield name, f"{method.title}: {_first_line(method)}\n{method.paper}", "\n".join(lines)
+        yield name, f"{method.title}: {_summary(method)}\n{method.paper}", "\n".join(lines)
 
 
 def _data() -> Iterator[Row]:
@@ -93,7 +93,7 @@ def _partitions() -> Iterator[Row]:
         options: dict[str, Any] = {option: defaults[option] for option in recipe.options()}
         if recipe.group is not None:
             options["group"] = recipe.group
-        yield name, _first_line(recipe.function), _options(options)
+        yield name, _summary(recipe.function), _options(options)
 
 
 def _recipes() -> Iterator[Row]:
@@ -119,5 +119,5 @@ def _options(options: Mapping[str, Any]) -> str:
     )
 
 
-def _first_line(thing: Any) -> str:
+def _summary(thing: Any) -> str:
     return (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")

@@ -96,19 +96,13 @@ def build(
     if normalise == "client":
         federation = standardise_clients(federation)
     source = federation.source
-
-    shifted = _domain_sets(source, domains)
-    if corruptions is not None:
-        shifted |= corrupted_sets(source, federation.global_test(), corruptions, seed)
-    if official_set:
-        shifted["official"] = _official_set(source, rows)
-    public_set = None
+    shifted = _shifted(federation, rows, domains, corruptions, official_set, seed)
     if len(own_public):
-        public_set = public_from_rows(source, own_public)
+        public = public_from_rows(source, own_public)
     elif public is not None:
-        public_set = public_source(public, public_samples, source, _stream(seed, "public"))
-        public_set = replace(public_set, augment=source.augment)
-    federation = replace(federation, public=public_set, shifted=shifted)
+        public = public_source(public, public_samples, source, _stream(seed, "public"))
+        public = replace(public, augment=source.augment)
+    federation = replace(federation, public=public, shifted=shifted)
     validate(federation)
     return federation
 
@@ -138,18 +132,27 @@ def _with_domains(dealt: Dealt, source: Source, domains: Mapping[str, Ints]) -> 
     return dealt
 
 
-def _domain_sets(source: Source, domains: Mapping[str, Ints]) -> dict[str, Source]:
-    """A shifted set of every domain that never trains: of its official test part, or of all its samples."""
-    return {
-        domain: subset(source, to_be_tested(source, rows), f"{source.name} {domain}")
-        for domain, rows in domains.items()
+def _shifted(
+    federation: Federation,
+    rows: Ints,
+    domains: Mapping[str, Ints],
+    corruptions: Mapping[str, Any] | None,
+    official_set: bool,
+    seed: int,
+) -> dict[str, Source]:
+    """The shifted sets; of a domain that never trains its official test part, or else all its samples."""
+    source = federation.source
+    shifted = {
+        domain: subset(source, to_be_tested(source, found), f"{source.name} {domain}")
+        for domain, found in domains.items()
     }
-
-
-def _official_set(source: Source, rows: Ints) -> Source:
-    if source.test is None:
-        raise ConfigError(f"official_set: source '{source.name}' has no official test part")
-    return subset(source, rows[official_part(source)[rows]], f"{source.name} official")
+    if corruptions is not None:
+        shifted |= corrupted_sets(source, federation.global_test(), corruptions, seed)
+    if official_set:
+        if source.test is None:
+            raise ConfigError(f"official_set: source '{source.name}' has no official test part")
+        shifted["official"] = subset(source, rows[official_part(source)[rows]], f"{source.name} official")
+    return shifted
 
 
 def _stream(seed: int, purpose: str) -> Generator:

@@ -29,6 +29,7 @@ from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.privacy.accounting import epsilon
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.settings.privacy import UNBOUND
 from tailorfl.theory.audit import Attack, attack
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.sample_privacy import SampleDP
@@ -61,7 +62,7 @@ def audit_samples(
     batch_size: int = 10,
     steps: int = 5,
     trials: int = 2000,
-    delta: float = 1e-5,
+    delta: float = UNBOUND.delta,
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Audit:
