@@ -1,13 +1,9 @@
-"""The command line, in a process that kills itself: python dying.py LABEL POINT COUNT ARGUMENTS...
-
-It dies when POINT is reached for the COUNT-th time in the job LABEL; ARGUMENTS are those of `tailorfl`.
-"""
+"""How a process kills itself at a chosen moment of an experiment; only for processes made for that."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +11,11 @@ from typing import Any
 import tailorfl.experiments.runner as runner
 import tailorfl.runs.checkpoints as checkpoints
 import tailorfl.runs.store as store
-from tailorfl.cli.main import run
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.rounds.simulation import Simulation
 
-LABEL, POINT, COUNT = sys.argv[1], sys.argv[2], int(sys.argv[3])
-current, seen = "", 0
+label, last, current, seen = "", 0, "", 0
 real_job, real_write, real_finish = runner.run_job, checkpoints._write_tensors, store.RunStore.finish
 
 
@@ -31,8 +25,8 @@ def before(owner: Any, name: str, half: Callable[..., None] | None = None) -> No
 
     def dying(*arguments: Any, **options: Any) -> Any:
         global seen
-        seen += current == LABEL
-        if current == LABEL and seen == COUNT:
+        seen += current == label
+        if current == label and seen == last:
             if half is not None:
                 half(*arguments)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -79,8 +73,10 @@ POINTS: dict[str, Callable[[], None]] = {
     "comparison": lambda: before(ExperimentResult, "plot"),
 }
 
-if __name__ == "__main__":
+
+def die(job: str, point: str, count: int) -> None:
+    """Kills this process when `point` is reached for the `count`-th time in the job of the label `job`."""
+    global label, last
+    label, last = job, count
     setattr(runner, "run_job", remembered_job)  # noqa: B010
-    POINTS[POINT]()
-    sys.argv = ["tailorfl", *sys.argv[4:]]
-    run()
+    POINTS[point]()

@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
+from experiments.dying import die
+from tailorfl.cli.main import run
 from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Job
 from tailorfl.runs.store import RunStore
@@ -18,7 +21,24 @@ from tailorfl.runs.store import RunStore
 TIMES = ("seconds", "round_seconds")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300"}
 
-_DYING = Path(__file__).with_name("dying.py")
+
+def forked(*arguments: str, before: Callable[[], None] | None = None) -> tuple[int, IO[str]]:
+    """(process id, what it says) of the command line in a process that has imported all it needs."""
+    heard, said = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            os.close(heard)
+            sys.stdout = sys.stderr = os.fdopen(said, "w", buffering=1)
+            os.environ.update(ENVIRONMENT)
+            if before is not None:
+                before()
+            sys.argv = ["tailorfl", *arguments]
+            run()
+        finally:
+            os._exit(1)
+    os.close(said)
+    return process, os.fdopen(heard)
 
 
 def started(*arguments: str) -> subprocess.Popen[str]:
@@ -34,18 +54,13 @@ def started(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def finished(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line, run to its end."""
-    process = started(*arguments)
-    output, errors = process.communicate()
-    return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
-
-
 def killed(label: str, point: str, count: int, *arguments: str) -> None:
     """The command line, killed when `point` is reached for the `count`-th time in the job `label`."""
-    program = [sys.executable, str(_DYING), label, point, str(count), *arguments]
-    done = subprocess.run(program, capture_output=True, text=True, env=ENVIRONMENT, check=False)
-    assert done.returncode == -signal.SIGKILL, f"{label} {point} was not reached:\n{done.stderr[-2000:]}"
+    process, words = forked(*arguments, before=lambda: die(label, point, count))
+    said = words.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL, (
+        f"{label} {point} was not reached:\n{said[-2000:]}"
+    )
 
 
 def untimed(value: Any) -> Any:
