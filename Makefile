@@ -4,13 +4,19 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PYTHONHASHSEED := 0
 
-.PHONY: demo test lint install clean
+.PHONY: demo test test-slow lint install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tailorfl compare demo --out demo --overwrite
 
+# A file stays with one process, which shares what its tests share; files in order, so that the long ones come first.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile $(TESTS)
+	$(PYTEST) -m "not slow" $(TESTS)
+
+test-slow: $(VENV)/.installed-dev
+	$(PYTEST) -m slow $(TESTS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -17,6 +17,9 @@ from tailorfl.cli.main import app
 SMALL = ["data.clients=4", "data.samples=240", "rounds=2", "seeds=1", "model.hidden=[8]", "engine=sequential"]
 
 
+pytestmark = pytest.mark.usefixtures("a_quick_estimate")
+
+
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

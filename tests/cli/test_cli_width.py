@@ -68,6 +68,9 @@ SAME = ("report", "check", "list", "theory")
 """Commands that say the same each time, whose numbers must all be there at every width."""
 
 
+pytestmark = pytest.mark.usefixtures("a_quick_estimate")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder with a finished experiment, and a recipe with a paper's numbers."""

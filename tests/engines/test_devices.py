@@ -93,7 +93,6 @@ def test_a_data_set_goes_to_a_device_once_and_only_where_it_fits(monkeypatch: py
     assert torch.equal(here.targets(rows), source.targets(rows))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "cases"), [("methods", len(NAMES)), ("settings", 12)])
 def test_everything_that_calculates_does_so_on_the_device(kind: str, cases: int) -> None:
     """On a device of paper, which refuses to mix with CPU tensors, numbers are those of the CPU to the bit."""

@@ -27,6 +27,7 @@ def forked(*arguments: str, before: Callable[[], None] | None = None) -> tuple[i
     heard, said = os.pipe()
     process = os.fork()
     if process == 0:
+        code = 1
         try:
             os.close(heard)
             sys.stdout = sys.stderr = os.fdopen(said, "w", buffering=1)
@@ -35,8 +36,10 @@ def forked(*arguments: str, before: Callable[[], None] | None = None) -> tuple[i
                 before()
             sys.argv = ["tailorfl", *arguments]
             run()
+        except SystemExit as end:
+            code = int(end.code or 0)
         finally:
-            os._exit(1)
+            os._exit(code)
     os.close(said)
     return process, os.fdopen(heard)
 
@@ -54,13 +57,16 @@ def started(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
+def ended(process: int, words: IO[str]) -> tuple[int, str]:
+    """(exit code, minus the signal that killed it; all that it said) of a process that was forked."""
+    said = words.read()
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), said
+
+
 def killed(label: str, point: str, count: int, *arguments: str) -> None:
     """The command line, killed when `point` is reached for the `count`-th time in the job `label`."""
-    process, words = forked(*arguments, before=lambda: die(label, point, count))
-    said = words.read()
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL, (
-        f"{label} {point} was not reached:\n{said[-2000:]}"
-    )
+    code, said = ended(*forked(*arguments, before=lambda: die(label, point, count)))
+    assert code == -signal.SIGKILL, f"{label} {point} was not reached:\n{said[-2000:]}"
 
 
 def untimed(value: Any) -> Any:

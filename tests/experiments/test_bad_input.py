@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import tailorfl
-from experiments.killing import ENVIRONMENT, assert_identical, numbers
+from experiments.killing import assert_identical, ended, forked, numbers
 from tailorfl.cli.main import app
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError
@@ -282,12 +281,6 @@ FULL: dict[str, Any] = {
     "eval": {"every": 1},
     "checkpoint_every": 2,
 }
-LIMITED = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)), resource.RLIM_INFINITY))
-from tailorfl.cli.main import run
-run()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -306,13 +299,14 @@ def test_a_full_disk_loses_nothing_and_the_run_goes_on_once_there_is_space(
     sizes = [(undisturbed / name / "seed-0" / "clients.jsonl").stat().st_size for name in ("local", "ditto")]
     limit = int(sizes[0] + share * (sizes[1] - sizes[0]))
     Path("full.yaml").write_text(tailorfl.load_config(FULL).to_yaml())
-    program = [sys.executable, "-c", LIMITED, str(limit), "run", "full.yaml", "--out", "out", "--quiet"]
-    done = subprocess.run(program, capture_output=True, text=True, env=ENVIRONMENT, check=False)
-    assert done.returncode == 1, done.stderr
-    assert "error: cannot append to 'out/ditto/seed-0/clients.jsonl': File too large" in done.stderr
-    assert "free some space" in done.stderr
-    assert "--resume" in done.stderr
-    assert "Traceback" not in done.stderr
+    arguments = ("run", "full.yaml", "--out", "out", "--quiet")
+    small = (limit, resource.RLIM_INFINITY)
+    code, said = ended(*forked(*arguments, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, small)))
+    assert code == 1, said
+    assert "error: cannot append to 'out/ditto/seed-0/clients.jsonl': File too large" in said
+    assert "free some space" in said
+    assert "--resume" in said
+    assert "Traceback" not in said
     finished = RunStore.open("out/local/seed-0", readonly=True)
     assert finished.status == "finished"
     begun = RunStore.open("out/ditto/seed-0", readonly=True)

@@ -37,7 +37,13 @@ def test_traffic_of_a_round_is_that_of_the_second_round(
     monkeypatch.setattr("tailorfl.experiments.estimate.PROBE_SECONDS", seconds)
     config = parse(
         {
-            "data": {"name": "digits", "clients": 6, "public": "digits", "public_samples": 30},
+            "data": {
+                "name": "digits",
+                "samples": 300,
+                "clients": 6,
+                "public": "digits",
+                "public_samples": 30,
+            },
             "model": "logistic",
             "methods": [method],
             "train": {"steps": 2, "batch_size": 4},

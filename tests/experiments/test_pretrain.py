@@ -116,8 +116,7 @@ def test_it_learns_and_the_report_says_so(tmp_path: Path) -> None:
     assert found.epochs[-1].val > 0.85
 
 
-@pytest.mark.parametrize("after", [1, 2, 4])
-@pytest.mark.parametrize("model", [MLP, RESNET], ids=["mlp", "resnet"])
+@pytest.mark.parametrize(("model", "after"), [(MLP, 1), (MLP, 4), (RESNET, 2)])
 def test_killed_and_resumed_is_the_same_to_the_bit(tmp_path: Path, model: dict[str, Any], after: int) -> None:
     settings = {"model": model, "rounds": 4, "train": {**TRAIN, "optimizer": "adamw", "lr": 1e-3}}
     whole = pretrain(tmp_path / "whole.safetensors", **settings)
@@ -158,11 +157,11 @@ def test_killed_in_its_first_epoch_it_begins_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", [{"name": "mlp", "hidden": [64]}, RESNET], ids=["mlp", "resnet"])
 def test_experiments_start_from_it(tmp_path: Path, model: dict[str, Any]) -> None:
     """The body and its running statistics are the file's, the head is drawn; so a run begins, and is better for it."""
-    found = pretrain(
-        tmp_path / "w.safetensors", model=model, rounds=6, data={}, train={**TRAIN, "momentum": 0.9}
-    )
+    alone = model is RESNET  # of running statistics; that the start helps, the quick model shows
+    settings: dict[str, Any] = {"rounds": 1} if alone else {"rounds": 6, "data": {}}
+    found = pretrain(tmp_path / "w.safetensors", model=model, train={**TRAIN, "momentum": 0.9}, **settings)
     saved = load_file(found.weights)
-    settings: dict[str, Any] = {
+    settings = {
         "data": {"clients": 3, "samples": 150, "partition": "iid"},
         "method": "fedavg",
         "seeds": 1,
@@ -175,6 +174,8 @@ def test_experiments_start_from_it(tmp_path: Path, model: dict[str, Any]) -> Non
     head = {"head.weight", "head.bias", "fc.weight", "fc.bias"}
     for name, tensor in sim.init.items():
         assert torch.equal(tensor, saved[name]) == (name not in head), name
+    if alone:
+        return
     warm = tailorfl.run(out=tmp_path / "warm", **settings, model=start)
     cold = tailorfl.run(out=tmp_path / "cold", **settings, model=model)
     assert warm.jobs[0][0]["metrics"]["mean"] > cold.jobs[0][0]["metrics"]["mean"] + 0.3

@@ -15,6 +15,7 @@ import pytest
 import tailorfl
 from experiments.killing import (
     assert_identical,
+    ended,
     forked,
     killed,
     numbers,
@@ -120,7 +121,7 @@ def test_killed_at_random_it_ends_the_same(tmp_path: Path, long_run: dict[str, A
         assert "ditto seed 3: 60 rounds" in words.readline()
         time.sleep(rng.uniform(0.05, 0.5))
         os.kill(process, signal.SIGKILL)
-        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
+        assert ended(process, words)[0] == -signal.SIGKILL
         assert status(out / "ditto" / "seed-3") == "interrupted"
         arguments = ("run", "--resume", str(out))
     tailorfl.run(out=out, resume=True)

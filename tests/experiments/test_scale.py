@@ -39,7 +39,7 @@ def test_ten_thousand_clients_run_in_two_gigabytes(tmp_path: Path) -> None:
     """From the command line, with a private model on every client and all of them evaluated."""
     arguments = [
         *("run", "data=synthetic_digits", "data.options={clients: 10000, samples: 20}", "model=logistic"),
-        *("method=ditto", "fraction=0.1", "rounds=5", "seeds=1", "eval.final=[local]", "--out", "out"),
+        *("method=ditto", "fraction=0.1", "rounds=3", "seeds=1", "eval.final=[local]", "--out", "out"),
     ]
     done = subprocess.run(
         [sys.executable, "-c", WEIGHED, *arguments],
@@ -53,7 +53,7 @@ def test_ten_thousand_clients_run_in_two_gigabytes(tmp_path: Path) -> None:
     assert int(done.stdout.splitlines()[-1]) < 2 * 10**9
     job = tmp_path / "out" / "ditto" / "seed-0"
     rounds = [json.loads(line) for line in (job / "rounds.jsonl").read_text().splitlines()]
-    assert [len(record["clients"]) for record in rounds] == [1000] * 5
+    assert [len(record["clients"]) for record in rounds] == [1000] * 3
     summary = json.loads((job / "summary.json").read_text())
     assert summary["metrics"]["personal"]["local"]["accuracy"]["clients"] == 10_000
 
@@ -105,19 +105,18 @@ def test_states_hold_the_clients_that_trained_and_no_others() -> None:
     assert scalars == len(sim.states) * sim.model.scalars
 
 
-@pytest.mark.slow
 def test_a_round_costs_what_its_sampled_clients_cost() -> None:
     """As many sampled out of ten times as many registered clients take about as long (measured in turn)."""
     torch.set_num_threads(1)
     few, many = simulation(1_000, 300), simulation(10_000, 300)
     seconds: dict[int, list[float]] = {1_000: [], 10_000: []}
-    for _ in range(12):
+    for _ in range(8):
         for sim in (few, many):
             begin = time.process_time()
             sim.step()
             seconds[sim.federation.num_clients].append(time.process_time() - begin)
     assert statistics.median(seconds[10_000][2:]) < 2 * statistics.median(seconds[1_000][2:])
-    assert len(many.states) <= 12 * 300
+    assert len(many.states) <= 8 * 300
 
 
 def test_a_last_evaluation_that_outweighs_training_is_announced() -> None:

@@ -9,7 +9,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from tailorfl.models import build, dropout_key
 
-CLIENTS, BATCH = 3, 4
+CLIENTS, BATCH = 2, 3
 CASES = [
     ("logistic", (5,), {}), ("linear", (5,), {}), ("cox", (5,), {}),
     ("mlp", (5,), {}), ("mlp", (5,), {"norm": "group"}),

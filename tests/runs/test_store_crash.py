@@ -46,7 +46,6 @@ APPENDER = """
 """
 
 
-@pytest.mark.slow
 def test_killing_a_writer_loses_no_finished_record(tmp_path: Path) -> None:
     RunStore.create(tmp_path, {}).close()
     rng = random.Random(0)
@@ -89,7 +88,6 @@ SAVER = """
 """
 
 
-@pytest.mark.slow
 def test_killing_a_saver_leaves_the_newest_checkpoint_sound(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
