@@ -62,6 +62,20 @@ class Client:
         """Number of training samples n_i, 0-d float tensor."""
         return torch.from_numpy(self._cohort.sizes).float()[self._position].to(self._cohort.device)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all tensors of a model state, parameters and running statistics."""
+        return tuple(self._cohort.model.sizes)
+
+    @property
+    def who(self) -> str:
+        """The client, or those that run together and cannot be told apart, for messages."""
+        ids = self._cohort.ids
+        try:
+            return operations.who([ids[int(self._position)]])
+        except RuntimeError:  # mapped over all of them
+            return operations.who(ids)
+
     def rate(self, own: float | None) -> float | None:
         """Returns a rate of the method's own as it is in this round (`train.round_schedule`).
 

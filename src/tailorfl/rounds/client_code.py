@@ -14,6 +14,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.messages import PerClient
 from tailorfl.core.method import Method
 from tailorfl.engines.results import Parts
+from tailorfl.rounds.authors import explained, pair, whole_model
 from tailorfl.rounds.groups import Group, by_group, message_for
 from tailorfl.training import tree
 
@@ -28,7 +29,7 @@ class Training:
     method: Method
 
     def __call__(self, client: Client, state: TensorDict, received: TensorDict) -> Parts:
-        new, reply = self.method.local(client, state, received)
+        new, reply = _local(self.method, client, state, received)
         return new, reply, TensorDict({**client.metrics, WORK: client.gradients}, batch_size=[])
 
 
@@ -47,8 +48,18 @@ class Deployment:
         if self.steps is not None:
             state = self.method.newcomer(state, received)
             if self.steps > 0:
-                state, _ = self.method.local(client, state, received)
-        return (self.method.personal(client, state, received),)
+                state, _ = _local(self.method, client, state, received)
+        with explained(self.method, client, "personal", state=state, received=received):
+            model = whole_model(self.method, client, self.method.personal(client, state, received))
+        return (model,)
+
+
+def _local(
+    method: Method, client: Client, state: TensorDict, received: TensorDict
+) -> tuple[TensorDict, TensorDict]:
+    """Returns (new state, reply) of a client that trains."""
+    with explained(method, client, "local", state=state, received=received):
+        return pair(method, client, method.local(client, state, received))
 
 
 def deployment_message(

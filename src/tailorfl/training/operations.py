@@ -381,8 +381,9 @@ def _by_falling_steps(plan: BatchPlan) -> tuple[Any, Tensor | None]:
 
 def _where(cohort: Cohort, positions: Sequence[int], stage: str) -> str:
     """Names clients, round and stage for error messages."""
-    return f"{_who([cohort.ids[p] for p in positions])}, round {cohort.round + 1}, stage '{stage}'"
+    return f"{who([cohort.ids[p] for p in positions])}, round {cohort.round + 1}, stage '{stage}'"
 
 
-def _who(ids: Sequence[int]) -> str:
+def who(ids: Sequence[int]) -> str:
+    """Names clients for error messages."""
     return f"client {ids[0]}" if len(ids) == 1 else f"one of the clients {', '.join(map(str, ids))}"

@@ -1,0 +1,114 @@
+"""Mistakes of a method's author, told in every engine alike: which method, clients, round and stage, and the mend.
+
+Client code is written for one client and run for many at once, so what fails there fails in the words of torch. Here
+those words are put beside what the code was given and what to write instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.client import Client
+from tailorfl.core.method import Method
+from tailorfl.engines.failures import unsupported
+from tailorfl.errors import ClientError, TailorflError
+from tailorfl.models.mapping import physical
+from tailorfl.training import tree
+
+MENDS = {
+    "data-dependent control flow": "an `if`, `while`, `and`, `max` or `bool()` on a tensor, whose value differs "
+    "between clients: choose by torch.where(condition, a, b)",
+    ".item()": "a number taken out of a tensor by .item(), float() or int(), which differs between clients: calculate "
+    "with the tensor",
+    "inplace arithmetic": "a tensor that all clients share is written to: make a new one (a = a + b in place of "
+    "a += b)",
+    "does not require grad": "a gradient of something that `client.fit` returned: what leaves a fit has no gradient; "
+    "give `fit` a direction or a term",
+}
+"""What torch says inside client code, and what that means there."""
+
+
+@contextmanager
+def explained(method: Method, client: Client, stage: str, **given: TensorDict) -> Iterator[None]:
+    """Turns what fails in a method's code into a ClientError; `given` are what it got, which it must not write to.
+
+    Raises:
+        ClientError: the code failed, or wrote into what it was given.
+    """
+    before = {name: _versions(part) for name, part in given.items()}
+    try:
+        yield
+    except TailorflError:
+        raise
+    except KeyError as error:
+        held = "; ".join(f"{name} has {_names(part)}" for name, part in given.items())
+        raise ClientError(f"{_where(method, client, stage)}: there is no {error}; {held}") from error
+    except Exception as error:
+        mend = next((text for mark, text in MENDS.items() if mark in str(error)), None)
+        if mend is None and unsupported(error):
+            raise  # the model's matter: another engine may run it
+        said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+        why = mend or said
+        raise ClientError(f"{_where(method, client, stage)}: {why}") from error
+    for name, part in given.items():
+        if _versions(part) != before[name]:
+            raise ClientError(
+                f"{_where(method, client, stage)}: `{name}` was written to, which other clients or the server may see; "
+                "make new tensors (a = a + b in place of a += b) and return them"
+            )
+
+
+def pair(method: Method, client: Client, found: Any) -> tuple[TensorDict, TensorDict]:
+    """Returns what `local` returned, if that is (new state, reply); raises ClientError otherwise."""
+    if isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, TensorDict) for part in found):
+        return found[0], found[1]
+    what = (
+        f"a tuple of {', '.join(type(part).__name__ for part in found) or 'nothing'}"
+        if isinstance(found, tuple)
+        else f"one {type(found).__name__}"
+    )
+    raise ClientError(
+        f"{_where(method, client, 'local')}: it returned {what}, but has to return (new private state, reply), two "
+        "TensorDicts; tree.empty() of tailorfl.training stands for nothing"
+    )
+
+
+def whole_model(method: Method, client: Client, found: Any) -> TensorDict:
+    """Returns what `personal` returned, if that is a whole model state; raises ClientError otherwise."""
+    if not isinstance(found, TensorDict):
+        raise ClientError(
+            f"{_where(method, client, 'personal')}: it returned one {type(found).__name__}, but has to return the "
+            "model that the client deploys, a TensorDict"
+        )
+    wanted, names = set(client.names), set(tree.tensors(found))
+    if wanted != names:
+        extra, absent = sorted(names - wanted), sorted(wanted - names)
+        told = [f"has {', '.join(extra[:5])}, which the model does not"] if extra else []
+        told += [f"lacks {', '.join(absent[:5])}"] if absent else []
+        raise ClientError(
+            f"{_where(method, client, 'personal')}: what it returned {' and '.join(told)}; return the whole model and "
+            "nothing else (state.select(...), tree.merge(...))"
+        )
+    return found
+
+
+def _where(method: Method, client: Client, stage: str) -> str:
+    return f"{method.title}, '{stage}' of {client.who}, round {client.round + 1}"
+
+
+def _names(part: TensorDict) -> str:
+    return ", ".join(path for path, _ in tree.leaves(part)) or "nothing"
+
+
+def _versions(part: TensorDict) -> Mapping[str, tuple[int, int]]:
+    """Which tensors there are, and how often each was written to."""
+    return {path: (id(tensor), _version(tensor)) for path, tensor in tree.leaves(part)}
+
+
+def _version(tensor: Tensor) -> int:
+    return physical(tensor)[0]._version
