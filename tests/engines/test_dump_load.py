@@ -9,6 +9,7 @@ import pytest
 
 from methods.settings import NAMES, make
 from methods.small import BOTH, assert_same, everything, personal, simulation
+from tailorfl.core import tree
 from tailorfl.engines.auto import Auto
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
@@ -81,6 +82,8 @@ def test_loading_copies(name: str) -> None:
     tensors, facts = first.dump()
     kept = {p: t.clone() for p, t in tensors.items()}
     second.load(tensors, facts)
+    lying = {t.data_ptr() for t in tensors.values() if t.numel()}
+    assert not any(t.data_ptr() in lying for _, t in tree.leaves(second.server) if t.numel())
     go_on(second, 2)
     assert_same(kept, tensors)
     assert facts["round"] == 2

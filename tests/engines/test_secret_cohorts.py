@@ -63,6 +63,25 @@ def vector(sim: Simulation) -> Tensor:
 # -- who takes part ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("secret", "changed"),
+    [
+        (True, {}),
+        (False, {"fraction": 1.0}),  # everybody takes part, as everybody knows
+        (False, {"sampling": "uniform"}),
+        (False, {"client_dp": None}),
+    ],
+)
+def test_who_takes_part_is_secret_where_each_is_drawn_by_itself(
+    secret: bool, changed: dict[str, Any]
+) -> None:
+    given = {"fraction": 0.2, "sampling": "bernoulli", "client_dp": NOISY, "train": PLAIN, **changed}
+    assert (
+        simulation(make("fedavg", weights="uniform"), "logistic", rounds=0, **given).cohort_is_secret
+        is secret
+    )
+
+
 def test_clients_take_part_as_often_as_stated() -> None:
     """P(i in S) = q, and P(nobody) = (1 − q)^N; drawing again made it q/(1 − (1−q)^N)."""
     rounds, q = 4000, 0.2

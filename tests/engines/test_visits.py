@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from methods.small import SIZES, assert_same, everything, personal, simulation
 from tailorfl.core.client import Client
@@ -16,7 +19,13 @@ from tailorfl.engines.results import Parts, Updates
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.state import StateStore
 from tailorfl.engines.vectorized import Vectorized
+from tailorfl.engines.workers.parcels import bytes_of
+from tailorfl.engines.workers.scattered import Kept
+from tailorfl.engines.workers.tasks import States, Task
+from tailorfl.engines.workers.team import Workers
 from tailorfl.evaluation.protocols import Protocol, evaluate
+from tailorfl.models.functional import Model
+from tailorfl.training.plan import Length
 
 KINDS = {"sequential": Sequential(), "vectorized": Vectorized(2)}
 MEMBERS = {"name", "hold", "train", "map", "predict"}
@@ -98,6 +107,64 @@ def test_stored_states_are_the_present_ones_or_starts() -> None:
         assert kind.map(visit, Stored(store, fresh=True))[0]["n"].tolist() == [-1] * 5
 
 
+class Backwards:
+    """A team of no processes, which does its last task first."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def hold(self, store: StateStore) -> StateStore:
+        return store
+
+    def states(self, store: StateStore, chunks: Sequence[Sequence[int]], fresh: bool) -> list[States]:
+        return [Kept(store, tuple(ids), fresh) for ids in chunks]
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Any]]:
+        for k in reversed(range(len(tasks))):
+            self.done += 1
+            yield k, tasks[k].run()
+
+    def close(self) -> None:
+        return
+
+
+@pytest.mark.parametrize(("steps", "shared"), [(0, 0), (1, 4)])
+@pytest.mark.parametrize("fresh", [False, True])
+def test_models_are_shared_out_where_making_them_takes_training(steps: int, shared: int, fresh: bool) -> None:
+    """The first of five chunks shows it; present states and starts are what workers get, whoever is done first."""
+    store = StateStore(TensorDict({"n": torch.tensor(-1.0)}))
+    store.put([0, 3], TensorDict({"n": torch.tensor([5.0, 7.0])}, batch_size=[2]))
+    sim = simulation("local", "logistic")
+
+    def function(client: Client, state: TensorDict, received: TensorDict) -> Parts:
+        if steps:
+            client.fit(received, length=Length(steps=steps))
+        return TensorDict({"n": state["n"] + 0}), TensorDict({"samples": client.samples})
+
+    visit, team = Visit(function, sim.cohort(range(5)), sim.init), Backwards()
+    states, samples = Workers(Sequential(), team).map(visit, Stored(store, fresh))
+    assert states["n"].tolist() == ([-1] * 5 if fresh else [5, -1, -1, 7, -1])
+    assert samples["samples"].tolist() == list(SIZES)
+    assert team.done == shared
+
+
+def test_bytes_of_any_tensor_are_those_of_its_elements() -> None:
+    """Also of one element that was expanded, of every second one, of a scalar, and of none."""
+    row = torch.arange(6)
+    for tensor in (
+        row,
+        row[::2],
+        row.reshape(2, 3).T,
+        torch.tensor(7),
+        torch.tensor(7).expand(1),
+        row[:0],
+        row[5:],
+    ):
+        assert bytes_of(tensor).tobytes() == b"".join(
+            int(v).to_bytes(8, "little") for v in tensor.reshape(-1).tolist()
+        )
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("common", [True, False])
 def test_outputs_in_pieces_are_the_outputs(kind: str, common: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +190,29 @@ def test_outputs_in_pieces_are_the_outputs(kind: str, common: bool, monkeypatch:
         for own, other in zip(whole, found, strict=True):
             torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
     assert all(map(torch.equal, whole, asked.joined([engine.predict(p) for p in engine.shares(asked)])))
+
+
+class Folding(nn.Module):
+    """Asks how many numbers a sample has, which has no answer where there is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x.reshape(len(x), -1))
+        return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_are_not_asked_for_outputs_on_nothing(kind: str) -> None:
+    model, source = Model(Folding), simulation("local").federation.source
+    states = TensorDict({n: t.expand(2, *t.shape) for n, t in model.init(0).items()}, batch_size=[2])
+    for rows in (torch.arange(0), [torch.arange(0)] * 2):
+        found = KINDS[kind].predict(Inference(model, states, source, rows))
+        assert [tuple(t.shape) for t in found] == [(0, 4)] * 2
+    one, none = KINDS[kind].predict(Inference(model, states, source, [torch.arange(3), torch.arange(0)]))
+    assert (tuple(one.shape), tuple(none.shape)) == ((3, 4), (0, 4))
 
 
 def test_what_many_workers_are_asked_is_not_more_than_one_process_would() -> None:

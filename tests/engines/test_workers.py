@@ -52,7 +52,7 @@ METHODS = ("fedavg", "ditto", "fedrep", "scaffold", "plgu_lf", "fedfomo")
 
 
 def team_of(sim: Simulation) -> Processes:
-    assert isinstance(sim.engine, Workers)
+    assert isinstance(sim.engine, Workers | Auto)
     assert isinstance(sim.engine.team, Processes)
     return sim.engine.team
 
@@ -156,6 +156,7 @@ def test_the_choice_is_made_once_and_here(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.INFO, logger="tailorfl"):
         sim = run("ditto", "auto", 2)
     assert caplog.text.count("engine: ") == 1
+    assert len(team_of(sim).pids) == 2
     assert sim.engine.name in {"sequential", "vectorized"}
     assert_same(outcome(sim), outcome(run("ditto", sim.engine.name, 1)))
 

@@ -52,7 +52,7 @@ class Auto:
     ) -> None:
         self._sequential = Sequential() if sequential is None else sequential
         self._vectorized = Vectorized() if vectorized is None else vectorized
-        self._team = team
+        self.team = team
         self._chosen: InProcess | None = None
         if choice is not None:
             self.choose(choice)
@@ -70,7 +70,7 @@ class Auto:
     @property
     def _running(self) -> Engine:
         """What runs it."""
-        return self.current if self._team is None else Workers(self.current, self._team)
+        return self.current if self.team is None else Workers(self.current, self.team)
 
     def choose(self, name: str) -> None:
         """Fixes the choice."""

@@ -59,7 +59,7 @@ def parcels(values: Sequence[Any], known: Known, *, share_all: bool = False) -> 
         _writer(buffer, known, place, share_all).dump(value)
         written.append((buffer.getvalue(), used))
     counts = Counter(number for _, used in written for number in used)
-    arrays = [t.detach().contiguous().reshape(-1).view(torch.uint8).numpy() for t in tensors]
+    arrays = [bytes_of(t) for t in tensors]
     return [
         Parcel(
             message,
@@ -68,6 +68,15 @@ def parcels(values: Sequence[Any], known: Known, *, share_all: bool = False) -> 
         )
         for message, used in written
     ]
+
+
+def bytes_of(tensor: Tensor) -> Bytes:
+    """Returns the bytes of a tensor in the order of its elements, uint8 [bytes]; not a copy where they lie so."""
+    whole = tensor.detach().contiguous()
+    # A tensor of one element counts as contiguous whatever its stride, 0 where it was expanded.
+    flat = whole.as_strided((whole.numel(),), (1,))
+    found: Bytes = flat.view(torch.uint8).numpy()
+    return found
 
 
 def opened(parcel: Parcel, shared: Sequence[Bytes], known: Known, *, copy: bool = True) -> Any:
