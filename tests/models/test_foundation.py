@@ -14,6 +14,7 @@ from tailorfl.errors import ConfigError, ModelError
 from tailorfl.models import available, build, load_weights, save_weights, select
 from tailorfl.models.functional import Model
 from tailorfl.models.heads import SCALE, UNUSED
+from tailorfl.models.registry import options_of
 
 L, O, LO = 9, 3, 4
 CHOICE = {"head": "choice", "option_length": LO, "vocabulary": TOKENS}
@@ -220,6 +221,19 @@ def test_seeds_and_options() -> None:
     assert all(torch.equal(one[n], same[n]) for n in one)
     assert any(not torch.equal(one[n], other[n]) for n in one)
     assert {"bert", "llama", "vit", "minilm", "huggingface"} <= set(available())
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "vit", "minilm", "huggingface"])
+def test_every_transformer_is_tuned_by_the_same_options(name: str) -> None:
+    tuning = {
+        "lora": 0, "lora_alpha": 16, "lora_dropout": 0.05, "lora_targets": None,
+        "adapter_size": 0, "adapter_dropout": 0.0,
+    }  # fmt: skip
+    found = options_of(name)
+    assert {option: found[option] for option in tuning} == tuning
+    assert "tuning" not in found
+    with pytest.raises(ConfigError, match="Did you mean 'lora_alpha'"):
+        build(name, (6,), 3, lora_alfa=1)
 
 
 def build_seeded(seed: int) -> nn.Module:
