@@ -33,7 +33,6 @@ from tailorfl.runs.files import (
     FolderLock,
     append_lines,
     decode,
-    decode_lines,
     encode,
     encode_lines,
     is_locked,
@@ -44,6 +43,7 @@ from tailorfl.runs.files import (
     sync,
     write_text,
 )
+from tailorfl.runs.reading import parsed, table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -208,7 +208,7 @@ class RunStore:
         self._check_writable()
         for name in _RECORDS:
             lines = read_lines(self.path / name)
-            records = zip(lines, self._parse(name, lines), strict=True)
+            records = zip(lines, parsed(self.path / name, lines), strict=True)
             keep_lines(self.path / name, [line for line, record in records if record["round"] <= round])
         checkpoints.remove_after(self.path, round)
         self._delete(self.path / name for name in _RESULTS)
@@ -246,11 +246,11 @@ class RunStore:
 
     def rounds(self) -> pd.DataFrame:
         """The records of `append_round` so far, one row each."""
-        return self._frame("rounds.jsonl")
+        return table(self.path / "rounds.jsonl")
 
     def clients(self) -> pd.DataFrame:
         """The records of `append_clients` so far, one row each."""
-        return self._frame("clients.jsonl")
+        return table(self.path / "clients.jsonl")
 
     def close(self) -> None:
         """Give the lock back, when all records are on the disk; the store can still be read."""
@@ -326,39 +326,6 @@ class RunStore:
         except ValueError as error:
             raise RunError(f"'{path}' is damaged ({error}); restore it from a copy") from error
         return content
-
-    def _parse(self, name: str, lines: Sequence[bytes]) -> list[dict[str, Any]]:
-        try:
-            found = decode_lines(lines)
-            if all(map(_is_record, found)):
-                return found
-        except ValueError:
-            pass  # which line it is shows one by one
-        records = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                records.append(decode(line))
-                if not _is_record(records[-1]):
-                    raise ValueError("it is no record of a round")
-            except ValueError as error:
-                raise RunError(
-                    f"line {number} of '{self.path / name}' is damaged ({error}); delete it to go on without"
-                ) from error
-        return records
-
-    def _frame(self, name: str) -> pd.DataFrame:
-        import pandas as pd
-
-        frame = pd.DataFrame(self._parse(name, read_lines(self.path / name)))
-        if "round" not in frame:
-            return pd.DataFrame({"round": pd.Series(dtype="int64")})
-        for column in frame.columns[frame.isna().all()]:
-            frame[column] = frame[column].astype("float64")  # only nulls, which stand for NaN
-        return frame
-
-
-def _is_record(value: Any) -> bool:
-    return isinstance(value, dict) and type(value.get("round")) is int
 
 
 def _check_free(folder: Path, overwrite: bool) -> None:
