@@ -9,10 +9,10 @@ import pytest
 
 from methods.settings import NAMES, make
 from methods.small import BOTH, assert_same, everything, personal, simulation
-from tailorfl.core import tree
 from tailorfl.engines.auto import Auto
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
+from tailorfl.training import tree
 
 SETTINGS: dict[str, Any] = {"fraction": 0.4, "seed": 2}
 
