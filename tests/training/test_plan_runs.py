@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailorfl.training.operations import _by_falling_steps
+from tailorfl.training.fitting import _by_falling_steps
 from tailorfl.training.plan import MOST_PADDING, BatchPlan, make_plan, runs
 from training.cohorts import ENGINES, FLOAT, cohort_of, fit, model_of, source
 

@@ -175,10 +175,10 @@ class _Counting(Client):
         given = dict(options)
         direction, extra = given.get("direction"), tuple(given.get("given", ()))
         length: Length = given.get("length", RUN)
-        epochs, steps = self._length(length)
+        batch, epochs, steps = self.config.resolved(length)
         if isinstance(steps, Tensor):
             steps = int(steps)
-        batch, batches = self._batch(length), length.batches
+        batches = length.batches
         taken = int(self.steps(replace(length, steps=steps, epochs=epochs)))
         train = given.get("train")
         wanted = set(self.split.trainable if train is None else train)

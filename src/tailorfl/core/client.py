@@ -10,7 +10,6 @@ without padding idle clients.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,14 +20,13 @@ from torch import Tensor
 
 from tailorfl.errors import TailorflError
 from tailorfl.models.layers import Groups, layer_groups
-from tailorfl.training import operations, tree
+from tailorfl.training import looks, operations, tree
+from tailorfl.training.asked import Asked, run_fit
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.directed import Directions
 from tailorfl.training.gradients import Gradient
-from tailorfl.training.local_sgd import FitOptions
 from tailorfl.training.packing import Packed
 from tailorfl.training.plan import Length, steps_of
-from tailorfl.training.sample_privacy import check_separable
 from tailorfl.training.terms import Given, Term
 from tailorfl.training.update import Optimizer
 
@@ -136,139 +134,16 @@ class Client:
             ConfigError: momentum with adamw.
             TailorflError: other arguments that do not fit together.
         """
-        alone = isinstance(start, TensorDict)
         components: Mapping[str, TensorDict] = {"": start} if isinstance(start, TensorDict) else start
         terms = (term,) if isinstance(term, Term) else tuple(term)
-        self._check(components, direction, terms, length, optimizer)
-        names = self._trained(components, train, bool(terms))
-        out = self._train(components, names, prox, direction, tuple(given), terms, length, optimizer, purpose)
-        found: Any = out[""] if alone else out
-        return found  # type: ignore[no-any-return]
-
-    def _check(
-        self,
-        components: Mapping[str, TensorDict],
-        direction: Directions | None,
-        terms: Sequence[Term],
-        length: Length,
-        optimizer: Optimizer,
-    ) -> None:
-        """Raises TailorflError for arguments of a fit that do not go together."""
-        if length.batches != 1 and (length.batches < 1 or direction is None):
-            raise TailorflError(
-                f"fit() got batches={length.batches}; it is at least 1, and a step with more than one needs a "
-                "`direction` that asks for them with grad(parameters, batch=...)"
-            )
-        if terms and len(components) > 1:
-            raise TailorflError("fit(term=...) trains one model at a time, but got several")
-        if self._cohort.public is None and any(one.public is not None for one in terms):
-            raise TailorflError(
-                "a term on public samples needs a public set, but the federation has none; name one, such as "
-                "data.public=digits, or set `needs_public` of the method so that a run says so at its start"
-            )
-        if isinstance(direction, Mapping) and set(direction) != set(components):
-            raise TailorflError(
-                f"fit() got directions for {', '.join(direction) or 'nothing'}, but trains "
-                f"{', '.join(components) if any(components) else 'one model'}; give one direction for each model, "
-                "or a single one"
-            )
-        if optimizer.clip_each and direction is None:
-            raise TailorflError(
-                "Optimizer(clip_each=True) clips what a `direction` asks for, but none was given"
-            )
-
-    def _train(
-        self,
-        components: Mapping[str, TensorDict],
-        names: tuple[str, ...],
-        prox: tuple[float | Tensor, TensorDict | Mapping[str, TensorDict]] | None,
-        direction: Directions | None,
-        given: tuple[Given, ...],
-        terms: Sequence[Term],
-        length: Length,
-        optimizer: Optimizer,
-        purpose: str,
-    ) -> dict[str, TensorDict]:
-        """Returns every component after training the tensors `names` of each."""
-        config = self.config
-        epochs, steps = self._length(length)
-        strength = prox[0] if prox is not None else None
-        private = tuple(one for one in terms if one.public is None)
-        public = tuple(one for one in terms if one.public is not None)
-        options = FitOptions(
-            trained=tuple(names for _ in components),
-            components=tuple(components),
-            rule=optimizer.rule(config.rule),
-            clip=config.clip,
-            clip_each=optimizer.clip_each,
-            repeat=length.repeat,
-            batches=length.batches,
-            prox=None if isinstance(strength, Tensor) else strength,
-            direction=direction,
-            terms=tuple(replace(one, given=()) for one in private),
-            public=tuple(replace(one, given=()) for one in public),
-            dp=config.dp,
-            number=self._fits,
-            purpose=purpose,
-            batch=self._batch(length),
-            epochs=epochs,
-            steps=None if isinstance(steps, Tensor) else steps,
-            first=length.first,
-        )
+        asked = Asked(train, prox, direction, tuple(given), terms, length, optimizer, purpose)
+        done = run_fit(self._cohort, self._position, self._fits, components, asked)
         self._fits += 1
-        taken = epochs if steps is None else steps
-        if not names or (not isinstance(taken, Tensor) and taken == 0) or self._cohort.limit == 0:
-            return dict(components)
-        moving = self._cohort.model.trained_buffers(names)
-        if config.dp is not None:
-            check_separable(self._cohort.loss, moving, private)
-        inputs = operations.Inputs(
-            models={name: tree.tensors(state) for name, state in components.items()},
-            centre=None if prox is None else self._centre(prox[1], components, names),
-            strength=strength if isinstance(strength, Tensor) else None,
-            rate=optimizer.lr if isinstance(optimizer.lr, Tensor) else None,
-            steps=steps if isinstance(steps, Tensor) else None,
-            given=given,
-            terms=tuple(one.given for one in private),
-            public=tuple(one.given for one in public),
-        )
-        packed = Packed.of(inputs)
-        call = operations.Fit(self._cohort, options, packed.form, moving)
-        loss, work, *changed = operations.apply(call, self._position, *packed.leaves)
-        self.metrics[purpose], self.gradients = loss, self.gradients + work
-        rest, out = iter(changed), {}
-        for name, state in components.items():
-            new = {n: next(rest) for n in (*names, *moving)}
-            out[name] = TensorDict({n: new.get(n, t) for n, t in state.items()}, batch_size=[])
-        return out
-
-    def _trained(
-        self, components: Mapping[str, TensorDict], train: Collection[str] | None, terms: bool
-    ) -> tuple[str, ...]:
-        """Names of the tensors that a fit trains: parameters of the model, then what only terms use."""
-        model = self._cohort.model
-        wanted = set(self.split.trainable if train is None else train)
-        names = tuple(n for n in model.parameters if n in wanted)
-        extra = (
-            [n for s in components.values() for n in tree.tensors(s) if n not in model.sizes] if terms else []
-        )
-        return names + tuple(n for n in extra if train is None or n in wanted)
-
-    def _centre(
-        self,
-        given: TensorDict | Mapping[str, TensorDict],
-        components: Mapping[str, TensorDict],
-        names: tuple[str, ...],
-    ) -> dict[str, dict[str, Tensor]]:
-        """What the proximal pull goes to, by component, of the trained tensors."""
-        centre: Mapping[str, Any] = {"": given} if tuple(components) == ("",) else given
-        absent = [n for c in components for n in names if n not in centre[c].keys()]  # noqa: SIM118
-        if absent:
-            raise TailorflError(
-                f"the centre of prox lacks {', '.join(absent[:5])}, which is trained; give the whole model "
-                "as its centre, or name with `train` what the centre has"
-            )
-        return {c: {n: centre[c].get(n) for n in names} for c in components}
+        if done is None:
+            return start
+        self.metrics[purpose], self.gradients = done.loss, self.gradients + done.gradients
+        found: Any = done.models[""] if isinstance(start, TensorDict) else done.models
+        return found  # type: ignore[no-any-return]
 
     def loss(self, state: TensorDict, part: str = "train") -> Tensor:
         """Returns the mean loss of a model state on this client's `part` ("train" or "val"), 0-d tensor.
@@ -280,7 +155,7 @@ class Client:
         """
         self._refuse_look(f"client.loss(..., '{part}')", part)
         names = tuple(str(n) for n in state.keys())  # noqa: SIM118
-        call = operations.Loss(self._cohort, part, names)
+        call = looks.Loss(self._cohort, part, names)
         return operations.apply(call, self._position, *[state.get(n) for n in names])[0]
 
     def summed(
@@ -306,7 +181,7 @@ class Client:
         """
         self._refuse_look("client.summed(...)")
         packed = Packed.of((state, tuple(given)))
-        call = operations.Summed(self._cohort, of, packed.form, self._classes() if by_class else None)
+        call = looks.Summed(self._cohort, of, packed.form, self._classes() if by_class else None)
         return operations.apply(call, self._position, *packed.leaves)[0]
 
     def class_counts(self) -> Tensor:
@@ -351,7 +226,7 @@ class Client:
                 "method so that a run says so at its start"
             )
         names = tuple(str(n) for n in state.keys())  # noqa: SIM118
-        call = operations.PublicOutputs(self._cohort, public, names)
+        call = looks.PublicOutputs(self._cohort, public, names)
         return operations.apply(call, self._position, *[state.get(n) for n in names])[0]
 
     def gradient(self, state: TensorDict) -> TensorDict:
@@ -398,18 +273,8 @@ class Client:
     def _taken(self, length: Length) -> NDArray[np.int64]:
         """The steps of every client of the cohort, [clients]."""
         c = self._cohort
-        epochs, steps = self._length(length)
+        batch, epochs, steps = self.config.resolved(length)
         if isinstance(steps, Tensor):
             raise TailorflError("a length of steps=Tensor is known by that tensor, not by client.steps()")
-        taken = steps_of(c.sizes, self._batch(length), epochs, steps, c.min_batch, length.batches)
+        taken = steps_of(c.sizes, batch, epochs, steps, c.min_batch, length.batches)
         return taken if c.limit is None else np.minimum(taken, c.limit // length.batches)
-
-    def _batch(self, length: Length) -> int:
-        return self.config.batch_size if length.batch_size is None else length.batch_size
-
-    def _length(self, length: Length) -> tuple[float | None, int | Tensor | None]:
-        """(epochs, steps), one of which is None."""
-        epochs, steps = length.epochs, length.steps
-        if epochs is None and steps is None:
-            epochs, steps = self.config.epochs, self.config.steps
-        return (None, steps) if steps is not None else (epochs, None)

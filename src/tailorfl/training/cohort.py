@@ -19,7 +19,7 @@ from tailorfl.settings.train import OptimizerName, Schedule
 from tailorfl.training.keys import derive
 from tailorfl.training.ledger import Record
 from tailorfl.training.objective import Loss
-from tailorfl.training.plan import BatchPlan, Rows, Steps, make_plan
+from tailorfl.training.plan import BatchPlan, Length, Rows, Steps, make_plan
 from tailorfl.training.round_schedule import CONSTANT, RoundSchedule
 from tailorfl.training.sample_privacy import SampleDP
 from tailorfl.training.update import Rule
@@ -63,6 +63,14 @@ class TrainConfig:
     def decayed(self, share: float) -> TrainConfig:
         """Returns the settings of a round in which rates are that share of what they were at first."""
         return replace(self, lr=self.lr * share, decay=share)
+
+    def resolved(self, length: Length) -> tuple[int, float | None, int | Tensor | None]:
+        """Returns (samples a batch, epochs, steps) of a fit of this length, one of the last two None."""
+        batch = self.batch_size if length.batch_size is None else length.batch_size
+        epochs, steps = length.epochs, length.steps
+        if epochs is None and steps is None:
+            epochs, steps = self.epochs, self.steps
+        return (batch, None, steps) if steps is not None else (batch, epochs, None)
 
     @property
     def rule(self) -> Rule:

@@ -1,0 +1,157 @@
+"""What client code asks of a fit, checked and made ready to travel."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.errors import TailorflError
+from tailorfl.training import tree
+from tailorfl.training.cohort import Cohort
+from tailorfl.training.directed import Directions
+from tailorfl.training.fitting import Fit, Inputs
+from tailorfl.training.local_sgd import FitOptions
+from tailorfl.training.operations import apply
+from tailorfl.training.packing import Packed
+from tailorfl.training.plan import Length
+from tailorfl.training.sample_privacy import check_separable
+from tailorfl.training.terms import Given, Term
+from tailorfl.training.update import Optimizer
+
+Components = Mapping[str, TensorDict]
+"""Models that train together, by name; "" is the name of one alone."""
+
+
+class Asked(NamedTuple):
+    """The arguments of `Client.fit` beside the start."""
+
+    train: Collection[str] | None
+    prox: tuple[float | Tensor, TensorDict | Components] | None
+    direction: Directions | None
+    given: tuple[Given, ...]
+    terms: tuple[Term, ...]
+    length: Length
+    optimizer: Optimizer
+    purpose: str
+
+
+class Done(NamedTuple):
+    """What a fit returns."""
+
+    loss: Tensor
+    """Mean training loss, 0-d."""
+    gradients: Tensor
+    """Of single samples that it computed, 0-d."""
+    models: dict[str, TensorDict]
+    """Every component, trained."""
+
+
+def run_fit(
+    cohort: Cohort, position: Tensor, number: int, components: Components, asked: Asked
+) -> Done | None:
+    """Trains the client at `position`; None where that takes no step.
+
+    `number` is which fit of its client this is. Raises as `Client.fit` does.
+    """
+    _check(cohort, components, asked)
+    names = _trained(cohort, components, asked)
+    config, optimizer, length = cohort.config, asked.optimizer, asked.length
+    batch, epochs, steps = config.resolved(length)
+    strength = asked.prox[0] if asked.prox is not None else None
+    private = tuple(term for term in asked.terms if term.public is None)
+    public = tuple(term for term in asked.terms if term.public is not None)
+    taken = epochs if steps is None else steps
+    if not names or (not isinstance(taken, Tensor) and taken == 0) or cohort.limit == 0:
+        return None
+    options = FitOptions(
+        trained=tuple(names for _ in components),
+        components=tuple(components),
+        rule=optimizer.rule(config.rule),
+        clip=config.clip,
+        clip_each=optimizer.clip_each,
+        repeat=length.repeat,
+        batches=length.batches,
+        prox=None if isinstance(strength, Tensor) else strength,
+        direction=asked.direction,
+        terms=tuple(replace(term, given=()) for term in private),
+        public=tuple(replace(term, given=()) for term in public),
+        dp=config.dp,
+        number=number,
+        purpose=asked.purpose,
+        batch=batch,
+        epochs=epochs,
+        steps=None if isinstance(steps, Tensor) else steps,
+        first=length.first,
+    )
+    moving = cohort.model.trained_buffers(names)
+    if config.dp is not None:
+        check_separable(cohort.loss, moving, private)
+    inputs = Inputs(
+        models={name: tree.tensors(state) for name, state in components.items()},
+        centre=None if asked.prox is None else _centre(asked.prox[1], components, names),
+        strength=strength if isinstance(strength, Tensor) else None,
+        rate=optimizer.lr if isinstance(optimizer.lr, Tensor) else None,
+        steps=steps if isinstance(steps, Tensor) else None,
+        given=asked.given,
+        terms=tuple(term.given for term in private),
+        public=tuple(term.given for term in public),
+    )
+    packed = Packed.of(inputs)
+    loss, work, *changed = apply(Fit(cohort, options, packed.form, moving), position, *packed.leaves)
+    rest, models = iter(changed), {}
+    for name, state in components.items():
+        new = {n: next(rest) for n in (*names, *moving)}
+        models[name] = TensorDict({n: new.get(n, t) for n, t in state.items()}, batch_size=[])
+    return Done(loss, work, models)
+
+
+def _check(cohort: Cohort, components: Components, asked: Asked) -> None:
+    """Raises TailorflError for arguments that do not go together."""
+    direction, batches = asked.direction, asked.length.batches
+    if batches != 1 and (batches < 1 or direction is None):
+        raise TailorflError(
+            f"fit() got batches={batches}; it is at least 1, and a step with more than one needs a `direction` that "
+            "asks for them with grad(parameters, batch=...)"
+        )
+    if asked.terms and len(components) > 1:
+        raise TailorflError("fit(term=...) trains one model at a time, but got several")
+    if cohort.public is None and any(term.public is not None for term in asked.terms):
+        raise TailorflError(
+            "a term on public samples needs a public set, but the federation has none; name one, such as "
+            "data.public=digits, or set `needs_public` of the method so that a run says so at its start"
+        )
+    if isinstance(direction, Mapping) and set(direction) != set(components):
+        raise TailorflError(
+            f"fit() got directions for {', '.join(direction) or 'nothing'}, but trains "
+            f"{', '.join(components) if any(components) else 'one model'}; give one direction for each model, "
+            "or a single one"
+        )
+    if asked.optimizer.clip_each and direction is None:
+        raise TailorflError("Optimizer(clip_each=True) clips what a `direction` asks for, but none was given")
+
+
+def _trained(cohort: Cohort, components: Components, asked: Asked) -> tuple[str, ...]:
+    """Names of the tensors that are trained: parameters of the model, then what only terms use."""
+    model, train = cohort.model, asked.train
+    wanted = set(cohort.split.trainable if train is None else train)
+    names = tuple(n for n in model.parameters if n in wanted)
+    own = [n for state in components.values() for n in tree.tensors(state) if n not in model.sizes]
+    return names + tuple(n for n in own if asked.terms and (train is None or n in wanted))
+
+
+def _centre(
+    given: TensorDict | Components, components: Components, names: tuple[str, ...]
+) -> dict[str, dict[str, Tensor]]:
+    """What the proximal pull goes to, by component, of the trained tensors."""
+    centre: Mapping[str, Any] = {"": given} if tuple(components) == ("",) else given
+    absent = [n for c in components for n in names if n not in centre[c].keys()]  # noqa: SIM118
+    if absent:
+        raise TailorflError(
+            f"the centre of prox lacks {', '.join(absent[:5])}, which is trained; give the whole model "
+            "as its centre, or name with `train` what the centre has"
+        )
+    return {c: {n: centre[c].get(n) for n in names} for c in components}

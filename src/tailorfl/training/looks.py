@@ -1,0 +1,149 @@
+"""Looks of a cohort at samples without training: losses, sums over training samples, outputs on the public set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from tailorfl.data.source import Source
+from tailorfl.errors import TailorflError
+from tailorfl.training import tree
+from tailorfl.training.cohort import Cohort, padded, rows_at_once
+from tailorfl.training.operations import where
+from tailorfl.training.outputs import in_passes
+from tailorfl.training.packing import Dims, Form, Packed
+from tailorfl.training.terms import Seen
+
+
+class Loss:
+    """One evaluation of the loss of a cohort."""
+
+    def __init__(self, cohort: Cohort, part: str, names: tuple[str, ...]) -> None:
+        self.cohort, self.names = cohort, names
+        self.rows = cohort.val if part == "val" else cohort.members
+        self.purpose = f"loss on {part}"
+
+    def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
+        cohort, source = self.cohort, self.cohort.source
+
+        def one(state: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+            return cohort.loss(cohort.model(state, x), y, weight)
+
+        state = dict(zip(self.names, tensors, strict=True))
+        if cohort.counting:
+            return (torch.zeros(()) if dims is None else torch.zeros(len(positions)),)
+        if dims is None:
+            rows = torch.from_numpy(self.rows[positions[0]]).to(source.x.device)
+            weight = (
+                None if len(rows) else torch.zeros(0, device=cohort.device)
+            )  # a mean over nothing is 0, as for a client that is all padding
+            pieces = self._pieces(rows, 1)
+            values = [one(state, source.take(r), source.targets(r), weight) for r in pieces]
+            return (_mean_of(values, [torch.tensor(float(len(r))) for r in pieces]),)
+        rows, weight = padded([self.rows[p] for p in positions])
+        rows, weight = rows.to(source.x.device), weight.to(cohort.device)
+        mapped = torch.func.vmap(one, in_dims=(dict(zip(self.names, dims, strict=True)), 0, 0, 0))
+        pieces = self._pieces(rows, len(positions))
+        weights = torch.split(weight, pieces[0].shape[1], dim=1)
+        values = [
+            mapped(state, source.take(r), source.targets(r), w) for r, w in zip(pieces, weights, strict=True)
+        ]
+        return (_mean_of(values, [w.sum(1) for w in weights]),)
+
+    def _pieces(self, rows: Tensor, clients: int) -> tuple[Tensor, ...]:
+        """`rows` [..., samples] in pieces that fit a forward pass; as a whole where the loss compares samples."""
+        if self.cohort.loss.mixes:
+            return (rows,)
+        return torch.split(rows, rows_at_once(self.cohort.source, clients), dim=-1)
+
+    def where(self, positions: Sequence[int]) -> str:
+        return where(self.cohort, positions, self.purpose)
+
+
+class Summed:
+    """A sum over each client's training samples, of one model."""
+
+    def __init__(
+        self, cohort: Cohort, of: Callable[..., Tensor], form: Form, classes: int | None = None
+    ) -> None:
+        self.cohort, self.of, self.form, self.classes = cohort, of, form, classes
+
+    def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
+        """Returns the sums, [clients, ...] or [...] of one client; with `classes` [clients, classes, ...]."""
+        cohort, source = self.cohort, self.cohort.source
+        rows, weight = padded([cohort.members[p] for p in positions])
+        if cohort.counting:
+            rows, weight = rows[:, :0], weight[:, :0]
+        rows, weight = rows.to(source.x.device), weight.to(cohort.device)
+        length = rows_at_once(source, len(positions))
+        pieces = zip(torch.split(rows, length, dim=1), torch.split(weight, length, dim=1), strict=True)
+        total: Tensor | None = None
+        for some, counted in pieces:
+            x, y = source.take(some), source.targets(some)
+            if dims is None:
+                value = self._one(list(tensors), x[0], y[0], counted[0])
+            else:
+                value = torch.func.vmap(self._one, in_dims=(list(dims), 0, 0, 0))(
+                    list(tensors), x, y, counted
+                )
+            total = value if total is None else total + value
+        assert total is not None  # a table has at least one piece, if an empty one
+        return (total,)
+
+    def _one(self, tensors: list[Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        state, given = Packed(tensors, self.form).unpack()
+        model, loss = self.cohort.model, self.cohort.loss
+        outputs, features = model.with_features(state, x)
+        own = {n: t for n, t in tree.tensors(state).items() if n not in model.sizes}
+        each = self.of(Seen(model, loss, (x, y, weight), outputs, features, own), *given)
+        if each.shape[:1] != weight.shape:
+            raise TailorflError(
+                f"what is summed over samples has one entry a sample, [{len(weight)}, ...], but is of shape "
+                f"{list(each.shape)}"
+            )
+        if self.classes is None:
+            summed: Tensor = torch.tensordot(weight.to(each.dtype), each, dims=1)
+            return summed
+        member = torch.nn.functional.one_hot(y, self.classes).to(each.dtype) * weight[:, None]
+        by_class: Tensor = torch.tensordot(member.T, each, dims=1)
+        return by_class
+
+    def where(self, positions: Sequence[int]) -> str:
+        return where(self.cohort, positions, "sum over training samples")
+
+
+class PublicOutputs:
+    """The outputs of a cohort's models on the public set."""
+
+    def __init__(self, cohort: Cohort, source: Source, names: tuple[str, ...]) -> None:
+        self.cohort, self.source, self.names = cohort, source, names
+
+    def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
+        """Returns the outputs, [clients, P, outputs] or [P, outputs] of one client."""
+        model, source = self.cohort.model, self.source
+        state = dict(zip(self.names, tensors, strict=True))
+        own = dims is not None and any(d is not None for d in dims)
+        where = dict(zip(self.names, dims or (), strict=own))
+        if self.cohort.counting and own:  # one client stands for all of them
+            state = {n: t if (d := where[n]) is None else t.select(d, 0) for n, t in state.items()}
+            own = False
+        every = torch.arange(len(source), device=source.x.device)
+        if not own:
+            found = in_passes(partial(model, state), source, every)
+            return (found if dims is None else found.expand(len(positions), *found.shape).clone(),)
+        models = partial(torch.func.vmap(model, in_dims=(where, None)), state)
+        return (in_passes(models, source, every, len(positions), dim=1),)
+
+    def where(self, positions: Sequence[int]) -> str:
+        return where(self.cohort, positions, "predictions on the public set")
+
+
+def _mean_of(values: Sequence[Tensor], samples: Sequence[Tensor]) -> Tensor:
+    """The mean over all samples from the means `values` over pieces of `samples` each, tensors of one shape."""
+    if len(values) == 1:
+        return values[0]
+    total = torch.stack(list(samples)).sum(0).clamp(min=1.0)
+    return torch.stack([v * n for v, n in zip(values, samples, strict=True)]).sum(0) / total
