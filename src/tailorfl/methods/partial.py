@@ -10,7 +10,6 @@
 | FedPer | Arivazhagan et al., 2019 | head | u and v_i together, E epochs | samples |
 | FedRep | Collins et al., ICML 2021 | head | E_h epochs of v_i alone, then E_b epochs of u alone | samples |
 | LG-FedAvg | Liang et al., 2020 | feature extractor | together | uniform |
-| FedBABU | Oh et al., ICLR 2022 | – (the head stays as drawn) | u only; deployment tunes E_ft epochs | uniform |
 | FedAlt | Pillutla et al., ICML 2022 | any part | as FedRep, E_h = E_b = 1 by default | uniform |
 | FedSim | Pillutla et al., ICML 2022 | any part | as FedPer | uniform |
 | FedBN | Li et al., ICLR 2021 | norm layers, parameters and running statistics | together | samples |
@@ -24,7 +23,6 @@ u = u − η_s Σ_S a_i (u − u_i).
 | v_i (and v_i⁰) | client state (`v`, and `start`, where it is the centre) |
 | λ, c, η_s | `lam`, `centre`, `server_lr` |
 | E_h, E_b (τ_v, τ_u) | `head_epochs`, `body_epochs`; counted in steps: `head_steps`, `body_steps` |
-| E_ft | `ft_epochs`, `ft_steps` |
 | final epochs on v_i, not kept | `final_personal_epochs`, `final_personal_steps` |
 """
 
@@ -321,58 +319,3 @@ class FedSim(Penalised, FedPer):
 
         trained: TensorDict = client.fit(model, direction=held, given=(centre,))
         return trained
-
-
-@register
-class FedBABU(SplitMethod):
-    """Only the body is trained and shared, under a head that stays as it was drawn; deployment tunes a copy."""
-
-    name: ClassVar[str] = "fedbabu"
-    title: ClassVar[str] = "FedBABU"
-    paper: ClassVar[str] = "Oh et al., ICLR 2022"
-    has_global: ClassVar[bool] = True
-    ft_epochs: int = Field(
-        10, ge=0, description="E_ft: epochs of tuning before a model is used (the paper: 5)"
-    )
-    ft_steps: int | None = Field(None, ge=0, description="steps in place of ft_epochs")
-    ft_scope: Literal["head", "body", "full"] = Field("full", description="what deployment tunes")
-
-    def server_state(self, ctx: Context) -> TensorDict:
-        u, head = ctx.split.select_shared(ctx.init), ctx.split.select_personal(ctx.init)
-        return TensorDict({"u": u, "head": head}, batch_size=[])
-
-    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
-        u: TensorDict = server["u"]
-        return u
-
-    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
-        return TensorDict({"u": replies.mean(), "head": server["head"]}, batch_size=[])
-
-    def shared(self, server: TensorDict) -> TensorDict:
-        return tree.merge(server["u"], server["head"])
-
-    def train(self, client: Client, model: TensorDict) -> TensorDict:
-        trained: TensorDict = client.fit(model, train=client.split.shared)
-        return trained
-
-    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        scopes = {"head": client.split.personal, "body": client.split.shared, "full": None}
-        tuned: TensorDict = client.fit(
-            tree.merge(received, state),
-            train=scopes[self.ft_scope],
-            length=Length(epochs=self.ft_epochs, steps=self.ft_steps),
-            purpose="finetune",
-        )
-        return tuned
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if not facts.split.shared:
-            because = f"with all of this model in its frozen head ('{self.personal_part}')"
-            return (untrained(because, "global"),)
-        if none(self.ft_epochs, self.ft_steps):
-            own = Reduction("without epochs of tuning", "personal", self.name, "global", self.model_dump())
-            return (own,)
-        if facts.split.personal or self.ft_scope != "full":
-            return ()
-        options = {"weights": self.weights, "ft_epochs": self.ft_epochs, "ft_steps": self.ft_steps}
-        return (Reduction(self.nothing_personal, "personal", "fedavg_ft", "personal", options),)

@@ -1,0 +1,86 @@
+"""FedBABU: the body alone is trained and shared, under a head that stays as it was drawn.
+
+FedBABU: Oh et al., "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022.
+
+    state (u, h): body u, averaged by the server; head h, the same start everywhere, never sent
+    server sends u
+    client i:  u_i = E epochs on u alone, sends u_i
+    server:    u = Σ_S a_i u_i,   a_i uniform in the paper
+    deployed:  (u, h) after E_ft epochs on the whole, its head or its body
+
+| symbol | here |
+|---|---|
+| u, h | server state |
+| E_ft | `ft_epochs`, `ft_steps` |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from tensordict import TensorDict
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.messages import Replies
+from tailorfl.core.method import register
+from tailorfl.core.reduction import Facts, Reduction, none, untrained
+from tailorfl.methods.partial import SplitMethod
+from tailorfl.training import tree
+from tailorfl.training.plan import Length
+
+
+@register
+class FedBABU(SplitMethod):
+    """Only the body is trained and shared, under a head that stays as it was drawn; deployment tunes a copy."""
+
+    name: ClassVar[str] = "fedbabu"
+    title: ClassVar[str] = "FedBABU"
+    paper: ClassVar[str] = "Oh et al., ICLR 2022"
+    has_global: ClassVar[bool] = True
+    ft_epochs: int = Field(
+        10, ge=0, description="E_ft: epochs of tuning before a model is used (the paper: 5)"
+    )
+    ft_steps: int | None = Field(None, ge=0, description="steps in place of ft_epochs")
+    ft_scope: Literal["head", "body", "full"] = Field("full", description="what deployment tunes")
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        u, head = ctx.split.select_shared(ctx.init), ctx.split.select_personal(ctx.init)
+        return TensorDict({"u": u, "head": head}, batch_size=[])
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        u: TensorDict = server["u"]
+        return u
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        return TensorDict({"u": replies.mean(), "head": server["head"]}, batch_size=[])
+
+    def shared(self, server: TensorDict) -> TensorDict:
+        return tree.merge(server["u"], server["head"])
+
+    def train(self, client: Client, model: TensorDict) -> TensorDict:
+        trained: TensorDict = client.fit(model, train=client.split.shared)
+        return trained
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        scopes = {"head": client.split.personal, "body": client.split.shared, "full": None}
+        tuned: TensorDict = client.fit(
+            tree.merge(received, state),
+            train=scopes[self.ft_scope],
+            length=Length(epochs=self.ft_epochs, steps=self.ft_steps),
+            purpose="finetune",
+        )
+        return tuned
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if not facts.split.shared:
+            because = f"with all of this model in its frozen head ('{self.personal_part}')"
+            return (untrained(because, "global"),)
+        if none(self.ft_epochs, self.ft_steps):
+            own = Reduction("without epochs of tuning", "personal", self.name, "global", self.model_dump())
+            return (own,)
+        if facts.split.personal or self.ft_scope != "full":
+            return ()
+        options = {"weights": self.weights, "ft_epochs": self.ft_epochs, "ft_steps": self.ft_steps}
+        return (Reduction(self.nothing_personal, "personal", "fedavg_ft", "personal", options),)
