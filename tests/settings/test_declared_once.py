@@ -20,11 +20,8 @@ from tailorfl.training.round_schedule import RoundSchedule
 
 PACKAGE = Path(tailorfl.__file__).parent
 SETTINGS = PACKAGE / "settings"
-READERS = [
-    path
-    for layer in ("core", "data", "engines", "rounds", "evaluation")
-    for path in sorted((PACKAGE / layer).rglob("*.py"))
-]
+LAYERS = ("core", "training", "privacy", "data", "engines", "rounds", "evaluation")
+READERS = {layer: sorted((PACKAGE / layer).rglob("*.py")) for layer in LAYERS}
 GROUPS = (DEFAULT, DEFAULT.train, DEFAULT.train.round_schedule, DEFAULT.eval, DEFAULT.engine)
 NAMES = {name for group in GROUPS for name in type(group).model_fields} - {
     "name", "description", "seeds", "data", "model", "methods", "kind",
@@ -57,16 +54,19 @@ def defaults(path: Path) -> Iterator[tuple[str, ast.expr]]:
 
 def test_no_reader_repeats_what_a_setting_may_be():
     declared = {values for file in SETTINGS.glob("*.py") for values in literals(file) if len(values) > 1}
-    again = [(path, set(values)) for path in READERS for values in declared & set(literals(path))]
+    paths = [path for layer in READERS.values() for path in layer]
+    again = [(path, set(values)) for path in paths for values in declared & set(literals(path))]
     assert len(declared) > 10
+    assert all(READERS.values())
     assert not again
 
 
 def test_no_reader_has_a_default_of_its_own():
     own = [
         f"{path.relative_to(PACKAGE)}: {name} = {ast.unparse(default)}"
-        for path in READERS
-        if path.parent.name != "data"  # sources have options of their own, of equal names
+        for layer in READERS
+        if layer != "data"  # sources have options of their own, of equal names
+        for path in READERS[layer]
         for name, default in defaults(path)
         if name in NAMES and isinstance(default, ast.Constant) and default.value is not None
     ]
