@@ -27,6 +27,7 @@ def assert_equal_runs(a: Simulation, b: Simulation) -> None:
     assert_same(everything(a), everything(b))
     assert_same(personal(a), personal(b))
     assert (a.round, a.traffic, a.states.clients) == (b.round, b.traffic, b.states.clients)
+    assert (a.gradients, a.turns) == (b.gradients, b.turns)
 
 
 @pytest.mark.parametrize("name", NAMES)
