@@ -6,17 +6,22 @@ These are objects and not functions inside a function, so that another process c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.messages import PerClient
 from tailorfl.core.method import Method
+from tailorfl.engines.base import ClientFunction, Stored, Visit
 from tailorfl.engines.results import Parts
+from tailorfl.engines.vectorized import Vectorized
 from tailorfl.rounds.authors import explained, pair, whole_model
 from tailorfl.rounds.groups import Group, by_group, message_for
 from tailorfl.training import tree
+from tailorfl.training.cohort import Cohort
+from tailorfl.training.ledger import Record
 
 WORK = "gradients of samples"
 """Where the function of a round returns how many gradients a client computed."""
@@ -79,3 +84,16 @@ def in_parts(
     for group, where in by_group(groups, ids):
         for start in range(0, len(where), at_once):
             yield group, tuple(ids[k] for k in where[start : start + at_once])
+
+
+def counted(
+    group: Group, cohort: Cohort, message: TensorDict | PerClient, function: ClientFunction
+) -> tuple[Record, Parts]:
+    """Returns what private training would use where clients of a group ran a function, and what came out of it.
+
+    No sample is looked at and no model moves.
+    """
+    record = Record()
+    visit = Visit.of(function, replace(cohort, record=record, counting=True), message)
+    with torch.no_grad():
+        return record, Vectorized().map(visit, Stored(group.states))

@@ -7,21 +7,10 @@ fits depend on the round and on hyper-parameters alone, as those of this library
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
-
-import torch
-from tensordict import TensorDict
-
-from tailorfl.core.messages import PerClient
-from tailorfl.engines.base import Visit
-from tailorfl.engines.results import Parts
-from tailorfl.engines.vectorized import Vectorized
-from tailorfl.rounds.client_code import Deployment, deployment_message, in_parts
+from tailorfl.rounds.client_code import Deployment, counted, deployment_message, in_parts
 from tailorfl.rounds.groups import by_group, message_for
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.training.ledger import Ledger, Record
+from tailorfl.training.ledger import Ledger
 
 
 def planned_ledger(sim: Simulation, rounds: int, adapt_steps: int | None = None) -> Ledger:
@@ -39,8 +28,8 @@ def planned_ledger(sim: Simulation, rounds: int, adapt_steps: int | None = None)
                 ledger.book("updates", updates.used((), sim.nobody(group, number).replies))
         for group, where in by_group(sim.groups, training):
             ids = tuple(training[k] for k in where)
-            part, states = message_for(message, group, where), group.states.get(ids)
-            uses, (_, replies, _) = _counted(sim, ids, number, states, part, sim.local)
+            cohort = sim.population.cohort(ids, number, sim.train)
+            uses, (_, replies, _) = counted(group, cohort, message_for(message, group, where), sim.local)
             ledger.book("training", uses.uses)
             if updates is not None and not updates.secret:
                 asked = [k for k, i in enumerate(ids) if i in set(sampled)]
@@ -58,22 +47,6 @@ def _deployments(sim: Simulation, rounds: int, adapt_steps: int | None, ledger: 
     for ids, steps in wanted:
         for group, part in in_parts(sim.groups, ids, len(ids)):
             message = deployment_message(sim.method, sim.server, group, part, steps)
-            function = Deployment(sim.method, steps)
-            uses, _ = _counted(sim, part, rounds, group.states.get(part), message, function, steps, True)
+            cohort = sim.population.cohort(part, rounds, sim.train, steps, own=True)
+            uses, _ = counted(group, cohort, message, Deployment(sim.method, steps))
             ledger.settle("deployment" if steps is None else "newcomer", uses.uses)
-
-
-def _counted(
-    sim: Simulation,
-    ids: Sequence[int],
-    round: int,
-    states: TensorDict,
-    message: TensorDict | PerClient,
-    function: Any,
-    limit: int | None = None,
-    own: bool = False,
-) -> tuple[Record, Parts]:
-    record = Record()
-    cohort = replace(sim.cohort(ids, limit, own), round=round, record=record, counting=True)
-    with torch.no_grad():
-        return record, Vectorized().map(Visit.of(function, cohort, message), states)

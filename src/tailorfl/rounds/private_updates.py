@@ -12,17 +12,17 @@ from tailorfl.core.messages import PerClient
 from tailorfl.core.method import Method
 from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
 from tailorfl.data.source import Source
-from tailorfl.engines.base import ClientFunction, Visit
-from tailorfl.engines.vectorized import Vectorized
+from tailorfl.engines.base import ClientFunction
 from tailorfl.errors import ConfigError
 from tailorfl.privacy.client_privacy import ClientDP, check_payload, private_replies, uses_of_updates
+from tailorfl.rounds.client_code import counted
 from tailorfl.rounds.groups import Group
 from tailorfl.rounds.one_round import Trained
 from tailorfl.settings.experiment import Sampling, Weights
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort
-from tailorfl.training.ledger import EVERYONE, Record, Uses
+from tailorfl.training.ledger import EVERYONE, Uses
 
 
 def check_private(method: Method, level: PrivacyLevel, weights: Weights) -> None:
@@ -116,8 +116,6 @@ def nobody(group: Group, local: ClientFunction, one: Cohort, message: TensorDict
 
     `one` of its clients has that shape, also where it looks at no sample; `message` is what it receives.
     """
-    visit = Visit.of(local, replace(one, record=Record(), counting=True), message)
-    with torch.no_grad():
-        _, replies, metrics = Vectorized().map(visit, group.states.get(one.ids))
+    _, (_, replies, metrics) = counted(group, one, message, local)
     none = torch.ones(0, dtype=torch.bool)
     return Trained(group, (), replies[:0], metrics[:0], none, message, {})
