@@ -208,6 +208,10 @@ class Leaking(FedAvg):
         (make("hypcluster"), "HypCluster uses the training losses of all cluster models"),
         (make("fedfomo"), "FedFomo uses the validation losses of received models"),
         (make("ditto", dynamic_lam=(0.1, 1.0)), r"Ditto uses the validation losses .*\(dynamic_lam\)"),
+        (make("fedala"), "FedALA uses a number of steps"),
+        (make("fedrod"), "FedRoD uses the number of a client's samples of each class"),
+        (make("fedproto"), "FedProto uses the class means of features"),
+        (make("fedpac"), "FedPAC uses the class means of features"),
         (make("fedclup", schedule={"kind": "dynamic"}), "FedCLUP uses the losses .* schedule = dynamic"),
     ],
 )

@@ -69,6 +69,12 @@ def drawn(which: Which, **options: Any) -> Same:
     return Same("drawn", options, "", {}, which, "global", exact=False, said=True, models=("mlp", "dropout"))
 
 
+def pac_is_rep(head_epochs: int = 1, **options: Any) -> Same:
+    """FedPAC without what makes it itself."""
+    options, other = {**options, "head_epochs": head_epochs}, {"head_epochs": head_epochs, "body_epochs": 1}
+    return Same("FedRep", options, "fedrep", other, "personal", "personal", exact=False, said=True)
+
+
 def in_run(same: Same, **run: Any) -> Same:
     """The same, said in a run of other rounds or another fraction."""
     return replace(same, run=run, said=True)
@@ -125,6 +131,39 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
         fedavg("T01", distil={"rounds": 0}, said=True),
     ),
     "hypcluster": (Same("T01", {"clusters": 1}, "fedavg", {}, "personal", "global", said=True),),
+    "fedala": (
+        fedavg("η_W = 0", eta=0.0, said=True),
+        nothing_personal("η_W = 0", eta=0.0),
+        in_run(fedavg("one round"), rounds=1),
+        replace(
+            local(line="W = 0", said=False, mixed_part="all", start=0.0, eta=0.0), models=("mlp", "dropout")
+        ),
+    ),
+    "moon": (
+        fedavg("μ = 0", mu=0.0, said=True),
+        fedavg("Q = 0", history=0, said=True),
+        in_run(fedavg("one round"), rounds=1),
+    ),
+    "knn_per": (
+        fedavg("λ = 0", lam=0.0, said=True),
+        nothing_personal("λ = 0", lam=0.0),
+        fedavg("empty memory", capacity=0, said=True),
+        nothing_personal("empty memory", capacity=0),
+    ),
+    "fedrod": (
+        fedavg("γ = 0", exact=False, gamma=0.0, said=True),
+        Same(
+            "κ = 0", {"personal_rate": 0.0}, "fedrod", {"personal_rate": 0.0}, "personal", "global", said=True
+        ),
+        Same("global path", {"personal_rate": 3.0}, "fedrod", {"personal_rate": 0.5}),
+    ),
+    "fedproto": (local(lam=0.0), in_run(local(line="one round", lam=5.0), rounds=1)),
+    "fedpac": (
+        pac_is_rep(lam=0.0, mix=False),
+        pac_is_rep(lam=0.0, mix=False, head_epochs=2),
+        in_run(pac_is_rep(lam=0.5, mix=False), rounds=1),
+        in_run(pac_is_rep(lam=0.0), fraction=0.2),
+    ),
     "fedavg_ft": (
         fedavg("T01", ft_epochs=3),
         nothing_personal("T01", ft_epochs=0),

@@ -45,6 +45,15 @@ def twice(parts: Parts) -> int:
     return 2 * parts.d
 
 
+CLASSES = 4
+"""Of the federation of these tests."""
+
+
+def prototypes(parts: Parts) -> int:
+    """C · d_z, from the head's C (d_z + 1) scalars."""
+    return parts.head - CLASSES
+
+
 @dataclass(frozen=True)
 class Card:
     """A line of the table of method cards.
@@ -90,6 +99,8 @@ class Row:
     """Parameter scalars (down, up) of a client in a round, counted from 0, where rounds differ; m = 2 are sampled."""
     alike: Mapping[str, Any] = field(default_factory=dict)
     """Options under which clients with equal data are equal: only private batches are drawn by a client's id."""
+    sparse: bool = False
+    """Whether messages leave out rows that are not there yet, or that a client has not: the card says the most."""
     indexed: bool = False
     """Whether the server keeps something of its own for every client id (an embedding)."""
 
@@ -123,6 +134,26 @@ ROWS: dict[str, Row] = {
         still={"distil": {"steps": 0}},
     ),
     "fedit": Row(Card(whole, whole, whole, False, True)),
+    "fedala": Row(Card(whole, whole, whole, True, True), {"first_passes": 2}, still={"eta": 0.0}),
+    "moon": Row(Card(whole, whole, whole, False, True), {"mu": 0.5, "tau": 1.0}),
+    # Its weights are FedAvg's: what is its own is how a deployed model answers.
+    "knn_per": Row(Card(whole, whole, whole, True, True), chooses=True),
+    # A second head trains beside the model.
+    "fedrod": Row(Card(whole, whole, whole, True, True, lambda s: s.head)),
+    "fedproto": Row(Card(prototypes, prototypes, whole, True, False), {"lam": 0.5}, sparse=True),
+    # Up M_i and class means, class counts and V_i beside the model.
+    "fedpac": Row(
+        Card(
+            lambda s: s.d + prototypes(s),
+            lambda s: s.d + 2 * prototypes(s) + CLASSES + 1,
+            whole,
+            True,
+            False,
+        ),
+        {"lam": 0.5},
+        chooses=True,
+        sparse=True,
+    ),
     "fedlora": Row(Card(whole, whole, whole, True, True), {"ft_epochs": 1}),
     # Some tests look at a single round, the first, in which personal models otherwise do not train yet.
     "fedoa": Row(

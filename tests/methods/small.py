@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from methods.settings import Parts, make
+from methods.settings import CLASSES, Parts, make
 from tailorfl.core.method import Method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
@@ -23,7 +23,6 @@ from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree
 from tailorfl.training.cohort import TrainConfig
 
-CLASSES = 4
 SIZES = (15, 1, 7, 9, 3)
 """Training samples of the training clients; client 1 has one sample, client 2 one class.
 

@@ -85,8 +85,11 @@ def test_traffic_is_that_of_the_card(name: str) -> None:
         up, unicast = up + len(result.clients) * back, unicast + len(training) * down
         multicast += distinct * down
         assert len(result.clients) == (1 if sim.method.pooled else 2)
-    assert (sim.traffic.up, sim.traffic.down_unicast) == (up, unicast)
-    assert sim.traffic.down_multicast == multicast
+    found = (sim.traffic.up, sim.traffic.down_unicast, sim.traffic.down_multicast)
+    if row(name).sparse:
+        assert all(a <= b for a, b in zip(found, (up, unicast, multicast), strict=True))
+    else:
+        assert found == (up, unicast, multicast)
     sent = (sim.traffic.up + sim.traffic.buffers_up) > 0
     # Buffers are floats of four bytes but for batch norm's int64 counters.
     assert sim.traffic.bytes_up >= 4 * (sim.traffic.up + sim.traffic.buffers_up)

@@ -36,11 +36,16 @@ OF_ALL: dict[str, tuple[list[Any], list[Any]]] = {
     "personal_lr": POSITIVE, "lr": POSITIVE, "server_clip": POSITIVE, "delta": POSITIVE,
     "micro_batch": AT_LEAST_1, "clusters": AT_LEAST_1, "public_batch": AT_LEAST_1, "embedding": AT_LEAST_1,
     "hidden": AT_LEAST_1, "inner_steps": AT_LEAST_1, "local_rounds": AT_LEAST_1,
+    "eta": NOT_NEGATIVE_REAL, "gamma": NOT_NEGATIVE_REAL, "personal_rate": NOT_NEGATIVE_REAL, "tau": POSITIVE,
+    "capacity": NOT_NEGATIVE, "neighbours": AT_LEAST_1, "scale": POSITIVE,
+    "head_lr": POSITIVE, "history": NOT_NEGATIVE, "first_passes": AT_LEAST_1,
+    "start": SHARE, "share": ([SMALL, 1.0], [0.0, 1.0 + SMALL]),
     "explore": SHARE, "server_momentum": SHARE_BELOW_1, "p": ABOVE_1,
 }  # fmt: skip
 OF_ONE: dict[tuple[str, str], tuple[list[Any], list[Any]]] = {
     ("apfl", "alpha"): SHARE,
     ("feddyn", "alpha"): POSITIVE,
+    ("knn_per", "lam"): SHARE,
     ("per_fedavg", "alpha"): NOT_NEGATIVE_REAL,
     ("l2gd", "lam"): POSITIVE,
     ("l2gd", "p"): INSIDE_0_1,

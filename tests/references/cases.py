@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from references import (
+    class_features,
     clustering,
     distillation,
     feature_pull,
     fedclup,
     global_models,
     hypernetworks,
+    initialised,
     plgu,
     split_models,
     two_models,
@@ -25,12 +27,15 @@ from references.settings import (
     AVERAGE,
     CKT,
     DISTIL,
+    FEDALA,
     FEDCLUP,
     FEDOA,
+    FEDPAC,
     FOMO,
     GREP,
     L2GD,
     LF,
+    MOON,
     OA,
     PENALTY,
     PER,
@@ -87,6 +92,13 @@ MAIN: dict[str, tuple[Reference, Case]] = {
     "plgu_ghn": (hypernetworks.pfedhn, Case({**PFEDHN, "rho": 0.3})),
     "hypcluster": (clustering.hypcluster, Case({"weights": "samples", "clusters": 2})),
     "fedfomo": (clustering.fedfomo, Case(FOMO, rounds=3)),
+    # What it answers has a reference of its own, in tests/methods/test_knn_per.py.
+    "knn_per": (global_models.deployed_everywhere, Case(AVERAGE)),
+    "fedala": (initialised.fedala, Case(FEDALA, rounds=4)),
+    "moon": (class_features.moon, Case(MOON, rounds=3)),
+    "fedrod": (class_features.fedrod, Case({**AVERAGE, "gamma": 0.7, "personal_rate": 0.6})),
+    "fedproto": (class_features.fedproto, Case({"weights": "samples", "lam": 2.0}, rounds=3)),
+    "fedpac": (class_features.fedpac, Case(FEDPAC, rounds=3)),
 }
 REFERENCES: dict[str, tuple[Reference, list[Case]]] = {
     name: (reference, [case, *OPTIONS.get(name, [])]) for name, (reference, case) in MAIN.items()

@@ -86,6 +86,13 @@ def fedavg(p: Problem, weights: str, server: dict[str, Any], averages: str = "fa
     return Outcome(averaged(p, lambda i, t, w: fit(p, w, p.batches(i, t)), weights, server, averages), [])
 
 
+def deployed_everywhere(p: Problem, **options: Any) -> Outcome:
+    """FedAvg, whose global model every client deploys."""
+    found = fedavg(p, **options)
+    assert found.shared is not None
+    return Outcome(found.shared, [found.shared for _ in p.clients])
+
+
 def fedprox(p: Problem, mu: float, weights: str, server: dict[str, Any]) -> Outcome:
     def local(i: int, t: int, w: State) -> State:
         return fit(p, w, p.batches(i, t), term=pull(mu, w))

@@ -10,13 +10,16 @@ from references.settings import (
     AVERAGE,
     CKT,
     DISTIL,
+    FEDALA,
     FEDCLUP,
     FEDOA,
+    FEDPAC,
     FOMO,
     GREP,
     HYPER,
     L2GD,
     LF,
+    MOON,
     OA,
     PENALTY,
     PER,
@@ -244,6 +247,25 @@ OPTIONS: dict[str, list[Case]] = {
     "hypcluster": [
         *each({"weights": "samples", "clusters": 2}, clusters=(1, 3), weights=("uniform",)),
         normed({"weights": "samples", "clusters": 2}),
+    ],
+    "fedala": [
+        *(
+            Case({**FEDALA, n: v}, why=f"{n}={v}", rounds=4)
+            for n, v in (("eta", 0.2), ("share", 0.3), ("start", 0.5))
+        ),
+        Case(FEDALA, "norm", "running statistics", rounds=3),
+    ],
+    "moon": [
+        Case({**MOON, "history": 2}, why="history=2", rounds=5),
+        Case(MOON, "norm", "running statistics", rounds=3),
+    ],
+    "fedproto": [
+        Case({"weights": "uniform", "lam": 2.0}, why="uniform", rounds=3),
+        Case({"weights": "samples", "lam": 2.0}, "norm", "running statistics", rounds=3),
+    ],
+    "fedpac": [
+        Case({**FEDPAC, n: v}, why=f"{n}={v}", rounds=3)
+        for n, v in (("mix", False), ("head_lr", 0.3), ("weights", "uniform"), ("head_epochs", 0))
     ],
     "fedfomo": [
         Case({**FOMO, name: value}, why=f"{name}={value}", rounds=3)

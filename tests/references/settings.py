@@ -115,4 +115,7 @@ FOMO = {
     "fallback": "own",
     "norm": "l2",
 }
+FEDALA = {**AVERAGE, "eta": 1.0, "share": 0.8, "first_passes": 3, "start": 1.0}
+MOON = {**AVERAGE, "mu": 2.0, "tau": 0.5, "history": 1}
+FEDPAC = {"weights": "samples", "lam": 2.0, "head_epochs": 1, "head_lr": None, "mix": True}
 PENALTY = {"server_lr": 1.0, "lam": 0.0, "centre": "start"}

@@ -129,6 +129,7 @@ def same(what: str, found: Mapping[str, Tensor], wanted: State) -> None:
     for name, tensor in wanted.items():
         assert torch.isfinite(tensor).all()
         assert found[name].dtype == tensor.dtype, f"{what}: {name}"
-        gap, size = float((found[name] - tensor).abs().max()), float(tensor.abs().max())
+        gap = float((found[name].double() - tensor.double()).abs().max())
+        size = float(tensor.double().abs().max())
         if gap > CLOSE * max(1.0, size):
             pytest.fail(f"{what}: {name} differs by {gap:.2g} from the reference's numbers, up to {size:.2g}")

@@ -121,7 +121,8 @@ class Client:
                 lets them take their steps in its order, so that a direction sees the models before its own as
                 they are after this step, whatever the optimizer, and returns what its own descends along.
             term: one or more terms of the loss, or in its place, see `tailorfl.training.terms`; of one model at a time.
-                Tensors of `start` that the model does not have train along, unless `train` leaves them out.
+                Tensors of `start` that the model does not have train along, unless `train` leaves them out; the run's
+                clip bounds their gradient apart from the model's.
             length: how long, and which batches; the run's unless told. So many epochs of steps with several batches
                 each end with a whole step: its last batches may come from a further pass. The loss that is reported is
                 that of the first gradient of a step.

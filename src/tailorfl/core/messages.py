@@ -15,6 +15,9 @@ from tailorfl.core.context import Context
 from tailorfl.settings.experiment import Weights
 from tailorfl.training import tree
 
+PRESENT = "present"
+"""Name of a bool entry [rows] of a message that says which rows of the tables beside it are there."""
+
 
 @dataclass(frozen=True)
 class PerClient:
@@ -151,15 +154,22 @@ class Traffic:
 def payload_size(payload: TensorDict, buffers: Collection[str]) -> tuple[int, int, int]:
     """Returns (parameter scalars, buffer scalars, bytes) of one payload.
 
-    A leaf named like a model buffer is a buffer; a whole number, such as the choice of a cluster, is neither.
+    A leaf named like a model buffer is a buffer; a whole number, such as the choice of a cluster, is neither. Of a
+    table beside a leaf `PRESENT` only the rows that are there are sent.
     """
     parameters = held = size = 0
-    for path, tensor in tree.leaves(payload):
-        if path.rpartition("/")[2] in buffers:
-            held += tensor.numel()
+    leaves = dict(tree.leaves(payload))
+    for path, tensor in leaves.items():
+        group, _, name = path.rpartition("/")
+        there = leaves.get(f"{group}/{PRESENT}" if group else PRESENT)
+        scalars = tensor.numel()
+        if there is not None and name != PRESENT and tensor.shape[: there.ndim] == there.shape:
+            scalars = int(there.sum()) * (scalars // max(there.numel(), 1))
+        if name in buffers:
+            held += scalars
         elif tensor.is_floating_point():
-            parameters += tensor.numel()
-        size += tensor.numel() * tensor.element_size()
+            parameters += scalars
+        size += scalars * tensor.element_size()
     return parameters, held, size
 
 

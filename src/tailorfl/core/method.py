@@ -15,8 +15,10 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from tensordict import TensorDict
+from torch import Tensor
 
 from tailorfl import modules
+from tailorfl.core.answers import Memory, Shown
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Broadcast, PerArchitecture, Replies
@@ -54,6 +56,8 @@ class Method(BaseModel):
     """Whether clients may have different architectures: no message mixes the weights of two."""
     of_adapters: ClassVar[bool] = False
     """Whether the method is made for the LoRA or adapters of a model whose other weights are frozen."""
+    answers: ClassVar[bool] = False
+    """Whether a deployed model answers with `answer`, and not by a pass through it alone."""
     personal_receives: ClassVar[bool] = True
     """Whether `personal` looks at what the client receives; if not, evaluation sends it nothing."""
 
@@ -175,6 +179,13 @@ class Method(BaseModel):
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         """Returns the deployable model of one client: all its metrics and exports are of this one."""
         return received
+
+    def answer(self, asked: Shown, memory: Memory) -> Tensor:
+        """Returns what a client's deployed model answers, [rows, outputs] (methods with `answers`).
+
+        `asked` is what the model makes of the samples in question, `memory` what it makes of the client's own.
+        """
+        return asked.outputs
 
     def shared(self, server: TensorDict) -> TensorDict | PerArchitecture:
         """Returns the global model in the server's state (methods with `has_global`), or one an architecture."""

@@ -15,9 +15,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from tailorfl.core.answers import Memory, Shown
+from tailorfl.core.method import Method
 from tailorfl.data.source import Source
 from tailorfl.data.thinning import thinned
 from tailorfl.engines.base import Engine, Inference
+from tailorfl.evaluation.features import features
 from tailorfl.evaluation.generation import earned, teacher_forced
 from tailorfl.evaluation.metrics import compute_parts, credited
 from tailorfl.evaluation.parts import means
@@ -48,9 +51,13 @@ class Judge(Protocol):
         """The loss and the metrics of what was found on several lists of rows of a source, by name one a list."""
 
 
-def make_judge(engine: Engine, task: str, generation: GenerationConfig, portions: Portions) -> Judge:
-    """The judge of a task."""
-    return Texts(engine, generation) if task == "generation" else Outputs(engine, portions)
+def make_judge(
+    engine: Engine, task: str, generation: GenerationConfig, portions: Portions, method: Method
+) -> Judge:
+    """The judge of a task and a method."""
+    if task == "generation":
+        return Texts(engine, generation)
+    return Answers(engine, portions, method) if method.answers else Outputs(engine, portions)
 
 
 class Outputs:
@@ -103,6 +110,53 @@ class Outputs:
         asked = Inference(cohort.model, models, source, rows)
         parts = [replace(asked, rows=part) for part in torch.tensor_split(rows, max(1, blocks))]
         return asked.joined([self.engine.predict(part) for part in parts])
+
+
+class Answers(Outputs):
+    """Judges by what a method makes of the outputs of deployed models and of their clients' own samples."""
+
+    def __init__(self, engine: Engine, portions: Portions, method: Method) -> None:
+        super().__init__(engine, portions)
+        self.method = method
+        self.known: tuple[TensorDict, list[Memory]] | None = None
+        """The models that were asked last, and what they make of their clients' samples."""
+
+    def own(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
+        """[rows, outputs] of every client."""
+        return self._answered(cohort, models, super().own(cohort, models, rows), cohort.source, rows)
+
+    def common(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
+        """[rows, outputs] of every client."""
+        found = super().common(cohort, models, source, rows)
+        return self._answered(cohort, models, found, source, [rows] * len(found))
+
+    def _answered(
+        self,
+        cohort: Cohort,
+        models: TensorDict,
+        outputs: Sequence[Tensor],
+        source: Source,
+        rows: Sequence[Tensor],
+    ) -> list[Tensor]:
+        """What the method answers on rows of each client, of which the models make `outputs`."""
+        if self.known is None or self.known[0] is not models:
+            of_train, of_val = (
+                self._seen(cohort, models, [torch.from_numpy(r) for r in part])
+                for part in (cohort.members, cohort.val)
+            )
+            self.known = models, [Memory(*a, *b) for a, b in zip(of_train, of_val, strict=True)]
+        return [
+            self.method.answer(Shown(found, features(cohort.model, models[k], source, rows[k])), memory)
+            for k, (found, memory) in enumerate(zip(outputs, self.known[1], strict=True))
+        ]
+
+    def _seen(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[tuple[Shown, Tensor]]:
+        """What each model makes of rows of its client, and their targets."""
+        source = cohort.source
+        return [
+            (Shown(outputs, features(cohort.model, models[k], source, rows[k])), source.targets(rows[k]))
+            for k, outputs in enumerate(super().own(cohort, models, rows))
+        ]
 
 
 def _losses(task: str, outputs: Tensor, y: Tensor, sizes: Sequence[int]) -> list[float]:

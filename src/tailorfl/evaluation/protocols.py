@@ -137,7 +137,7 @@ class _Measure:
         self.sim, self.protocol = sim, protocol
         self.portions = Portions(sim)
         task = sim.federation.source.task
-        self.judge = make_judge(sim.engine, task, protocol.generation, self.portions)
+        self.judge = make_judge(sim.engine, task, protocol.generation, self.portions, sim.method)
         self.records: dict[tuple[str, str], list[Record]] = {}
         """By (model, set)."""
 

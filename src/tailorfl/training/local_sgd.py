@@ -225,10 +225,18 @@ class LocalSGD:
         if now.centre is not None:
             self._pull(params, along, [now.centre[k] for k in rest], now.strength)
         if options.clip is not None and not options.clip_each:
-            for places in every:
+            for places in self._apart(every):
                 clip_norm([slope[k] for k in places], options.clip, self.stacked)
         held = [now.memory[first + k] for first in range(0, len(now.memory), len(now.params)) for k in rest]
         update.apply(number, params, held, along, pace)
+
+    def _apart(self, every: Sequence[range]) -> list[list[int]]:
+        """Places of tensors that are clipped together: a model's, and apart from them those that only terms use."""
+        names, known = [n for own in self.options.trained for n in own], self.objective.model.sizes
+        parts = [
+            [k for k in places if (names[k] in known) == model] for places in every for model in (True, False)
+        ]
+        return [places for places in parts if places]
 
     def _places(self, turn: Sequence[str]) -> list[range]:
         """Where the trained tensors of each of these components are among those of all."""

@@ -1,0 +1,90 @@
+"""What methods that look at classes share: their mean features, a pull towards such means, the head they stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.errors import ConfigError
+from tailorfl.training.terms import Seen, Term
+
+
+def classes_only(ctx: Context, title: str) -> None:
+    """Nothing if the task has classes.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if ctx.task != "classification":
+        raise ConfigError(
+            f"{title} tells classes apart (data with task classification), which a task of {ctx.task} does not have"
+        )
+
+
+def linear_head(ctx: Context, title: str) -> tuple[str, ...]:
+    """Returns the names of the head's weight [C, d_z] and, where it has one, its bias [C].
+
+    Raises:
+        ConfigError: the task has no classes, or the head is no linear layer that is trained.
+    """
+    classes_only(ctx, title)
+    split = ctx.model.split("head", allow_empty=True)
+    names = tuple(n for n in split.personal if n in ctx.split.trainable)
+    if [ctx.init.get(n).ndim for n in names] not in ([2], [2, 1]):
+        raise ConfigError(
+            f"{title} needs a model whose head is one linear layer that is trained, but what is trained of the head "
+            f"of this one is {', '.join(names) or 'nothing'}"
+        )
+    return names
+
+
+def no_prototypes(ctx: Context, title: str) -> dict[str, Tensor]:
+    """Returns P̄ [C, d_z] of zeros and which classes have one, bool [C]: none yet.
+
+    Raises:
+        ConfigError: see `linear_head`.
+    """
+    weight: Tensor = ctx.init.get(linear_head(ctx, title)[0])
+    return {"prototypes": torch.zeros_like(weight), "present": torch.zeros(len(weight), dtype=torch.bool)}
+
+
+def class_means(client: Client, model: TensorDict) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns a client's mean features of its classes [C, d_z], 0 of an absent one, their counts [C] and mean ‖z‖²."""
+
+    def both(seen: Seen) -> Tensor:
+        z = seen.features
+        return torch.cat([z, z.square().sum(1, keepdim=True)], 1)
+
+    sums, counts = client.summed(model, both, by_class=True), client.class_counts()
+    counts = counts.to(sums.dtype)
+    return sums[:, :-1] / counts.clamp(min=1)[:, None], counts, sums[:, -1].sum() / counts.sum().clamp(min=1)
+
+
+def moments(means: Tensor, counts: Tensor, square: Tensor) -> dict[str, Tensor]:
+    """Returns M[c] = π_c μ_c and V = (mean ‖z‖² − Σ_c ‖M[c]‖²)/n, from what `class_means` returns."""
+    samples = counts.sum().clamp(min=1)
+    moment = means * (counts / samples)[:, None]
+    return {"moment": moment, "variance": (square - moment.square().sum()).clamp(min=0) / samples}
+
+
+def near(lam: float, targets: Tensor, present: Tensor) -> Term:
+    """Returns the term λ · mean over a batch and over entries of (z − target of its class)², 0 for absent targets."""
+
+    def pull(seen: Seen, targets: Tensor, present: Tensor) -> Tensor:
+        gap = (seen.features - targets[seen.y]).square().mean(1)
+        return lam * seen.mean(gap * present[seen.y])
+
+    return Term(pull, given=(targets, present))
+
+
+def shared_prototypes(server: TensorDict, means: Tensor, counts: Tensor) -> Mapping[str, Tensor]:
+    """Returns P̄ after a round: the mean of the clients' `means` [m, C, d_z] by `counts` [m, C], else as before."""
+    total = counts.sum(0)
+    mean = (counts[:, :, None] * means).sum(0) / torch.where(total > 0, total, 1.0)[:, None]
+    prototypes = torch.where((total > 0)[:, None], mean, server["prototypes"])
+    return {"prototypes": prototypes, "present": server["present"] | (total > 0)}

@@ -1,0 +1,120 @@
+"""FedPAC (Xu et al., "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR 2023).
+
+    features near the global class means P̄, and a head mixed out of everybody's to minimise a bound on the test loss
+
+    server sends (φ, P̄, H_i)
+    client i:  μ_c its class means, π_c its class shares, M_i[c] = π_c μ_c,   V_i = (mean ‖z‖² − Σ_c ‖M_i[c]‖²)/n_i
+               h = LocalSGD(H_i, E_h), φ fixed;   φ = LocalSGD(φ, E) on  CE + λ MSE(z, t_y), h fixed
+               t_c = P̄_c, else the own μ_c of before; no pull in the first round
+               sends φ, h, M_i, V_i, class means μ'_c after training, class counts n_c
+    server:    φ = Σ a_i φ_i;   P̄_c = Σ n_{i,c} μ'_{i,c} / Σ n_{i,c};   for every i in S:
+               β = argmin over the simplex of βᵀ(diag V + G)β,   G_jk = Σ_c ⟨M_i[c] − M_j[c], M_i[c] − M_k[c]⟩
+               β < 10⁻³ becomes 0, then Σβ = 1;   H_i = Σ_j β_j h_j            deployed: (φ, H_i)
+
+An active set solves that exactly. (The official code cuts eigenvalues below 0.01 and falls back to the own head where
+its solver fails.) A newcomer gets the mean of the last heads.
+
+| symbol | here |
+|---|---|
+| φ, P̄, which classes have one | server state `body`, `prototypes`, `present` |
+| H_1 … H_N, mean of the last h | server state `heads`, `head` |
+| λ, E_h, rate of the head | `lam`, `head_epochs`, `head_lr` (default: the run's; official code 0.1) |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.messages import PerClient, Replies
+from tailorfl.core.method import Method, register
+from tailorfl.core.reduction import Facts, Reduction, length
+from tailorfl.methods.class_features import class_means, moments, near, no_prototypes, shared_prototypes
+from tailorfl.methods.mixtures import mixing_weights
+from tailorfl.models.functional import Model
+from tailorfl.models.split import Split
+from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training import tree
+from tailorfl.training.plan import Length
+from tailorfl.training.terms import Term
+from tailorfl.training.update import Optimizer
+
+NOBODY = 2**31  # the id of a client without a head of its own, which gets the mean
+
+
+@register
+class FedPAC(Method):
+    """Features aligned to global class means, heads mixed by what helps each client."""
+
+    name: ClassVar[str] = "fedpac"
+    title: ClassVar[str] = "FedPAC"
+    paper: ClassVar[str] = "Xu et al., ICLR 2023"
+    has_global: ClassVar[bool] = False
+    lam: float = Field(1.0, ge=0, description="λ: pull of the features towards the mean of their class")
+    head_epochs: int = Field(1, ge=0, description="E_h: epochs on the head with the body fixed")
+    head_steps: int | None = Field(None, ge=0, description="steps in place of head_epochs")
+    head_lr: float | None = Field(None, gt=0, description="rate of the head; default the run's")
+    mix: bool = Field(True, description="mix heads; if not, every client keeps its own")
+
+    def make_split(self, model: Model) -> Split:
+        return model.split("head")
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        body, head = ctx.split.select_shared(ctx.init), ctx.split.select_personal(ctx.init)
+        heads = TensorDict({n: t.expand(ctx.num_clients, *t.shape).clone() for n, t in head.items()})
+        return TensorDict({**no_prototypes(ctx, self.title), "body": body, "head": head, "heads": heads})
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> PerClient:
+        heads = {n: torch.cat([t, server["head"][n][None]]) for n, t in tree.tensors(server["heads"]).items()}
+        chosen = {n: t[torch.tensor(clients).clamp(max=len(t) - 1)] for n, t in heads.items()}
+        common = server.select("body", "prototypes", "present").expand(len(clients))
+        message = {**dict(common.items()), "head": TensorDict(chosen)}
+        return PerClient(TensorDict(message, batch_size=[len(clients)]))
+
+    def welcome(self, server: TensorDict, clients: tuple[int, ...]) -> PerClient:
+        return self.broadcast(server, (NOBODY,) * len(clients))
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        model, split = self.personal(client, state, received), client.split
+        means, counts, square = class_means(client, model)
+        told = moments(means, counts, square)
+        term: tuple[Term, ...] = ()
+        if self.lam > 0 and client.round > 0:
+            targets = torch.where(received["present"][:, None], received["prototypes"], means)
+            term = (near(self.lam, targets, torch.ones_like(counts)),)
+        own, of_head = split.personal, Length(epochs=self.head_epochs, steps=self.head_steps)
+        model = client.fit(model, train=own, length=of_head, optimizer=Optimizer(client.rate(self.head_lr)))
+        model = client.fit(model, train=split.shared, term=term)
+        sent = {"body": split.select_shared(model), "head": split.select_personal(model)}
+        after = {"means": class_means(client, model)[0], "counts": counts}
+        return state, TensorDict({**sent, **told, **after})
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        sent, mean = replies.stack, replies.mean()
+        trained, at = tree.tensors(sent["head"]), torch.tensor(replies.clients)
+        if self.mix:
+            beta = mixing_weights(sent["variance"], sent["moment"])
+            trained = {n: torch.tensordot(beta.to(t.dtype), t, dims=1) for n, t in trained.items()}
+        heads = {n: t.index_copy(0, at, trained[n]) for n, t in tree.tensors(server["heads"]).items()}
+        new = {"body": mean.get("body", tree.empty()), "head": mean["head"], "heads": TensorDict(heads)}
+        return TensorDict({**new, **shared_prototypes(server, sent["means"], sent["counts"])})
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        return tree.merge(received.get("body", tree.empty()), received["head"])  # a linear model is all head
+
+    def unprotected(self, level: PrivacyLevel) -> str:
+        return "the class means of features and class counts, which a client sends as they are"
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if (self.mix and facts.most > 1) or (self.lam > 0 and facts.rounds > 1) or self.head_lr is not None:
+            return ()
+        because = "without mixing and pull" if facts.rounds > 1 else "in its only round without mixing"
+        head, body = length(self.head_epochs, self.head_steps), length(facts.train.epochs, facts.train.steps)
+        lengths = {**{f"head_{n}": v for n, v in head.items()}, **{f"body_{n}": v for n, v in body.items()}}
+        options = {"weights": self.weights, **{n: v for n, v in lengths.items() if v is not None}}
+        return (Reduction(because, "personal", "fedrep", "personal", options),)

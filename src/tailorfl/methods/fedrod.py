@@ -1,0 +1,96 @@
+"""FedRoD (Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022).
+
+    generic task:    min over (φ, h):  Σ a_i mean_b BSM_i(h(z_b), y_b),   z = f(x; φ)
+    personal task:   min over p_i:     mean_b CE(h(z_b) + p_i(z_b), y_b)  with z and h as they are
+    BSM_i(g, y) = CE(g + γ log n_i, y),   n_{i,c} the client's samples of class c (balanced softmax)
+
+    server sends (φ, h)
+    client i, for every batch, one forward pass:   (φ, h) = (φ, h) − η ∇ BSM_i;   p_i = p_i − η κ ∇ CE
+               both gradients at the models of before the step                              sends (φ, h)
+    server:    (φ, h) = Σ_S a_i (φ, h)_i              deployed: x ↦ h(z) + p_i(z), folded into one linear head
+
+The generic task alone trains the body. p_i is a second linear head that starts at 0, so a client that never trained
+deploys the generic model (ports start it as a copy of h, or drawn anew; the authors released no code). The paper also
+makes p_i by a hypernetwork from the client's class shares, which is not here.
+
+| symbol | here |
+|---|---|
+| (φ, h) | server state `w` |
+| p_i | client state |
+| γ, κ | `gamma`, `personal_rate` |
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar
+
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor
+from torch.nn.functional import cross_entropy, linear
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.method import register
+from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.methods.class_features import linear_head
+from tailorfl.methods.fedavg import FedAvg
+from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training import tree
+from tailorfl.training.terms import Seen, Term
+
+OWN = "personal."
+"""What the names of p_i begin with while it trains beside the model."""
+
+
+@register
+class FedRoD(FedAvg):
+    """A generic model trained as if classes were balanced, and a second head that knows the client's own classes."""
+
+    name: ClassVar[str] = "fedrod"
+    title: ClassVar[str] = "FedRoD"
+    paper: ClassVar[str] = "Chen and Chao, ICLR 2022"
+    has_personal: ClassVar[bool] = True
+    gamma: float = Field(1.0, ge=0, description="γ: how much the generic loss makes up for unequal classes")
+    personal_rate: float = Field(
+        1.0,
+        ge=0,
+        description="κ: factor on the personal loss; with SGD, the rate of p_i in units of the run's",
+    )
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        return ctx.init.select(*linear_head(ctx, self.title)) * 0.0
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        names = tuple(str(n) for n in state.keys())  # noqa: SIM118
+        counts = client.class_counts().to(received[names[0]].dtype)
+        prior = self.gamma * counts.clamp(min=1e-12).log()  # of a class without samples far down, but finite
+        start = tree.merge(received, TensorDict({OWN + n: state[n] for n in names}))
+        both = partial(two_heads, names=names, rate=self.personal_rate)
+        trained = client.fit(start, term=Term(both, given=(prior,), replaces=True))
+        return TensorDict({n: trained[OWN + n] for n in names}), trained.select(*received.keys())
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        return tree.merge(received, received.select(*state.keys()) + state)
+
+    def unprotected(self, level: PrivacyLevel) -> str:
+        return "the number of a client's samples of each class, in its loss" if level == "sample" else ""
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        found: tuple[Reduction, ...] = ()
+        if self.gamma == 0:
+            options = {"weights": self.weights, "server": self.server.model_dump()}
+            found = (Reduction("with γ = 0", "global", "fedavg", "global", options),)
+        if self.personal_rate == 0:
+            own = Reduction("with κ = 0", "personal", self.name, "global", self.all_options())
+            return (*found, own)
+        return found
+
+
+def two_heads(seen: Seen, prior: Tensor, names: tuple[str, ...], rate: float) -> Tensor:
+    """Returns mean CE(g + prior, y) + κ · mean CE(sg(g) + p(sg z), y); `names` are the head's, of weight and bias."""
+    g, z, p = seen.outputs, seen.features, [seen.own[OWN + n] for n in names]
+    generic = cross_entropy(g + prior, seen.y, reduction="none")
+    personal = cross_entropy(g.detach() + linear(z.detach(), *p), seen.y, reduction="none")
+    return seen.mean(generic) + rate * seen.mean(personal)

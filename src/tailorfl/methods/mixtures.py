@@ -1,0 +1,44 @@
+"""Weights with which a server mixes models for one client: minima of quadratics over the simplex."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+from torch import Tensor
+
+Matrix = NDArray[np.float64]
+LEAST = 1e-3
+"""A smaller weight becomes 0."""
+
+
+def mixing_weights(variance: Tensor, moment: Tensor) -> Tensor:
+    """Returns FedPAC's weights β [m, m] float64, row i for client i; rows sum to 1.
+
+    `variance` [m] is V and `moment` [m, C, d_z] is M. Row i minimises βᵀ(diag V + G)β with
+    G_jk = Σ_c ⟨M_i[c] − M_j[c], M_i[c] − M_k[c]⟩.
+    """
+    v, flat = variance.double().numpy(), moment.double().flatten(1).numpy()
+    gram = flat @ flat.T
+    rows = []
+    for i in range(len(v)):
+        g = gram[i, i] - gram[i][None, :] - gram[i][:, None] + gram
+        beta = least_quadratic(np.diag(v) + (g + g.T) / 2)
+        beta = np.where(beta < LEAST, 0.0, beta)
+        rows.append(beta / beta.sum())
+    return torch.from_numpy(np.stack(rows))
+
+
+def least_quadratic(a: Matrix) -> Matrix:
+    """Returns argmin βᵀAβ over the simplex for a positive semi-definite A [m, m].
+
+    x = argmin over x ≥ 0 of xᵀAx − 2·1ᵀx has the conditions of β but for its scale, and is non-negative least squares.
+    Of several minima it is the one of least norm, up to 10⁻¹² of the size of A.
+    """
+    size = float(np.trace(a)) / len(a)
+    if size <= 0:
+        return np.full(len(a), 1 / len(a))
+    lower = np.linalg.cholesky(a / size + 1e-12 * np.eye(len(a)))
+    x, _ = nnls(lower.T, np.linalg.solve(lower, np.ones(len(a))))
+    return np.asarray(x / x.sum())

@@ -1,0 +1,81 @@
+"""MOON (Li et al., "Model-Contrastive Federated Learning", CVPR 2021).
+
+    FedAvg whose features are pulled to those of the received model and pushed away from those of the client's models of
+    before:   ℓ = −log( e^{cos(z, z^w)/τ} / (e^{cos(z, z^w)/τ} + Σ_{k≤Q} e^{cos(z, z^(k))/τ}) ),   mean over samples
+
+    server sends w
+    client i:  θ = LocalSGD(w, E) on  CE + μ·ℓ;   z^w of the RECEIVED w, z^(k) of θ^(k): evaluation mode, no gradient
+               θ^(1) = θ, and the others move up by one                                         sends θ
+    server:    w = Σ_S a_i θ
+
+Before a client has trained there is no θ^(k): the term is log 1 = 0. (Ports that start with θ^(1) = w differ by log 2
+in the value and by nothing in the gradient.) The official networks put a projection of two layers before the classifier
+and compare its outputs; here z is what goes into the head of the run's own model.
+
+| symbol | here |
+|---|---|
+| w | server state `w` |
+| θ^(1) … θ^(Q), how many of them there are | client state `1` … `Q`, `trained` |
+| μ, τ, Q | `mu`, `tau`, `history` |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.method import register
+from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.methods.fedavg import FedAvg
+from tailorfl.training.terms import Seen, Term
+
+
+@register
+class MOON(FedAvg):
+    """FedAvg with features that stay near the global model's and leave those of the client's last models."""
+
+    name: ClassVar[str] = "moon"
+    title: ClassVar[str] = "MOON"
+    paper: ClassVar[str] = "Li et al., CVPR 2021"
+    mu: float = Field(1.0, ge=0, description="μ: strength of the contrast (official code: 5 on CIFAR-10)")
+    tau: float = Field(0.5, gt=0, description="τ: temperature of the contrast")
+    history: int = Field(1, ge=0, description="Q: models of before that a client compares with")
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        models = {str(k + 1): ctx.init for k in range(self.history)}
+        return TensorDict({**models, "trained": torch.zeros(())})
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        theta = client.fit(received, term=self.contrast(client, state, received))
+        older = {str(k + 1): state[str(k)] for k in range(1, self.history)}
+        new = {"1": theta, **older} if self.history else {}
+        return TensorDict({**new, "trained": state["trained"] + 1}), theta
+
+    def contrast(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[Term, ...]:
+        """Returns the term −μ log softmax of the received model among the models, none where it is 0."""
+        if self.mu == 0 or self.history == 0 or client.round == 0:
+            return ()
+
+        def compared(seen: Seen, trained: Tensor, w: TensorDict, *models: TensorDict) -> Tensor:
+            alike = [cosine_similarity(seen.features, seen.of(m)[1], dim=-1) / self.tau for m in (w, *models)]
+            for k in range(len(models)):
+                alike[k + 1] = torch.where(trained > k, alike[k + 1], -torch.inf)
+            return self.mu * seen.mean(torch.logsumexp(torch.stack(alike), 0) - alike[0])
+
+        models = tuple(state[str(k + 1)] for k in range(self.history))
+        return (Term(compared, given=(state["trained"], received, *models)),)
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        reasons = {
+            "with μ = 0": self.mu == 0,
+            "with Q = 0": self.history == 0,
+            "in its only round, before which no client has a model of its own,": facts.rounds == 1,
+        }
+        return next((self.as_fedavg(because) for because, holds in reasons.items() if holds), ())

@@ -1,0 +1,82 @@
+"""FedPAC: the weights of its mixtures in closed form and by the conditions of a minimum, and what it measures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from methods.settings import make
+from methods.small import CLASSES, SIZES, federation, simulation
+from tailorfl.methods.mixtures import least_quadratic, mixing_weights
+
+
+def test_two_clients_in_closed_form() -> None:
+    """V = (1, 3) and Σ_c ‖M_1[c] − M_2[c]‖² = 4: β_2 of client 1 is V_1/(V_1 + V_2 + 4) = 1/8."""
+    moment = torch.tensor([[[1.0, 0.0]], [[1.0, 2.0]]])
+    weights = mixing_weights(torch.tensor([1.0, 3.0]), moment)
+    torch.testing.assert_close(weights[0], torch.tensor([7 / 8, 1 / 8], dtype=torch.float64))
+    torch.testing.assert_close(weights[1], torch.tensor([3 / 8, 5 / 8], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("variance", [0.0, 0.3])
+def test_equal_clients_are_mixed_alike(variance: float) -> None:
+    weights = mixing_weights(torch.full((4,), variance), torch.ones(4, 3, 2))
+    torch.testing.assert_close(weights, torch.full((4, 4), 0.25, dtype=torch.float64), atol=1e-9, rtol=0)
+
+
+def test_clients_far_apart_keep_their_own_heads() -> None:
+    moment = torch.eye(3)[:, :, None] * 1e3
+    torch.testing.assert_close(mixing_weights(torch.tensor([0.1, 0.5, 0.2]), moment), torch.eye(3).double())
+
+
+def test_a_client_without_variance_keeps_its_own_head() -> None:
+    """One sample: its own head cannot be improved, and the matrix is singular."""
+    weights = mixing_weights(torch.tensor([0.0, 0.5]), torch.tensor([[[0.0]], [[1.0]]]))
+    torch.testing.assert_close(weights[0], torch.tensor([1.0, 0.0]).double())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), st.integers(0, 10**6), st.integers(-6, 6))
+def test_a_minimum_over_the_simplex_has_its_conditions(size: int, seed: int, scale: int) -> None:
+    """Aβ is the same where β > 0 and no smaller where β = 0."""
+    rng = np.random.default_rng(seed)
+    root = rng.normal(size=(size, rng.integers(1, size + 2)))
+    a = (root @ root.T + np.diag(rng.uniform(0.01, 1, size))) * 10.0**scale
+    beta = least_quadratic(a)
+    assert (beta >= 0).all()
+    assert beta.sum() == pytest.approx(1)
+    slope, value = a @ beta, beta @ a @ beta
+    assert (slope >= value * (1 - 1e-6)).all()
+    assert slope[beta > 0] == pytest.approx(value, rel=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_what_a_client_reports_of_its_features(engine: str) -> None:
+    """M, V, counts and class means of the model it received, from the features of an MLP by hand."""
+    sim = simulation(make("fedpac"), engine=engine, rounds=1)
+    received = sim.method.broadcast(sim.server, tuple(range(5)))
+    _, reply = sim.run(range(5), sim.states.get(range(5)), received, sim.method.local)
+    body, data = sim.server["body"], federation()
+    for i, size in enumerate(SIZES):
+        x, y = data.source.x[data.train[i]].flatten(1), data.source.y[data.train[i]]
+        z = torch.tanh(x @ body["fc1.weight"].T + body["fc1.bias"])
+        moment = torch.stack([z[y == c].sum(0) / size for c in range(CLASSES)])
+        variance = (z.square().sum() / size - moment.square().sum()) / size
+        torch.testing.assert_close(reply["moment"][i], moment, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(reply["variance"][i], variance, atol=1e-5, rtol=1e-4)
+        assert reply["counts"][i].tolist() == torch.bincount(y, minlength=CLASSES).tolist()
+
+
+def test_a_newcomer_gets_the_mean_head_and_one_that_never_trained_the_first() -> None:
+    sim = simulation(make("fedpac"), rounds=1, fraction=0.4)
+    ids = sim.sample(0)
+    late, idle = sim.method.welcome(sim.server, (5,)), next(i for i in range(5) if i not in ids)
+    mine = sim.method.broadcast(sim.server, (idle, 5))
+    for name, mean in sim.server["head"].items():
+        assert torch.equal(late.payloads["head", name][0], mean)
+        assert torch.equal(mine.payloads["head", name][0], sim.init[name])
+        assert torch.equal(mine.payloads["head", name][1], mean)
+        assert not torch.equal(mean, sim.init[name])

@@ -1,0 +1,95 @@
+"""FedProto: what the server makes of class means, in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from methods.settings import make
+from methods.small import CLASSES, SIZES, TRAIN, federation, personal, simulation
+from tailorfl.core.messages import Replies
+from tailorfl.rounds.simulation import Simulation
+
+ENGINES = ["sequential", "vectorized"]
+
+
+def features(sim: Simulation, client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(z, y) of a client's training samples under its own model: an MLP's hidden layer."""
+    model, data = personal(sim), sim.federation
+    x, y = data.source.x[data.train[client]].flatten(1), data.source.y[data.train[client]]
+    return torch.tanh(x @ model["fc1.weight"][client].T + model["fc1.bias"][client]), y
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_of_one_client_the_prototypes_are_its_own_class_means(engine: str) -> None:
+    sim = simulation(make("fedproto", lam=3.0), engine=engine, rounds=2, data=federation((11,)))
+    z, y = features(sim, 0)
+    for c in range(CLASSES):
+        assert bool(sim.server["present"][c]) == bool((y == c).any())
+        if (y == c).any():
+            torch.testing.assert_close(sim.server["prototypes"][c], z[y == c].mean(0), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+def test_prototypes_are_means_of_the_clients_that_have_the_class(weights: str) -> None:
+    """Client 2 has class 2 alone, client 1 a single sample."""
+    sim = simulation("fedproto", rounds=1, weights=weights)
+    for c in range(CLASSES):
+        own = [(i, *features(sim, i)) for i in range(len(SIZES))]
+        sent = [
+            (SIZES[i] if weights == "samples" else 1, z[y == c].mean(0)) for i, z, y in own if (y == c).any()
+        ]
+        assert 0 < len(sent) < len(SIZES) or c == 2
+        mean = sum(a * p for a, p in sent) / sum(a for a, _ in sent)
+        torch.testing.assert_close(sim.server["prototypes"][c], mean, atol=1e-5, rtol=1e-4)
+        low, high = torch.stack([p for _, p in sent]).aminmax(dim=0)
+        assert (
+            (sim.server["prototypes"][c] >= low - 1e-6) & (sim.server["prototypes"][c] <= high + 1e-6)
+        ).all()
+
+
+def test_a_class_that_nobody_sends_keeps_its_prototype() -> None:
+    sim = simulation("fedproto", rounds=1)
+    before = sim.server["prototypes"].clone()
+    received = sim.method.broadcast(sim.server, (2,))
+    _, reply = sim.run((2,), sim.states.get((2,)), received, sim.method.local)
+    after = sim.method.aggregate(
+        sim.server, Replies(reply, (2,), sim.federation.sizes()[2:3], "uniform", sim.context)
+    )
+    assert [torch.equal(after["prototypes"][c], before[c]) for c in range(CLASSES)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
+    assert after["present"].all()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_travels_are_the_prototypes_that_there_are(engine: str) -> None:
+    """Up Σ |classes_i| · d_z; down nothing before the first round, then d_z for every class that anybody had."""
+    sim = simulation("fedproto", engine=engine, fraction=0.6)
+    width, source = 8, sim.federation.source
+    known: set[int] = set()
+    for _ in range(3):
+        ids = sim.sample(sim.round)
+        classes = [set(source.y[sim.federation.train[i]].tolist()) for i in ids]
+        traffic = sim.step().traffic
+        assert traffic.up == width * sum(map(len, classes))
+        assert traffic.down_unicast == len(ids) * width * len(known)
+        assert traffic.bytes_up == 4 * traffic.up + len(ids) * CLASSES
+        known |= set().union(*classes)
+
+
+def test_a_strong_pull_brings_the_features_of_clients_together() -> None:
+    """Both terms of one step: with λ large the distance of a class's features between clients falls."""
+    train = replace(TRAIN, epochs=10, lr=0.1)
+    apart = []
+    for lam in (0.0, 20.0):
+        sim = simulation(make("fedproto", lam=lam), rounds=6, train=train)
+        (z0, y0), (z3, y3) = features(sim, 0), features(sim, 3)
+        shared = [c for c in range(CLASSES) if (y0 == c).any() and (y3 == c).any()]
+        apart.append(sum(float((z0[y0 == c].mean(0) - z3[y3 == c].mean(0)).norm()) for c in shared))
+    assert apart[1] < 0.7 * apart[0]

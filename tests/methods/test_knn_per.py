@@ -1,0 +1,140 @@
+"""kNN-Per: what a deployed model answers, against votes counted by hand in plain torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from methods.settings import make
+from methods.small import NEWCOMER, SIZES, federation, simulation
+from tailorfl.core.answers import Memory, Shown
+from tailorfl.core.method import make_method
+from tailorfl.evaluation.protocols import Protocol, evaluate
+from tailorfl.methods.knn_per import KNNPer, best_weight, chosen
+from tailorfl.rounds.simulation import Simulation
+
+SETS = ("val", "local", "global", "heldout")
+
+
+def knn(**options: Any) -> KNNPer:
+    method = make_method("knn_per", options)
+    assert isinstance(method, KNNPer)
+    return method
+
+
+def memory(z: Tensor, y: Tensor, classes: int = 3) -> Memory:
+    nothing = Shown(torch.zeros(0, classes), torch.zeros(0, 0))
+    return Memory(Shown(torch.zeros(len(y), classes), z), y, nothing, y[:0])
+
+
+def draws(rows: int, width: int, seed: int) -> Tensor:
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+def test_with_one_neighbour_and_all_weight_a_training_sample_has_its_own_label() -> None:
+    z, y = draws(20, 4, 1), torch.arange(20) % 3
+    answers = knn(neighbours=1, lam=1.0).answer(Shown(draws(20, 3, 2), z), memory(z, y))
+    assert torch.equal(answers.argmax(1), y)
+    torch.testing.assert_close(answers.exp()[torch.arange(20), y], torch.ones(20))
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 1e9])
+def test_votes_are_those_of_the_nearest_by_their_distance(scale: float) -> None:
+    """In the limit of a wide kernel a plain vote."""
+    z, y, asked = draws(15, 4, 3), torch.arange(15) % 3, draws(6, 4, 4)
+    p = knn(neighbours=5, scale=scale).vote(asked, z, y, 3)
+    for row, found in zip(asked, p, strict=True):
+        square = ((row - z) ** 2).sum(1)
+        near = square.argsort()[:5]
+        kernel = torch.exp(-square[near] / (4 * scale))
+        wanted = torch.stack([kernel[y[near] == c].sum() for c in range(3)]) / kernel.sum()
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+        if scale == 1e9:
+            plain = torch.bincount(y[near], minlength=3) / 5
+            torch.testing.assert_close(found, plain, atol=1e-5, rtol=0)
+    torch.testing.assert_close(p.sum(1), torch.ones(6))
+    torch.testing.assert_close(
+        knn(neighbours=5, scale=scale).vote(asked + 2.5, z + 2.5, y, 3), p, atol=1e-4, rtol=0
+    )
+
+
+def test_votes_of_far_samples_are_finite() -> None:
+    p = knn(neighbours=3).vote(torch.full((1, 2), 1e4), draws(5, 2, 1), torch.tensor([0, 1, 2, 0, 1]), 3)
+    assert torch.isfinite(p).all()
+    torch.testing.assert_close(p.sum(1), torch.ones(1))
+
+
+def test_answers_mix_probabilities() -> None:
+    z, y, asked = draws(15, 4, 3), torch.arange(15) % 3, Shown(draws(6, 3, 5), draws(6, 4, 4))
+    method = knn(lam=0.3, neighbours=4)
+    wanted = 0.3 * method.vote(asked.features, z, y, 3) + 0.7 * asked.outputs.softmax(1)
+    found = method.answer(asked, memory(z, y)).exp()
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(found.sum(1), torch.ones(6))
+    assert knn(capacity=0).answer(asked, memory(z, y)) is asked.outputs
+    assert knn(lam=0.0).answer(asked, memory(z, y)) is asked.outputs
+
+
+def test_the_weight_is_the_smallest_of_those_that_validate_best() -> None:
+    own = torch.tensor([[0.9, 0.1], [0.8, 0.2]])
+    p = torch.tensor([[0.9, 0.1], [0.2, 0.8]])
+    # The second sample turns where 0.2 λ + 0.8 (1 − λ) < ½: above λ = ½.
+    assert best_weight(p, own, torch.tensor([0, 1])) == pytest.approx(0.6)
+    assert best_weight(p, own, torch.tensor([0, 0])) == 0.0
+
+
+def test_a_memory_is_a_fixed_part_of_the_samples() -> None:
+    assert sorted(chosen(9, None).tolist()) == list(range(9))
+    assert torch.equal(chosen(9, 4), chosen(9, 4))
+    assert len(set(chosen(9, 4).tolist())) == 4
+    assert len(chosen(3, 10)) == 3
+
+
+def by_hand(sim: Simulation, client: int, rows: Tensor, lam: float) -> float:
+    """Accuracy of an MLP's answers, its features and votes computed here."""
+    w, data = sim.server["w"], sim.federation
+
+    def seen(rows: Tensor) -> tuple[Tensor, Tensor]:
+        z = torch.tanh(data.source.x[rows].flatten(1) @ w["fc1.weight"].T + w["fc1.bias"])
+        return z, z @ w["head.weight"].T + w["head.bias"]
+
+    own = torch.from_numpy(data.train[client])
+    (z, _), y = seen(own), data.source.y[own]
+    right = 0
+    for feature, logits, label in zip(*seen(rows), data.source.y[rows], strict=True):
+        square = ((feature - z) ** 2).sum(1)
+        near = square.argsort()[:3]
+        kernel = torch.exp(-square[near] / z.shape[1])
+        p = torch.stack([kernel[y[near] == c].sum() for c in range(4)]) / kernel.sum()
+        right += int((lam * p + (1 - lam) * logits.softmax(0)).argmax() == label)
+    return right / len(rows)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_what_is_evaluated_are_the_answers_with_each_clients_own_memory(engine: str) -> None:
+    """Of training clients and a held-out one, on own samples and common ones; the global model answers by itself."""
+    sim = simulation(make("knn_per", neighbours=3, lam=0.7), engine=engine, rounds=2)
+    records = evaluate(sim, Protocol(sets=SETS, adapt_steps=(0,)))
+    data = federation()
+    common = torch.from_numpy(data.global_test())
+    for client in (*range(len(SIZES)), NEWCOMER):
+        mine = {(r["model"], r["set"]): r["accuracy"] for r in records if r["client"] == client}
+        own = torch.from_numpy(data.test[client])
+        name = "heldout" if client == NEWCOMER else "local"
+        assert mine["personal", name] == pytest.approx(by_hand(sim, client, own, 0.7))
+        if client != NEWCOMER:
+            assert mine["personal", "global"] == pytest.approx(by_hand(sim, client, common, 0.7))
+    of_global = [r["accuracy"] for r in records if (r["model"], r["set"]) == ("global", "global")]
+    assert of_global[0] == pytest.approx(by_hand(sim, 0, common, 0.0))
+
+
+def test_engines_answer_alike_with_weights_chosen_by_validation() -> None:
+    found = []
+    for engine in ("sequential", "vectorized", "auto"):
+        sim = simulation(make("knn_per", neighbours=3), "batch_norm", engine, rounds=2)
+        found.append([r["loss"] for r in evaluate(sim, Protocol(sets=SETS))])
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    assert found[0] == pytest.approx(found[2], rel=1e-4)

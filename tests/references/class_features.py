@@ -1,0 +1,200 @@
+"""FedProto, MOON, FedRoD and FedPAC: losses of features, class counts and class means."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from references.global_models import averaged, head_names
+from references.plain import (
+    Batch,
+    Outcome,
+    Problem,
+    State,
+    Term,
+    Trainer,
+    clone,
+    features,
+    fit,
+    last_linear,
+    mean,
+    weights_of,
+)
+
+
+def shape_of_classes(p: Problem) -> tuple[int, int]:
+    """(classes C, width d_z)."""
+    head = last_linear(p.module)
+    return head.out_features, head.in_features
+
+
+def seen(p: Problem, state: State, client: int) -> tuple[Tensor, Tensor]:
+    """(features, labels) of all training samples, in evaluation mode."""
+    x, y = p.whole(client, "train")
+    with torch.no_grad():
+        return features(copy.deepcopy(p.module).eval(), clone(state), x), y
+
+
+def class_means(p: Problem, state: State, client: int) -> tuple[Tensor, Tensor]:
+    """(means [C, d_z], 0 where there is no sample; counts [C])."""
+    z, y = seen(p, state, client)
+    means, counts = torch.zeros(shape_of_classes(p)), torch.zeros(shape_of_classes(p)[0])
+    for c in range(len(counts)):
+        counts[c] = (y == c).sum()
+        if counts[c]:
+            means[c] = z[y == c].mean(0)
+    return means, counts
+
+
+def near(p: Problem, targets: Tensor, there: Tensor, lam: float) -> Term:
+    """λ · MSE of the features of a training pass and the target of their class; 0 for a class without one."""
+    module = copy.deepcopy(p.module).train()
+
+    def term(state: State, batch: Batch) -> Tensor:
+        z = features(module, {n: t if t.requires_grad else t.clone() for n, t in state.items()}, batch[0])
+        apart = [((a - targets[c]) ** 2).mean() for a, c in zip(z, batch[1], strict=True) if there[c]]
+        return lam * sum(apart, torch.zeros(())) / len(z)
+
+    return term
+
+
+def fedproto(p: Problem, lam: float, weights: str) -> Outcome:
+    v = [clone(p.init) for _ in p.clients]
+    shared, there = torch.zeros(shape_of_classes(p)), torch.zeros(shape_of_classes(p)[0])
+    for t, sampled in enumerate(p.rounds):
+        sent = []
+        for i in sampled:
+            v[i] = fit(p, v[i], p.batches(i, t), term=near(p, shared, there, lam))
+            sent.append(class_means(p, v[i], i))
+        counted = weights_of(p, sampled, weights)
+        for c in range(len(there)):
+            able = [(a, means[c]) for a, (means, counts) in zip(counted, sent, strict=True) if counts[c]]
+            if able:
+                shared[c] = sum(a * m for a, m in able) / sum(a for a, _ in able)  # type: ignore[assignment]
+                there[c] = 1
+    return Outcome(None, v, {"prototypes": shared, "present": there.bool()})
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(1) / (torch.linalg.vector_norm(a, dim=1) * torch.linalg.vector_norm(b, dim=1))
+
+
+def moon(p: Problem, mu: float, tau: float, history: int, weights: str, server: dict[str, Any]) -> Outcome:
+    """The models before are each client's own last ones, newest first; fewer than Q of them at the start."""
+    trained: list[list[State]] = [[] for _ in p.clients]
+    fixed, moving = copy.deepcopy(p.module).eval(), copy.deepcopy(p.module).train()
+
+    def local(i: int, t: int, w: State) -> State:
+        def term(state: State, batch: Batch) -> Tensor:
+            now = {n: s if s.requires_grad else s.clone() for n, s in state.items()}
+            z = features(moving, now, batch[0])
+            with torch.no_grad():
+                fixed_z = [features(fixed, clone(s), batch[0]) for s in (w, *trained[i][:history])]
+            alike = torch.stack([cosine(z, other) for other in fixed_z]) / tau
+            return -mu * torch.log(alike[0].exp() / alike.exp().sum(0)).mean()
+
+        theta = fit(p, w, p.batches(i, t), term=term)
+        trained[i].insert(0, clone(theta))
+        return theta
+
+    w = averaged(p, local, weights, server)
+    return Outcome(w, [])
+
+
+def fedrod(p: Problem, gamma: float, personal_rate: float, weights: str, server: dict[str, Any]) -> Outcome:
+    """Both heads take their step on one batch, from the outputs before either; model and head clip each by itself."""
+    weight, bias = head_names(p)
+    own = [{n: torch.zeros_like(p.init[n]) for n in (weight, bias)} for _ in p.clients]
+
+    def local(i: int, t: int, w: State) -> State:
+        steps = p.batches(i, t)
+        model, head = Trainer(p, w, len(steps)), Trainer(p, {**w, **own[i]}, len(steps), (weight, bias))
+        counts = torch.bincount(p.whole(i, "train")[1], minlength=shape_of_classes(p)[0])
+        prior = gamma * torch.log(counts.clamp(min=1e-12))
+        for ((x, y),) in steps:
+            point = {n: t.requires_grad_() for n, t in model.now.items()}
+            now = {n: t.clone() for n, t in model.rest.items()}
+            extra = {n: t.requires_grad_() for n, t in head.now.items()}
+            z = features(model.module, {**now, **point}, x)
+            g = functional_call(model.module, {**model.rest, **point}, (x,))
+            generic = cross_entropy(g + prior, y)
+            personal = personal_rate * cross_entropy(
+                g.detach() + z.detach() @ extra[weight].T + extra[bias], y
+            )
+            found = torch.autograd.grad(generic, list(point.values()))
+            more = torch.autograd.grad(personal, list(extra.values()))
+            model.step(dict(zip(point, found, strict=True)))
+            head.step(dict(zip(extra, more, strict=True)))
+        own[i] = head.now
+        return model.state
+
+    w = averaged(p, local, weights, server)
+    return Outcome(w, [{**w, **{n: w[n] + own[i][n] for n in own[i]}} for i in p.clients], {}, own)
+
+
+def best_mixture(variance: Tensor, means: Tensor, client: int) -> Tensor:
+    """argmin over the simplex of βᵀ(diag V + G)β by trying every support; weights below 10⁻³ become 0."""
+    apart = (means[client] - means).flatten(1)
+    a = torch.diag(variance) + apart @ apart.T
+    best, lowest = torch.zeros(len(a)), float("inf")
+    for size in range(1, len(a) + 1):
+        for some in itertools.combinations(range(len(a)), size):
+            part = a[list(some)][:, list(some)]
+            x = torch.linalg.lstsq(part, torch.ones(size, 1), driver="gelsd").solution[:, 0]
+            beta = torch.zeros(len(a))
+            beta[list(some)] = x / x.sum() if float(x.sum()) else 0.0
+            value = float(beta @ a @ beta)
+            if (beta >= 0).all() and float(beta.sum()) > 0.5 and value < lowest - 1e-15:
+                best, lowest = beta, value
+    best = torch.where(best < 1e-3, torch.zeros(()), best)
+    return best / best.sum()
+
+
+def fedpac(
+    p: Problem,
+    lam: float,
+    head_epochs: int,
+    head_lr: float | None,
+    mix: bool,
+    weights: str,
+    head_steps: int | None = None,
+) -> Outcome:
+    head = head_names(p)
+    body = [n for n in p.init if n not in head]
+    phi = clone(p.init)
+    heads = [{n: p.init[n].clone() for n in head} for _ in p.clients]
+    shared, there = torch.zeros(shape_of_classes(p)), torch.zeros(shape_of_classes(p)[0])
+    rule = p.train if head_lr is None else replace(p.train, lr=head_lr)
+    for t, sampled in enumerate(p.rounds):
+        up, moments, variances, after = [], [], [], []
+        for i in sampled:
+            start = {**phi, **heads[i]}
+            z, _ = seen(p, start, i)
+            means, counts = class_means(p, start, i)
+            moments.append(means * (counts / counts.sum())[:, None])
+            spread = (z**2).sum(1).mean() - (moments[-1] ** 2).sum()
+            variances.append(spread / len(z))
+            targets = torch.where(there[:, None] > 0, shared, means)
+            steps = p.batches(i, t, epochs=head_epochs, steps=head_steps)
+            model = fit(p, start, steps, head, train=rule)
+            term = near(p, targets, torch.ones(len(there)), lam) if there.any() else None
+            up.append(fit(p, model, p.batches(i, t), body, term))
+            after.append(class_means(p, up[-1], i))
+        average = mean(up, weights_of(p, sampled, weights))
+        phi = {**phi, **{n: average[n] for n in body}}
+        total = torch.stack([counts for _, counts in after]).sum(0)
+        sums = torch.stack([means * counts[:, None] for means, counts in after]).sum(0)
+        shared = torch.where(total[:, None] > 0, sums / total.clamp(min=1)[:, None], shared)
+        there = torch.maximum(there, (total > 0).to(there))
+        sent = [{n: s[n] for n in head} for s in up]
+        for k, i in enumerate(sampled):
+            beta = best_mixture(torch.stack(variances), torch.stack(moments), k)
+            heads[i] = mean(sent, beta.tolist()) if mix else sent[k]
+    return Outcome(None, [{**phi, **h} for h in heads], {"prototypes": shared, "present": there.bool()})
