@@ -42,7 +42,8 @@ def quarter() -> Federation:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    ("passes", "rate", "wanted"), [(1, 1.0, 0.25), (4, 1.0, 0.25), (1, 0.5, 0.625), (1, 2.0, 0.0)]
+    ("passes", "rate", "wanted"),
+    [(1, 1.0, 0.25), (4, 1.0, 0.25), (1, 0.5, 0.625), (1, 2.0, 0.0), (2, 2.0, 0.5)],
 )
 def test_the_mixture_of_one_weight_in_closed_form(
     engine: str, passes: int, rate: float, wanted: float

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from methods.settings import make
-from methods.small import CLASSES, SIZES, federation, simulation
+from methods.small import CLASSES, SIZES, assert_close, federation, simulation
+from tailorfl.core.messages import PerClient
 from tailorfl.methods.mixtures import least_quadratic, mixing_weights
 
 
@@ -68,6 +69,32 @@ def test_what_a_client_reports_of_its_features(engine: str) -> None:
         torch.testing.assert_close(reply["moment"][i], moment, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(reply["variance"][i], variance, atol=1e-5, rtol=1e-4)
         assert reply["counts"][i].tolist() == torch.bincount(y, minlength=CLASSES).tolist()
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_a_class_without_global_mean_is_held_near_the_clients_own_of_before(engine: str) -> None:
+    """Client 0's reply is the same as if that mean had been sent, whatever else stands there."""
+    sim = simulation(make("fedpac", lam=5.0), engine=engine, rounds=1)
+    received = sim.method.broadcast(sim.server, (0,))
+
+    def reply(prototype: torch.Tensor, present: bool) -> dict[str, torch.Tensor]:
+        sent = received.payloads.clone()
+        sent["prototypes"][0, 1], sent["present"][0, 1] = prototype, present
+        _, found = sim.run((0,), sim.states.get((0,)), PerClient(sent), sim.method.local)
+        return dict(found["body"].items())
+
+    x, y = (
+        t[torch.from_numpy(sim.federation.train[0])]
+        for t in (sim.federation.source.x, sim.federation.source.y)
+    )
+    body = sim.server["body"]
+    z = torch.tanh(x.flatten(1) @ body["fc1.weight"].T + body["fc1.bias"])
+    assert (y == 1).any()
+    wanted = reply(z[y == 1].mean(0), True)
+    assert_close(reply(torch.full((8,), 7.0), False), wanted)
+    assert any(
+        not torch.allclose(t, wanted[n], atol=1e-3) for n, t in reply(torch.full((8,), 7.0), True).items()
+    )
 
 
 def test_a_newcomer_gets_the_mean_head_and_one_that_never_trained_the_first() -> None:

@@ -8,18 +8,21 @@ import pytest
 import torch
 
 from methods.settings import make
-from methods.small import CLASSES, SIZES, TRAIN, federation, personal, simulation
+from methods.small import CLASSES, SIZES, TRAIN, federation, model, personal, simulation
 from tailorfl.core.messages import Replies
+from tailorfl.methods.class_features import near
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.objective import LOSSES
+from tailorfl.training.terms import Seen
 
 ENGINES = ["sequential", "vectorized"]
 
 
 def features(sim: Simulation, client: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(z, y) of a client's training samples under its own model: an MLP's hidden layer."""
-    model, data = personal(sim), sim.federation
+    own, data = personal(sim), sim.federation
     x, y = data.source.x[data.train[client]].flatten(1), data.source.y[data.train[client]]
-    return torch.tanh(x @ model["fc1.weight"][client].T + model["fc1.bias"][client]), y
+    return torch.tanh(x @ own["fc1.weight"][client].T + own["fc1.bias"][client]), y
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -48,6 +51,15 @@ def test_prototypes_are_means_of_the_clients_that_have_the_class(weights: str) -
         assert (
             (sim.server["prototypes"][c] >= low - 1e-6) & (sim.server["prototypes"][c] <= high + 1e-6)
         ).all()
+
+
+def test_a_sample_of_a_class_without_prototype_adds_nothing_and_counts() -> None:
+    """λ/(B d_z) Σ_b ‖z_b − P̄_{y_b}‖² by hand: of four samples the second has no prototype."""
+    z, y = torch.tensor([[1.0, 2.0], [5.0, 5.0], [0.0, 1.0], [3.0, 0.0]]), torch.tensor([0, 1, 0, 2])
+    prototypes = torch.tensor([[1.0, 0.0], [9.0, 9.0], [1.0, 1.0]])
+    seen = Seen(model("mlp"), LOSSES["classification"], (z, y, None), torch.zeros(4, 3), lambda: z, {})
+    term = near(0.5, prototypes, torch.tensor([True, False, True]))
+    assert float(term.function(seen, *term.given)) == pytest.approx(0.5 / (4 * 2) * (4 + 2 + 5))
 
 
 def test_a_class_that_nobody_sends_keeps_its_prototype() -> None:
