@@ -182,6 +182,39 @@ def test_a_circle_is_found_wherever_it_hides(late, tmp_path, monkeypatch):
     assert circles(graph) == [[f"tailorfl.rounds.{n}" for n in ("one", "three", "two")]]
 
 
+def bound(path: Path) -> set[str]:
+    """The names that a module of the package has once it is imported, as far as its text says."""
+    found = set()
+    for node in top_level(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(name.asname or name.name).split(".")[0] for name in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        else:
+            found |= {
+                n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+            }
+    return found
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "docs", "studies", "tests"])
+def test_scripts_import_what_there_is(folder):
+    """Also those that no test runs: a name that has moved is found here."""
+    absent, names = [], {}
+    for path in sorted((ROOT.parents[1] / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("tailorfl."):
+                continue
+            place = ROOT.joinpath(*node.module.split(".")[1:])
+            file = place.with_suffix(".py") if place.with_suffix(".py").is_file() else place / "__init__.py"
+            if file not in names:
+                names[file] = bound(file) if file.is_file() else set()
+            for name in node.names:
+                if name.name not in names[file] and not _is_module(f"{node.module}.{name.name}"):
+                    absent.append(f"{path.name}:{node.lineno} {node.module}.{name.name}")
+    assert not absent, "\n".join(absent)
+
+
 @pytest.mark.parametrize("layer", ["rounds", "engines"])
 def test_files_and_functions_are_small(layer):
     """So that a file has one subject, and a function is seen at once."""
