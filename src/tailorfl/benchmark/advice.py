@@ -18,7 +18,7 @@ FEWEST = 3
 """With fewer repetitions, times on the wall are not trusted."""
 BUSY = 1.3
 """Wall time over process time from which the machine is said to be busy."""
-COMPARED = 3
+CLOSEST = 3
 """So many of the slower ways are named, the closest ones."""
 LOOP = "plain loop"
 
@@ -37,7 +37,7 @@ def recommend(ways: Sequence[Way], plain: bool) -> Recommendation:
     chosen = equal[0]
     why = [f"{chosen.name}: {chosen.times_faster:.2f} x the speed of the plain loop"]
     slower = sorted((way for way in single if way not in equal), key=lambda way: way.seconds_median)
-    why += [_against(chosen, way) for way in slower[:COMPARED]]
+    why += [_against(chosen, way) for way in slower[:CLOSEST]]
     warnings = []
     if len(equal) > 1:
         others = ", ".join(way.name for way in equal if way is not chosen)
