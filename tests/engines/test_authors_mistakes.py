@@ -8,10 +8,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tailorfl import Client, Context, Method, Simulation
+from tailorfl import Client, Context, Method, Simulation, Term
 from tailorfl.data.build import build as build_federation
 from tailorfl.engines.make import make_engine
-from tailorfl.errors import ClientError
+from tailorfl.errors import TailorflError
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
@@ -51,7 +51,7 @@ def simulation(method: Method, federation: Any, engine: str) -> Simulation:
 
 def told(method: Method, federation: Any, engine: str) -> str:
     """What a round, then the deployed models, end with."""
-    with pytest.raises(ClientError) as caught:
+    with pytest.raises(TailorflError) as caught:
         whole(simulation(method, federation, engine))
     return str(caught.value)
 
@@ -101,6 +101,17 @@ class WritesState(Mine):
     def local(self, client, state, received):
         state["head.bias"].mul_(2.0)
         return state, received
+
+
+class ClosesOver(Mine):
+    def local(self, client, state, received):
+        return state, client.fit(received, direction=lambda w, grad: grad(w) + (w - state) * 0.1)
+
+
+class TermClosesOver(Mine):
+    def local(self, client, state, received):
+        bias = state["head.bias"]
+        return state, client.fit(received, term=Term(lambda seen: (seen.outputs - bias).square().mean()))
 
 
 class Extra(Mine):

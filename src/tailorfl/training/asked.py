@@ -130,8 +130,29 @@ def _check(cohort: Cohort, components: Components, asked: Asked) -> None:
             f"{', '.join(components) if any(components) else 'one model'}; give one direction for each model, "
             "or a single one"
         )
+    own = direction.values() if isinstance(direction, Mapping) else [direction]
+    for what, function in (("direction", one) for one in own if one is not None):
+        _check_closure(what, function)
+    for term in asked.terms:
+        _check_closure("term", term.function)
     if asked.optimizer.clip_each and direction is None:
         raise TailorflError("Optimizer(clip_each=True) clips what a `direction` asks for, but none was given")
+
+
+def _check_closure(what: str, function: Any) -> None:
+    """Raises TailorflError where a function has tensors from around it: those of one client would serve for all."""
+    inside = getattr(function, "__wrapped__", function)
+    for name, cell in zip(
+        getattr(getattr(inside, "__code__", None), "co_freevars", ()),
+        getattr(inside, "__closure__", None) or (),
+        strict=False,
+    ):
+        if isinstance(cell.cell_contents, Tensor | TensorDict):
+            raise TailorflError(
+                f"the {what} '{inside.__name__}' takes the tensor '{name}' from the code around it, where clients that "
+                "train together cannot be told apart; hand it over: fit(..., given=(...)) of a direction, "
+                "Term(..., given=(...)) of a term, as a further argument of the function"
+            )
 
 
 def _trained(cohort: Cohort, components: Components, asked: Asked) -> tuple[str, ...]:
