@@ -58,7 +58,9 @@ def reference(name: str, model_name: str) -> dict[str, Tensor]:
     return outcome(simulation(name, model_name + EXACT, rounds=2))
 
 
-@pytest.mark.parametrize(("name", "model_name", "chunk"), [*((*pair, None) for pair in PAIRS), *CHUNKED])
+@pytest.mark.parametrize(
+    ("name", "model_name", "chunk"), [*((*pair, None) for pair in PAIRS if pair[1] != "cnn2"), *CHUNKED]
+)
 def test_vectorized_equals_sequential_whatever_the_chunk(
     name: str, model_name: str, chunk: int | None
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from fuzz import folders
 from fuzz.running import kind_of, run_case
 
-CASES = int(os.environ.get("TAILORFL_FUZZ_CASES", "300"))
+CASES = int(os.environ.get("TAILORFL_FUZZ_CASES", "180"))
 PARTS = 10
 
 
