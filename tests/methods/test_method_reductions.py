@@ -60,7 +60,9 @@ ON_ENGINES = [
     if (engine == "sequential" and not (case.values[2] == "mlp" and "dropout" in case.values[1].models))
     or case.values[2] == case.values[1].models[-1]
 ]
-"""On the loop every model but that which is another one without its dropout; cohorts at once, which compute the same in every method, one a row: that which draws."""
+"""On the loop every model but that which is another one without its dropout; cohorts at once, which compute the same
+in every method, one a row: that which draws.
+"""
 
 
 @pytest.mark.parametrize(("name", "same", "model_name", "engine"), ON_ENGINES)
