@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,13 @@ class Cohort:
     def sizes(self) -> Rows:
         """[clients] int64: training samples of each client."""
         return np.array([len(m) for m in self.members], dtype=np.int64)
+
+    @cached_property
+    def label_counts(self) -> Tensor:
+        """[clients, classes] float in host memory: training samples of each class."""
+        y, classes = self.source.y.cpu().numpy(), self.source.outputs
+        table = np.stack([np.bincount(y[rows], minlength=classes) for rows in self.members])
+        return torch.from_numpy(table).float()
 
     @property
     def min_batch(self) -> int:

@@ -170,7 +170,7 @@ def _each(steps: Travelled, clients: int) -> int | tuple[int, ...]:
     """The steps of every client, or of the one there is."""
     if steps.dim is None:
         return int(steps.tensor)
-    return tuple(int(n) for n in steps.tensor.reshape(clients).tolist())
+    return tuple(int(n) for n in steps.tensor.reshape(clients).cpu().tolist())
 
 
 def _by_falling_steps(plan: BatchPlan) -> tuple[Any, Tensor | None]:
