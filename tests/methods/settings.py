@@ -139,7 +139,7 @@ ROWS: dict[str, Row] = {
     # Its weights are FedAvg's: what is its own is how a deployed model answers.
     "knn_per": Row(Card(whole, whole, whole, True, True), chooses=True),
     # A second head trains beside the model.
-    "fedrod": Row(Card(whole, whole, whole, True, True, lambda s: s.head)),
+    "fedrod": Row(Card(whole, whole, lambda s: s.d + s.head, True, True)),
     "fedproto": Row(Card(prototypes, prototypes, whole, True, False), {"lam": 0.5}, sparse=True),
     # Up M_i and class means, class counts and V_i beside the model.
     "fedpac": Row(

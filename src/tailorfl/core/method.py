@@ -50,6 +50,8 @@ class Method(BaseModel):
     has_global: ClassVar[bool] = True
     models_trained: ClassVar[int] = 1
     """How many models one client optimises in a round (two where a personal one is trained beside a global one)."""
+    trained_twice: ClassVar[str] = ""
+    """The part of a model of which each client trains a second one beside it, such as head; "": none."""
     pooled: ClassVar[bool] = False
     """Whether the method sees all training data in one place (a reference, not federated learning)."""
     heterogeneous: ClassVar[bool] = False

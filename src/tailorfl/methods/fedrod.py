@@ -52,6 +52,7 @@ class FedRoD(FedAvg):
     title: ClassVar[str] = "FedRoD"
     paper: ClassVar[str] = "Chen and Chao, ICLR 2022"
     has_personal: ClassVar[bool] = True
+    trained_twice: ClassVar[str] = "head"
     gamma: float = Field(1.0, ge=0, description="γ: how much the generic loss makes up for unequal classes")
     personal_rate: float = Field(
         1.0,

@@ -102,15 +102,17 @@ class FederatedRun:
 
     @property
     def trained_scalars(self) -> int:
-        """Scalars that one client optimises in a round: `d` for one model, `2d` for two.
+        """Scalars that one client optimises in a round: `d` for one model, `2d` for two, and a second head or the like.
 
         The mean over clients where they have different architectures.
         """
-        counts = [
-            (len(g.clients), sum(g.model.sizes[n] for n in g.context.split.trainable)) for g in self.groups
-        ]
-        share = sum(clients * scalars for clients, scalars in counts) / sum(clients for clients, _ in counts)
-        return self.method.models_trained * round_half_up(share)
+        method, total = self.method, 0
+        for group in self.groups:
+            names = group.context.split.trainable
+            twice = set(group.model.split(method.trained_twice).personal) if method.trained_twice else set()
+            each = [group.model.sizes[n] * (method.models_trained + (n in twice)) for n in names]
+            total += len(group.clients) * sum(each)
+        return round_half_up(total / sum(len(group.clients) for group in self.groups))
 
     def cohort(self, ids: Sequence[int], limit: int | None = None, own: bool = False) -> Cohort:
         """Returns the cohort `ids` of this round, clients of one architecture.
