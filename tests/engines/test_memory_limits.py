@@ -128,7 +128,7 @@ def test_an_allocator_of_the_host_says_it_in_words_even_through_another_error() 
 def test_other_errors_are_not_tried_again() -> None:
     sim = simulation("ditto", engine=Vectorized(5))
     method = limited(sim, 0, RuntimeError("shapes do not fit"))
-    with pytest.raises(RuntimeError, match="shapes do not fit"):
+    with pytest.raises(ClientError, match="RuntimeError: shapes do not fit"):
         sim.step()
     assert method.failed == [5]
 

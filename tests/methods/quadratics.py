@@ -102,12 +102,13 @@ def quadratic_simulation(
     lr: float = LR,
     equal: bool = False,
     clip: float | None = None,
+    data: Federation | None = None,
     **settings: Any,
 ) -> Simulation:
     """A run with full batches and `steps` local steps."""
     return Simulation(
         make(method) if isinstance(method, str) else method,
-        quadratic_federation(equal=equal),
+        quadratic_federation(equal=equal) if data is None else data,
         Model(lambda: build("linear", (DIM,), 1)),
         TrainConfig(epochs=1, steps=steps, batch_size=0, lr=lr, clip=clip),
         engine=make_engine(engine),

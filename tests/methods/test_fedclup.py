@@ -459,8 +459,9 @@ class TestHeuristic:
         """The clients' optima and the start are scaled by `spread`, so that R is above or below 1/√n."""
         given = {} if samples is None else {"samples": samples}
         rule = {"kind": "heuristic", "switch": 3, "constant": constant, "most": 1e9, **given}
-        sim, data = quadratic_simulation(clup(lam=0.5, schedule=rule), 4), quadratic_federation()
-        sim.federation = replace(data, source=replace(data.source, y=data.source.y * spread))
+        data = quadratic_federation()
+        data = replace(data, source=replace(data.source, y=data.source.y * spread))
+        sim = quadratic_simulation(clup(lam=0.5, schedule=rule), 4, data=data)
         w = sim.server["w"] * spread
         sim.server = TensorDict({**dict(sim.server.items()), "w": w})
         sim.states.put(range(CLIENTS), w.unsqueeze(0).expand(CLIENTS))
