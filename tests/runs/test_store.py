@@ -174,6 +174,14 @@ def test_create_that_was_killed_half_way_does_not_block_the_folder(tmp_path: Pat
         assert sorted(path.name for path in store.path.iterdir()) == [".lock", "config.json", "status.json"]
 
 
+def test_a_closed_store_gives_its_lock_back_at_once(tmp_path: Path) -> None:
+    store = RunStore.create(tmp_path, {})
+    held = store._lock  # or it would go with the last reference to it
+    store.close()
+    RunStore.open(tmp_path).close()
+    assert held is not None
+
+
 def test_opening_to_write_removes_temporary_files(tmp_path: Path) -> None:
     RunStore.create(tmp_path, {}).close()
     part = tmp_path / ".rounds.parquet.77.part"

@@ -236,7 +236,7 @@ class Client:
 
         def store(states: TensorDict, grad: Gradient) -> TensorDict:
             g = grad(states["at"], of="at")
-            return TensorDict({"at": g * 0.0, "found": g * -1.0}, batch_size=[])
+            return TensorDict({"at": g, "found": g * -1.0})
 
         zero = TensorDict({n: torch.zeros_like(t) for n, t in tree.tensors(state).items()}, batch_size=[])
         metrics = dict(self.metrics)

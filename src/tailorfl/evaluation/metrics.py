@@ -78,7 +78,7 @@ def compute_parts(
         return ClassCounts.of(_as_given(outputs), _as_given(y), lengths).metrics()
     scores, targets = _array(outputs), _array(y)
     if task == "binary":
-        flat, labels = scores.reshape(-1), targets.reshape(-1)
+        flat, labels = scores.ravel(), targets.ravel()
         _same_shape(flat, labels)
         logits = np.stack([np.zeros_like(flat), flat], axis=1)
         counts = ClassCounts.of(logits, labels, lengths)
@@ -86,7 +86,7 @@ def compute_parts(
     if task == "multilabel":
         _same_shape(scores, targets)
         correct = (((scores > 0) == (targets > 0.5)) & ~np.isnan(scores)).astype(np.float64)
-        shares = parts.means(correct.reshape(-1), lengths * scores.shape[1])
+        shares = parts.means(correct.ravel(), lengths * scores.shape[1])
         return {"auc": auc_parts(scores, targets, lengths), "accuracy": shares}
     cuts = np.cumsum(lengths)[:-1]
     found = [
@@ -168,19 +168,19 @@ def auc_parts(scores: Tensor | NDArray[Any], y: Tensor | NDArray[Any], sizes: Ar
     lengths, labels = np.asarray(sizes, dtype=np.int64), ranked.shape[1]
     # every label of every part is a curve of its own: [labels, samples], label by label
     curves = np.tile(lengths, labels)
-    positives = np.bincount(
-        parts.owners(curves), weights=targets.T.reshape(-1), minlength=len(curves)
-    ).reshape(labels, -1)
+    positives = np.bincount(parts.owners(curves), weights=targets.T.ravel(), minlength=len(curves)).reshape(
+        labels, -1
+    )
     diverged = np.bincount(
         parts.owners(lengths), weights=np.isnan(ranked).any(axis=1), minlength=len(lengths)
     )
     present = (positives > 0) & (positives < lengths) & (diverged == 0)
-    kept = np.repeat(present.reshape(-1), curves)
+    kept = np.repeat(present.ravel(), curves)
     # only the order of infinite scores matters
-    finite = np.clip(ranked.T.reshape(-1)[kept], -1e300, 1e300)
+    finite = np.clip(ranked.T.ravel()[kept], -1e300, 1e300)
     found = np.zeros(present.shape)
     if kept.any():
-        found[present] = parts.areas(finite, targets.T.reshape(-1)[kept], curves[present.reshape(-1)])
+        found[present] = parts.areas(finite, targets.T.ravel()[kept], curves[present.ravel()])
     return parts.means_where(np.ascontiguousarray(found.T), np.ascontiguousarray(present.T))
 
 
@@ -194,7 +194,7 @@ def concordance_index(
     either t_i < t_j, or t_i = t_j and j is censored (j outlived i). Equal risks count one half. NaN without
     comparable pairs, and where a risk is NaN.
     """
-    happened, times, risks = _array(event) > 0.5, _array(time), _array(risk).reshape(-1)
+    happened, times, risks = _array(event) > 0.5, _array(time), _array(risk).ravel()
     if not len(happened) == len(times) == len(risks):
         raise ValueError(f"{len(happened)} events, {len(times)} times and {len(risks)} risks")
     if np.isnan(risks).any():

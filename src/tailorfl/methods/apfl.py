@@ -60,7 +60,7 @@ class APFL(ServerModel):
 
     def client_state(self, ctx: Context) -> TensorDict:
         alpha = torch.tensor(self.alpha, dtype=ctx.dtype)
-        return TensorDict({"v": ctx.init, "w": ctx.init, "alpha": alpha}, batch_size=[])
+        return TensorDict({"v": ctx.init, "w": ctx.init, "alpha": alpha})
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         v, w, alpha = state["v"], received, state["alpha"]
@@ -71,7 +71,7 @@ class APFL(ServerModel):
         directions: Directions = {"w": of_global, "v": of_mixture} if self.mixture == "new" else of_both
         trained = client.fit({"w": w, "v": v}, direction=directions, given=(alpha,))
         v, w = trained["v"], trained["w"]
-        return TensorDict({"v": v, "w": w, "alpha": alpha}, batch_size=[]), w
+        return TensorDict({"v": v, "w": w, "alpha": alpha}), w
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         v, w = state["v"], received if self.personal_w == "global" else state["w"]
@@ -86,7 +86,7 @@ class APFL(ServerModel):
         return (Reduction("with α = 0", "personal", remark=remark),)
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
-        return TensorDict({"v": received, "w": received, "alpha": state["alpha"]}, batch_size=[])
+        return TensorDict({"v": received, "w": received, "alpha": state["alpha"]})
 
 
 def mix(alpha: Tensor, v: TensorDict, w: TensorDict) -> TensorDict:
@@ -107,4 +107,4 @@ def of_mixture(state: TensorDict, grad: Gradient, alpha: Tensor) -> TensorDict:
 def of_both(state: TensorDict, grad: Gradient, alpha: Tensor) -> TensorDict:
     """The direction of (w, v), both at the models of before the step."""
     directions = {"w": of_global(state, grad, alpha), "v": of_mixture(state, grad, alpha)}
-    return TensorDict(directions, batch_size=[])
+    return TensorDict(directions)

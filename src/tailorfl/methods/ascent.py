@@ -58,7 +58,7 @@ def layerwise_perturbation(
     of = {name: scores[i] for i, group in enumerate(groups) for name in group}
 
     def scaled(t: TensorDict) -> TensorDict:
-        return TensorDict({n: of[n] * x for n, x in tree.tensors(t).items()}, batch_size=[])
+        return TensorDict({n: of[n] * x for n, x in tree.tensors(t).items()})
 
     seen = g if form == "paper" else scaled(g)
     climb, length = steepest(seen, p)
@@ -76,7 +76,7 @@ def steepest(g: TensorDict, p: float) -> tuple[TensorDict, Tensor]:
     share = {n: t.abs() / (top + _TINY) for n, t in parts.items()}
     total = torch.stack([t.pow(q).sum() for t in share.values()]).sum()
     climb = {n: t.sign() * share[n].pow(q - 1) for n, t in parts.items()}
-    return TensorDict(climb, batch_size=[]), total.pow(1 - 1 / q)
+    return TensorDict(climb), total.pow(1 - 1 / q)
 
 
 def layer_scores(a: TensorDict, b: TensorDict, groups: Groups, norm: ScoreNorm = "sum") -> Tensor:

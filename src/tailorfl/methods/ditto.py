@@ -89,7 +89,7 @@ class Ditto(TwoModels):
             ]
             best, goes_on = best_of(client, moved), number < own
             kept = {n: torch.where(goes_on, best.get(n), t) for n, t in tree.tensors(v).items()}
-            v = TensorDict(kept, batch_size=[])
+            v = TensorDict(kept)
         client.metrics = reported  # the loss of one step is not the loss of a training
         return v
 
@@ -131,6 +131,6 @@ def best_of(client: Client, models: list[TensorDict]) -> TensorDict:
         loss = client.loss(model, "val")
         better = loss < lowest
         kept = {n: torch.where(better, t, best.get(n)) for n, t in tree.tensors(model).items()}
-        best = TensorDict(kept, batch_size=[])
+        best = TensorDict(kept)
         lowest = torch.minimum(loss, lowest)
     return best

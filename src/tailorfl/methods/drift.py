@@ -67,7 +67,7 @@ class Corrected(Method):
         return True
 
     def server_state(self, ctx: Context) -> TensorDict:
-        return TensorDict({"w": ctx.init, "correction": zeros(ctx)}, batch_size=[])
+        return TensorDict({"w": ctx.init, "correction": zeros(ctx)})
 
     def client_state(self, ctx: Context) -> TensorDict:
         return zeros(ctx)
@@ -94,7 +94,7 @@ class Scaffold(Corrected):
         return server
 
     def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
-        return TensorDict({"y": server["w"]}, batch_size=[])
+        return TensorDict({"y": server["w"]})
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         w, c, c_i = received["w"], received["correction"], state
@@ -102,13 +102,13 @@ class Scaffold(Corrected):
         y = client.fit(w, direction=corrected, given=(c_i, c), optimizer=Optimizer.plain(clip_each=True))
         moved = client.parameters(w) - client.parameters(y)
         c_new = c_i - c + moved / (client.steps().clamp(min=1.0) * client.config.lr)
-        return c_new, TensorDict({"y": y, "change": c_new - c_i}, batch_size=[])
+        return c_new, TensorDict({"y": y, "change": c_new - c_i})
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         w, c, mean = server["w"], server["correction"], replies.mean()
         old, new = replies.of_parameters(w), replies.of_parameters(mean["y"])
         w = tree.merge(mean["y"], old + (new - old) * self.global_lr)
-        return TensorDict({"w": w, "correction": c + mean["change"] * replies.share}, batch_size=[])
+        return TensorDict({"w": w, "correction": c + mean["change"] * replies.share})
 
     def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
         if facts.rounds == 1:
@@ -160,7 +160,7 @@ class FedDyn(Corrected):
         theta = replies.of_parameters(mean)
         h = h - (theta - replies.of_parameters(w)) * (self.alpha * replies.share)
         new = {"w": tree.merge(mean, theta - h / self.alpha), "correction": h}
-        return TensorDict({**dict(server.items()), **new}, batch_size=[])
+        return TensorDict({**dict(server.items()), **new})
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return super().personal(client, state, received) if self.scale_alpha else received
@@ -179,4 +179,4 @@ def tilted(theta: TensorDict, grad: Gradient, g_i: TensorDict) -> TensorDict:
 def zeros(ctx: Context) -> TensorDict:
     """Returns zeros of the shape of the trainable parameters."""
     names = ctx.split.trainable
-    return TensorDict({n: torch.zeros_like(ctx.init.get(n)) for n in names}, batch_size=[])
+    return TensorDict({n: torch.zeros_like(ctx.init.get(n)) for n in names})

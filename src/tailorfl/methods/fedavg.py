@@ -57,7 +57,7 @@ class FedAvg(Method):
 
     def server_state(self, ctx: Context) -> TensorDict:
         parameters = ctx.init.select(*ctx.model.parameters)
-        return TensorDict({"w": ctx.init, "optimizer": self.server.start(parameters)}, batch_size=[])
+        return TensorDict({"w": ctx.init, "optimizer": self.server.start(parameters)})
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
         w: TensorDict = server["w"]
@@ -75,7 +75,7 @@ class FedAvg(Method):
         old = replies.of_parameters(w)
         new, optimizer = self.server.step(old, replies.of_parameters(mean) - old, optimizer)
         w = mean if self.server.is_plain_average else tree.merge(mean, new)
-        return TensorDict({"w": w, "optimizer": optimizer}, batch_size=[])
+        return TensorDict({"w": w, "optimizer": optimizer})
 
     def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
         if facts.clients > 1 or not self.server.is_plain_average:

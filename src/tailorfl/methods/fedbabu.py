@@ -47,14 +47,14 @@ class FedBABU(SplitMethod):
 
     def server_state(self, ctx: Context) -> TensorDict:
         u, head = ctx.split.select_shared(ctx.init), ctx.split.select_personal(ctx.init)
-        return TensorDict({"u": u, "head": head}, batch_size=[])
+        return TensorDict({"u": u, "head": head})
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
         u: TensorDict = server["u"]
         return u
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
-        return TensorDict({"u": replies.mean(), "head": server["head"]}, batch_size=[])
+        return TensorDict({"u": replies.mean(), "head": server["head"]})
 
     def shared(self, server: TensorDict) -> TensorDict:
         return tree.merge(server["u"], server["head"])

@@ -136,7 +136,7 @@ class FedCLUP(TwoModels):
             return server.select("collect")
         if float(server["lam"]) == 0:
             return tree.empty()
-        return TensorDict({"w": server["w"], "lam": server["lam"].float()}, batch_size=[])
+        return TensorDict({"w": server["w"], "lam": server["lam"].float()})
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         if not self.schedule.changes:
@@ -168,7 +168,7 @@ class FedCLUP(TwoModels):
     def _state(w: TensorDict, lam: float, collect: bool, rule: TensorDict) -> TensorDict:
         """The server's state with a changing λ: `collect` says that λ has just left 0 and w is yet to be made."""
         told = {"lam": torch.tensor(lam, dtype=torch.float64), "collect": torch.tensor(int(collect))}
-        return TensorDict({"w": w, **told, "rule": rule}, batch_size=[])
+        return TensorDict({"w": w, **told, "rule": rule})
 
     # -- a client -------------------------------------------------------------------------------------------
 

@@ -107,7 +107,7 @@ class Heuristic(Rule):
             return lam, memory
         n = replies.context.samples if self.samples is None else self.samples
         scaled = math.sqrt(n) * float(distances(replies, w).mean())
-        divisor = scaled**2 if scaled >= 1 else scaled
+        divisor = max(scaled, scaled**2)
         return min(self.constant / divisor, self.most) if divisor else self.most, memory
 
 

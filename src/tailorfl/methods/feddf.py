@@ -57,7 +57,7 @@ class FedDF(Method):
 
     def server_state(self, ctx: Context) -> TensorDict:
         self.distil.check(ctx)
-        return TensorDict({_key(name): c.init for name, c in ctx.architectures.items()}, batch_size=[])
+        return TensorDict({_key(name): c.init for name, c in ctx.architectures.items()})
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> PerArchitecture:
         return self.shared(server)
@@ -71,13 +71,13 @@ class FedDF(Method):
         parts = dict(replies.by_architecture())
         means = {_key(name): part.mean() for name, part in parts.items()}
         if self.distil.steps == 0:
-            return TensorDict({**dict(server.items()), **means}, batch_size=[])
+            return TensorDict({**dict(server.items()), **means})
         teacher = self.distil.teacher([(contexts[n].model, part.stack) for n, part in parts.items()], public)
         fused = {}
         for name, context in contexts.items():
             start = means.get(_key(name), server[_key(name)])
             fused[_key(name)] = self.distil.distil(start, teacher, context, replies.round)
-        return TensorDict(fused, batch_size=[])
+        return TensorDict(fused)
 
     def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
         if self.distil.active(0) or facts.architectures > 1:

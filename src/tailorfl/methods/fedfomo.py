@@ -69,16 +69,16 @@ class FedFomo(Method):
     def server_state(self, ctx: Context) -> TensorDict:
         nothing = {n: t.new_zeros((0, *t.shape)) for n, t in tree.tensors(ctx.init).items()}
         state = {
-            "pool": TensorDict(nothing, batch_size=[]),
+            "pool": TensorDict(nothing),
             "owner": torch.zeros(0, dtype=torch.int64),
             "affinity": torch.zeros(ctx.num_clients, ctx.num_clients),
             "round": torch.tensor(0),
             "seed": torch.tensor(ctx.seed),
         }
-        return TensorDict(state, batch_size=[])
+        return TensorDict(state)
 
     def client_state(self, ctx: Context) -> TensorDict:
-        return TensorDict({"theta": ctx.init, "previous": ctx.init}, batch_size=[])
+        return TensorDict({"theta": ctx.init, "previous": ctx.init})
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict | PerClient:
         uploads = len(server["owner"])
@@ -109,15 +109,15 @@ class FedFomo(Method):
             start, delta = self.mixed(client, state, received)
             learned = {"delta": delta, "owner": received["owner"]}
         theta = client.fit(start)
-        reply = TensorDict({"theta": theta, **learned}, batch_size=[])
-        return TensorDict({"theta": theta, "previous": start}, batch_size=[]), reply
+        reply = TensorDict({"theta": theta, **learned})
+        return TensorDict({"theta": theta, "previous": start}), reply
 
     def mixed(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, Tensor]:
         """Returns (Σ_n r_n θ_n, Δ_n of the received models [M])."""
         own, previous, models = state["theta"], state["previous"], received["model"]
         names = [n for n in tree.tensors(own) if n not in client.split.frozen]
         others = [
-            TensorDict({n: t[k] for n, t in tree.tensors(models).items()}, batch_size=[])
+            TensorDict({n: t[k] for n, t in tree.tensors(models).items()})
             for k in range(len(received["owner"]))
         ]
         baseline = client.loss(previous, "val")
@@ -126,9 +126,9 @@ class FedFomo(Method):
             # A loss of 0 is also that of no validation samples: nothing can be better, and nothing is thrown away.
             revert = (delta <= 0).all() & (baseline > 0)
             kept = {n: torch.where(revert, previous.get(n), t) for n, t in tree.tensors(own).items()}
-            own = TensorDict(kept, batch_size=[])
+            own = TensorDict(kept)
         stack = {n: torch.stack([model.get(n) for model in (own, *others)]) for n in names}
-        mean = tree.weighted_mean(TensorDict(stack, batch_size=[]), mixing(delta))
+        mean = tree.weighted_mean(TensorDict(stack), mixing(delta))
         return tree.merge(own, mean), delta[1:]
 
     def gain(self, client: Client, previous: TensorDict, baseline: Tensor, model: TensorDict) -> Tensor:
@@ -144,13 +144,13 @@ class FedFomo(Method):
         if "delta" in stack.keys():  # noqa: SIM118
             affinity[owner[:, None], stack["owner"]] += stack["delta"]
         state = {
-            "pool": TensorDict(tree.tensors(stack["theta"]), batch_size=[]),
+            "pool": TensorDict(tree.tensors(stack["theta"])),
             "owner": owner,
             "affinity": affinity,
             "round": torch.tensor(replies.round + 1),
             "seed": server["seed"],
         }
-        return TensorDict(state, batch_size=[])
+        return TensorDict(state)
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         theta: TensorDict = state["theta"]
@@ -171,7 +171,7 @@ class FedFomo(Method):
             return state
         count = len(received["owner"])
         mean = tree.weighted_mean(received["model"], torch.full((count,), 1 / count))
-        return TensorDict({"theta": mean, "previous": mean}, batch_size=[])
+        return TensorDict({"theta": mean, "previous": mean})
 
 
 def mixing(delta: Tensor) -> Tensor:

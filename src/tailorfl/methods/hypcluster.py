@@ -45,7 +45,7 @@ class HypCluster(Method):
     def server_state(self, ctx: Context) -> TensorDict:
         # Equal starts would all be chosen alike for ever; the first is the shared one, so that c = 1 is FedAvg.
         starts = {str(j): ctx.init if j == 0 else ctx.fresh(j) for j in range(self.clusters)}
-        return TensorDict(starts, batch_size=[])
+        return TensorDict(starts)
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
         return server
@@ -60,11 +60,11 @@ class HypCluster(Method):
         models = [received[str(j)] for j in range(self.clusters)]
         best = torch.stack([client.loss(model) for model in models]).argmin()
         stacked = {n: torch.stack([model.get(n) for model in models]) for n in models[0].keys()}  # noqa: SIM118
-        return best, TensorDict({n: t[best] for n, t in stacked.items()}, batch_size=[])
+        return best, TensorDict({n: t[best] for n, t in stacked.items()})
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         best, w = self.choose(client, received)
-        return state, TensorDict({"cluster": best, "theta": client.fit(w)}, batch_size=[])
+        return state, TensorDict({"cluster": best, "theta": client.fit(w)})
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         weights, chosen = replies.weights(), replies.stack["cluster"]
@@ -76,7 +76,7 @@ class HypCluster(Method):
                 models[str(j)] = tree.weighted_mean(replies.stack["theta"][members], share)
             else:
                 models[str(j)] = server[str(j)]
-        return TensorDict(models, batch_size=[])
+        return TensorDict(models)
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return self.choose(client, received)[1]

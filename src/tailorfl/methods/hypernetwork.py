@@ -90,8 +90,8 @@ class Hypernetwork(Method):
             "head_w": {n: layer.weight.detach() for n, layer in heads.items()},
             "head_b": {n: layer.bias.detach() for n, layer in heads.items()},
         }
-        state = {"phi": TensorDict(phi, batch_size=[]), "embeddings": embeddings, "template": ctx.init}
-        return TensorDict(state, batch_size=[])
+        state = {"phi": TensorDict(phi), "embeddings": embeddings, "template": ctx.init}
+        return TensorDict(state)
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> PerClient:
         known = server["embeddings"]
@@ -148,7 +148,7 @@ class Hypernetwork(Method):
         embeddings = server["embeddings"].clone()
         embeddings[list(clients)] = e
         new = {**server, "phi": tree.nest(phi.items()), "embeddings": embeddings}
-        return TensorDict(new, batch_size=[])
+        return TensorDict(new)
 
 
 @register
@@ -173,7 +173,7 @@ class PFedHN(Hypernetwork):
         phi, rows = dict(tree.leaves(server["phi"])), list(replies.clients)
         g_phi, g_e = self.gradient(server, phi, replies)
         if self.server_clip is not None:
-            norm = tree.norm(TensorDict({**g_phi, "embeddings": g_e}, batch_size=[]))
+            norm = tree.norm(TensorDict({**g_phi, "embeddings": g_e}))
             scale = (self.server_clip / (norm + 1e-6)).clamp(max=1.0)
             g_phi, g_e = {n: g * scale for n, g in g_phi.items()}, g_e * scale
         velocity, old = dict(tree.leaves(server["velocity"])), server["embeddings"][rows]
@@ -206,7 +206,7 @@ class PLGUGHN(PFedHN):
         self, server: TensorDict, phi: dict[str, Tensor], replies: Replies
     ) -> tuple[dict[str, Tensor], Tensor]:
         g, _ = self.pull_back(server, phi, replies)
-        norm = tree.norm(TensorDict(g, batch_size=[]))
+        norm = tree.norm(TensorDict(g))
         above = {n: t + g[n] * (self.rho / (norm + _TINY)) for n, t in phi.items()}
         return self.pull_back(server, above, replies)
 

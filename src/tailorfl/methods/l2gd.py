@@ -102,10 +102,10 @@ class L2GD(Method):
                 f"a step of L2GD towards the mean would go beyond it: lr·lam·(1 − p)/p = {share:.3g}, but it must not "
                 f"exceed 1 (½ by the theory); take lr ≤ {ctx.train.lr / share:.3g}, a smaller lam or a larger p"
             )
-        return TensorDict({"mean": ctx.init, "round": torch.tensor(0)}, batch_size=[])
+        return TensorDict({"mean": ctx.init, "round": torch.tensor(0)})
 
     def client_state(self, ctx: Context) -> TensorDict:
-        return TensorDict({"x": ctx.init, "mean": ctx.init}, batch_size=[])
+        return TensorDict({"x": ctx.init, "mean": ctx.init})
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
         return self.shared(server) if self.exchanges(int(server["round"])) else tree.empty()
@@ -121,11 +121,11 @@ class L2GD(Method):
         if zeros:
             x = client.fit(x, length=Length(steps=zeros))
         reply = x if self.exchanges(client.round + 1) else tree.empty()
-        return TensorDict({"x": x, "mean": mean}, batch_size=[]), reply
+        return TensorDict({"x": x, "mean": mean}), reply
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         mean = replies.mean() if self.exchanges(replies.round + 1) else server["mean"]
-        return TensorDict({"mean": mean, "round": torch.tensor(replies.round + 1)}, batch_size=[])
+        return TensorDict({"mean": mean, "round": torch.tensor(replies.round + 1)})
 
     def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
         return self.shared(server)
@@ -148,7 +148,7 @@ class L2GD(Method):
         return (Reduction(because, "personal", "local", "personal", everyone, length(None, steps)),)
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
-        return TensorDict({"x": received, "mean": received}, batch_size=[])
+        return TensorDict({"x": received, "mean": received})
 
 
 def towards(x: TensorDict, mean: TensorDict, share: float, frozen: tuple[str, ...]) -> TensorDict:
@@ -158,4 +158,4 @@ def towards(x: TensorDict, mean: TensorDict, share: float, frozen: tuple[str, ..
         for n, t in tree.tensors(x).items()
         if t.is_floating_point() and n not in frozen
     }
-    return tree.merge(x, TensorDict(moved, batch_size=[]))
+    return tree.merge(x, TensorDict(moved))

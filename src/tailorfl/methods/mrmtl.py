@@ -58,7 +58,7 @@ class MRMTL(TwoModels):
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         change, share = replies.mean(), replies.share
         moved = {n: t * share if t.is_floating_point() else t for n, t in tree.tensors(change).items()}
-        return server + TensorDict(moved, batch_size=[])
+        return server + TensorDict(moved)
 
     def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
         return () if self.lam else (to_local("with λ = 0"),)

@@ -229,7 +229,7 @@ class Penalised(KeepsPart):
 
     def client_state(self, ctx: Context) -> TensorDict:
         v = super().client_state(ctx)
-        return TensorDict({"v": v, "start": v}, batch_size=[]) if self.keeps_start else v
+        return TensorDict({"v": v, "start": v}) if self.keeps_start else v
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         v = self.own(state)
@@ -243,7 +243,7 @@ class Penalised(KeepsPart):
         v, u = client.split.select_personal(model), client.split.select_shared(model)
         if not self.holds_start(state):
             return v, u
-        return TensorDict({"v": v, "start": state["start"]}, batch_size=[]), u
+        return TensorDict({"v": v, "start": state["start"]}), u
 
     def train_held(self, client: Client, model: TensorDict, centre: TensorDict) -> TensorDict:
         """Returns the whole model after local training with the penalty; `centre` has the personal parameters."""

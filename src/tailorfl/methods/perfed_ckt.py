@@ -87,7 +87,7 @@ class PerFedCKT(Method):
             )
         assert ctx.public is not None  # as `needs_public` says
         outputs = ctx.model(ctx.init, ctx.public.take(torch.zeros(1, dtype=torch.int64)))
-        return TensorDict({"centroids": torch.zeros(0, len(ctx.public), outputs.shape[-1])}, batch_size=[])
+        return TensorDict({"centroids": torch.zeros(0, len(ctx.public), outputs.shape[-1])})
 
     def client_state(self, ctx: Context) -> TensorDict:
         return ctx.init
@@ -103,13 +103,13 @@ class PerFedCKT(Method):
             public = towards(self.lam, targets, self.public_batch)
         if client.round > 0 or self.first_round == "train":
             state = client.fit(state, term=public)
-        return state, TensorDict({"predictions": predictions(client, state)}, batch_size=[])
+        return state, TensorDict({"predictions": predictions(client, state)})
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         s = replies.stack["predictions"]
         seed = torch_seed(replies.context.seed, "k-means", replies.round)
         centroids = cluster(s.flatten(1), replies.weights(), self.clusters, seed)[1]
-        return TensorDict({"centroids": centroids.reshape(-1, *s.shape[1:])}, batch_size=[])
+        return TensorDict({"centroids": centroids.reshape(-1, *s.shape[1:])})
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return state

@@ -102,7 +102,7 @@ class PLGULF(TwoModels):
             climbed = g if self.eps_from == "personal" else grad(omega, of="omega")
             epsilon = layerwise_perturbation(climbed, scores, groups, self.rho, self.lwsam_form, self.p)
             flat = grad((omega if self.grad_at == "global" else theta) + epsilon, of="omega")
-            return TensorDict({"theta": g, "omega": flat}, batch_size=[])
+            return TensorDict({"theta": g, "omega": flat})
 
         return direction
 
@@ -116,7 +116,7 @@ class PLGULF(TwoModels):
         for number, group in enumerate(client.layers(buffers=True)):
             for name in group:
                 out[name] = torch.where(personal[number], own.get(name), w.get(name))
-        return TensorDict(out, batch_size=[])
+        return TensorDict(out)
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         return server + replies.mean()

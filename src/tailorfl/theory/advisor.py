@@ -83,7 +83,7 @@ def conclude(
     sizes, clients = pilot.sizes.astype(float), federation.num_clients
     noise = pilot.gaps / 4 * _halves_excess(pilot)
     excess = _excess(pilot, curved, rho2)
-    if not (noise.mean() > 0 and np.isfinite(noise.mean()) and curved.smoothness > 0):
+    if not (noise.any() and np.isfinite(noise).all() and curved.smoothness > 0):
         raise DataError(
             "two halves of every client give the same model, so there is no noise to weigh differences against; "
             "either the training of the pilot moves nothing (see train.lr) or the data repeat themselves"

@@ -143,7 +143,7 @@ def _optimum(
     exact = replace(objective, dtype=torch.float64)
     start = exact.flat(objective.state)
     everything = np.concatenate([federation.train[client] for client in chosen])
-    rank = int(torch.linalg.matrix_rank(exact.hessian(start, everything), hermitian=True))
+    rank = int(torch.linalg.matrix_rank(exact.hessian(start, everything)))
     strata = federation.source.strata.numpy()
     kept = np.array([c for c in chosen if len(federation.train[c]) // 2 >= NEEDED * rank + 1], dtype=np.int64)
     if len(kept) < max(2, SHARE * len(chosen)):
@@ -178,7 +178,7 @@ def _minimum(objective: Objective, start: Tensor, rows: Ints) -> Tensor | None:
         if inverse is not None and float(gradient @ inverse @ gradient) <= 1e-16 * (1 + abs(float(value))):
             return theta
         # the shortest step: directions that no sample determines stay where they are
-        inverse = torch.linalg.pinv(objective.hessian(theta, rows), hermitian=True, rtol=1e-10)
+        inverse = torch.linalg.pinv(objective.hessian(theta, rows), rtol=1e-10)
         step = inverse @ gradient
         decrease = float(gradient @ step)
         if not np.isfinite(decrease):

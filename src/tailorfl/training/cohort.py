@@ -98,13 +98,13 @@ class Cohort:
     """Unlabelled samples that every client has."""
     limit: int | None = None
     """At most this many batches a training, however many fits it is cut into; 0 turns training off."""
-    record: Record | None = field(default=None, compare=False, repr=False)
+    record: Record | None = field(default=None, compare=False)
     """Where private training notes what it used; None where nobody asks."""
     device: torch.device = torch.device("cpu")  # noqa: RUF009
     """Where the clients' tensors are; rows of `source` lie where its samples do."""
     counting: bool = False
     """Nothing is trained and no sample is looked at: a fit notes what it would use and returns its start."""
-    plans: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    plans: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     def part(self, positions: Sequence[int]) -> Cohort:
         """Returns the cohort of the clients at `positions`."""

@@ -255,7 +255,7 @@ class LocalSGD:
         rows, n = torch.from_numpy(plan.rows).to(self.source.x.device), self.options.batches
         # Poisson batches are for privacy, which trains no batch norm; there empty ones are all padding.
         apart = self.objective.model.has_batch_statistics and plan.taken is None
-        uneven = ((plan.count > 0) & (plan.count < plan.count.max(0, initial=0))).any(0).tolist()
+        uneven = ((plan.count > 0) & (plan.count < plan.count.max(0))).any(0).tolist()
         cuts = runs(plan)
         out: list[Step] = []
         for number in range(len(uneven) // n):
