@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -94,7 +95,7 @@ def test_with_equal_class_counts_the_generic_model_is_fedavgs(engine: str) -> No
 
 
 def test_what_the_generic_model_needs_of_a_model_and_a_task_is_said() -> None:
-    frozen = Model(lambda: model("mlp").module, trainable=["fc1.*"])
+    frozen = Model(lambda: copy.deepcopy(model("mlp").module), trainable=["fc1.*"])
     with pytest.raises(
         ConfigError, match="FedRoD needs a model whose head is one linear layer that is trained"
     ):
