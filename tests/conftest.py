@@ -1,4 +1,4 @@
-"""Helpers shared by all tests."""
+"""Helpers shared by all tests. pytest puts this folder on the path: helpers are imported as `methods.small`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ NOISY = replace(PLAIN, dp=SampleDP(0.5, 1.0, "shuffle"))
 TOGETHER = {"fedsdr"}
 """Methods whose loss compares the samples of a batch."""
 COVERED = [name for name in NAMES if not make(name).unprotected("sample") and name not in TOGETHER]
-"""Methods that sample-level privacy covers; the others are refused, see tests/engines/test_private_runs.py."""
+"""Methods that sample-level privacy covers; the others are refused, see tests/rounds/test_private_runs.py."""
 
 
 def still(name: str) -> Method:

@@ -30,7 +30,7 @@ from forks import ROOT, SOURCE, Replaced, forked, warm
 from points import Point, points
 from selection import Recorded, Selection, within
 
-PACKAGES = ("core", "methods", "evaluation", "theory", "runs")
+PACKAGES = ("core", "training", "privacy", "rounds", "methods", "evaluation", "theory", "runs")
 STAGES = ((8.0, 40), (25.0, 150))
 """(seconds as recorded, number of tests) of the first and of the second try."""
 WHOLE = 20

@@ -21,7 +21,7 @@ from tailorfl.errors import ConfigError, DataError, unknown
 if TYPE_CHECKING:
     import pandas as pd
 
-SETS = ("sst2", "sentiment140", "snli", "anli", "mrpc", "boolq")
+CORPORA = ("sst2", "sentiment140", "snli", "anli", "mrpc", "boolq")
 SIDES = ("right", "left")
 
 
@@ -48,8 +48,8 @@ def text(
         ConfigError: for an unknown set or side.
         DataError, MissingExtraError: if the file or the tokenizer is missing.
     """
-    if set not in SETS:
-        raise unknown("set of data source 'text'", set, SETS)
+    if set not in CORPORA:
+        raise unknown("set of data source 'text'", set, CORPORA)
     frame = _read(f"text/{set}.parquet")
     places = [frame.index[frame["split"] == part] for part in ("train", "test")]
     frame = frame.loc[[i for part in places for i in part[thinned(len(part), samples)]]]

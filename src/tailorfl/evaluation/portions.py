@@ -22,7 +22,7 @@ every layer, which for a convolution costs twice its arithmetic."""
 OUTPUT_BYTES = 64 * 2**20
 """Bytes of the outputs of one portion of clients on a common test set."""
 FEWEST, MOST = 4, 2048
-LONG = 160
+EVAL_BATCH_SIZE = 160
 """Samples of a common test set that go through a model in one pass, as long as its layers fit."""
 PADDING = 2.0
 """Clients are looked at together as long as padding makes this many times their samples at most."""
@@ -55,7 +55,7 @@ class Portions:
         )
         if common:
             # Many samples of few models rather than few samples of many: layers are at their best there.
-            each = 4 * min(common, LONG) * max(self._widths.values())
+            each = 4 * min(common, EVAL_BATCH_SIZE) * max(self._widths.values())
             return min(max(min(fitting, LAYER_BYTES // each), 1), MOST)
         return min(max(fitting, FEWEST), MOST)
 

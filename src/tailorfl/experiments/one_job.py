@@ -30,7 +30,7 @@ from tailorfl.settings.experiment import ExperimentConfig
 
 log = logging.getLogger(__name__)
 
-LONG = 10_000_000
+WARN_OUTPUTS = 10_000_000
 """Outputs (of a model for a sample) from which on the last evaluation may be worth a warning."""
 BACKWARD = 3
 """Times as much as an output that training does for a sample."""
@@ -219,7 +219,7 @@ def long_final(sim: Simulation, protocol: EvaluationProtocol, rounds: int) -> st
     clients, train = sim.federation.num_clients, sim.train
     sizes = {name: len(rows) for name, (_, rows) in common_sets(sim.federation, protocol).items()}
     outputs = clients * sum(sizes.values())
-    if outputs < LONG:
+    if outputs < WARN_OUTPUTS:
         return None
     each = float(sim.federation.sizes()[:clients].mean()) * (train.epochs or 1)
     trained = rounds * clients * sim.fraction * BACKWARD

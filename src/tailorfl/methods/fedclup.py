@@ -42,7 +42,7 @@ from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, length, to_local
 from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import TwoModels
-from tailorfl.methods.fedclup_lambda import ERROR, Constant, Corollary, Dynamic, Heuristic, Schedule
+from tailorfl.methods.fedclup_lambda import ERROR, Constant, Corollary, Dynamic, Heuristic, PenaltySchedule
 from tailorfl.methods.fedclup_steps import ClientRule, ServerRule, client_step, fewest_steps, server_step
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
@@ -68,7 +68,7 @@ class FedCLUP(TwoModels):
         None, description="K, steps of a client in a round; default: as the run's local training"
     )
     batch_reuse: bool = Field(False, description="draw one batch a round and take all K steps on it")
-    schedule: Schedule = Field(
+    schedule: PenaltySchedule = Field(
         Constant(),
         description="rule for λ: constant; corollary: radius, rho, samples, clients; heuristic: switch, constant, "
         "samples, most; dynamic: values (or start, factor, least, most), patience, tol",

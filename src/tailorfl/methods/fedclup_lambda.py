@@ -191,7 +191,7 @@ def _named(given: Any) -> Any:
     return {"kind": given} if isinstance(given, str) else given
 
 
-Schedule = Annotated[
+PenaltySchedule = Annotated[
     Annotated[Constant | Corollary | Heuristic | Dynamic, Field(discriminator="kind")],
     BeforeValidator(_named),
 ]
