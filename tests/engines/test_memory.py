@@ -62,7 +62,7 @@ def test_a_room_that_is_sent_is_empty():
 def test_results_of_a_round_are_not_those_of_the_next():
     room, kept = Room(), []
     for turn in range(3):
-        out = Stacked(400, room)
+        out = Stacked(400, room, AssertionError)
         for start in (0, 200):
             out.put(torch.arange(start, start + 200), [{"w": torch.full((200, 7), float(turn))}])
         kept.append(out.parts()[0]["w"][:100])

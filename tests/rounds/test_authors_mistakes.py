@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, ClassVar
 
 import pytest
@@ -11,12 +12,13 @@ from tensordict import TensorDict
 from tailorfl import Client, Context, Method, Simulation, Term
 from tailorfl.data.build import build as build_federation
 from tailorfl.engines.make import make_engine
-from tailorfl.errors import TailorflError
+from tailorfl.errors import ClientError, DivergenceError, TailorflError
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.training import tree
 from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.update import Optimizer
 
 ENGINES = ("sequential", "vectorized", "auto")
 engines = pytest.mark.parametrize("engine", ENGINES)
@@ -124,6 +126,103 @@ class Half(Mine):
         return state.select("head.bias")
 
 
+class OtherShape(Mine):
+    """What is sent depends on who runs together."""
+
+    def local(self, client, state, received):
+        return state, TensorDict({**received, "seen": torch.ones(client.most_steps())})
+
+
+class OtherDtype(Mine):
+    def local(self, client, state, received):
+        kind = torch.float64 if client.most_steps() > 3 else torch.float32
+        return state, TensorDict({**received, "seen": torch.ones(2, dtype=kind)})
+
+
+class OtherNames(Mine):
+    def local(self, client, state, received):
+        more = {"seen": torch.ones(2)} if client.most_steps() > 3 else {}
+        return state, TensorDict({**received, **more})
+
+
+class StateGrows(Mine):
+    def local(self, client, state, received):
+        return TensorDict({n: torch.stack([t, t]) for n, t in state.items()}), received
+
+
+class StateForgets(Mine):
+    def local(self, client, state, received):
+        return state.select("head.bias"), received
+
+
+class StateDoubles(Mine):
+    def local(self, client, state, received):
+        return TensorDict({n: t.double() for n, t in state.items()}), received
+
+
+class Grows(Mine):
+    def local(self, client, state, received):
+        return state, TensorDict({**client.fit(received), "seen": torch.ones(client.round + 1)})
+
+
+class Doubles(Mine):
+    def local(self, client, state, received):
+        kind = torch.float64 if client.round else torch.float32
+        return state, TensorDict({**client.fit(received), "seen": torch.ones(2, dtype=kind)})
+
+
+class Forgets(Mine):
+    def local(self, client, state, received):
+        trained = client.fit(received)
+        return state, trained.select("head.weight") if client.round else trained
+
+    def aggregate(self, server, replies):
+        mean = replies.mean()
+        return TensorDict({"w": mean.select(*tree.tensors(server["w"]))})
+
+
+class TakesTurns(Mine):
+    """A method that sends something in every other round only, which is right."""
+
+    def local(self, client, state, received):
+        trained = client.fit(received)
+        return state, tree.empty() if client.round % 2 else trained
+
+    def aggregate(self, server, replies):
+        return super().aggregate(server, replies) if len(replies.stack.keys()) else server
+
+
+class RootOfNothing(Mine):
+    """The value is 0 and finite, its gradient is not."""
+
+    def local(self, client, state, received):
+        return state, client.fit(received, term=Term(root, given=(state["head.bias"],)))
+
+
+class LogOfNothing(Mine):
+    def local(self, client, state, received):
+        def shares(seen, bias):
+            return seen.mean((seen.outputs - seen.outputs).sum(1).log() * bias[0])
+
+        terms = (Term(fine), Term(shares, given=(state["head.bias"] + 1.0,)))
+        return state, client.fit(received, term=terms, purpose="own")
+
+
+class Fine(Mine):
+    """The model itself goes to infinity; its term is not to blame."""
+
+    def local(self, client, state, received):
+        return state, client.fit(received, term=Term(fine), optimizer=Optimizer(lr=1e38))
+
+
+def root(seen, bias):
+    return seen.mean((seen.outputs * 0.0 + bias * 0.0).sum(1).sqrt())
+
+
+def fine(seen):
+    return seen.mean(seen.outputs.square().sum(1))
+
+
 class Fails(Mine):
     def local(self, client, state, received):
         raise ValueError("no such luck")
@@ -141,6 +240,9 @@ class Fails(Mine):
         (Extra, "personal", ["has alpha, which the model does not"]),
         (Half, "personal", ["lacks head.weight"]),
         (Fails, "local", ["ValueError: no such luck"]),
+        (StateGrows, "local", ["private state has head.weight of shape [2, 10, 64] and not [10, 64]"]),
+        (StateForgets, "local", ["private state lacks head.weight"]),
+        (StateDoubles, "local", ["has head.weight of torch.float64 and not torch.float32"]),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
@@ -167,3 +269,130 @@ def test_conditions_on_values_are_no_reason_for_the_slow_engine(
 @engines
 def test_nothing_of_this_is_said_of_what_is_right(engine: str, federation: Any) -> None:
     assert whole(simulation(Mine(), federation, engine)) == 1
+
+
+# Engines that cut a cohort into parts: what differs between clients or chunks has to fit together.
+PARTED = {
+    "sequential": {"name": "sequential"},
+    "vectorized": {"name": "vectorized", "chunk": 2},
+    "workers": {"name": "vectorized", "chunk": 2, "workers": 2},
+}
+parted = pytest.mark.parametrize("engine", PARTED)
+
+
+@pytest.fixture(scope="module")
+def unequal() -> Any:
+    """Training samples of 4 clients: 7, 33, 49 and 23."""
+    return build_federation("digits", clients=4, samples=160, partition="quantity", seed=1)
+
+
+def parted_simulation(method: Method, federation: Any, engine: str) -> Simulation:
+    sim = simulation(method, federation, "sequential")
+    found = make_engine(**PARTED[engine])
+    return Simulation(method, federation, sim.model, sim.train, engine=found)
+
+
+@parted
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (OtherShape, "has seen of shape ["),
+        (OtherDtype, "has seen of torch.float"),
+        (OtherNames, " seen"),
+    ],
+)
+def test_replies_that_differ_between_clients_are_named(
+    engine: str, method: type[Method], words: str, unequal: Any
+) -> None:
+    with pytest.raises(ClientError) as caught:
+        parted_simulation(method(), unequal, engine).step()
+    said = str(caught.value)
+    assert said.startswith("Mine, 'local' of client ")
+    assert "round 1: what it returned" in said
+    assert words in said
+    assert "unlike what client" in said
+    assert "same names, shapes and dtypes" in said
+
+
+@parted
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (Grows, ["'local' of one of the clients", "has seen of shape [2] and not [1]"]),
+        (Doubles, ["'local' of one of the clients", "has seen of torch.float64 and not torch.float32"]),
+        (Forgets, ["'aggregate' of round 2", "lack head.bias, which earlier ones had"]),
+    ],
+)
+def test_replies_that_differ_between_rounds_are_named(
+    engine: str, method: type[Method], words: list[str], federation: Any
+) -> None:
+    sim = parted_simulation(method(), federation, engine)
+    sim.step()
+    before = {path: t.clone() for path, t in tree.leaves(sim.server)}
+    with pytest.raises(ClientError) as caught:
+        sim.step()
+    said = str(caught.value)
+    assert said.startswith("Mine, ")
+    assert "round 2" in said
+    assert all(word in said for word in words), said
+    assert sim.round == 1
+    assert all(torch.equal(before[path], t) for path, t in tree.leaves(sim.server))
+
+
+@parted
+def test_a_method_may_send_in_some_rounds_only(engine: str, federation: Any) -> None:
+    sim = parted_simulation(TakesTurns(), federation, engine)
+    for _ in range(4):
+        sim.step()
+
+
+@parted
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (
+            RootOfNothing,
+            "term 1 (root) of its fit 'train' is 0 with a gradient that is not finite at batch 1",
+        ),
+        (LogOfNothing, "term 2 (shares) of its fit 'own' is -inf at batch 1"),
+    ],
+)
+def test_a_term_that_is_not_finite_is_named(
+    engine: str, method: type[Method], words: str, federation: Any
+) -> None:
+    sim = parted_simulation(method(), federation, engine)
+    with pytest.raises(DivergenceError) as caught:
+        sim.step()
+    said = str(caught.value)
+    assert f"Mine, 'local' of client 0, round 1: {words}, where the run's loss is 2." in said
+    assert "keep roots, logarithms and quotients away from 0" in said
+
+
+@parted
+def test_a_term_is_not_blamed_for_a_model_that_diverges(engine: str, federation: Any) -> None:
+    with pytest.raises(DivergenceError, match=r"lower train\.lr"):
+        parted_simulation(Fine(), federation, engine).step()
+
+
+@parted
+def test_the_term_of_a_single_client_is_named_once(
+    engine: str, federation: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others go on, and what a client diverged by is looked for the first time only."""
+
+    class OfOne(Mine):
+        def local(self, client, state, received):
+            def shares(seen, samples):
+                return seen.mean(torch.where(samples > most, seen.outputs - seen.outputs, 1.0).log().sum(1))
+
+            return state, client.fit(received, term=Term(shares, given=(client.samples,)))
+
+    sizes = federation.sizes()
+    most = float(sorted(sizes)[-2])
+    sim = parted_simulation(OfOne(), federation, engine)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert sim.step().rejected == (int(sizes.argmax()),)
+    first, second = [r.getMessage() for r in caplog.records if "rejected" in r.getMessage()]
+    assert f"client {sizes.argmax()}, round 1: term 1 (shares)" in first
+    assert "learning rate" in second

@@ -15,6 +15,7 @@ from tailorfl.core.messages import PerClient, table_of
 from tailorfl.data.source import Source
 from tailorfl.engines.results import Parts, Updates
 from tailorfl.engines.state import StateStore
+from tailorfl.errors import ClientError
 from tailorfl.models.functional import Model
 from tailorfl.training.cohort import Cohort
 
@@ -43,6 +44,20 @@ class Visit:
         where = torch.as_tensor(positions, dtype=torch.int64)
         index = None if self.index is None else self.index[where]
         return replace(self, cohort=self.cohort.part(where.tolist()), index=index)
+
+    @property
+    def about(self) -> str:
+        """What the clients run, for messages: `about` of the function, where it has one."""
+        return str(getattr(self.function, "about", "client code"))
+
+    def unlike(self, position: int, first: int, what: str) -> ClientError:
+        """Returns the error for a client whose result differs in structure from that of another one."""
+        ids, number = self.cohort.ids, self.cohort.round + 1
+        return ClientError(
+            f"{self.about} of client {ids[position]}, round {number}: what it returned {what}, unlike what client "
+            f"{ids[first]} returned; all clients of a round return the same names, shapes and dtypes: pad what is "
+            "shorter, and tell by a number beside it how much is real"
+        )
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class InProcess(ABC):
 
     def train(self, visit: Visit, store: StateStore) -> Updates:
         """Runs the function on every client; only one chunk has its states taken out of the store at a time."""
-        out = Stacked(len(visit.cohort.ids), self.room)
+        out = Stacked(len(visit.cohort.ids), self.room, visit.unlike)
         for positions in self.chunks(visit.cohort):
             part = visit.part(positions)
             new, replies, metrics = self.map(part, Stored(store))

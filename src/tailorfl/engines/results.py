@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,20 +28,28 @@ class Updates:
 
 
 class Stacked:
-    """Collects the results of clients or chunks of clients into tensors of [clients, ...] in host memory."""
+    """Collects the results of clients or chunks of clients into tensors of [clients, ...] in host memory.
 
-    def __init__(self, clients: int, room: Room) -> None:
-        self.clients, self._room = clients, room
+    `unlike(position, first, what)` makes the error for a client whose results differ in structure from the first ones.
+    """
+
+    def __init__(self, clients: int, room: Room, unlike: Callable[[int, int, str], Exception]) -> None:
+        self.clients, self._room, self._unlike = clients, room, unlike
         self._parts: list[dict[str, Tensor]] = []
+        self._shapes: list[tree.Shapes] = []
+        self._first = 0
 
     def put(self, where: int | Tensor, results: Sequence[Mapping[str, Tensor]]) -> None:
         """Writes the tensors of one client (`where` its position) or of several, [len(where), ...]."""
         one = isinstance(where, int)
+        at = int(where if one else where[0])  # type: ignore[index]
         if isinstance(where, Tensor) and torch.equal(where, torch.arange(self.clients)):
             # Everything at once and in order: nothing to copy within host memory.
             self._parts = [{p: t.cpu() for p, t in part.items()} for part in results]
             return
+        shapes = [tree.shapes(part.items(), axes=0 if one else 1) for part in results]
         if not self._parts:
+            self._first, self._shapes = at, shapes
             self._parts = [
                 {
                     p: self._room.empty((self.clients, *(t.shape if one else t.shape[1:])), t.dtype)
@@ -49,6 +57,9 @@ class Stacked:
                 }
                 for part in results
             ]
+        for found, wanted in zip(shapes, self._shapes, strict=True):
+            if found != wanted:
+                raise self._unlike(at, self._first, tree.unlike(found, wanted))
         for held, part in zip(self._parts, results, strict=True):
             for path, tensor in part.items():
                 held[path][where] = tensor

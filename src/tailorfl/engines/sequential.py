@@ -36,7 +36,7 @@ class Sequential(InProcess):
     def run(self, visit: Visit, states: TensorDict) -> Parts:
         """Returns what the function makes of every client, stacked."""
         cohort, received, index = visit.cohort, visit.received, visit.index
-        out, home = Stacked(len(cohort.ids), self.room), self.place.cohort(cohort)
+        out, home = Stacked(len(cohort.ids), self.room, visit.unlike), self.place.cohort(cohort)
         everyone = self._moved(received) if index is None else received
         for position in range(len(cohort.ids)):
             client = Client(home, torch.tensor(position))

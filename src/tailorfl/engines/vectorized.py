@@ -76,7 +76,7 @@ class Vectorized(InProcess):
         """Returns what the function makes of every client, stacked."""
         cohort, move = visit.cohort, self.place.tensors
         state_leaves, received_leaves = dict(tree.leaves(states)), dict(tree.leaves(visit.received))
-        left, out = largest_first(cohort), Stacked(len(cohort.ids), self.room)
+        left, out = largest_first(cohort), Stacked(len(cohort.ids), self.room, visit.unlike)
         home = replace(visit, cohort=self.place.cohort(cohort))
         everyone = move(received_leaves) if visit.index is None else {}
 

@@ -6,7 +6,7 @@ those words are put beside what the code was given and what to write instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from tailorfl.core.method import Method
 from tailorfl.engines.failures import unsupported
 from tailorfl.errors import ClientError, TailorflError
 from tailorfl.models.mapping import physical
-from tailorfl.training import tree
+from tailorfl.training import operations, tree
 
 MENDS = {
     "data-dependent control flow": "an `if`, `while`, `and`, `max` or `bool()` on a tensor, whose value differs "
@@ -63,9 +63,14 @@ def explained(method: Method, client: Client, stage: str, **given: TensorDict) -
             )
 
 
-def pair(method: Method, client: Client, found: Any) -> tuple[TensorDict, TensorDict]:
-    """Returns what `local` returned, if that is (new state, reply); raises ClientError otherwise."""
+def pair(method: Method, client: Client, found: Any, state: TensorDict) -> tuple[TensorDict, TensorDict]:
+    """Returns what `local` returned, if that is (new state, structured as `state`, and reply); else ClientError."""
     if isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, TensorDict) for part in found):
+        if what := tree.unlike(tree.shapes(tree.leaves(found[0])), tree.shapes(tree.leaves(state))):
+            raise ClientError(
+                f"{_where(method, client, 'local')}: the new private state {what}; it keeps the names, shapes and "
+                "dtypes that client_state() gave it"
+            )
         return found[0], found[1]
     what = (
         f"a tuple of {', '.join(type(part).__name__ for part in found) or 'nothing'}"
@@ -76,6 +81,48 @@ def pair(method: Method, client: Client, found: Any) -> tuple[TensorDict, Tensor
         f"{_where(method, client, 'local')}: it returned {what}, but has to return (new private state, reply), two "
         "TensorDicts; tree.empty() of tailorfl.training stands for nothing"
     )
+
+
+def shapes_of_replies(
+    method: Method, replies: TensorDict, ids: Sequence[int], round: int, before: tree.Shapes
+) -> tree.Shapes:
+    """Returns the shapes of all replies so far by name, those of `replies` [clients, ...] and of `before`.
+
+    A method may send something in some rounds only, but the same name always stands for the same kind of tensor.
+
+    Raises:
+        ClientError: one has another shape or dtype than it had before.
+    """
+    now = tree.shapes(tree.leaves(replies), axes=1)
+    if what := tree.unlike(now, {**now, **{path: before[path] for path in now.keys() & before.keys()}}):
+        raise ClientError(
+            f"{method.title}, 'local' of {operations.who(ids)}, round {round + 1}: the reply {what}, as in the rounds "
+            "before; an entry of a reply keeps its shape and dtype: give what is new a name of its own"
+        )
+    return {**before, **now}
+
+
+@contextmanager
+def changed_replies_named(
+    method: Method, round: int, now: Collection[str], before: Collection[str]
+) -> Iterator[None]:
+    """Turns a failure of `aggregate` into a ClientError where replies have other names than in the rounds before.
+
+    Any other failure stays as it is: the server's half is ordinary code, whose traceback says most.
+    """
+    try:
+        yield
+    except TailorflError:
+        raise
+    except Exception as error:
+        lacking = sorted(set(before) - set(now))
+        if not lacking:
+            raise
+        raise ClientError(
+            f"{method.title}, 'aggregate' of round {round + 1}: {type(error).__name__}: {error}; the replies of this "
+            f"round lack {', '.join(lacking[:5])}, which earlier ones had; return the same names from every `local`, "
+            "or let `aggregate` look which there are"
+        ) from error
 
 
 def whole_model(method: Method, client: Client, found: Any) -> TensorDict:

@@ -33,6 +33,11 @@ class Training:
 
     method: Method
 
+    @property
+    def about(self) -> str:
+        """Names it in messages."""
+        return f"{self.method.title}, 'local'"
+
     def __call__(self, client: Client, state: TensorDict, received: TensorDict) -> Parts:
         new, reply = _local(self.method, client, state, received)
         return new, reply, TensorDict({**client.metrics, WORK: client.gradients}, batch_size=[])
@@ -49,6 +54,11 @@ class Deployment:
     method: Method
     steps: int | None
 
+    @property
+    def about(self) -> str:
+        """Names it in messages."""
+        return f"{self.method.title}, 'personal'"
+
     def __call__(self, client: Client, state: TensorDict, received: TensorDict) -> Parts:
         if self.steps is not None:
             state = self.method.newcomer(state, received)
@@ -64,7 +74,7 @@ def _local(
 ) -> tuple[TensorDict, TensorDict]:
     """Returns (new state, reply) of a client that trains."""
     with explained(method, client, "local", state=state, received=received):
-        return pair(method, client, method.local(client, state, received))
+        return pair(method, client, method.local(client, state, received), state)
 
 
 def deployment_message(

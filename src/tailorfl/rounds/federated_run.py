@@ -31,6 +31,7 @@ from tailorfl.settings.experiment import DEFAULT, Sampling, Weights
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training.cohort import Cohort, TrainConfig
 from tailorfl.training.ledger import Ledger, Purpose, Record
+from tailorfl.training.tree import Shapes
 
 
 class FederatedRun:
@@ -74,6 +75,8 @@ class FederatedRun:
         self.ledger = Ledger()
         self.gradients = self.turns = 0
         self.round = 0
+        self._replied: dict[str, Shapes] = {}  # of every reply that a group has sent so far
+        self._blamed = False  # whether a client that diverged was looked at for the term to blame
         self.population = Population(federation, self.groups, seed, method.pooled)
 
     @property

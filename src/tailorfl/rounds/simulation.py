@@ -11,9 +11,11 @@ import torch
 from tensordict import TensorDict
 
 from tailorfl.core.messages import Broadcast, PerClient, Replies, Traffic
-from tailorfl.engines.base import Visit
+from tailorfl.engines.base import Stored, Visit
 from tailorfl.errors import DivergenceError
+from tailorfl.rounds.authors import changed_replies_named, shapes_of_replies
 from tailorfl.rounds.client_code import WORK, Training
+from tailorfl.rounds.diagnosis import term_to_blame
 from tailorfl.rounds.divergence import check_server, listed, why_all_diverged
 from tailorfl.rounds.federated_run import FederatedRun
 from tailorfl.rounds.groups import Group, by_group, gather, message_for
@@ -78,15 +80,17 @@ class Simulation(FederatedRun):
         )
         if 0 < len(rejected) < len(training):
             log.warning(
-                "round %d: update of client %s is not finite and was rejected (learning rate too high?)",
+                "round %d: update of client %s is not finite and was rejected (%s)",
                 self.round + 1,
                 listed(rejected),
+                (not self._blamed and self._blamed_term(done)) or "learning rate too high?",
             )
+            self._blamed = True
         # With client-level privacy a stop would tell what a single client's update was.
         if training and len(rejected) == len(training) and self.client_dp is None:
             raise DivergenceError(
                 f"round {self.round + 1}: all {len(training)} clients diverged (updates are NaN or infinite); "
-                + why_all_diverged(self.server, self.method.server_settings)
+                + (self._blamed_term(done) or why_all_diverged(self.server, self.method.server_settings))
             )
         accepted = [t.of([int(k) for k in t.finite.nonzero()[:, 0]]) for t in done]
         wanted = set(sampled)
@@ -98,7 +102,7 @@ class Simulation(FederatedRun):
         middle = time.perf_counter()
         server = self.server
         if arrived:  # else the server keeps what it has: idle clients trained, those that were asked diverged
-            server = tree.contiguous(self.method.aggregate(server, gather(arrived)))
+            server = tree.contiguous(self._aggregated(server, gather(arrived)))
             check_server(self.server, server, self.round + 1, self.method.server_settings)
         end = time.perf_counter()
         losses = means_of([part.metrics for part in accepted if part.ids])
@@ -120,10 +124,28 @@ class Simulation(FederatedRun):
         visit = Visit.of(self.local, replace(self.cohort(ids), record=record), message)
         with torch.no_grad():
             found = self.engine.train(visit, group.states)
+        before = self._replied.get(group.name, {})
+        self._replied[group.name] = shapes_of_replies(self.method, found.replies, ids, self.round, before)
         uses = {} if record is None else record.uses
         gradients = int(found.metrics[WORK].double().sum())
         metrics = found.metrics.exclude(WORK)
         return Trained(group, ids, found.replies, metrics, found.finite, message, uses, gradients)
+
+    def _aggregated(self, server: TensorDict, replies: Replies) -> TensorDict:
+        now = [path for path, _ in tree.leaves(replies.stack)]
+        before = set[str]().union(*self._replied.values())
+        with changed_replies_named(self.method, self.round, now, before):
+            return self.method.aggregate(server, replies)
+
+    def _blamed_term(self, done: Sequence[Trained]) -> str:
+        """Which term of the method made the update of the first client that is not finite so; "" if none did."""
+        if self.client_dp is not None:
+            return ""
+        part, k = next((t, t.finite.tolist().index(False)) for t in done if not t.finite.all())
+        message = message_for(part.message, part.group, (k,))
+        visit = Visit.of(self.local, self.cohort((part.ids[k],)), message)
+        with torch.no_grad():
+            return term_to_blame(self.method, visit, Stored(part.group.states), self.engine)
 
     def _book(self, done: Sequence[Trained], asked: Sequence[Trained]) -> None:
         """Writes into the ledger what a round used: all that trained, and the updates that left a client."""

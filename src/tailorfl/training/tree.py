@@ -9,6 +9,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
+"""The shape and dtype of every leaf, by path."""
+
 
 def empty() -> TensorDict:
     """Returns a TensorDict with nothing in it: the message or state of a method that has none."""
@@ -39,6 +42,24 @@ def leaves(tree: TensorDict) -> Iterable[tuple[str, Tensor]]:
                 yield f"{key}/{inner}", tensor
         else:
             yield str(key), cast(Tensor, value)
+
+
+def shapes(flat: Iterable[tuple[str, Tensor]], axes: int = 0) -> Shapes:
+    """Returns the shapes and dtypes of leaves, without their first `axes` axes."""
+    return {path: (tuple(tensor.shape[axes:]), tensor.dtype) for path, tensor in flat}
+
+
+def unlike(found: Shapes, wanted: Shapes) -> str:
+    """Returns in what `found` differs, such as "lacks a, has b of shape [3] and not [4]"; "" where in nothing."""
+    said = [f"lacks {path}" for path in wanted if path not in found]
+    said += [f"has {path} beside" for path in found if path not in wanted]
+    for path, (shape, dtype) in found.items():
+        own, kind = wanted.get(path, (shape, dtype))
+        if shape != own:
+            said.append(f"has {path} of shape {list(shape)} and not {list(own)}")
+        elif dtype != kind:
+            said.append(f"has {path} of {dtype} and not {kind}")
+    return ", ".join(said[:5]) + (f" and {len(said) - 5} more" if len(said) > 5 else "")
 
 
 def nest(flat: Iterable[tuple[str, Tensor]], batch_size: Iterable[int] = ()) -> TensorDict:

@@ -72,7 +72,7 @@ class Workers:
         where, parts = self._cut(visit)
         states = self.team.states(store, [part.cohort.ids for part in parts], fresh=False)
         tasks = [Train(self._kind, part, held) for part, held in zip(parts, states, strict=True)]
-        out = Stacked(len(visit.cohort.ids), self._kind.room)
+        out = Stacked(len(visit.cohort.ids), self._kind.room, visit.unlike)
         for k, (replies, metrics, fine, uses) in self.team.run(tasks):
             out.put_updates(where[k], *(_kept(found, tasks) for found in (replies, metrics, fine)))
             _note(visit.cohort, uses)
@@ -87,7 +87,7 @@ class Workers:
         if isinstance(states, TensorDict):
             return self._kind.map(visit, states)
         where, parts = self._cut(visit)
-        out = Stacked(len(visit.cohort.ids), self._kind.room)
+        out = Stacked(len(visit.cohort.ids), self._kind.room, visit.unlike)
 
         def note(k: int, found: Parts, uses: Mapping[int, Uses]) -> None:
             out.put(where[k], [dict(tree.leaves(_kept(part, parts))) for part in found])
@@ -130,7 +130,7 @@ class Watched:
     """The function of a visit, and whether any client that ran it has trained."""
 
     def __init__(self, visit: Visit) -> None:
-        self._function, self.trained = visit.function, False
+        self._function, self.about, self.trained = visit.function, visit.about, False
 
     def __call__(self, client: Client, state: TensorDict, message: TensorDict) -> Parts:
         found = self._function(client, state, message)
