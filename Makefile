@@ -1,10 +1,10 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# Two commands do everything on a fresh machine: `make demo` and `make test`. The others are for who changes or publishes it.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 export PYTHONHASHSEED := 0
 
-.PHONY: demo test test-slow lint install clean
+.PHONY: demo test test-slow lint package install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tailorfl compare demo --out demo --overwrite
@@ -22,6 +22,13 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# What goes to the package index, in dist, and proof that it works without this repository.
+package: $(VENV)/.installed-dev
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	OMP_NUM_THREADS=1 $(BIN)/python tests/package/try_package.py dist
 
 install: $(VENV)/.installed-dev
 

@@ -91,6 +91,8 @@ def loaded_and_checked(block: Block) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_block_is_tried_or_says_why_not(document: Path) -> None:
     """Code stands in blocks that are run; a shell takes every command as it is written, zsh too."""
+    fences = re.findall(r"^.*```", document.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(fences) == 2 * len(blocks(document)), "a fence that does not stand at the beginning of a line"
     for block in blocks(document):
         place = f"{document.name}, block at line {block.line}"
         assert block.language in ("console", "python", "yaml", "toml", "text", "bibtex", "bash"), place

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -40,15 +40,27 @@ def test_every_extra_is_named() -> None:
 
 
 def test_every_extra_serves_something() -> None:
-    """A package that the source, or the tests' set-up, never imports is a promise and no extra."""
+    """A package that the source never imports is a promise and no extra; what tests need, they or the Makefile use."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    source = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py"))
-    names = {"imagecorruptions_imaug": "imagecorruptions"}
+    source = text_of((ROOT / "src").rglob("*.py"))
+    tools = text_of([*(ROOT / "tests").rglob("*.py"), ROOT / "Makefile", ROOT / "mkdocs.yml"])
+    names = {"imagecorruptions_imaug": "imagecorruptions", "pytest_xdist": "numprocesses"}
+    names |= {
+        "pytest_timeout": "pytest",
+        "pandas_stubs": "mypy",
+        "types_PyYAML": "mypy",
+        "tailorfl": "tailorfl",
+    }
     for extra, packages in project["optional-dependencies"].items():
-        for package in packages if extra != "dev" else ():
+        for package in packages:
             module = re.split(r"[<>=\[]", package)[0].replace("-", "_")
             module = names.get(module, module)
-            assert re.search(rf"\b{module}\b", source), f"extra {extra}: nothing imports {package}"
+            users = tools if extra in ("dev", "docs") else source
+            assert re.search(rf"\b{module}\b", users), f"extra {extra}: nothing uses {package}"
+
+
+def text_of(files: Iterable[Path]) -> str:
+    return "\n".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
 
 
 def test_every_recipe_is_explained() -> None:
