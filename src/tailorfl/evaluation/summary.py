@@ -60,11 +60,9 @@ def summarize(
     counted = ~np.isnan(scores)
     scores, sizes, local = scores[counted], sizes[counted], local[counted]
     result = {"clients": float(len(scores)), "excluded": float((~counted).sum())}
-    worst_first = np.sort(scores) if higher_is_better else np.sort(scores)[::-1]
-    for percent in (5, 10):
-        tail = -(-len(scores) * percent // 100)  # the ceiling, in integers
-        result[f"worst{percent}"] = _mean(worst_first[:tail])
-        result[f"best{percent}"] = _mean(worst_first[len(scores) - tail :])
+    for name, is_worst in (("worst", higher_is_better), ("best", not higher_is_better)):
+        found = tails(scores, (5, 10), low=is_worst)
+        result |= {f"{name}{percent}": value for percent, value in zip((5, 10), found, strict=True)}
     known = ~np.isnan(local)
     better = scores > local if higher_is_better else scores < local
     # a metric may be infinite (a diverged regression): its mean is infinite, its spread undefined
@@ -79,6 +77,17 @@ def summarize(
             **result,
             "share_beating_local": _mean(better[known].astype(np.float64)),
         }
+
+
+def tails(values: ArrayLike, percents: Iterable[int], *, low: bool) -> list[float]:
+    """Returns the means of the ceil(p N / 100) lowest (or highest) of N values, a number for each p; NaN is left out.
+
+    Without any value they are NaN.
+    """
+    scores = np.sort(np.asarray(values, dtype=np.float64))
+    scores = scores[: len(scores) - int(np.isnan(scores).sum())]  # which are sorted to the end
+    counts = [-(-len(scores) * percent // 100) for percent in percents]  # the ceiling, in integers
+    return [_mean(scores[:count] if low else scores[len(scores) - count :]) for count in counts]
 
 
 def mean(values: ArrayLike) -> float:

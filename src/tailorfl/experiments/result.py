@@ -144,7 +144,7 @@ class ExperimentResult:
         """Returns who the worst client is by its name, a line a method, where a tenth of the clients is one."""
         found: dict[str, dict[str, int]] = {}
         for summary, store in self.jobs if self._few else ():
-            own, names = self._own(summary, store), store.config.get("clients")
+            own, names = self.own(summary, store), store.config.get("clients")
             scores = own[self.metric].dropna()
             if not names or scores.empty:
                 continue
@@ -181,7 +181,7 @@ class ExperimentResult:
 
     def seed_results(self) -> list[SeedResult]:
         """Returns the numbers of every job, with the share of clients that beat LocalTrain of the same seed."""
-        reference = {_company(s): self._own(s, store) for s, store in self.jobs if s["method"] in REFERENCES}
+        reference = {company(s): self.own(s, store) for s, store in self.jobs if s["method"] in REFERENCES}
         out = []
         for summary, store in self.jobs:
             found = SeedResult.from_summary(summary)
@@ -190,9 +190,9 @@ class ExperimentResult:
             values["epsilon"] = summary["privacy"]["epsilon"]["max"] if "privacy" in summary else math.inf
             values["accuracy"] = values.get(f"{summary['model']}.local.accuracy.mean", math.nan)
             values["selected_round"] = summary.get("selection", {}).get("round", math.nan)
-            local = reference.get(_company(summary))
+            local = reference.get(company(summary))
             if local is not None and summary["method"] not in REFERENCES:
-                own = self._own(summary, store)
+                own = self.own(summary, store)
                 beaten = summarize(
                     own[self.metric],
                     own["samples"],
@@ -247,17 +247,20 @@ class ExperimentResult:
         """All per-round records of all jobs, with their label and seed."""
         return self._stacked("rounds")
 
+    def means_by_job(self) -> dict[str, dict[tuple[int, str], float]]:
+        """Returns label -> {what a job shares with those it is paired with -> mean over clients}."""
+        found: dict[str, dict[tuple[int, str], float]] = {}
+        for (summary, _), result in zip(self.jobs, self.seed_results(), strict=True):
+            found.setdefault(result.label, {})[company(summary)] = result.values["mean"]
+        return found
+
     def differences(self, reference: str = REFERENCES[0]) -> pd.DataFrame:
         """Returns every method's paired difference to `reference` over seeds: mean, half width of 95 %, p-value."""
         import pandas as pd
 
-        by_label: dict[str, dict[tuple[int, str], float]] = {}
-        base: dict[tuple[int, str], float] = {}
-        for (summary, _), result in zip(self.jobs, self.seed_results(), strict=True):
-            by_label.setdefault(result.label, {})[_company(summary)] = result.values["mean"]
-            if result.method == reference:
-                base[_company(summary)] = result.values["mean"]
-        rows = []
+        by_label, rows = self.means_by_job(), []
+        measures = [summary for summary, _ in self.jobs if summary["method"] == reference]
+        base = {company(summary): by_label[summary["label"]][company(summary)] for summary in measures}
         for label, values in by_label.items():
             seeds = sorted(set(values) & set(base))
             if seeds:
@@ -269,8 +272,9 @@ class ExperimentResult:
             pd.DataFrame(rows).set_index("label") if rows else pd.DataFrame(columns=["difference", "ci", "p"])
         )
 
-    def plot(self) -> list[Path]:
-        """Writes the plots into the result folder and returns their paths."""
+    @property
+    def curves(self) -> pd.DataFrame:
+        """`rounds` with a column of the metric: its mean over clients' own test parts, of the deployed model."""
         rounds = self.rounds
         model = {s["label"]: s["model"] for s, _ in self.jobs}
         columns = [f"{m}/local/{self.metric}" for m in dict.fromkeys(model.values())]
@@ -279,6 +283,11 @@ class ExperimentResult:
         )
         for label, which in model.items():
             rounds.loc[rounds["label"] == label, self.metric] = rounds[f"{which}/local/{self.metric}"]
+        return rounds
+
+    def plot(self) -> list[Path]:
+        """Writes the plots into the result folder and returns their paths."""
+        rounds, model = self.curves, {s["label"]: s["model"] for s, _ in self.jobs}
         clients = self.clients
         last = clients["round"] == clients.groupby(["label", "seed"])["round"].transform("max")
         own = clients[last & (clients["set"] == "local") & (clients["model"] == clients["label"].map(model))]
@@ -296,7 +305,8 @@ class ExperimentResult:
         write_text(self.path / "comparison.md", self.markdown)
         return self.plot()
 
-    def _own(self, summary: dict[str, Any], store: RunStore) -> pd.DataFrame:
+    def own(self, summary: dict[str, Any], store: RunStore) -> pd.DataFrame:
+        """Returns the last records of a job's deployed model on clients' own test parts, by client."""
         frame = store.clients()
         final = frame[(frame["round"] == summary["rounds"]) & (frame["set"] == "local")]
         own: pd.DataFrame = final[final["model"] == summary["model"]]
@@ -315,7 +325,7 @@ class ExperimentResult:
         return stacked
 
 
-def _company(summary: dict[str, Any]) -> tuple[int, str]:
+def company(summary: dict[str, Any]) -> tuple[int, str]:
     """What a job must share with another to be compared client by client: the seed, and in merged results the rest."""
     return int(summary["seed"]), str(summary.get("company", ""))
 

@@ -55,7 +55,7 @@ def metric_per_round(
     data = _usable(frame, ["label", "seed", "round", metric], metric)
     figure, axes = _figure(title or f"{_name(metric)} per round")
     for number, (label, group) in enumerate(data.groupby("label", sort=False)):
-        rounds, means, widths = _over_seeds(group, "round", metric)
+        rounds, means, widths = over_seeds(group, "round", metric)
         _line(axes, number, str(label), rounds, means)
         low, high = means - widths, means + widths
         if (
@@ -105,7 +105,7 @@ def metric_by_bytes(
     data = _usable(frame, ["label", "seed", "round", "bytes", metric], metric)
     figure, axes = _figure(title or f"{_name(metric)} for communication")
     for number, (label, group) in enumerate(data.groupby("label", sort=False)):
-        rounds, means, _ = _over_seeds(group, "round", metric)
+        rounds, means, _ = over_seeds(group, "round", metric)
         amounts = group.groupby("round")["bytes"].mean().loc[rounds].to_numpy()
         sent = amounts > 0
         if sent.any():
@@ -142,7 +142,7 @@ def _usable(frame: pd.DataFrame, columns: list[str], metric: str) -> pd.DataFram
     return data
 
 
-def _over_seeds(group: pd.DataFrame, key: str, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def over_seeds(group: pd.DataFrame, key: str, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sorted keys, means over seeds and half widths of their intervals (0 with one seed: no band)."""
     stats = [(at, *interval(values.tolist())) for at, values in group.groupby(key)[metric]]
     table = np.asarray(stats, dtype=np.float64)

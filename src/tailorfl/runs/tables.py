@@ -150,7 +150,7 @@ def rich_table(
     from rich.table import Table
     from rich.text import Text
 
-    head, body = _cells(frame, columns)
+    head, body = cells(frame, columns)
     if not seeds:
         head, body = [head[0], *head[2:]], [[row[0], *row[2:]] for row in body]
     table = Table()
@@ -187,8 +187,8 @@ def human_seconds(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
-def _cells(frame: pd.DataFrame, columns: Sequence[Column]) -> tuple[list[str], list[list[tuple[str, bool]]]]:
-    """Titles, and per row the text of each cell with whether it is the best of its column."""
+def cells(frame: pd.DataFrame, columns: Sequence[Column]) -> tuple[list[str], list[list[tuple[str, bool]]]]:
+    """Returns the titles, and per row the text of each cell with whether it is the best of its column."""
     percent = {"percent": " (%)"}
     head = ["Method", "Seeds", *(column.title + percent.get(column.unit, "") for column in columns)]
     body = []
@@ -214,7 +214,7 @@ def _format(value: float, column: Column) -> str:
 
 
 def _markdown(frame: pd.DataFrame, columns: Sequence[Column]) -> str:
-    head, body = _cells(frame, columns)
+    head, body = cells(frame, columns)
     rule = ["---", *("---:" for _ in head[1:])]
     lines = [head, rule]
     for row in body:
@@ -226,12 +226,12 @@ def _markdown(frame: pd.DataFrame, columns: Sequence[Column]) -> str:
 
 
 def _latex(frame: pd.DataFrame, columns: Sequence[Column]) -> str:
-    head, body = _cells(frame, columns)
+    head, body = cells(frame, columns)
     lines = [f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", "\\toprule"]
     lines += [" & ".join(_tex(name) for name in head) + r" \\", "\\midrule"]
     for row in body:
-        cells = (rf"\textbf{{{_tex(text)}}}" if is_best else _tex(text) for text, is_best in row)
-        lines.append(" & ".join(cells) + r" \\")
+        line = (rf"\textbf{{{_tex(text)}}}" if is_best else _tex(text) for text, is_best in row)
+        lines.append(" & ".join(line) + r" \\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
 
 
@@ -251,6 +251,7 @@ _TEX = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
+    MARK: r"$^\dagger$",
     "–": "--",
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }

@@ -1,0 +1,117 @@
+"""Ranks over federations and many comparisons, against the published example, scipy and orderings by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import friedmanchisquare, wilcoxon
+
+from tailorfl.evaluation.ranks import holm, ranking
+
+# Table 6 of Demšar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 7 (2006): the area under
+# the curve of C4.5, C4.5+m, C4.5+cf and C4.5+m+cf on 14 data sets.
+DEMSAR = np.array(
+    [
+        [0.763, 0.768, 0.771, 0.798],
+        [0.599, 0.591, 0.590, 0.569],
+        [0.954, 0.971, 0.968, 0.967],
+        [0.628, 0.661, 0.654, 0.657],
+        [0.882, 0.888, 0.886, 0.898],
+        [0.936, 0.931, 0.916, 0.931],
+        [0.661, 0.668, 0.609, 0.685],
+        [0.583, 0.583, 0.563, 0.625],
+        [0.775, 0.838, 0.866, 0.875],
+        [1.000, 1.000, 1.000, 1.000],
+        [0.940, 0.962, 0.965, 0.962],
+        [0.619, 0.666, 0.614, 0.669],
+        [0.972, 0.981, 0.97501, 0.975],  # printed alike, but ranked 2 and 3 in the paper
+        [0.957, 0.978, 0.946, 0.970],
+    ]
+)
+
+
+def test_the_published_example_has_its_published_numbers() -> None:
+    """Average ranks, F(3, 39) for them, and the critical difference of 4 methods on 14 data sets."""
+    found = ranking(DEMSAR)
+    assert found.average == pytest.approx([3.143, 2.000, 2.893, 1.964], abs=5e-4)
+    # The paper computes χ² without the correction for ties: 12 N / (k (k + 1)) (Σ R² − k (k + 1)² / 4) = 9.28.
+    n, k = DEMSAR.shape
+    plain = 12 * n / (k * (k + 1)) * (float((found.average**2).sum()) - k * (k + 1) ** 2 / 4)
+    assert plain == pytest.approx(9.28, abs=0.005)
+    assert (n - 1) * plain / (n * (k - 1) - plain) == pytest.approx(3.69, abs=0.005)
+    assert found.critical == pytest.approx(2.569 * math.sqrt(4 * 5 / (6 * 14)), abs=1e-3)
+    assert found.critical == pytest.approx(1.25, abs=0.01)
+    # At 0.05 the largest difference, 3.143 − 1.964, is below 1.25: nobody differs.
+    assert found.nemenyi_groups == [(3, 1, 2, 0)]
+
+
+@pytest.mark.parametrize(("k", "q"), [(2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)])
+def test_critical_values_are_those_of_the_published_table(k: int, q: float) -> None:
+    """Table 5 (a) of the same paper: q at 0.05 of the Nemenyi test."""
+    scores = np.random.default_rng(k).normal(size=(6, k))
+    assert ranking(scores).critical == pytest.approx(q * math.sqrt(k * (k + 1) / 36), abs=1e-3)
+
+
+@pytest.mark.parametrize("digits", [8, 1], ids=["no ties", "ties"])
+def test_friedman_is_that_of_scipy(digits: int) -> None:
+    scores = np.random.default_rng(3).normal(size=(9, 5)).round(digits)
+    found = ranking(scores)
+    statistic, p = friedmanchisquare(*scores.T)
+    assert found.chi2 == pytest.approx(statistic)
+    assert found.chi2_p == pytest.approx(p)
+    assert ranking(-scores, higher_is_better=False).average == pytest.approx(found.average)
+
+
+def test_federations_may_be_measured_in_ways_that_point_apart() -> None:
+    scores = np.array([[0.9, 0.8, 0.7], [0.1, 0.2, 0.3], [0.9, 0.8, 0.7]])
+    found = ranking(scores, higher_is_better=[True, False, True])
+    assert found.ranks.tolist() == [[1, 2, 3]] * 3
+    assert found.f == math.inf
+    assert found.f_p == 0
+
+
+def test_equal_methods_do_not_differ() -> None:
+    found = ranking(np.ones((5, 3)))
+    assert found.average.tolist() == [2, 2, 2]
+    assert (found.chi2, found.chi2_p) == (0, 1)
+    assert set(found.wilcoxon.values()) == {1.0}
+    assert found.nemenyi_groups == found.wilcoxon_groups == [(0, 1, 2)]
+
+
+def test_wilcoxon_is_that_of_scipy_with_holm_by_hand() -> None:
+    rng = np.random.default_rng(1)
+    scores = rng.normal(size=(12, 3)) + np.array([0.0, 0.2, 2.5])
+    raw = {
+        (a, b): wilcoxon(scores[:, a], scores[:, b]).pvalue for a, b in itertools.combinations(range(3), 2)
+    }
+    order = sorted(raw, key=lambda pair: raw[pair])
+    found = ranking(scores)
+    assert found.wilcoxon[order[0]] == pytest.approx(3 * raw[order[0]])
+    assert found.wilcoxon[order[1]] == pytest.approx(max(3 * raw[order[0]], 2 * raw[order[1]]))
+    assert found.wilcoxon_groups == [(1, 0)]  # best first; the third is better than both
+
+
+def test_groups_overlap_and_none_is_part_of_another() -> None:
+    """Five methods whose average ranks are 1 to 5: with a critical difference of 2.5 each reaches two further."""
+    scores = np.tile([5.0, 4.0, 3.0, 2.0, 1.0], (8, 1))
+    found = ranking(scores)
+    assert 2 < found.critical < 3
+    assert found.nemenyi_groups == [(0, 1, 2), (1, 2, 3), (2, 3, 4)]
+
+
+@pytest.mark.parametrize("scores", [np.ones((1, 3)), np.ones((3, 1)), [[1.0, math.nan], [1.0, 2.0]]])
+def test_no_ranks_without_a_full_table(scores: object) -> None:
+    with pytest.raises(ValueError, match="full table"):
+        ranking(scores)  # type: ignore[arg-type]
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+    some = holm([math.nan, 0.02, 0.03])
+    assert math.isnan(some[0])
+    assert some[1:] == pytest.approx([0.04, 0.04])
