@@ -27,7 +27,7 @@ GROUND = {"archives", "errors", "hashing", "printable", "modules", "hub"}
 THEORY_SEES = {"core", "privacy", "training", "models", "data", "settings"}
 OPTIONAL = {
     "transformers", "peft", "flwr", "ray", "opacus", "tensorboard", "optuna", "datasets", "torchvision",
-    "timm", "imagecorruptions", "tokenizers", "accelerate", "rouge_score",
+    "timm", "imagecorruptions", "tokenizers", "accelerate", "rouge_score", "mlflow", "wandb",
 }  # fmt: skip
 
 

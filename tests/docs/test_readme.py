@@ -44,7 +44,11 @@ def test_every_extra_serves_something() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     source = text_of((ROOT / "src").rglob("*.py"))
     tools = text_of([*(ROOT / "tests").rglob("*.py"), ROOT / "Makefile", ROOT / "mkdocs.yml"])
-    names = {"imagecorruptions_imaug": "imagecorruptions", "pytest_xdist": "numprocesses"}
+    names = {
+        "imagecorruptions_imaug": "imagecorruptions",
+        "pytest_xdist": "numprocesses",
+        "mlflow_skinny": "mlflow",
+    }
     names |= {
         "pytest_timeout": "pytest",
         "pandas_stubs": "mypy",

@@ -20,6 +20,8 @@ Record = dict[str, Any]
 """{round, client, set, model, samples, loss, metric values}."""
 OF_RECORD = ("round", "client", "set", "model", "samples")
 """What a record says about itself; all else in it is measured."""
+QUANTILES = (10, 25, 50, 75, 90)
+"""Percent of the clients that lie below what a round's record says of the metric that comes first."""
 Summaries = dict[str, dict[str, dict[str, dict[str, float]]]]
 """{model: {set: {metric: statistics over clients}}}."""
 
@@ -123,6 +125,23 @@ def means(records: Iterable[Record]) -> dict[str, float]:
         for name, rows in sets.items()
         for metric in _measured(rows[0])
     }
+
+
+def quantiles(records: Iterable[Record], metric: str) -> dict[str, float]:
+    """Returns {model/set/metric/pQ: quantile Q in percent over clients} of one metric; nothing where it is unmeasured.
+
+    Clients without samples of a set are left out; the quantile lies between the two nearest clients, linearly.
+    """
+    found: dict[str, float] = {}
+    for model, sets in _grouped(records).items():
+        for name, rows in sets.items():
+            values = np.array([row[metric] for row in rows if metric in row], dtype=np.float64)
+            values = values[~np.isnan(values)]
+            if len(values):
+                levels = np.quantile(values, [q / 100 for q in QUANTILES]).tolist()
+                pairs = zip(QUANTILES, levels, strict=True)
+                found |= {f"{model}/{name}/{metric}/p{q}": value for q, value in pairs}
+    return found
 
 
 def _grouped(records: Iterable[Record]) -> dict[str, dict[str, list[Record]]]:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 MODELS = ("personal/", "global/")
 """How the columns of a round's record begin that hold evaluations."""
-TODAYS = ("engine", "threads", "checkpoint_every")
+TODAYS = ("engine", "threads", "checkpoint_every", "track")
 """Settings that change no number, so those given last hold."""
 
 

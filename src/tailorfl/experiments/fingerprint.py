@@ -35,6 +35,7 @@ HARMLESS = (
     "engine",
     "checkpoint_every",
     "threads",
+    "track",
 )
 """Settings of an experiment that decide no number of one of its jobs; `methods` and `seeds` are its jobs."""
 FORCED = "forced.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,5 +62,45 @@ class Observer:
     def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
         """Means over clients by "model/set/metric", after `round` rounds."""
 
+    def recorded(self, job: Job, record: Mapping[str, Any]) -> None:
+        """A record was stored of a round, or numbers that came to it later: what rounds.jsonl says, by name.
+
+        The time that this takes is not counted as the job's.
+        """
+
     def job_done(self, job: Job, summary: dict[str, Any]) -> None:
         """The job is finished and stored."""
+
+    def job_kept(self, job: Job) -> None:
+        """The job was finished before, and nothing is done."""
+
+
+class Several(Observer):
+    """Tells several observers, in order."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
+
+    def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
+        for one in self._observers:
+            one.job_started(job, position, total, rounds, resumed_from)
+
+    def round_done(self, job: Job, done: RoundResult) -> None:
+        for one in self._observers:
+            one.round_done(job, done)
+
+    def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
+        for one in self._observers:
+            one.evaluated(job, round, metrics)
+
+    def recorded(self, job: Job, record: Mapping[str, Any]) -> None:
+        for one in self._observers:
+            one.recorded(job, record)
+
+    def job_kept(self, job: Job) -> None:
+        for one in self._observers:
+            one.job_kept(job)
+
+    def job_done(self, job: Job, summary: dict[str, Any]) -> None:
+        for one in self._observers:
+            one.job_done(job, summary)

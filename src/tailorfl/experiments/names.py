@@ -20,6 +20,10 @@ OWN_FILES = frozenset(
         "report.html",
         "status.json",
         "forced.json",
+        "tracked.json",
+        "tensorboard",
+        "wandb",
+        "mlflow.db",
     }
 )
 """Names that the experiment's own files have beside the folders of its methods."""

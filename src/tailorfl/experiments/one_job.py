@@ -13,11 +13,11 @@ from tailorfl.evaluation.leading import leading
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import common_sets, evaluate
 from tailorfl.evaluation.selection import Selection
-from tailorfl.evaluation.summary import means
+from tailorfl.evaluation.summary import means, quantiles
 from tailorfl.experiments.budget import limit_of
 from tailorfl.experiments.extending import MODELS, is_due
 from tailorfl.experiments.jobs import Job, Observer
-from tailorfl.experiments.privacy import spent
+from tailorfl.experiments.privacy import epsilon_so_far, spent
 from tailorfl.experiments.records import round_record, summary_of
 from tailorfl.experiments.saving import Saver
 from tailorfl.rounds.divergence import listed
@@ -117,7 +117,7 @@ def _check_records(store: RunStore, rounds: int) -> None:
 
 
 def _evaluate_again(
-    job: Job, sim: Simulation, store: RunStore, selection: Selection | None, last: bool
+    job: Job, sim: Simulation, store: RunStore, watch: Observer, selection: Selection | None, last: bool
 ) -> None:
     """Evaluates the round that a job was to end with, where that was taken back: as one of many, or as the `last`.
 
@@ -129,7 +129,9 @@ def _evaluate_again(
     if any(key.startswith(MODELS) for key in record):
         return
     records = evaluate(sim, _protocol(job.config, final=last), record.get("clients", ()), selection)
-    amend(store, sim.round, {**record, **means(records)}, records)
+    found = means(records) | quantiles(records, leading(sim.federation.source, job.config.eval.metric))
+    amend(store, sim.round, {**record, **found}, records)
+    watch.recorded(job, {"round": sim.round, **found})
 
 
 def _rounds(
@@ -153,7 +155,7 @@ def _rounds(
     limit = limit_of(config, job.rounds, job.method.rounds is not None, sim)
     if job.rounds == sim.round and not sim.round:
         raise ConfigError("rounds is 0: there is nothing to run")
-    _evaluate_again(job, sim, store, selection, limit.reached(sim))
+    _evaluate_again(job, sim, store, watch, selection, limit.reached(sim))
     while not limit.reached(sim):
         done = sim.step()
         last = limit.reached(sim)
@@ -162,10 +164,13 @@ def _rounds(
         if due or last:
             records = evaluate(sim, _protocol(config, final=last), done.clients, selection)
             found = means(records)
-            record |= found
+            record |= found | quantiles(records, metric) | epsilon_so_far(job, sim)
             store.append_clients(records)
             watch.evaluated(job, sim.round, first_named(found, metric))
         store.append_round(record)
+        told = time.perf_counter()
+        watch.recorded(job, record)
+        begin += time.perf_counter() - told  # what trackers take is none of the job's time
         if last or saver.due():
             saver.save(time.perf_counter() - begin)
         watch.round_done(job, done)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -114,7 +115,7 @@ def noises_needed(ledger: Ledger, target: float, delta: float, accountant: Accou
 
 
 def _size(history: Iterable[Entry]) -> float:
-    return sum(steps * (q / sigma) ** 2 for q, sigma, steps in history)
+    return sum(steps * (q / sigma) ** 2 if sigma else math.inf for q, sigma, steps in history)
 
 
 @dataclass(frozen=True)
@@ -229,6 +230,19 @@ def spent(job: Job, sim: Simulation, ledger: Ledger | None = None) -> Spent | No
             extra={"once": (job.method.label, "the wanted epsilon")},
         )
     return found
+
+
+def epsilon_so_far(job: Job, sim: Simulation) -> dict[str, float]:
+    """Returns {"epsilon": ε of the client whose data were used most so far}; {} without privacy.
+
+    Used most is what has the largest Σ steps (q / σ)²; one client is accounted for, as `spent` takes long for all.
+    """
+    settings = privacy_of(job)
+    if settings is None:
+        return {}
+    histories = {sim.ledger.entries(client) for client in (*sim.ledger.clients, EVERYONE)}
+    worst = max(histories, key=_size)
+    return {"epsilon": _told(worst, settings.delta, settings.accountant)[0]}
 
 
 def _told(entries: tuple[Entry, ...], delta: float, accountant: Accountant) -> tuple[float, Accountant]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.table import Column
 from rich.text import Text
 
-from tailorfl.experiments.jobs import Observer
+from tailorfl.experiments.jobs import Observer, Several
 from tailorfl.printable import visible
 from tailorfl.runs.tables import human_seconds
 
@@ -61,29 +61,6 @@ def looked_at() -> bool:
 
 def _in_ipython() -> bool:
     return sys.modules["IPython"].get_ipython() is not None
-
-
-class Several(Observer):
-    """Tells several observers, in order."""
-
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = observers
-
-    def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
-        for one in self._observers:
-            one.job_started(job, position, total, rounds, resumed_from)
-
-    def round_done(self, job: Job, done: RoundResult) -> None:
-        for one in self._observers:
-            one.round_done(job, done)
-
-    def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
-        for one in self._observers:
-            one.evaluated(job, round, metrics)
-
-    def job_done(self, job: Job, summary: dict[str, Any]) -> None:
-        for one in self._observers:
-            one.job_done(job, summary)
 
 
 @contextmanager

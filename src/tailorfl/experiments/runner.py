@@ -42,6 +42,7 @@ from tailorfl.experiments.report import write_report
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.standing import Standing
 from tailorfl.experiments.starting import Way
+from tailorfl.experiments.tracking import forget, leaves_the_machine, tracked
 from tailorfl.experiments.written_out import with_all_options
 from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.groups import assign_by_size
@@ -80,11 +81,16 @@ def run_experiment(
     """
     torch.set_num_threads(config.threads)
     config = with_all_options(config)
-    watch = observer if observer is not None else Observer()
+    given = observer if observer is not None else Observer()
     resume = way != "new"
     jobs = [Job(config, method, seed) for seed in config.seeds for method in config.methods]
     # Even between two jobs, when none of them is locked, the folder is this process's.
-    with ended_in_order(), locked(out), Standing(out, len(jobs)) as standing:
+    with (
+        ended_in_order(),
+        tracked(config, out, given) as watch,
+        locked(out),
+        Standing(out, len(jobs)) as standing,
+    ):
         check_folder(out, resume, overwrite)
         begun = False
         if resume:
@@ -99,6 +105,7 @@ def run_experiment(
             if resume and _is_finished(folder) and not (way == "extend" and is_longer(job, folder)):
                 damage = RunStore.open(folder, readonly=True).problems()
                 if not damage:
+                    watch.job_kept(job)
                     continue
                 log.warning("%s, seed %d, is done again: %s", job.method.label, job.seed, ", ".join(damage))
                 RunStore.discard(folder)
@@ -116,6 +123,7 @@ def run_experiment(
                 _begin(config, jobs, out, way)
                 begun = True
             _say_reductions(job, sim, said)
+            _say_secrets(job, sim, said)
             try:
                 origin = {"own_source": source is not None, **facts}
                 standing.begin(job, sim, position)
@@ -143,6 +151,7 @@ def _begin(config: ExperimentConfig, jobs: Sequence[Job], out: Path, way: Way) -
     """Makes the folder that of the experiment, once everything was looked at that could refuse it."""
     if way == "new":
         discard_jobs(out)
+        forget(out)
         (out / FORCED).unlink(missing_ok=True)
     if way == "extend":
         reopen(jobs, out)
@@ -157,6 +166,14 @@ def _say_reductions(job: Job, sim: Simulation, said: set[str]) -> None:
         if warning not in said:
             log.warning("%s", warning)
             said.add(warning)
+
+
+def _say_secrets(job: Job, sim: Simulation, said: set[str]) -> None:
+    """Warns, once, where rounds are sent elsewhere though ε counts on nobody seeing them."""
+    warning = "track sends losses and bytes of single rounds elsewhere, and ε counts on nobody seeing them"
+    if sim.cohort_is_secret and leaves_the_machine(job.config) and warning not in said:
+        log.warning("%s: send them only to whom you trust with the data", warning)
+        said.add(warning)
 
 
 def make_federation(

@@ -24,6 +24,7 @@ from tailorfl.settings.data import DataConfig
 from tailorfl.settings.engine import EngineConfig
 from tailorfl.settings.eval import EvalConfig
 from tailorfl.settings.model import ModelConfig
+from tailorfl.settings.track import TrackConfig
 from tailorfl.settings.train import TrainOverrides, TrainSettings
 
 COMPARED = ("local", "fedavg", "fedavg_ft", "ditto", "fedrep", "pfedme")
@@ -96,6 +97,7 @@ class ExperimentConfig(Settings):
     checkpoint_every: Whole | None = Field(
         default=None, ge=1, description="rounds between checkpoints; null: as often as is cheap"
     )
+    track: TrackConfig = TrackConfig()
     threads: Whole = Field(default=1, ge=1, le=1024, description="threads of torch")
     variants: dict[str, dict[str, Any]] = Field(
         default={}, description="name -> changes of settings, each an experiment of its own"
