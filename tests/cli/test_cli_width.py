@@ -51,6 +51,7 @@ COMMANDS: dict[str, list[str]] = {
     "bench": ["bench", *TINY, "method=fedavg", "--seconds", "0.1", "--json", "found.json"],
     "bench --profile": ["bench", *TINY, "method=fedavg", "--seconds", "0.1", "--profile"],
     "advise": ["advise", *TINY, "--rounds", "1"],
+    "data show": ["data", "show", *TINY],
     "audit": ["audit", "--trials", "100"],
     "landscape": ["landscape", "done", "--points", "3", "--method", "local", "--model", "0"],
     "pretrain": ["pretrain", "data.samples=240", "rounds=1", "model.hidden=[8]", "--overwrite"],

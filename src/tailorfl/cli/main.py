@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 import tailorfl
-from tailorfl.cli import advise, audit, bench, landscape, pretrain, theory
+from tailorfl.cli import advise, audit, bench, data, landscape, pretrain, theory
 from tailorfl.cli.arguments import Imports, hint
 from tailorfl.cli.running import Request, perform, show_result
 from tailorfl.cli.screen import remark, say, show_table, stderr, stdout
@@ -74,6 +74,7 @@ app = typer.Typer(
     epilog="First steps: tailorfl compare | tailorfl run method=ditto train.lr=0.1 | tailorfl list methods",
 )
 app.add_typer(theory.app, name="theory", cls=Commands)
+app.add_typer(data.app, name="data", cls=Commands)
 app.command("advise")(advise.command)
 app.command("pretrain")(pretrain.command)
 app.command("bench")(bench.command)
