@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PYTHONHASHSEED := 0
 
-.PHONY: demo test test-slow lint package install clean
+.PHONY: demo test test-slow lint package docs install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tailorfl compare demo --out demo --overwrite
@@ -30,6 +30,10 @@ package: $(VENV)/.installed-dev
 	$(BIN)/python -m twine check --strict dist/*
 	OMP_NUM_THREADS=1 $(BIN)/python tests/package/try_package.py dist
 
+# The documents as a site in the folder site, to be opened from there or put on any server.
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 PYTHONWARNINGS=ignore $(BIN)/python -m mkdocs build --quiet --strict
+
 install: $(VENV)/.installed-dev
 
 $(VENV)/bin/python:
@@ -45,4 +49,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) demo build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

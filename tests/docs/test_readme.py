@@ -48,12 +48,10 @@ def test_every_extra_serves_something() -> None:
         "imagecorruptions_imaug": "imagecorruptions",
         "pytest_xdist": "numprocesses",
         "mlflow_skinny": "mlflow",
-    }
-    names |= {
         "pytest_timeout": "pytest",
         "pandas_stubs": "mypy",
         "types_PyYAML": "mypy",
-        "tailorfl": "tailorfl",
+        "mkdocs_material": "material",
     }
     for extra, packages in project["optional-dependencies"].items():
         for package in packages:

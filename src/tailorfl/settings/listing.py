@@ -83,10 +83,11 @@ def _of(schema: type[BaseModel], prefix: str) -> Iterator[Setting]:
         text = "" if not plain or default == "" or nested else value_text(default)
         of_group = (inner[0].__doc__ or "" if inner else "").split("\n")[0].partition(";")[0].rstrip(".")
         meaning = field.description or of_group
-        yield Setting(key, _type(field.annotation, field.metadata), text, meaning)
+        yield Setting(key, type_text(field.annotation, field.metadata), text, meaning)
 
 
-def _type(annotation: Any, metadata: Any = ()) -> str:
+def type_text(annotation: Any, metadata: Any = ()) -> str:
+    """The type of a field in words, with the range that its `metadata` give, such as "number (≥ 0)"."""
     limits = [f"{sign} {getattr(m, name):g}" for m in metadata for name, sign in BOUNDS if hasattr(m, name)]
     return _name(annotation) + (f" ({', '.join(limits)})" if limits else "")
 
@@ -95,7 +96,7 @@ def _name(annotation: Any) -> str:
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         inside = [m for part in parts[1:] for m in getattr(part, "metadata", [part])]
-        return _type(parts[0], inside)
+        return type_text(parts[0], inside)
     if origin is Literal:
         return " or ".join(map(str, parts))
     if origin in (Union, types.UnionType):
