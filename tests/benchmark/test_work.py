@@ -79,6 +79,9 @@ def test_looks_beside_the_fits_are_named() -> None:
     pulled.step()  # personal adapters start in the second round
     assert "a term of the loss" in work(pulled).extras
     assert "clients evaluate losses" in work(simulation("hypcluster")).extras
+    looks = {"clients count their classes", "clients sum over their samples"}
+    assert set(work(simulation("fedpac")).extras) == looks
+    assert set(work(simulation("fedrod")).extras) == {"a term of the loss", "clients count their classes"}
     taught = simulation("perfed_ckt")
     taught.step()  # before, there is nobody to learn from
     assert {"a term on public data", "clients predict the public set"} <= set(work(taught).extras)

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from methods.settings import make
-from methods.small import CLASSES, SIZES, TRAIN, federation, model, personal, simulation
+from methods.small import (
+    CLASSES,
+    SIZES,
+    TRAIN,
+    assert_close,
+    assert_same,
+    everything,
+    federation,
+    model,
+    personal,
+    simulation,
+)
 from tailorfl.core.messages import Replies
+from tailorfl.engines.make import make_engine
+from tailorfl.errors import ConfigError
+from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.methods.class_features import near
+from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training.objective import LOSSES
 from tailorfl.training.terms import Seen
@@ -105,3 +122,110 @@ def test_a_strong_pull_brings_the_features_of_clients_together() -> None:
         shared = [c for c in range(CLASSES) if (y0 == c).any() and (y3 == c).any()]
         apart.append(sum(float((z0[y0 == c].mean(0) - z3[y3 == c].mean(0)).norm()) for c in shared))
     assert apart[1] < 0.7 * apart[0]
+
+
+KINDS = ("normed", "plain", "plain", "normed", "plain", "normed")
+WIDE = {"plain": model("mlp"), "normed": model("batch_norm")}
+"""Of 8 features each."""
+
+
+def of_two_kinds(
+    method: str, engine: str, models: dict[str, Model] = WIDE, **options: float | str
+) -> Simulation:
+    sim = Simulation(
+        make(method, **options), federation(), models, TRAIN, assignment=KINDS, engine=make_engine(engine)
+    )
+    for _ in range(2):
+        sim.step()
+    return sim
+
+
+def deployed(sim: Simulation, client: int) -> tuple[nn.Module, nn.Linear]:
+    """A client's network in evaluation mode, and its head."""
+    ((_, states),) = sim.personal_models((client,))
+    group = next(g for g in sim.groups if client in g.clients)
+    module = copy.deepcopy(group.model.module).eval()
+    module.load_state_dict({n: t[0] for n, t in states.items()})
+    return module, [part for part in module.modules() if isinstance(part, nn.Linear)][-1]
+
+
+def outputs_and_features(
+    module: nn.Module, head: nn.Linear, x: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    seen: list[torch.Tensor] = []
+    handle = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    with torch.no_grad():
+        out = module(x)
+    handle.remove()
+    return out, seen[0]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_networks_of_several_kinds_agree_on_prototypes_and_keep_their_weights(engine: str) -> None:
+    sim = of_two_kinds("fedproto", engine, lam=2.0, weights="uniform")
+    source, sums, known = sim.federation.source, torch.zeros(CLASSES, 8), torch.zeros(CLASSES)
+    for i in range(len(SIZES)):
+        rows = sim.federation.train[i]
+        _, z = outputs_and_features(*deployed(sim, i), source.x[rows])
+        for c in source.y[rows].unique():
+            sums[c] += z[source.y[rows] == c].mean(0)
+            known[c] += 1
+    torch.testing.assert_close(sim.server["prototypes"], sums / known[:, None], atol=1e-5, rtol=1e-4)
+    assert sim.traffic.up == 2 * 8 * int(known.sum())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_without_pull_networks_of_several_kinds_train_alone(engine: str) -> None:
+    ours, alone = of_two_kinds("fedproto", engine, lam=0.0), of_two_kinds("local", engine)
+    for a, b in zip(ours.groups, alone.groups, strict=True):
+        ids = sorted(i for i in a.clients if i < len(SIZES))
+        assert_same(dict(a.states.get(ids).items()), dict(b.states.get(ids).items()))
+
+
+def test_one_kind_by_name_is_one_kind() -> None:
+    named = Simulation(
+        make("fedproto"), federation(), {"plain": model("mlp")}, TRAIN, assignment=("plain",) * 6
+    )
+    for _ in range(2):
+        named.step()
+    assert_close(everything(named), everything(simulation("fedproto", rounds=2)), atol=1e-6)
+
+
+def test_features_of_unequal_widths_are_refused() -> None:
+    narrow = {"plain": model("mlp"), "normed": model("group_norm")}
+    with pytest.raises(ConfigError, match="all architectures need one width, but plain has 8, normed has 32"):
+        of_two_kinds("fedproto", "sequential", narrow)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_nearest_prototype_of_the_clients_own_classes_answers(engine: str) -> None:
+    """By hand, on features of networks of two kinds; what trains and what is sent is as with the head."""
+    sim = of_two_kinds("fedproto", engine, predict="prototype")
+    heads = of_two_kinds("fedproto", engine)
+    assert_same(dict(sim.server.items()), dict(heads.server.items()))
+    data, source = sim.federation, sim.federation.source
+    records = evaluate(sim, Protocol(sets=("local", "global")))
+    common = data.global_test()
+    turned = 0
+    for i in range(len(SIZES)):
+        module, head = deployed(heads, i)
+        own = source.y[data.train[i]].unique()
+        for name, rows in (("local", data.test[i]), ("global", common)):
+            out, z = outputs_and_features(module, head, source.x[rows])
+            apart = torch.stack([((z - sim.server["prototypes"][c]) ** 2).sum(1) for c in own], 1)
+            right = (own[apart.argmin(1)] == source.y[rows]).float().mean()
+            (found,) = [r["accuracy"] for r in records if r["client"] == i and r["set"] == name]
+            assert found == pytest.approx(float(right))
+            turned += int((own[apart.argmin(1)] != out.argmax(1)).sum())
+    assert turned > 0
+
+
+def test_before_there_are_prototypes_the_head_answers() -> None:
+    by_head, by_prototype = (simulation(make("fedproto", predict=p)) for p in ("head", "prototype"))
+    assert_same(personal(by_head), personal(by_prototype))
+
+
+def test_answers_by_prototypes_need_a_head_with_a_bias() -> None:
+    bare = Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES, bias=False)))
+    with pytest.raises(ConfigError, match="through a head with a bias"):
+        Simulation(make("fedproto", predict="prototype"), federation(), bare, TRAIN)

@@ -78,6 +78,27 @@ def test_answers_mix_probabilities() -> None:
     assert knn(lam=0.0).answer(asked, memory(z, y)) is asked.outputs
 
 
+def test_votes_may_be_mixed_with_logits_as_in_the_authors_code() -> None:
+    z, y, asked = draws(15, 4, 3), torch.arange(15) % 3, Shown(draws(6, 3, 5), draws(6, 4, 4))
+    method = knn(lam=0.3, neighbours=4, mix="logits")
+    votes = method.vote(asked.features, z, y, 3)
+    torch.testing.assert_close(method.answer(asked, memory(z, y)), 0.3 * votes + 0.7 * asked.outputs)
+    assert knn(capacity=0, mix="logits").answer(asked, memory(z, y)) is asked.outputs
+    assert knn(lam=0.0, mix="logits").answer(asked, memory(z, y)) is asked.outputs
+    only = knn(lam=1.0, neighbours=4, mix="logits").answer(asked, memory(z, y))
+    torch.testing.assert_close(only, knn(lam=1.0, neighbours=4).answer(asked, memory(z, y)).exp())
+
+
+@pytest.mark.parametrize(("gap", "lam"), [(0.03, 0.1), (1.0, 0.6)])
+def test_the_weight_of_votes_beside_logits_is_chosen_among_such_mixtures(gap: float, lam: float) -> None:
+    """The vote for class 1 turns a sample whose logits say class 0 by `gap` where λ > (1 − λ)·gap."""
+    z, y, logits = torch.tensor([[0.0], [10.0]]), torch.tensor([0, 1]), torch.tensor([[9.0, 0.0], [gap, 0.0]])
+    answer = knn(neighbours=1, mix="logits").answer(
+        Shown(torch.tensor([[0.0, 1.0]]), z[:1]), Memory(Shown(logits, z), y, Shown(logits, z), y)
+    )
+    torch.testing.assert_close(answer, torch.tensor([[lam, 1 - lam]]))
+
+
 def test_the_weight_is_the_smallest_of_those_that_validate_best() -> None:
     own = torch.tensor([[0.9, 0.1], [0.8, 0.2]])
     p = torch.tensor([[0.9, 0.1], [0.2, 0.8]])

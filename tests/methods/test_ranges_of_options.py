@@ -38,7 +38,7 @@ OF_ALL: dict[str, tuple[list[Any], list[Any]]] = {
     "hidden": AT_LEAST_1, "inner_steps": AT_LEAST_1, "local_rounds": AT_LEAST_1,
     "eta": NOT_NEGATIVE_REAL, "gamma": NOT_NEGATIVE_REAL, "personal_rate": NOT_NEGATIVE_REAL, "tau": POSITIVE,
     "capacity": NOT_NEGATIVE, "neighbours": AT_LEAST_1, "scale": POSITIVE,
-    "head_lr": POSITIVE, "history": NOT_NEGATIVE, "first_passes": AT_LEAST_1,
+    "head_lr": POSITIVE, "history": NOT_NEGATIVE, "projection": NOT_NEGATIVE, "first_passes": AT_LEAST_1,
     "start": SHARE, "share": ([SMALL, 1.0], [0.0, 1.0 + SMALL]),
     "explore": SHARE, "server_momentum": SHARE_BELOW_1, "p": ABOVE_1,
 }  # fmt: skip

@@ -66,13 +66,14 @@ def near(p: Problem, targets: Tensor, there: Tensor, lam: float) -> Term:
 
 
 def fedproto(p: Problem, lam: float, weights: str) -> Outcome:
-    v = [clone(p.init) for _ in p.clients]
+    v = [clone(p.of(i).init) for i in p.clients]
     shared, there = torch.zeros(shape_of_classes(p)), torch.zeros(shape_of_classes(p)[0])
     for t, sampled in enumerate(p.rounds):
         sent = []
         for i in sampled:
-            v[i] = fit(p, v[i], p.batches(i, t), term=near(p, shared, there, lam))
-            sent.append(class_means(p, v[i], i))
+            own = p.of(i)
+            v[i] = fit(own, v[i], p.batches(i, t), term=near(own, shared, there, lam))
+            sent.append(class_means(own, v[i], i))
         counted = weights_of(p, sampled, weights)
         for c in range(len(there)):
             able = [(a, means[c]) for a, (means, counts) in zip(counted, sent, strict=True) if counts[c]]
@@ -86,8 +87,11 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(1) / (torch.linalg.vector_norm(a, dim=1) * torch.linalg.vector_norm(b, dim=1))
 
 
-def moon(p: Problem, mu: float, tau: float, history: int, weights: str, server: dict[str, Any]) -> Outcome:
+def moon(
+    p: Problem, mu: float, tau: float, history: int, weights: str, server: dict[str, Any], projection: int = 0
+) -> Outcome:
     """The models before are each client's own last ones, newest first; fewer than Q of them at the start."""
+    assert last_linear(p.module).in_features == (projection or 8)
     trained: list[list[State]] = [[] for _ in p.clients]
     fixed, moving = copy.deepcopy(p.module).eval(), copy.deepcopy(p.module).train()
 
@@ -115,7 +119,9 @@ def fedrod(p: Problem, gamma: float, personal_rate: float, weights: str, server:
 
     def local(i: int, t: int, w: State) -> State:
         steps = p.batches(i, t)
-        model, head = Trainer(p, w, len(steps)), Trainer(p, {**w, **own[i]}, len(steps), (weight, bias))
+        slower = replace(p.train, lr=p.train.lr * personal_rate)
+        model = Trainer(p, w, len(steps))
+        head = Trainer(p, {**w, **own[i]}, len(steps), (weight, bias), slower)
         counts = torch.bincount(p.whole(i, "train")[1], minlength=shape_of_classes(p)[0])
         prior = gamma * torch.log(counts.clamp(min=1e-12))
         for ((x, y),) in steps:
@@ -125,9 +131,7 @@ def fedrod(p: Problem, gamma: float, personal_rate: float, weights: str, server:
             z = features(model.module, {**now, **point}, x)
             g = functional_call(model.module, {**model.rest, **point}, (x,))
             generic = cross_entropy(g + prior, y)
-            personal = personal_rate * cross_entropy(
-                g.detach() + z.detach() @ extra[weight].T + extra[bias], y
-            )
+            personal = cross_entropy(g.detach() + z.detach() @ extra[weight].T + extra[bias], y)
             found = torch.autograd.grad(generic, list(point.values()))
             more = torch.autograd.grad(personal, list(extra.values()))
             model.step(dict(zip(point, found, strict=True)))

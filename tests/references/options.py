@@ -73,6 +73,7 @@ DITTO = {
 }
 FACTORS = {**AVERAGE, "averages": "factors"}
 TUNED = {**AVERAGE, "ft_epochs": 2, "ft_scope": "all"}
+ROD = {**AVERAGE, "gamma": 0.7, "personal_rate": 0.6}
 FIXED = {**APFL, "adaptive": False}
 BABU = {"weights": "uniform", "personal_part": "head", "ft_epochs": 2, "ft_scope": "full"}
 REP = {**SPLIT, "head_epochs": 2, "body_epochs": 1}
@@ -258,6 +259,13 @@ OPTIONS: dict[str, list[Case]] = {
     "moon": [
         Case({**MOON, "history": 2}, why="history=2", rounds=5),
         Case(MOON, "norm", "running statistics", rounds=3),
+        Case({**MOON, "projection": 5}, why="projection=5", rounds=3),
+        Case({**MOON, "projection": 5}, "norm", "projection, running statistics", rounds=3),
+    ],
+    "fedrod": [
+        Case({**ROD, n: v}, why=f"{n}={v}, {t}", train=t)
+        for n, v in (("personal_rate", 0.1), ("personal_rate", 5.0), ("gamma", 0.0))
+        for t in ("adamw", "decay")
     ],
     "fedproto": [
         Case({"weights": "uniform", "lam": 2.0}, why="uniform", rounds=3),

@@ -12,29 +12,32 @@ from tailorfl.core.method import make_method
 from tailorfl.engines.make import make_engine
 from tailorfl.rounds.simulation import Simulation
 
-KINDS = ("mlp", "deep", "deep", "mlp", "norm")
+ANY = ("mlp", "deep", "deep", "mlp", "norm")
+ALIKE = ("mlp", "norm", "norm", "mlp", "mlp")
+"""Of features of one width."""
 CASES = {
-    "feddf": Case({"weights": "samples", "distil": {**DISTIL, "average": "probabilities"}}),
-    "perfed_ckt": Case(CKT),
+    "feddf": (ANY, Case({"weights": "samples", "distil": {**DISTIL, "average": "probabilities"}})),
+    "perfed_ckt": (ANY, Case(CKT)),
+    "fedproto": (ALIKE, Case({"weights": "samples", "lam": 2.0}, rounds=3)),
 }
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_architectures_teach_each_other_as_the_reference_says(name: str, engine: str) -> None:
-    case = CASES[name]
+    kinds, case = CASES[name]
     sim = Simulation(
         make_method(name, case.of_method()),
         world.federation(),
-        {kind: world.model(kind) for kind in KINDS},
+        {kind: world.model(kind) for kind in kinds},
         PLAIN,
-        assignment=KINDS,
+        assignment=kinds,
         engine=make_engine(engine, None),
         seed=world.SEED,
         fraction=SOME,
     )
-    wanted = MAIN[name][0](world.several(sim, 2, KINDS), **case.options)
-    for _ in range(2):
+    wanted = MAIN[name][0](world.several(sim, case.rounds, kinds), **case.options)
+    for _ in range(case.rounds):
         sim.step()
     if not sim.method.has_global:
         compare(sim, wanted)

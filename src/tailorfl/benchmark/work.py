@@ -204,6 +204,16 @@ class _Counting(Client):
         self._looks.add("clients evaluate losses")
         return super().loss(state, part)
 
+    def summed(self, state: TensorDict, *args: Any, **options: Any) -> Tensor:
+        """Returns sums over no samples and notes that they were asked for."""
+        self._looks.add("clients sum over their samples")
+        return super().summed(state, *args, **options)
+
+    def class_counts(self) -> Tensor:
+        """Returns the samples of each class and notes that they were asked for."""
+        self._looks.add("clients count their classes")
+        return super().class_counts()
+
     def predict_public(self, state: TensorDict) -> Tensor:
         """Returns outputs on the public set and notes that they were asked for."""
         self._looks.add("clients predict the public set")

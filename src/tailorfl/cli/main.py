@@ -133,7 +133,8 @@ def options(
     ctx.ensure_object(State).debug = debug
 
 
-@app.command("run")
+@app.command("compare", help="Compare several methods fairly: same data, same seeds, one table with plots.")
+@app.command("run", help="Run an experiment: one method (Ditto if not told), or all that its file names.")
 def run_command(
     ctx: typer.Context,
     arguments: Arguments = None,
@@ -146,28 +147,11 @@ def run_command(
     imports: Imports = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment: one method (Ditto if not told), or all that its file names."""
-    request = Request(arguments, None, out, resume, extend, overwrite, force)
-    perform(ctx.ensure_object(State), request, dry_run, quiet)
-
-
-@app.command()
-def compare(
-    ctx: typer.Context,
-    arguments: Arguments = None,
-    out: Out = None,
-    resume: Resume = None,
-    extend: Extend = None,
-    force: Force = False,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    imports: Imports = None,
-    quiet: Quiet = False,
-) -> None:
-    """Compare several methods fairly: same data, same seeds, one table with plots."""
+    """Runs an experiment; `compare` has several methods where none are named."""
     from tailorfl.settings.experiment import COMPARED
 
-    request = Request(arguments, COMPARED, out, resume, extend, overwrite, force)
+    methods = COMPARED if ctx.info_name == "compare" else None
+    request = Request(arguments, methods, out, resume, extend, overwrite, force)
     perform(ctx.ensure_object(State), request, dry_run, quiet)
 
 

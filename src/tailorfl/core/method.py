@@ -126,6 +126,10 @@ class Method(BaseModel):
         """Returns what clients count in averages where the run says `run`: its own `weights`, if it was given any."""
         return self.weights or run
 
+    def wrap(self, model: Model) -> Model:
+        """Returns the model that clients train and deploy, where the method changes its structure."""
+        return model
+
     def make_split(self, model: Model) -> Split:
         """Returns what is shared and what stays personal; by default everything is shared."""
         return model.split()

@@ -43,12 +43,23 @@ def linear_head(ctx: Context, title: str) -> tuple[str, ...]:
     return names
 
 
-def no_prototypes(ctx: Context, title: str) -> dict[str, Tensor]:
+def no_prototypes(ctx: Context, title: str, bias: bool = False) -> dict[str, Tensor]:
     """Returns P̄ [C, d_z] of zeros and which classes have one, bool [C]: none yet.
 
     Raises:
-        ConfigError: see `linear_head`.
+        ConfigError: see `linear_head`; architectures with features of different widths; with `bias`, a head without.
     """
+    heads = {name: linear_head(c, title) for name, c in ctx.architectures.items()}
+    widths = {name: ctx.architectures[name].init.get(head[0]).shape[1] for name, head in heads.items()}
+    if len(set(widths.values())) > 1:
+        told = ", ".join(f"{name} has {width}" for name, width in widths.items())
+        raise ConfigError(
+            f"{title} compares the features of all clients, so those of all architectures need one width, but {told}"
+        )
+    if bias and any(len(head) < 2 for head in heads.values()):
+        raise ConfigError(
+            f"{title} answers by prototypes through a head with a bias, which this model's lacks"
+        )
     weight: Tensor = ctx.init.get(linear_head(ctx, title)[0])
     return {"prototypes": torch.zeros_like(weight), "present": torch.zeros(len(weight), dtype=torch.bool)}
 

@@ -32,6 +32,7 @@ definition: the same with D = (1/B) Σ_b |⟨z_b, |z_b^g − mean of z^g|⟩|. F
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -61,9 +62,9 @@ class FeatureRegularised(TwoModels):
     def client_state(self, ctx: Context) -> TensorDict:
         return ctx.fresh(0) if self.own_init else ctx.init
 
+    @abstractmethod
     def pull(self, centre: TensorDict) -> Term:
         """Returns the term that holds features near those of `centre`."""
-        raise NotImplementedError
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         phi = client.fit(received)

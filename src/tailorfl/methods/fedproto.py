@@ -10,19 +10,23 @@
 Samples of a class without P̄ add nothing to the sum and count in B, so the first round trains alone. With uniform
 weights P̄ is the official code's plain mean; the paper's equation weighs by samples and divides by the number of clients
 again. The code averages features seen during the last epoch, while the weights move; here they are taken after it, in
-evaluation mode. A client deploys its whole model, with the head it trained.
+evaluation mode. Clients may have networks of several architectures, as long as their features are equally wide.
+
+A client deploys its network with the head it trained; or, with `predict` = prototype, it answers by the nearest P̄_c
+among the classes that it has samples of: argmin ‖z − P̄_c‖² = argmax 2⟨P̄_c, z⟩ − ‖P̄_c‖², which is a linear head too.
 
 | symbol | here |
 |---|---|
-| θ_i | client state |
+| θ_i, of the client's own architecture | client state |
 | P̄ [C, d_z], which classes have one | server state `prototypes`, `present`: only these rows travel |
 | λ | `lam` |
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field
 from tensordict import TensorDict
 
@@ -33,7 +37,11 @@ from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.class_features import class_means, near, no_prototypes, shared_prototypes
 from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training import tree
 from tailorfl.training.terms import Term
+
+FAR = 1e9
+"""Squared distance of the prototypes that a client does not look at."""
 
 
 @register
@@ -44,11 +52,14 @@ class FedProto(Method):
     title: ClassVar[str] = "FedProto"
     paper: ClassVar[str] = "Tan et al., AAAI 2022"
     has_global: ClassVar[bool] = False
-    personal_receives: ClassVar[bool] = False
+    heterogeneous: ClassVar[bool] = True
     lam: float = Field(1.0, ge=0, description="λ: pull of the features towards the prototype of their class")
+    predict: Literal["head", "prototype"] = Field(
+        "head", description="prototype: answer by the nearest prototype of the client's own classes"
+    )
 
     def server_state(self, ctx: Context) -> TensorDict:
-        return TensorDict(no_prototypes(ctx, self.title))
+        return TensorDict(no_prototypes(ctx, self.title, bias=self.predict == "prototype"))
 
     def client_state(self, ctx: Context) -> TensorDict:
         return ctx.init
@@ -70,12 +81,22 @@ class FedProto(Method):
         return TensorDict(shared_prototypes(server, means, weights))
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        return state
+        if self.predict == "head":
+            return state
+        prototypes, own = received["prototypes"], received["present"] & (client.class_counts() > 0)
+        offsets = torch.where(own, -prototypes.square().sum(1), -FAR)
+        # Before any has come, the head that was trained.
+        head = dict(zip(client.select("head"), (2.0 * prototypes, offsets), strict=True))
+        return tree.merge(
+            state, TensorDict({n: torch.where(own.any(), t, state[n]) for n, t in head.items()})
+        )
 
     def unprotected(self, level: PrivacyLevel) -> str:
         return "the class means of features, and which classes a client has, which it sends as they are"
 
     def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if self.predict == "prototype":
+            return ()
         if self.lam == 0:
             return (to_local("with λ = 0"),)
         if facts.rounds == 1:

@@ -5,13 +5,15 @@
     BSM_i(g, y) = CE(g + γ log n_i, y),   n_{i,c} the client's samples of class c (balanced softmax)
 
     server sends (φ, h)
-    client i, for every batch, one forward pass:   (φ, h) = (φ, h) − η ∇ BSM_i;   p_i = p_i − η κ ∇ CE
-               both gradients at the models of before the step                              sends (φ, h)
+    client i, for every batch, one forward pass:   (φ, h) = (φ, h) − η ∇ BSM_i;   p_i = p_i − κη ∇ CE
+               both gradients at the models of before the step, or of the run's optimizer   sends (φ, h)
     server:    (φ, h) = Σ_S a_i (φ, h)_i              deployed: x ↦ h(z) + p_i(z), folded into one linear head
 
 The generic task alone trains the body. p_i is a second linear head that starts at 0, so a client that never trained
 deploys the generic model (ports start it as a copy of h, or drawn anew; the authors released no code). The paper also
 makes p_i by a hypernetwork from the client's class shares, which is not here.
+
+p_i has the rate κη under every optimizer, AdamW too, as a group of parameters of torch.optim has its own.
 
 | symbol | here |
 |---|---|
@@ -39,6 +41,7 @@ from tailorfl.methods.fedavg import FedAvg
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.terms import Seen, Term
+from tailorfl.training.update import Optimizer
 
 OWN = "personal."
 """What the names of p_i begin with while it trains beside the model."""
@@ -57,7 +60,7 @@ class FedRoD(FedAvg):
     personal_rate: float = Field(
         1.0,
         ge=0,
-        description="κ: factor on the personal loss; with SGD, the rate of p_i in units of the run's",
+        description="κ: rate of the personal head in units of the run's",
     )
 
     def client_state(self, ctx: Context) -> TensorDict:
@@ -68,8 +71,8 @@ class FedRoD(FedAvg):
         counts = client.class_counts().to(received[names[0]].dtype)
         prior = self.gamma * counts.clamp(min=1e-12).log()  # of a class without samples far down, but finite
         start = tree.merge(received, TensorDict({OWN + n: state[n] for n in names}))
-        both = partial(two_heads, names=names, rate=self.personal_rate)
-        trained = client.fit(start, term=Term(both, given=(prior,), replaces=True))
+        both = Term(partial(two_heads, names=names), given=(prior,), replaces=True)
+        trained = client.fit(start, term=both, optimizer=Optimizer(own=self.personal_rate))
         return TensorDict({n: trained[OWN + n] for n in names}), trained.select(*received.keys())
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
@@ -89,9 +92,9 @@ class FedRoD(FedAvg):
         return found
 
 
-def two_heads(seen: Seen, prior: Tensor, names: tuple[str, ...], rate: float) -> Tensor:
-    """Returns mean CE(g + prior, y) + κ · mean CE(sg(g) + p(sg z), y); `names` are the head's, of weight and bias."""
+def two_heads(seen: Seen, prior: Tensor, names: tuple[str, ...]) -> Tensor:
+    """Returns mean CE(g + prior, y) + mean CE(sg(g) + p(sg z), y); `names` are the head's, of weight and bias."""
     g, z, p = seen.outputs, seen.features, [seen.own[OWN + n] for n in names]
     generic = cross_entropy(g + prior, seen.y, reduction="none")
     personal = cross_entropy(g.detach() + linear(z.detach(), *p), seen.y, reduction="none")
-    return seen.mean(generic) + rate * seen.mean(personal)
+    return seen.mean(generic) + seen.mean(personal)

@@ -6,23 +6,24 @@
                  p(c|x) = Σ_{j∈K} κ_j 1[y_j = c] / Σ_{j∈K} κ_j,     κ_j = exp(−‖z − z_j‖² / (d_z s))
                  output  λ_i p + (1 − λ_i) σ(f(x; w)),   λ_i by validation accuracy, the smallest of the best
 
-Outputs are logarithms of these probabilities, so that losses and metrics read them as logits. (The official code mixes
-neighbours' probabilities with logits unless told otherwise, leaves s unused, and chooses λ and the memory's size on
-test samples.) λ_i is among 0, 0.1, ..., 1; a client without validation samples mixes half and half. Nothing is kept
-between rounds and nothing of the memory is sent, so a newcomer votes with its own samples at once. An exported model is
-w: who deploys it needs the client's samples beside it.
+Outputs are logarithms of these probabilities, so that losses and metrics read them as logits. (The official code leaves
+s unused, chooses λ and the memory's size on test samples, and unless told otherwise mixes p with logits: `mix` = logits
+gives λ_i p + (1 − λ_i) f(x; w).) λ_i is among 0, 0.1, ..., 1; a client without validation samples mixes half and half.
+Nothing is kept between rounds and nothing of the memory is sent, so a newcomer votes with its own samples at once. An
+exported model is w: who deploys it needs the client's samples beside it.
 
 | symbol | here |
 |---|---|
 | w | server state `w` |
 | k, s | `neighbours`, `scale` |
 | λ_i | `lam`, chosen by validation if it is not given |
+| what p is mixed with | `mix` |
 | size of the memory | `capacity`, a random part of the training samples (default: all) |
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -58,6 +59,9 @@ class KNNPer(FedAvg):
     neighbours: int = Field(10, ge=1, description="k: samples of the memory that vote")
     scale: float = Field(1.0, gt=0, description="s: how fast a vote falls with the squared distance")
     lam: float | None = Field(None, ge=0, le=1, description="λ of all clients; default by validation")
+    mix: Literal["probabilities", "logits"] = Field(
+        "probabilities", description="what votes are mixed with; logits as in the authors' code"
+    )
     capacity: int | None = Field(None, ge=0, description="most samples in the memory; default all")
 
     def server_state(self, ctx: Context) -> TensorDict:
@@ -74,12 +78,14 @@ class KNNPer(FedAvg):
         z, y = memory.train.features[kept], memory.train_y[kept]
 
         def parts(shown: Shown) -> tuple[Tensor, Tensor]:
-            return self.vote(shown.features, z, y, shown.outputs.shape[1]), shown.outputs.softmax(1)
+            own = shown.outputs if self.mix == "logits" else shown.outputs.softmax(1)
+            return self.vote(shown.features, z, y, shown.outputs.shape[1]), own
 
         if (lam := self.lam) is None:
             lam = best_weight(*parts(memory.val), memory.val_y) if len(memory.val_y) else 0.5
         p, own = parts(asked)
-        return (lam * p + (1 - lam) * own).clamp(min=LEAST).log()
+        mixed = lam * p + (1 - lam) * own
+        return mixed if self.mix == "logits" else mixed.clamp(min=LEAST).log()
 
     def vote(self, asked: Tensor, z: Tensor, y: Tensor, classes: int) -> Tensor:
         """Returns p [rows, classes] of features `asked` [rows, d_z], given those of the memory and its labels."""

@@ -9,18 +9,20 @@
     server:    w = Σ_S a_i θ
 
 Before a client has trained there is no θ^(k): the term is log 1 = 0. (Ports that start with θ^(1) = w differ by log 2
-in the value and by nothing in the gradient.) The official networks put a projection of two layers before the classifier
-and compare its outputs; here z is what goes into the head of the run's own model.
+in the value and by nothing in the gradient.) z is what goes into the head of the run's own model; `projection` puts two
+layers (d_z → d_z, ReLU, → `projection`; official code: 256) before the head, as the official networks have them.
 
 | symbol | here |
 |---|---|
 | w | server state `w` |
 | θ^(1) … θ^(Q), how many of them there are | client state `1` … `Q`, `trained` |
 | μ, τ, Q | `mu`, `tau`, `history` |
+| width of z, where it is projected | `projection` |
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -34,6 +36,8 @@ from tailorfl.core.context import Context
 from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.methods.fedavg import FedAvg
+from tailorfl.models.functional import Model
+from tailorfl.models.projection import project
 from tailorfl.training.terms import Seen, Term
 
 
@@ -47,6 +51,11 @@ class MOON(FedAvg):
     mu: float = Field(1.0, ge=0, description="μ: strength of the contrast (official code: 5 on CIFAR-10)")
     tau: float = Field(0.5, gt=0, description="τ: temperature of the contrast")
     history: int = Field(1, ge=0, description="Q: models of before that a client compares with")
+
+    projection: int = Field(0, ge=0, description="width of two layers before the head, compared; 0: none")
+
+    def wrap(self, model: Model) -> Model:
+        return model.changed(partial(project, width=self.projection)) if self.projection else model
 
     def client_state(self, ctx: Context) -> TensorDict:
         models = {str(k + 1): ctx.init for k in range(self.history)}
@@ -73,6 +82,8 @@ class MOON(FedAvg):
         return (Term(compared, given=(state["trained"], received, *models)),)
 
     def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if self.projection:
+            return ()  # FedAvg at most of another network
         reasons = {
             "with μ = 0": self.mu == 0,
             "with Q = 0": self.history == 0,

@@ -9,8 +9,9 @@ stack states along a leading client axis.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ class Model:
         trainable: Selector | None = None,
         seed: int = 0,
     ) -> None:
-        self._factory, self._prepare = factory, prepare
+        self._factory, self._prepare, self._seed = factory, prepare, seed
         module = self._fresh(seed)
         if trainable is None:
             trainable = getattr(module, "default_trainable", "all")
@@ -94,6 +95,13 @@ class Model:
             return fresh
 
         return cls(factory)
+
+    def changed(self, change: Callable[[nn.Module], object]) -> Model:
+        """Returns the model of modules that `change` alters in place; what it adds is drawn last and trains."""
+        frozen = self.frozen
+        steps = [step for step in (self._prepare, change) if step is not None]
+        prepare = partial(_in_turn, steps)
+        return Model(self._factory, prepare, trainable=lambda name, *_: name not in frozen, seed=self._seed)
 
     @property
     def has_batch_statistics(self) -> bool:
@@ -226,6 +234,11 @@ class Model:
                 tensors: Any = owner._parameters if leaf in owner._parameters else owner._buffers
                 tensors[leaf] = _without_value(tensors[leaf])
         return copied
+
+
+def _in_turn(steps: Sequence[Callable[[nn.Module], object]], module: nn.Module) -> None:
+    for step in steps:
+        step(module)
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:

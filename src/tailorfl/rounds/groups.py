@@ -64,7 +64,8 @@ def make_groups(
         ConfigError: the method cannot mix architectures, lacks its public set, or a client has no architecture.
     """
     _check(method, federation, models, assignment)
-    named = {"": models} if isinstance(models, Model) else dict(models)
+    named = {"": models} if isinstance(models, Model) else models
+    wrapped = {name: method.wrap(model) for name, model in named.items()}
     owners = assignment if not isinstance(models, Model) else [""] * len(federation.train)
     sizes = federation.sizes()[: federation.num_clients]
     held = federation.server
@@ -84,7 +85,7 @@ def make_groups(
             samples=float(sizes.mean()),
             architecture=name,
         )
-        for name, model in named.items()
+        for name, model in wrapped.items()
     )
     groups = []
     for context in contexts:

@@ -221,22 +221,24 @@ class LocalSGD:
             torch._foreach_add_(list(slope.values()), gradient_of(now.carries[0], now.params))
         if not rest:
             return
-        params, along = [now.params[k] for k in rest], list(slope.values())
         if now.centre is not None:
+            params, along = [now.params[k] for k in rest], list(slope.values())
             self._pull(params, along, [now.centre[k] for k in rest], now.strength)
         if options.clip is not None and not options.clip_each:
-            for places in self._apart(every):
+            for places in (part for one in every for part in self._by_owner(one) if part):
                 clip_norm([slope[k] for k in places], options.clip, self.stacked)
-        held = [now.memory[first + k] for first in range(0, len(now.memory), len(now.params)) for k in rest]
-        update.apply(number, params, held, along, pace)
+        of_model, of_own = (rest, []) if options.rule.own == 1 else self._by_owner(rest)
+        for places, at in ((of_model, pace), (of_own, pace * options.rule.own)):
+            if places:
+                copies = range(0, len(now.memory), len(now.params))
+                held = [now.memory[first + k] for first in copies for k in places]
+                update.apply(number, [now.params[k] for k in places], held, [slope[k] for k in places], at)
 
-    def _apart(self, every: Sequence[range]) -> list[list[int]]:
-        """Places of tensors that are clipped together: a model's, and apart from them those that only terms use."""
+    def _by_owner(self, places: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Places of tensors of the model, and of those that only terms use: clipped and paced apart."""
         names, known = [n for own in self.options.trained for n in own], self.objective.model.sizes
-        parts = [
-            [k for k in places if (names[k] in known) == model] for places in every for model in (True, False)
-        ]
-        return [places for places in parts if places]
+        of_model = [k for k in places if names[k] in known]
+        return of_model, [k for k in places if names[k] not in known]
 
     def _places(self, turn: Sequence[str]) -> list[range]:
         """Where the trained tensors of each of these components are among those of all."""
@@ -300,7 +302,7 @@ class LocalSGD:
         That is for cohorts and plain gradient descent, where nothing has to see the gradient first.
         """
         options = self.options
-        waits = options.clip is not None or not options.rule.is_plain
+        waits = options.clip is not None or not options.rule.is_plain or options.rule.own != 1
         if not self.stacked or waits:
             return {}
         carry, model = now.carries[0], self.objective.model

@@ -58,6 +58,8 @@ class Rule:
     schedule: Schedule
     momentum: float
     weight_decay: float
+    own: float = 1.0
+    """η of tensors that the model does not have, in units of the model's."""
 
     @property
     def is_plain(self) -> bool:
@@ -87,6 +89,8 @@ class Optimizer:
         schedule: constant, or linear: to 0 over the client's own steps of the fit.
         momentum: μ, of sgd.
         weight_decay: δ.
+        own: κ, for tensors of the start that the model does not have, which only terms use: their rate is κη, by each
+            of the rules.
         clip_each: the run's clip bounds each gradient that a direction asks for, in place of what the direction and the
             proximal pull add up to.
     """
@@ -96,6 +100,7 @@ class Optimizer:
     schedule: Schedule | None = None
     momentum: float | None = None
     weight_decay: float | None = None
+    own: float | None = None
     clip_each: bool = False
 
     @classmethod
@@ -112,6 +117,7 @@ class Optimizer:
             "schedule": self.schedule,
             "momentum": self.momentum,
             "weight_decay": self.weight_decay,
+            "own": self.own,
         }
         return replace(run, **{name: value for name, value in own.items() if value is not None})
 
