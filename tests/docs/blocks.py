@@ -20,6 +20,8 @@ EXPERIMENTS = ("run", "compare", "reproduce")
 ELSEWHERE = ("pip", "git", "cd", "export", "source")
 """Commands of documents that are not ours to try."""
 SMALL = ("rounds=1", "seeds=1", "eval.every=0")
+FEWER = ("data.samples=6000",)
+"""Of 60,000 images that are decoded one by one."""
 FILE = re.compile(r"# ([\w.-]+\.(?:py|yaml|toml))\n")
 """First line of a block that shows a file; such a block is written to that file, not run."""
 
@@ -74,7 +76,7 @@ def try_command(words: list[str]) -> None:
     program, arguments = words[0], words[1:]
     if program == "tailorfl":
         if arguments[0] in EXPERIMENTS and (arguments[1] != "--resume" or len(arguments) > 3):
-            invoke([*arguments, "--dry-run"])
+            invoke([*arguments, *(FEWER if "data.name=cifar10" in arguments else ()), "--dry-run"])
             if "--out" in arguments:
                 invoke([*arguments, *SMALL, "--quiet"])
         elif arguments[0] == "pretrain" and "--resume" not in arguments:

@@ -1,12 +1,11 @@
-"""Runs on the device on paper and on the CPU: `python on_paper.py KIND` prints what differs, line by line.
+"""Runs on the device on paper and on the CPU: `python on_paper.py` prints what differs, line by line.
 
-KIND is `methods` (every method) or `settings` (what else calculates: other models, privacy, images, data on the host).
-With tests and tests/engines on the path.
+Every method, and what else calculates: other models, privacy, images, data on the host. With tests and tests/engines on
+the path.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -67,11 +66,9 @@ def with_frozen(device: torch.device) -> Simulation:
     return Simulation(simulation("ditto").method, federation(), frozen(), TRAIN, engine=Vectorized(3, device))
 
 
-def cases(kind: str) -> Iterator[tuple[str, Make]]:
+def cases() -> Iterator[tuple[str, Make]]:
     """Name and run of every case."""
-    if kind == "methods":
-        yield from ((name, of_method(name)) for name in NAMES)
-        return
+    yield from ((name, of_method(name)) for name in NAMES)
     yield from ((f"{name} in a loop", of_method(name, Sequential)) for name in ("ditto", "fedfomo", "perada"))
     yield from ((f"ditto on {m}", of_method("ditto", model=m)) for m in ("cnn2", "batch_norm", "group_norm"))
     yield "frozen layers", with_frozen
@@ -100,11 +97,11 @@ def outcome(sim: Simulation) -> dict[str, Tensor]:
     return {**found, **{f"answers/{i}": t for i, t in enumerate(answers)}}
 
 
-def main(kind: str) -> None:
+def main() -> None:
     """Prints a line for everything that differs, then how many cases ran."""
     torch.set_num_threads(1)
     ran = 0
-    for name, make in cases(kind):
+    for name, make in cases():
         ran += 1
         try:
             host, paper = outcome(make(torch.device("cpu"))), outcome(make(PAPER))
@@ -121,4 +118,4 @@ def main(kind: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -6,7 +6,6 @@ import gc
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -31,6 +30,7 @@ from methods.small import (
     personal,
     simulation,
 )
+from processes import fork
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.engines.auto import Auto
@@ -308,41 +308,26 @@ def test_a_parent_with_several_threads_that_has_used_them() -> None:
     assert_same(everything(sim), everything(one))
 
 
-PROGRAM = """
-import sys, time
-sys.path.insert(0, {tests!r})
-import torch
-torch.set_num_threads(1)
-from methods.small import TRAIN, simulation
-from tailorfl.engines.make import make_engine
-from dataclasses import replace
-sim = simulation("ditto", "cnn2", make_engine("sequential", None, 2), rounds=1)
-print(*sim.engine.team.pids, flush=True)
-sim.train = replace(TRAIN, epochs=None, steps=10**5)
-sim.step()
-"""
+def training_for_long() -> None:
+    """Says which its workers are, and goes on training."""
+    sim = simulation("ditto", "cnn2", make_engine("sequential", None, 2), rounds=1)
+    print(*team_of(sim).pids, flush=True)
+    sim.train = replace(TRAIN, epochs=None, steps=10**5)
+    sim.step()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_with_the_process_that_started_them(how: signal.Signals) -> None:
     """In the middle of a long training: killed, as SIGTERM does it too, or stopped by Ctrl-C."""
-    program = PROGRAM.format(tests=str(Path(__file__).parents[1]))
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    assert process.stdout is not None
-    pids = tuple(map(int, process.stdout.readline().split()))
+    process, said = fork(training_for_long)
+    pids = tuple(map(int, said.readline().split()))
     assert len(pids) == 2
     time.sleep(0.3)
-    process.send_signal(how)
-    _, errors = process.communicate(timeout=60)
+    os.kill(process, how)
+    os.waitpid(process, 0)
     assert gone(pids)
     if how is signal.SIGINT:
-        assert "KeyboardInterrupt" in errors
+        assert "KeyboardInterrupt" in said.read()
 
 
 def small_network() -> nn.Module:

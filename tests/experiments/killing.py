@@ -13,6 +13,7 @@ from typing import IO, Any
 import torch
 
 from experiments.dying import die
+from processes import fork
 from tailorfl.cli.main import run
 from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Job
@@ -24,24 +25,15 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300"}
 
 def forked(*arguments: str, before: Callable[[], None] | None = None) -> tuple[int, IO[str]]:
     """(process id, what it says) of the command line in a process that has imported all it needs."""
-    heard, said = os.pipe()
-    process = os.fork()
-    if process == 0:
-        code = 1
-        try:
-            os.close(heard)
-            sys.stdout = sys.stderr = os.fdopen(said, "w", buffering=1)
-            os.environ.update(ENVIRONMENT)
-            if before is not None:
-                before()
-            sys.argv = ["tailorfl", *arguments]
-            run()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        finally:
-            os._exit(code)
-    os.close(said)
-    return process, os.fdopen(heard)
+
+    def program() -> None:
+        os.environ.update(ENVIRONMENT)
+        if before is not None:
+            before()
+        sys.argv = ["tailorfl", *arguments]
+        run()
+
+    return fork(program)
 
 
 def started(*arguments: str) -> subprocess.Popen[str]:

@@ -3,46 +3,66 @@
 from __future__ import annotations
 
 import errno
+import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from experiments.killing import ENVIRONMENT
+from experiments.killing import ENVIRONMENT, ended, forked
 from tailorfl.errors import ConfigError, MemoryLimitError, RunError
 from tailorfl.experiments.faults import told
 
-LIMITED = """
-import resource, sys
-kind, value = sys.argv.pop(1).split("=")
-resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (int(value), int(value)))
+TOO_LITTLE = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (10**9, 10**9))
 from tailorfl.cli.main import run
 run()
 """
 TINY = ["data.clients=4", "data.samples=200", "rounds=1", "seeds=1", "--out", "out", "--quiet"]
 
 
+def assert_told(said: str, code: int, errors: str) -> None:
+    assert code == 1, errors
+    assert f"error: {said}" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_process_that_torch_does_not_fit_into(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", TOO_LITTLE, "run", *TINY]
+    done = subprocess.run(
+        program, capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, check=False, timeout=120
+    )
+    said = "this process may use 1 GB of address space, and torch with its company needs 1.5 GB"
+    assert_told(said, done.returncode, done.stderr)
+
+
 @pytest.mark.parametrize(
-    ("limit", "settings", "said"),
+    ("kind", "value", "settings", "said"),
     [
-        ("AS=1000000000", [], "this process may use 1 GB of address space, and torch with its company needs 1.5 GB"),
-        ("NOFILE=8", ["engine={name: sequential, workers: 2}"], "this process may open no more files (8 at once)"),
         (
-            "FSIZE=30000",
+            resource.RLIMIT_NOFILE,
+            8,
+            ["engine={name: sequential, workers: 2}"],
+            "this process may open no more files (8 at once)",
+        ),
+        (
+            resource.RLIMIT_FSIZE,
+            30_000,
             ["engine={name: sequential, states: disk}", "model={name: mlp, hidden: [64]}"],
             "cannot keep private states in 'out/ditto/seed-0': File too large",
         ),
     ],
-)  # fmt: skip
-def test_a_run_under_a_limit(tmp_path: Path, limit: str, settings: list[str], said: str) -> None:
-    program = [sys.executable, "-c", LIMITED, limit, "run", *TINY, *settings]
-    done = subprocess.run(
-        program, capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, check=False, timeout=120
-    )
-    assert done.returncode == 1, done.stderr
-    assert f"error: {said}" in done.stderr
-    assert "Traceback" not in done.stderr
+    ids=["files", "space"],
+)
+def test_a_run_under_a_limit(tmp_path: Path, kind: int, value: int, settings: list[str], said: str) -> None:
+    def limited() -> None:
+        os.chdir(tmp_path)
+        resource.setrlimit(kind, (value, value))
+
+    assert_told(said, *ended(*forked("run", *TINY, *settings, before=limited)))
 
 
 @pytest.mark.parametrize(

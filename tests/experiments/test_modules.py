@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import tailorfl
+from experiments.killing import ended, forked
 from tailorfl import modules
 from tailorfl.cli.main import app
 from tailorfl.errors import ConfigError
@@ -210,10 +210,13 @@ def test_what_cannot_be_used_is_said(mine: str, words: list[str], said: str) -> 
 
 def test_console_script_finds_modules_of_the_current_folder(mine: str) -> None:
     """Unlike `python -m`, the command `tailorfl` does not look into the current folder for modules."""
-    code = "import sys; sys.path = [p for p in sys.path if p]; from tailorfl.cli.main import run; run()"
+
+    def outside() -> None:
+        sys.path = [place for place in sys.path if place not in ("", str(Path.cwd()))]
+
     words = ["run", f"data={mine}:blobs", "model=logistic", "method=local", "--dry-run"]
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    code, said = ended(*forked(*words, before=outside))
+    assert code == 0, said
 
 
 class Told(tailorfl.Observer):

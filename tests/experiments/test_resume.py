@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,7 @@ from typing import Any
 import pytest
 
 import tailorfl
-from experiments.killing import (
-    assert_identical,
-    ended,
-    forked,
-    killed,
-    numbers,
-    started,
-)
+from experiments.killing import assert_identical, ended, forked, killed, numbers
 from tailorfl.engines.auto import Auto
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.runs.store import RunStore
@@ -104,14 +96,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return numbers(out)
 
 
-def begun(*arguments: str) -> subprocess.Popen[str]:
-    """The command line in a process that has started its first job."""
-    process = started(*arguments)
-    assert process.stderr is not None
-    assert "ditto seed 3: 60 rounds" in process.stderr.readline()
-    return process
-
-
+@pytest.mark.slow
 def test_killed_at_random_it_ends_the_same(tmp_path: Path, long_run: dict[str, Any]) -> None:
     rng = random.Random(0)
     out = tmp_path / "out"
@@ -133,7 +118,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str, d
     """(folder, exit code, last words) of a run stopped by Ctrl-C, and what others were told meanwhile."""
     folder = tmp_path_factory.mktemp("stopped")
     out = folder / "my results"
-    process = begun("run", settings_file(folder, LONG), "--out", str(out))
+    process, said = forked("run", settings_file(folder, LONG), "--out", str(out))
+    assert "ditto seed 3: 60 rounds" in said.readline()
     told = {}
     ways: dict[str, dict[str, Any]] = {
         "again": {"config": LONG},
@@ -144,9 +130,9 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str, d
         with pytest.raises(RunError) as refused:
             tailorfl.run(out=out, **options)
         told[way] = str(refused.value)
-    process.send_signal(signal.SIGINT)
-    words = process.communicate()[1]
-    return out, process.returncode, words, {**told, "process": str(process.pid)}
+    os.kill(process, signal.SIGINT)
+    code, words = ended(process, said)
+    return out, code, words, {**told, "process": str(process)}
 
 
 def test_two_runs_never_write_one_folder(stopped: tuple[Path, int, str, dict[str, str]]) -> None:

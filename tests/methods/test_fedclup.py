@@ -357,7 +357,7 @@ class TestDynamic:
     def test_ends_at_the_optimum_of_the_last_lambda(self, gamma: str) -> None:
         rule = dynamic(values=[0, 0.2, 1.5], patience=1)
         method = clup(schedule=rule, gamma=gamma, lr_rule="deterministic", smoothness=L)
-        sim = quadratic_run(method, 60, steps=25)
+        sim = quadratic_run(method, 45, steps=15)
         w, v = closed_form(*curvature(), shares("uniform"), 1.5)
         assert lam_of(sim) == 1.5
         np.testing.assert_allclose(global_weight(sim), w.numpy(), atol=2e-5)

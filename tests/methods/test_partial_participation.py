@@ -60,7 +60,7 @@ def test_the_iterates_average_to_the_closed_form(name: str) -> None:
     # Beside a global model, personal models without a state of their own are w, or tuned from w to the
     # exact c_i.
     personal = bool(sim.start.keys()) or not sim.method.has_global
-    found, error = tail(sim, 120, personal)
+    found, error = tail(sim, 60, personal)
 
     def targets(weights: str) -> Floats:
         w, v = optimum(limit.kind, shares(weights))

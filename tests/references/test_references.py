@@ -39,11 +39,10 @@ def cases() -> list[Any]:
     out = []
     for name, (_, found) in REFERENCES.items():
         for train in ("plain", "clip", "momentum", "decay"):
-            for engine in ENGINES:
+            for engine in ENGINES if train == "decay" else ENGINES[1:]:  # engines agree in their own tests
                 out.append(pytest.param(name, 0, train, SOME, engine, id=f"{name}-{train}-3 of 5-{engine}"))
-        out += [pytest.param(name, 0, "plain", 1.0, engine, id=f"{name}-all-{engine}") for engine in ENGINES]
+        out.append(pytest.param(name, 0, "plain", 1.0, ENGINES[0], id=f"{name}-all-{ENGINES[0]}"))
         for k, case in enumerate(found[1:], start=1):
-            # The engines agree in their own tests.
             out.append(pytest.param(name, k, case.train, SOME, "vectorized", id=f"{name}-{case.why}"))
     return out
 

@@ -36,7 +36,7 @@ def exploding(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("model_name", "engine"), [("cnn2", "sequential"), ("cnn2", "vectorized"), ("batch_norm", "vectorized")]
+    ("model_name", "engine"), [("mlp", "sequential"), ("mlp", "vectorized"), ("batch_norm", "vectorized")]
 )
 def test_a_diverging_client_is_rejected_and_the_others_proceed(
     name: str, engine: str, model_name: str, caplog: pytest.LogCaptureFixture

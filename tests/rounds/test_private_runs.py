@@ -53,9 +53,9 @@ def look(sim: Simulation, *adapt_steps: int) -> None:
 def test_a_run_uses_what_was_planned_in_every_engine(name: str) -> None:
     for engine in ("sequential", "vectorized"):
         sim = private(name, engine)
-        planned = planned_ledger(sim, 3, 4)
+        planned = planned_ledger(sim, 2, 4)
         assert not sim.ledger
-        for _ in range(3):
+        for _ in range(2):
             sim.step()
         look(sim, 0, 4, 1)
         assert sim.ledger == planned

@@ -40,7 +40,8 @@ def experiment_in(folder: Path) -> ExperimentConfig:
     file = folder / "config.yaml"
     if not file.is_file():
         raise ConfigError(f"'{folder}' is no result folder: it has no config.yaml; check the name")
-    lost = [key for key in ALWAYS if key not in read(file)]
+    written = read(file)
+    lost = [key for key in ALWAYS if key not in written]
     if lost:
         raise ConfigError(
             f"'{file}' lacks {', '.join(lost)}, which every experiment writes there, so it is damaged or was edited; "
