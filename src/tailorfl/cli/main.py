@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 import tailorfl
-from tailorfl.cli import advise, audit, bench, data, landscape, pretrain, theory
+from tailorfl.cli import advise, audit, bench, data, landscape, pretrain, theory, watching
 from tailorfl.cli.arguments import Imports, hint
 from tailorfl.cli.running import Request, perform, show_result
 from tailorfl.cli.screen import remark, say, show_table, stderr, stdout
@@ -80,6 +80,8 @@ app.command("pretrain")(pretrain.command)
 app.command("bench")(bench.command)
 app.command("audit")(audit.command)
 app.command("landscape")(landscape.command)
+app.command("watch")(watching.watch)
+app.command("board")(watching.board)
 
 Arguments = Annotated[
     list[str] | None,
