@@ -18,6 +18,7 @@ from tailorfl.data.normalise import standardise_clients
 from tailorfl.data.public import own_public_rows, public_from_rows, public_source, subset
 from tailorfl.data.registry import load_source
 from tailorfl.data.rows import Ints, Rows
+from tailorfl.data.shifts import own_shifts
 from tailorfl.data.source import Source
 from tailorfl.data.splits import Split, read_split, split_clients
 from tailorfl.data.validate import validate
@@ -43,6 +44,7 @@ def build(
     public_samples: int | None = None,
     corruptions: Mapping[str, Any] | None = None,
     official_set: bool = _SET.official_set,
+    shifts: Mapping[str, Any] | None = None,
     normalise: str = _SET.normalise,
     augment: Augmentation = _SET.augment,
     path: str | None = None,
@@ -61,6 +63,7 @@ def build(
         partition_options: for natural and domain also `group`, the kind of group.
         split: see `tailorfl.data.splits.read_split`.
         public: may be a Source too.
+        shifts: name -> file, folder, data frame or Source.
         seed: not negative.
 
     Raises:
@@ -69,6 +72,7 @@ def build(
         MissingExtraError: if corruptions are asked for and their package is not installed.
     """
     _check(seed, normalise, corruptions)
+    loader = name if source is None else None
     if source is None:
         source = _load(name, path, options, samples)
     if augment != "none":
@@ -97,6 +101,7 @@ def build(
         federation = standardise_clients(federation)
     source = federation.source
     shifted = _shifted(federation, rows, domains, corruptions, official_set, seed)
+    shifted |= own_shifts(source, shifts or {}, loader, options or {}, shifted)
     if len(own_public):
         public = public_from_rows(source, own_public)
     elif public is not None:

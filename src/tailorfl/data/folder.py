@@ -28,6 +28,8 @@ MOST_PIXELS = 50_000_000
 """Of one image; a file of some kilobytes may claim any number of them."""
 MOST_LEVELS = 4
 """Of folders that are looked into."""
+COUNTED = 4_096
+"""Images whose bytes are counted at once."""
 UNREADABLE = (
     UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, TypeError, SyntaxError, EOFError,
     LookupError, ArithmeticError, AttributeError, NotImplementedError, MemoryError, struct.error, zlib.error,
@@ -211,8 +213,11 @@ def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
     values = np.arange(256) / 255.0
     mean, std = [], []
     for channel in range(x.shape[1]):
-        # counting values is exact and needs no float copy of the images
-        share = torch.bincount(x[:, channel].flatten(), minlength=256).numpy() / x[:, channel].numel()
+        # Counting values is exact and needs no float copy of the images; some at a time, since they may lie in a file.
+        counts = torch.zeros(256, dtype=torch.int64)
+        for start in range(0, len(x), COUNTED):
+            counts += torch.bincount(x[start : start + COUNTED, channel].flatten(), minlength=256)
+        share = counts.numpy() / x[:, channel].numel()
         centre = float(share @ values)
         deviation = float(np.sqrt(share @ (values - centre) ** 2))
         mean.append(centre)

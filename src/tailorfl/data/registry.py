@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from tailorfl import modules
-from tailorfl.data import hospitals, images, own, synthetic, synthetic_classes
+from tailorfl.data import hospitals, huggingface, images, own, synthetic, synthetic_classes
 from tailorfl.data import instructions as answers
 from tailorfl.data import text as texts
 from tailorfl.data.source import Source
@@ -69,6 +69,10 @@ _SOURCES: dict[str, tuple[Callable[..., Source], str]] = {
     "table": (
         own.from_table,
         "own table: .csv, .tsv or .parquet (options path, label, client, features, ...)",
+    ),
+    "huggingface": (
+        huggingface.huggingface,
+        "Hugging Face data set, of the hub or here, streamed (options path, label, client, ...)",
     ),
     "instructions": (
         answers.instructions,

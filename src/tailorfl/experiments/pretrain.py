@@ -131,7 +131,7 @@ def central(config: ExperimentConfig) -> ExperimentConfig:
             raise ConfigError(why)
     everything: dict[str, Any] = {
         "partition": "iid", "partition_options": {}, "clients": 1, "heldout_clients": 0,
-        "public": None, "public_samples": None, "corruptions": None, "official_set": False,
+        "public": None, "public_samples": None, "corruptions": None, "official_set": False, "shifts": {},
     }  # fmt: skip
     changes = {
         "data": config.data.model_copy(update=everything),

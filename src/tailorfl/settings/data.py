@@ -85,6 +85,10 @@ class DataConfig(Settings):
         default=False,
         description="add the whole official test part, whoever holds it, as the shifted set 'official'",
     )
+    shifts: dict[str, str] = Field(
+        default={},
+        description="test sets of your own, {NAME: FILE or folder} of the same form as the data, each a shifted set",
+    )
     normalise: Normalisation = Field(
         default="none", description="client: by the mean and deviation of each client's training features"
     )

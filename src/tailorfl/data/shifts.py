@@ -1,0 +1,171 @@
+"""A user's own test sets: files of the same form as the training data, read with the constants of the training data.
+
+Their clients and parts, if they name any, are not looked at: every row is tested, by every model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tailorfl.data.columns import filled, need_columns, numeric, target_columns
+from tailorfl.data.folder import from_folder
+from tailorfl.data.intake import read_table
+from tailorfl.data.registry import load_source
+from tailorfl.data.scaling import SCALING, Scaling
+from tailorfl.data.source import Source, check_finite
+from tailorfl.errors import ConfigError, DataError
+
+TAKEN = ("val", "local", "participants", "global", "heldout", "official", "personal")
+"""Names of sets and models of an evaluation, which a file cannot have."""
+
+
+def own_shifts(
+    source: Source, shifts: Mapping[str, Any], name: str | None, options: Mapping[str, Any], others: Any
+) -> dict[str, Source]:
+    """Returns the test sets by name, each a source whose samples a model of `source` reads.
+
+    Args:
+        source: the training data as models see them, scaled.
+        shifts: name -> a file or folder, a data frame, or a Source.
+        name: of the data source that read the training data, None where it was handed over.
+        options: of that data source.
+        others: names of shifted sets that there are already.
+
+    Raises:
+        ConfigError: a name that is taken.
+        DataError: a set that cannot be read or has another form; the message names it.
+    """
+    found = {}
+    for shift, given in shifts.items():
+        if shift in TAKEN or shift in others or not shift.strip() or "/" in shift or "+" in shift:
+            raise ConfigError(
+                f"data.shifts: '{shift}' cannot name a test set; names are free but for "
+                f"{', '.join((*TAKEN, *others))} and those with / or +"
+            )
+        try:
+            found[shift] = fitted(source, _loaded(source, given, name, options), shift)
+        except DataError as error:
+            raise DataError(f"data.shifts: '{shift}': {error}") from error
+    return found
+
+
+def fitted(source: Source, found: Source, name: str) -> Source:
+    """Returns a source with the classes, channels and scaling of `source`, under a name of its own.
+
+    Raises:
+        DataError: another task, shape, features or classes.
+    """
+    if found.task != source.task:
+        raise DataError(f"its task is {found.task}, but the training data's is {source.task}")
+    x = found.x
+    if x.dim() == 4 and x.shape[1] == 1 and source.x.shape[1:2] == (3,):
+        x = x.expand(-1, 3, -1, -1).contiguous()  # grey images among coloured ones, as in training
+    if x.shape[1:] != source.x.shape[1:] or x.dtype != source.x.dtype:
+        raise DataError(
+            f"its samples are {x.dtype} of shape {list(x.shape[1:])}, but those of the training data are "
+            f"{source.x.dtype} of shape {list(source.x.shape[1:])}"
+        )
+    for key in ("features", "tokenizer"):
+        if key in found.info and key in source.info and found.info[key] != source.info[key]:
+            raise DataError(
+                f"its {key} are {found.info[key]}, but those of the training data {source.info[key]}"
+            )
+    if source.task not in ("classification", "binary") and found.outputs != source.outputs:
+        raise DataError(f"it has {found.outputs} targets, but the training data have {source.outputs}")
+    y = _renumbered(source, found)
+    made = replace(
+        source,
+        name=f"{source.name} {name}",
+        x=_scaled(source, found, x),
+        y=y,
+        test=None,
+        groups={},
+        group_names={},
+        credit=found.credit,
+    )
+    check_finite(made)
+    return made
+
+
+def _loaded(source: Source, given: Any, name: str | None, options: Mapping[str, Any]) -> Source:
+    if isinstance(given, Source):
+        return given
+    if "label" in source.info and not isinstance(given, Mapping):
+        return _table(source, given)
+    left = {key: value for key, value in options.items() if key not in ("path", "data_files")}
+    if source.x.dtype == torch.uint8 and source.x.dim() == 4 and name in (None, "folder"):
+        if not isinstance(given, str | Path):
+            raise DataError(f"expected a folder of images, but got {given!r}"[:200])
+        size = left.get("size")
+        return from_folder(given, size=None if size is None else (size[0], size[1]))
+    if name is None:
+        raise DataError(
+            "these training data were handed over, and nothing says how a file of their kind is read; hand over a "
+            "tailorfl.Source too: build_federation(source=..., shifts={name: source})"
+        )
+    return load_source(name, **{**left, "path": str(given)})
+
+
+def _table(source: Source, given: Any) -> Source:
+    """A table with the columns of the training table; a Hugging Face data set's columns are such ones too."""
+    name, frame = read_table(given)
+    labels, features = source.info["label"], source.info.get("features")
+    if features is None:
+        raise DataError(
+            "the training data are images of a data set; hand over a tailorfl.Source of such images"
+        )
+    need_columns(name, frame, [*labels, *features])
+    if not len(frame):
+        raise DataError(f"table '{name}' has no rows")
+    x = numeric(name, frame, list(features))
+    classes = source.info.get("classes")
+    if classes is None:
+        y, outputs, info = target_columns(name, frame, labels, source.task)
+        return Source(name, x, y, source.task, outputs, info={**info, "features": features})
+    column = filled(name, frame, labels[0])
+    numbers = {known: number for number, known in enumerate(classes)}
+    found = column.astype(str).map(numbers)
+    if found.isna().any():
+        raise _unknown_class(str(column[found.isna()].iloc[0]), classes)
+    y = torch.tensor(found.to_numpy(dtype="int64", copy=True))
+    return Source(name, x, y, source.task, source.outputs, info={"features": features, "classes": classes})
+
+
+def _renumbered(source: Source, found: Source) -> Tensor:
+    """The targets; classes get the numbers that they have in the training data."""
+    if source.task not in ("classification", "binary"):
+        return found.y
+    ours, theirs = source.info.get("classes"), found.info.get("classes")
+    if ours is None or theirs is None or ours == theirs:
+        if found.outputs > source.outputs:
+            raise DataError(f"it has {found.outputs} classes, but the training data have {source.outputs}")
+        return found.y
+    present = torch.unique(found.y).tolist()
+    for number in present:
+        if theirs[number] not in ours:
+            raise _unknown_class(theirs[number], ours)
+    table = torch.tensor([ours.index(one) if one in ours else 0 for one in theirs])
+    return table[found.y]
+
+
+def _unknown_class(name: str, known: Any) -> DataError:
+    shown = ", ".join(known[:10]) + (", ..." if len(known) > 10 else "")
+    return DataError(f"class '{name}' does not occur in the training data, which have {shown}")
+
+
+def _scaled(source: Source, found: Source, x: Tensor) -> Tensor:
+    """Numbers as the training data's are, with the constants for those who are no client."""
+    scaling: Scaling | None = source.info.get(SCALING)
+    if scaling is None or found.info.get(SCALING) is not None or x.dtype != torch.float32:
+        return x
+    flat = x.reshape(len(x), -1).to(torch.float64)
+    flat = (flat - scaling.mean[-1].to(torch.float64)) / scaling.deviation[-1].to(torch.float64)
+    if scaling.clip is not None:
+        flat = flat.clamp(-scaling.clip, scaling.clip)
+    return flat.to(torch.float32).reshape(x.shape)

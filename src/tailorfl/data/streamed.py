@@ -1,0 +1,295 @@
+"""Rows that come a thousand at a time, as one array: in memory, or in a file that is mapped and never read whole.
+
+What was converted once is kept under a key and used again. A conversion works in a folder of its own, which gets its
+name when all is there: one that was interrupted leaves nothing that anybody takes for whole, and is done again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from PIL import Image
+from torch import Tensor
+
+from tailorfl.data.columns import numeric
+from tailorfl.data.folder import stack_images
+from tailorfl.data.source import Task
+from tailorfl.errors import DataError
+
+ROWS = 1_000
+"""Rows that are looked at together."""
+VARIABLE = "TAILORFL_CACHE"
+"""Names the folder of converted data; by default tailorfl in the user's cache folder."""
+_FACTS, _SAMPLES, _OTHERS, _TEST = "facts.json", "samples.bin", "columns.parquet", "test.npy"
+_PART = ".part"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns are what.
+
+    Attributes:
+        label: target columns.
+        image: the image column, or None where
+        features: are the numeric input columns.
+        client: whose a row is, or None.
+        task: what the label means.
+        size: (height, width) to which images are resized, or None.
+    """
+
+    label: tuple[str, ...]
+    image: str | None
+    features: tuple[str, ...]
+    client: str | None
+    task: Task
+    size: tuple[int, int] | None = None
+
+    @property
+    def beside(self) -> list[str]:
+        """Target and client columns."""
+        return [*self.label, *([] if self.client is None else [self.client])]
+
+    @property
+    def all(self) -> list[str]:
+        """Every column that is read."""
+        return [*self.beside, *self.features, *([] if self.image is None else [self.image])]
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """What was read: inputs `[rows, ...]`, the other columns as a frame, and True for test rows or None."""
+
+    x: Tensor
+    frame: pd.DataFrame
+    test: Tensor | None
+
+
+def gather(name: str, parts: Mapping[str, Any], columns: Columns, file: Path | None = None) -> Gathered:
+    """Reads data sets of the `datasets` package, held or streamed, "train" before "test".
+
+    Args:
+        name: for messages.
+        parts: by name; each has `select_columns` and `iter`.
+        columns: what to read.
+        file: where inputs are written, of which no more than `ROWS` are held at a time; None: memory.
+
+    Raises:
+        DataError: no rows, cells that do not fit, images of different sizes.
+    """
+    try:
+        return _read(name, parts, columns, file, colour=False)
+    except _Coloured:  # an image with colours came after grey ones were written
+        return _read(name, parts, columns, file, colour=True)
+
+
+def kept(folder: Path, key: str, make: Callable[[Path], Gathered]) -> Gathered:
+    """What lies under a key in a folder, its inputs mapped; if nothing does, or not all of it, it is made.
+
+    `make` is given the file for the inputs. Processes that make the same at the same time do not disturb each other.
+    """
+    place = folder / key
+    found = _open(place)
+    if found is not None:
+        return found
+    folder.mkdir(parents=True, exist_ok=True)
+    _sweep(folder)
+    working = Path(tempfile.mkdtemp(prefix=f"{key}.{os.getpid()}.", suffix=_PART, dir=folder))
+    try:
+        made = make(working / _SAMPLES)
+        made.frame.to_parquet(working / _OTHERS)
+        if made.test is not None:
+            np.save(working / _TEST, made.test.numpy())
+        facts = {
+            "shape": list(made.x.shape),
+            "bytes": made.x.dtype == torch.uint8,
+            "test": made.test is not None,
+        }
+        (working / _FACTS).write_text(json.dumps(facts))
+        del made
+        shutil.rmtree(place, ignore_errors=True)  # damaged
+        try:
+            working.rename(place)
+        except OSError:  # another process was quicker
+            if _open(place) is None:
+                raise
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
+    done = _open(place)
+    assert done is not None
+    return done
+
+
+def cache_folder() -> Path:
+    """Where converted data are kept unless told otherwise."""
+    given = os.environ.get(VARIABLE)
+    if given:
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailorfl"
+
+
+class _Coloured(Exception):
+    """Grey images were read as such, and now one has colours."""
+
+
+class _Coded:
+    """A column of few different values: a number for each row."""
+
+    def __init__(self) -> None:
+        self.codes, self.values = array("q"), dict[Any, int]()
+
+    def add(self, column: pd.Series[Any]) -> None:
+        codes, found = pd.factorize(column)
+        place = [self.values.setdefault(value, len(self.values)) for value in found]
+        self.codes.extend(np.append(np.asarray(place, dtype=np.int64), -1)[codes].tolist())
+
+    def series(self) -> pd.Series[Any]:
+        values = np.empty(len(self.values) + 1, dtype=object)
+        values[:-1], values[-1] = list(self.values), None
+        return pd.Series(values[np.asarray(self.codes)]).infer_objects()
+
+
+class _Numbers:
+    """A column of numbers that may all differ."""
+
+    def __init__(self) -> None:
+        self.pieces: list[pd.Series[Any]] = []
+
+    def add(self, column: pd.Series[Any]) -> None:
+        self.pieces.append(column)
+
+    def series(self) -> pd.Series[Any]:
+        return pd.concat(self.pieces, ignore_index=True)
+
+
+class _Inputs:
+    """Blocks of inputs one after another, in memory or in a file."""
+
+    def __init__(self, file: Path | None, colour: bool) -> None:
+        self.file = None if file is None else file.open("wb")
+        self.path, self.colour, self.rows = file, colour, 0
+        self.blocks: list[Tensor] = []
+        self.shape: tuple[int, ...] | None = None
+        self.type = torch.float32
+
+    def add(self, block: Tensor, name: str) -> None:
+        if block.dtype == torch.uint8:
+            if block.shape[1] == 1 and self.colour:
+                block = block.expand(-1, 3, -1, -1)
+            elif block.shape[1] == 3 and not self.colour:
+                if self.rows:
+                    raise _Coloured
+                self.colour = True
+        shape = tuple(block.shape[1:])
+        if self.shape is not None and self.shape != shape:
+            raise DataError(
+                f"'{name}': an image from row {self.rows} on is {shape[1]}x{shape[2]}, but the first one is "
+                f"{self.shape[1]}x{self.shape[2]} (height x width); resize them to one size with size=(height, width)"
+            )
+        self.shape, self.type, self.rows = shape, block.dtype, self.rows + len(block)
+        if self.file is None:
+            self.blocks.append(block)
+        else:
+            self.file.write(block.contiguous().numpy().tobytes())
+
+    def done(self) -> Tensor:
+        if self.shape is None:
+            raise DataError("the data set has no rows")
+        if self.file is None or self.path is None:
+            return torch.cat(self.blocks)
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        return _mapped(self.path, (self.rows, *self.shape), self.type)
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+
+def _read(name: str, parts: Mapping[str, Any], columns: Columns, file: Path | None, colour: bool) -> Gathered:
+    classed = columns.task in ("classification", "binary")
+    beside: dict[str, _Coded | _Numbers] = {
+        column: _Coded() if classed or column == columns.client else _Numbers() for column in columns.beside
+    }
+    inputs, rows = _Inputs(file, colour), []
+    try:
+        for part in parts.values():
+            before = inputs.rows
+            for batch in _batches(part, columns):
+                frame = pd.DataFrame(
+                    {column: batch[column] for column in (*columns.beside, *columns.features)}
+                )
+                for column, held in beside.items():
+                    held.add(frame[column])
+                inputs.add(_block(name, batch, frame, columns, inputs.rows), name)
+            rows.append(inputs.rows - before)
+        x = inputs.done()
+    finally:
+        inputs.close()
+    test = None
+    if "test" in parts:
+        test = torch.repeat_interleave(torch.tensor([part == "test" for part in parts]), torch.tensor(rows))
+    return Gathered(x, pd.DataFrame({column: held.series() for column, held in beside.items()}), test)
+
+
+def _batches(part: Any, columns: Columns) -> Iterator[Mapping[str, Sequence[Any]]]:
+    """Yields the wanted columns of a data set, some rows at a time."""
+    yield from part.select_columns(columns.all).with_format(None).iter(batch_size=ROWS)
+
+
+def _block(
+    name: str, batch: Mapping[str, Sequence[Any]], frame: pd.DataFrame, columns: Columns, start: int
+) -> Tensor:
+    if columns.image is None:
+        return numeric(f"{name}, rows from {start} on" if start else name, frame, list(columns.features))
+    pictures = list(batch[columns.image])
+    for number, picture in enumerate(pictures):
+        if not isinstance(picture, Image.Image):
+            raise DataError(
+                f"'{name}': column '{columns.image}' holds no image in row {start + number} but a "
+                f"{type(picture).__name__}; cast it with datasets.Image() first"
+            )
+    if columns.size is not None:
+        height, width = columns.size
+        pictures = [picture.resize((width, height), Image.Resampling.BILINEAR) for picture in pictures]
+    return stack_images(pictures, [f"row {start + number}" for number in range(len(pictures))])
+
+
+def _mapped(file: Path, shape: Sequence[int], kind: torch.dtype) -> Tensor:
+    """The numbers in a file as a tensor; pages are read when they are used, and given back when memory is short."""
+    return torch.from_file(str(file), shared=False, size=math.prod(shape), dtype=kind).view(*shape)
+
+
+def _open(place: Path) -> Gathered | None:
+    """What lies in a folder, or None where something is missing."""
+    try:
+        facts = json.loads((place / _FACTS).read_text())
+        shape, kind = facts["shape"], torch.uint8 if facts["bytes"] else torch.float32
+        if (place / _SAMPLES).stat().st_size != math.prod(shape) * kind.itemsize:
+            return None
+        frame = pd.read_parquet(place / _OTHERS)
+        test = torch.from_numpy(np.load(place / _TEST)) if facts["test"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if len(frame) != shape[0]:
+        return None
+    return Gathered(_mapped(place / _SAMPLES, shape, kind), frame, test)
+
+
+def _sweep(folder: Path) -> None:
+    """Deletes what processes left that were killed while they converted."""
+    for left in folder.glob(f"*{_PART}"):
+        number = left.name.removesuffix(_PART).split(".")[1]
+        if number.isdigit() and not Path(f"/proc/{number}").exists() and Path("/proc").is_dir():
+            shutil.rmtree(left, ignore_errors=True)
