@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,20 @@ def _without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tailorfl.ExperimentResult, "plot", lambda result: [])
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the tiny experiment, which tests copy."""
+    out = tmp_path_factory.mktemp("finished") / "out"
+    tailorfl.run(TINY, out=out)
+    return out
+
+
+@pytest.fixture
+def out(finished: Path, tmp_path: Path) -> Path:
+    """A result folder of the tiny experiment of one's own."""
+    return Path(shutil.copytree(finished, tmp_path / "out"))
+
+
 class Counts(Observer):
     """Which jobs were done, and how many rounds of each."""
 
@@ -64,11 +79,10 @@ def invoke(*arguments: str, code: int = 0) -> str:
     return " ".join(result.output.split())
 
 
-def test_more_seeds_and_methods_equal_an_experiment_that_had_them_all(tmp_path: Path) -> None:
-    tailorfl.run(TINY, out=tmp_path / "out")
-    kept = contents(tmp_path / "out" / "ditto")
+def test_more_seeds_and_methods_equal_an_experiment_that_had_them_all(out: Path, tmp_path: Path) -> None:
+    kept = contents(out / "ditto")
     watch = Counts()
-    tailorfl.run(out=tmp_path / "out", extend=True, seeds=2, methods=["fedavg"], observer=watch)
+    tailorfl.run(out=out, extend=True, seeds=2, methods=["fedavg"], observer=watch)
     assert watch.rounds == {"fedavg, seed 0": 3, "local, seed 1": 3, "ditto, seed 1": 3, "fedavg, seed 1": 3}
     after = contents(tmp_path / "out" / "ditto")
     assert {name: after[name] for name in kept} == kept
@@ -76,14 +90,13 @@ def test_more_seeds_and_methods_equal_an_experiment_that_had_them_all(tmp_path: 
     assert_identical(numbers(tmp_path / "out"), numbers(tmp_path / "whole"))
 
 
-def test_the_command_extends_with_a_file_or_with_settings_alone(tmp_path: Path) -> None:
-    out, file = str(tmp_path / "out"), tmp_path / "more.yaml"
-    tailorfl.run(TINY, out=out)
+def test_the_command_extends_with_a_file_or_with_settings_alone(out: Path, tmp_path: Path) -> None:
+    file = tmp_path / "more.yaml"
     more = {**TINY, "methods": ["ditto", {"name": "ditto", "label": "Ditto 0.1", "lam": 0.1}]}
     file.write_text(tailorfl.load_config(more).to_yaml())
-    shown = invoke("run", str(file), "--extend", out, "--quiet")
+    shown = invoke("run", str(file), "--extend", str(out), "--quiet")
     assert all(label in shown for label in ("local", "ditto", "Ditto 0.1"))
-    shown = invoke("compare", "seeds=[7]", "--extend", out, "--quiet")
+    shown = invoke("compare", "seeds=[7]", "--extend", str(out), "--quiet")
     assert "mean over 2 seeds" in shown
     assert "fedavg" not in shown, "nothing is compared that nobody named"
     assert tailorfl.load_config(tmp_path / "out" / "config.yaml").seeds == (0, 7)
@@ -199,13 +212,12 @@ def test_schedules_of_round_numbers_go_on(schedule: dict[str, Any], tmp_path: Pa
     ],
 )
 def test_what_is_no_extension_is_refused_and_nothing_changes(
-    more: dict[str, Any], said: str, tmp_path: Path
+    more: dict[str, Any], said: str, out: Path
 ) -> None:
-    tailorfl.run({**TINY, "rounds": 3}, out=tmp_path / "out")
-    before = contents(tmp_path / "out")
+    before = contents(out)
     with pytest.raises(RunError, match=said):
-        tailorfl.run(out=tmp_path / "out", extend=True, **more)
-    assert contents(tmp_path / "out") == before
+        tailorfl.run(out=out, extend=True, **more)
+    assert contents(out) == before
 
 
 def test_other_data_are_refused_before_any_job_is_opened_again(tmp_path: Path) -> None:
@@ -289,10 +301,9 @@ def test_variants_are_extended_each(tmp_path: Path) -> None:
         assert [(s["seed"], s["rounds"]) for s, _ in found.jobs] == [(0, 3), (1, 3)]
 
 
-def test_damaged_jobs_are_not_gone_on_with(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tailorfl.run(TINY, out=tmp_path / "out")
-    (tmp_path / "out" / "ditto" / "seed-0" / "rounds.jsonl").unlink()
+def test_damaged_jobs_are_not_gone_on_with(out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (out / "ditto" / "seed-0" / "rounds.jsonl").unlink()
     watch = Counts()
-    tailorfl.run(out=tmp_path / "out", extend=True, rounds=5, observer=watch)
+    tailorfl.run(out=out, extend=True, rounds=5, observer=watch)
     assert watch.rounds == {"local, seed 0": 2, "ditto, seed 0": 5}
     assert "ditto, seed 0 is done again: rounds.jsonl is missing" in caplog.text
