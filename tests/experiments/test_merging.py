@@ -118,7 +118,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         tailorfl.merge(["a", "./a"], "out")
     with pytest.raises(ConfigError, match="'b' holds an experiment of its own"):
         tailorfl.merge(["a"], "b")
-    assert "needs a folder of its own: --out" in invoke("report", "a", "b", code=2)
+    assert "needs a place of its own: --out" in invoke("report", "a", "b", code=2)
     linear = {
         **TINY,
         "seeds": [5],

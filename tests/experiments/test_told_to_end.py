@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -210,16 +209,17 @@ def test_a_report_during_a_run_agrees_with_its_pictures(tmp_path: Path) -> None:
     ((early, page),) = made
     assert "ditto, seed 0: not finished" in early
     assert "| ditto |" not in early
-    assert page.count("data:image/png;base64,") == 3
+    assert "ditto, seed 0: not finished" in page
+    assert "<td>ditto</td>" not in page
     late = (out / "report.md").read_text()
     assert "| ditto |" in late
     assert "not finished" not in late
     pictures = {
         name: (out / name).read_bytes() for name in ("per_round.png", "per_client.png", "per_byte.png")
     }
-    for picture in pictures.values():
-        assert base64.b64encode(picture).decode() in (out / "report.html").read_text()
-        assert base64.b64encode(picture).decode() not in page
+    later = (out / "report.html").read_text()
+    assert "<td>ditto</td>" in later
+    assert "not finished" not in later
 
     whole = ExperimentResult.load(out)
     before = ExperimentResult(out, whole.jobs[:1])  # loaded when one job was finished, written after all were

@@ -12,10 +12,10 @@ from typer.core import TyperGroup
 import tailorfl
 from tailorfl.cli import advise, audit, bench, data, landscape, pretrain, theory, watching
 from tailorfl.cli.arguments import Imports, hint
-from tailorfl.cli.running import Request, perform, show_result
-from tailorfl.cli.screen import remark, say, show_table, stderr, stdout
+from tailorfl.cli.running import Request, perform
+from tailorfl.cli.screen import remark, show_table, stderr, stdout
 from tailorfl.cli.state import State
-from tailorfl.errors import ConfigError, TailorflError, nearest
+from tailorfl.errors import TailorflError, nearest
 from tailorfl.experiments.faults import told
 from tailorfl.runs.signals import Terminated, ended_in_order, why
 
@@ -211,24 +211,27 @@ def report(
         list[Path], typer.Argument(metavar="FOLDER...", help="Result folder of an experiment, or several.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the report, needed where several are put together.")
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="A file NAME.html for the page alone, or a folder for all; needed where several are put together.",
+        ),
     ] = None,
     target: Annotated[
         float | None, typer.Option(help="Also the rounds and bytes until the mean metric is this good: 0.9.")
     ] = None,
+    latex: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also the table for LaTeX (booktabs).")
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also the table's plain numbers, nothing rounded.")
+    ] = None,
 ) -> None:
-    """Print the table of an experiment, or of several together, and write its plots, report.md and report.html."""
-    from tailorfl.experiments.merging import merge
-    from tailorfl.experiments.report import write_report
-    from tailorfl.experiments.variants import results
+    """Print the table of an experiment, or of several together, and write its report: a page, plots, report.md."""
+    from tailorfl.cli.reports import Wanted, write
 
-    if len(folders) > 1 and out is None:
-        raise ConfigError(f"a report of {len(folders)} folders needs a folder of its own: --out FOLDER")
-    found = results(folders[0]) if out is None else merge(folders, out)
-    for result in found.values():
-        written = ", ".join(str(file) for file in write_report(result, target))
-        show_result(result, target)
-        say(stdout(), f"report: {written}")
+    write(folders, Wanted(out, target, latex, csv))
 
 
 @app.command("check")

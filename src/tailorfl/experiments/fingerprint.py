@@ -22,6 +22,7 @@ from tailorfl.data.scaling import SCALING, Scaling
 from tailorfl.data.source import Source
 from tailorfl.errors import RunError
 from tailorfl.experiments.jobs import Job, other_job
+from tailorfl.experiments.label_counts import label_counts
 from tailorfl.runs.files import decode, encode, write_text
 from tailorfl.runs.store import RunStore
 
@@ -108,6 +109,7 @@ def made_with(job: Job, federation: Federation) -> dict[str, Any]:
         "clients": list(federation.names),
         "source": federation.source.name,
         "inputs": meaning(federation.source),
+        **label_counts(job, federation),
     }
 
 

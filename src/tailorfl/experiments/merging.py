@@ -25,20 +25,21 @@ from tailorfl.settings.experiment import ExperimentConfig
 Jobs = list[tuple[dict[str, Any], RunStore]]
 
 
-def merge(folders: Sequence[str | Path], out: str | Path) -> dict[str, MergedResult]:
+def merge(folders: Sequence[str | Path], out: str | Path | None) -> dict[str, MergedResult]:
     """Returns the results of several folders put together, by name of the variant ("" where there are none).
 
-    Tables, plots and reports are written into `out`; the folders stay as they are.
+    Tables, plots and reports are written into `out`, where one is given; the folders stay as they are.
 
     Raises:
         ConfigError: no folder is given, or one twice, or `out` holds an experiment of its own.
         RunError: they do not go together: other metrics, or the same seed of the same method twice.
     """
-    places, target = [Path(folder) for folder in folders], Path(out)
+    places = [Path(folder) for folder in folders]
+    target = None if out is None else Path(out)
     twice = [str(place) for place in places if sum(place.resolve() == p.resolve() for p in places) > 1]
     if twice or not places:
         raise ConfigError(f"give every folder once: {twice[0]}" if twice else "give at least one folder")
-    if (target / "config.yaml").exists():
+    if target is not None and (target / "config.yaml").exists():
         raise ConfigError(
             f"'{target}' holds an experiment of its own, whose table the one of several folders would replace; choose "
             "another --out"
@@ -47,7 +48,7 @@ def merge(folders: Sequence[str | Path], out: str | Path) -> dict[str, MergedRes
     names = list(dict.fromkeys(name for parts in found.values() for name in parts))
     merged = {}
     for name in names:
-        path = target / slug(name) if name else target
+        path = places[0] if target is None else target / slug(name) if name else target
         with reporting(path, "create the result folder"):
             path.mkdir(parents=True, exist_ok=True)
         merged[name] = MergedResult.of(path, {p: parts[name] for p, parts in found.items() if name in parts})

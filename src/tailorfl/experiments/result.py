@@ -231,11 +231,13 @@ class ExperimentResult:
     @property
     def markdown(self) -> str:
         """The comparison as Markdown, and below it a note for every marked line."""
-        said = [
-            f"{MARK} {label}: {sentence}." for label, found in self.reductions.items() for sentence in found
-        ]
         table = render(self.marked(self.table), self.columns, "markdown")
-        return table + "".join(f"\n{line}\n" for line in (*said, *self.worst_clients))
+        return table + "".join(f"\n{line}\n" for line in (*self.remarks, *self.worst_clients))
+
+    @property
+    def remarks(self) -> list[str]:
+        """What stands below the table for every marked line."""
+        return [f"{MARK} {label}: {line}." for label, found in self.reductions.items() for line in found]
 
     @property
     def clients(self) -> pd.DataFrame:

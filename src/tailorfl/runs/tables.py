@@ -228,9 +228,9 @@ def _markdown(frame: pd.DataFrame, columns: Sequence[Column]) -> str:
 def _latex(frame: pd.DataFrame, columns: Sequence[Column]) -> str:
     head, body = cells(frame, columns)
     lines = [f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", "\\toprule"]
-    lines += [" & ".join(_tex(name) for name in head) + r" \\", "\\midrule"]
+    lines += [" & ".join(tex(name) for name in head) + r" \\", "\\midrule"]
     for row in body:
-        line = (rf"\textbf{{{_tex(text)}}}" if is_best else _tex(text) for text, is_best in row)
+        line = (rf"\textbf{{{tex(text)}}}" if is_best else tex(text) for text, is_best in row)
         lines.append(" & ".join(line) + r" \\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
 
@@ -257,7 +257,8 @@ _TEX = {
 }
 
 
-def _tex(text: str) -> str:
+def tex(text: str) -> str:
+    """Returns a text as LaTeX shows it."""
     return "".join(_TEX.get(character, character) for character in text)
 
 
