@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tailorfl.models import cohort_convs, cohort_norms
-from tailorfl.models.descent import Share, descending, used_once
+from tailorfl.models.cohort_layers import Share, descending, used_once
 from tailorfl.models.functional import Model
 from tailorfl.models.mapping import over_clients
 

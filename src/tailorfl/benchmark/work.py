@@ -23,6 +23,7 @@ from tailorfl.engines.vectorized import Vectorized
 from tailorfl.rounds.groups import Group, by_group, message_for
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree
+from tailorfl.training.asked import resolved
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.directed import gradients_asked
 from tailorfl.training.plan import BatchPlan, Length, runs
@@ -175,7 +176,7 @@ class _Counting(Client):
         given = dict(options)
         direction, extra = given.get("direction"), tuple(given.get("given", ()))
         length: Length = given.get("length", RUN)
-        batch, epochs, steps = self.config.resolved(length)
+        batch, epochs, steps = resolved(self.config, length)
         if isinstance(steps, Tensor):
             steps = int(steps)
         batches = length.batches

@@ -21,19 +21,19 @@ from torch import Tensor
 from tailorfl.errors import TailorflError
 from tailorfl.models.layers import Groups, layer_groups
 from tailorfl.training import looks, operations, tree
-from tailorfl.training.asked import Asked, run_fit
+from tailorfl.training.asked import Asked, resolved, run_fit
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.directed import Directions
 from tailorfl.training.gradients import Gradient
 from tailorfl.training.packing import Packed
 from tailorfl.training.plan import Length, steps_of
 from tailorfl.training.terms import Given, Term
-from tailorfl.training.update import Optimizer
+from tailorfl.training.update import OF_RUN, Optimizer
 
 Start = TypeVar("Start", TensorDict, Mapping[str, TensorDict])
 """A model state, or several by name."""
-RUN, OF_RUN = Length(), Optimizer()
-"""What the run's settings say."""
+RUN = Length()
+"""As long as the run's settings say."""
 
 
 class Client:
@@ -272,7 +272,7 @@ class Client:
     def _taken(self, length: Length) -> NDArray[np.int64]:
         """The steps of every client of the cohort, [clients]."""
         c = self._cohort
-        batch, epochs, steps = self.config.resolved(length)
+        batch, epochs, steps = resolved(self.config, length)
         if isinstance(steps, Tensor):
             raise TailorflError("a length of steps=Tensor is known by that tensor, not by client.steps()")
         taken = steps_of(c.sizes, batch, epochs, steps, c.min_batch, length.batches)

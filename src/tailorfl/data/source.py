@@ -133,7 +133,12 @@ class Source:
         `keys` `[clients]` int64 decide how images are changed, as `augment` says; `rows` of one client `[batch]` have a
         key without axes.
         """
-        return self._normalised(augment(self._picked(rows), keys, self.augment))
+        x = self._picked(rows)
+        return self._normalised(x if self.augment == "none" else augment(x, keys, self.augment))
+
+    def batch(self, rows: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """The samples `rows` as `take_augmented` gives them, and their targets."""
+        return self.take_augmented(rows, keys), self.targets(rows)
 
     def _picked(self, rows: Tensor) -> Tensor:
         # index_select copies whole samples and is several times faster than advanced indexing.

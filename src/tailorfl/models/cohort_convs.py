@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 from torch.nn import functional as F
 
-from tailorfl.models.cohort_layers import linear, together
-from tailorfl.models.descent import Share, share_of
+from tailorfl.models.cohort_layers import Share, linear, share_of
 from tailorfl.models.layouts import arranged, stacked
-from tailorfl.models.mapping import mapped_once
+from tailorfl.models.mapping import together
 from tailorfl.models.pooling import Pool, of_all
 
 SMALL_CONV = 200_000
@@ -38,25 +37,22 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """[batch, channels, height, width] -> the same with other sizes."""
-        if (
-            not is_batchedtensor(self.weight)
-            or self.padding_mode != "zeros"
-            or isinstance(self.padding, str)
-            or input.dim() != 4
-            or not mapped_once(input, self.weight, self.bias)
-        ):
-            alone: Tensor = self._conv_forward(input, self.weight, self.bias)
-            return alone if self.pool is None else self.pool(alone)
-        layer = partial(
-            conv2d,
-            stride=self.stride,
-            padding=self.padding,
-            dilation=self.dilation,
-            groups=self.groups,
-            channels_last=self.channels_last,
-            pool=self.pool,
-        )
-        return together(layer, input, self.weight, self.bias)
+        plain = self.padding_mode == "zeros" and input.dim() == 4
+        if is_batchedtensor(self.weight) and plain and not isinstance(self.padding, str):
+            layer = partial(
+                conv2d,
+                stride=self.stride,
+                padding=self.padding,
+                dilation=self.dilation,
+                groups=self.groups,
+                channels_last=self.channels_last,
+                pool=self.pool,
+            )
+            found = together(layer, input, self.weight, self.bias)
+            if found is not None:
+                return found
+        alone: Tensor = self._conv_forward(input, self.weight, self.bias)
+        return alone if self.pool is None else self.pool(alone)
 
 
 def conv2d(

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch._C._functorch import _add_batch_dim, is_batchedtensor, maybe_get_level
 from torch.nn import functional as F
 
-from tailorfl.models.cohort_layers import front
-from tailorfl.models.mapping import mapped_once, outside, physical
+from tailorfl.models.mapping import front, mapped_once, outside, physical
 
 LARGE = 20_000
 """Numbers of one client's batch from which on it is normalised by itself."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from tailorfl.errors import ModelError
-from tailorfl.models.dropout import replace_dropout
+from tailorfl.models.dropout import Dropout, replace_dropout
 from tailorfl.models.selectors import Selector, select
 from tailorfl.models.skeleton import Skeleton, State
 from tailorfl.models.split import Split
@@ -72,6 +72,10 @@ class Model:
         norms = {name: m for name, m in module.named_modules() if _has_statistics(m)}
         self._still = tuple(name for name in norms if not set(_own(norms[name], name)) - self.frozen)
         self._norms = {name: m for name, m in norms.items() if name not in self._still}
+        self.has_batch_statistics = bool(self._norms)
+        """Whether a training step depends on the batch as a whole (batch norm), so that a batch must not be padded."""
+        self.has_dropout = any(isinstance(part, Dropout) for part in module.modules())
+        """Whether a training step needs the keys of dropout masks."""
         self._places = _places(module)
         self._eval = Skeleton(self._copy(module).eval(), self._live_places())
         self._training: dict[frozenset[str], Skeleton] = {}
@@ -102,13 +106,6 @@ class Model:
         steps = [step for step in (self._prepare, change) if step is not None]
         prepare = partial(_in_turn, steps)
         return Model(self._factory, prepare, trainable=lambda name, *_: name not in frozen, seed=self._seed)
-
-    @property
-    def has_batch_statistics(self) -> bool:
-        """Whether a training step depends on the batch as a whole (batch norm), so that a batch must not be
-        padded.
-        """
-        return bool(self._norms)
 
     def on(self, device: torch.device) -> Model:
         """Returns the model with its frozen tensors on `device`: itself where it has none, else one that is kept."""

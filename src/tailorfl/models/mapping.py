@@ -7,7 +7,7 @@ all operations in between.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -92,3 +92,37 @@ def physical(tensor: Tensor) -> tuple[Tensor, int | None]:
         return tensor, None
     found, dim = _unwrap_batched(tensor, maybe_get_level(tensor))
     return found, dim
+
+
+def front(tensor: Tensor, dim: int | None, clients: int) -> Tensor:
+    """[clients, ...]; a view without copies where all clients share it."""
+    if dim is None:
+        return tensor.expand(clients, *tensor.shape)
+    return tensor if dim == 0 else tensor.movedim(dim, 0)
+
+
+def together(
+    layer: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shared_input: bool = False,
+) -> Tensor | None:
+    """Returns a layer of the mapped tensors, computed on their physical ones; None unless one map made all of them.
+
+    `weight` is mapped. `shared_input` says that the layer takes an input without client axis, where all clients share
+    it.
+    """
+    if not mapped_once(x, weight, bias):
+        return None
+    level = maybe_get_level(weight)
+    w, w_dim = physical(weight)
+    clients = w.shape[w_dim or 0]
+    with outside():
+        inputs, x_dim = physical(x)
+        if x_dim is not None or not shared_input:
+            inputs = front(inputs, x_dim, clients)
+        b = None if bias is None else front(*physical(bias), clients)
+        found = layer(inputs, front(w, w_dim, clients), b)
+    out: Tensor = _add_batch_dim(found, 0, level)
+    return out

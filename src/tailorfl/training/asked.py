@@ -10,17 +10,16 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.errors import TailorflError
-from tailorfl.training import tree
-from tailorfl.training.cohort import Cohort
+from tailorfl.training.cohort import Cohort, TrainConfig
 from tailorfl.training.directed import Directions
 from tailorfl.training.fitting import Fit, Inputs
 from tailorfl.training.local_sgd import FitOptions
 from tailorfl.training.operations import apply
 from tailorfl.training.packing import Packed
 from tailorfl.training.plan import Length
-from tailorfl.training.sample_privacy import check_separable
+from tailorfl.training.sample_privacy import SampleDP, check_separable
 from tailorfl.training.terms import Given, Term
-from tailorfl.training.update import Optimizer
+from tailorfl.training.update import OF_RUN, Optimizer
 
 Components = Mapping[str, TensorDict]
 """Models that train together, by name; "" is the name of one alone."""
@@ -58,19 +57,20 @@ def run_fit(
     `number` is which fit of its client this is. Raises as `Client.fit` does.
     """
     _check(cohort, components, asked)
-    names = _trained(cohort, components, asked)
+    states: dict[str, dict[str, Any]] = {name: dict(state.items()) for name, state in components.items()}
+    names = _trained(cohort, states, asked)
     config, optimizer, length = cohort.config, asked.optimizer, asked.length
-    batch, epochs, steps = config.resolved(length)
+    batch, epochs, steps = resolved(config, length)
     strength = asked.prox[0] if asked.prox is not None else None
-    private = tuple(term for term in asked.terms if term.public is None)
-    public = tuple(term for term in asked.terms if term.public is not None)
+    private = tuple([term for term in asked.terms if term.public is None])
+    public = tuple([term for term in asked.terms if term.public is not None])
     taken = epochs if steps is None else steps
     if not names or (not isinstance(taken, Tensor) and taken == 0) or cohort.limit == 0:
         return None
     options = FitOptions(
-        trained=tuple(names for _ in components),
+        trained=(names,) * len(components),
         components=tuple(components),
-        rule=optimizer.rule(config.rule),
+        rule=config.rule if optimizer is OF_RUN else optimizer.rule(config.rule),
         clip=config.clip,
         clip_each=optimizer.clip_each,
         repeat=length.repeat,
@@ -82,31 +82,53 @@ def run_fit(
         dp=config.dp,
         number=number,
         purpose=asked.purpose,
+        sequence=_sequence(config.dp, number, asked.purpose),
         batch=batch,
         epochs=epochs,
         steps=None if isinstance(steps, Tensor) else steps,
         first=length.first,
     )
-    moving = cohort.model.trained_buffers(names)
+    moving = cohort.model.trained_buffers(names) if cohort.model.has_batch_statistics else ()
     if config.dp is not None:
         check_separable(cohort.loss, moving, private)
+    changing = {*names, *moving}
     inputs = Inputs(
-        models={name: tree.tensors(state) for name, state in components.items()},
+        steps=steps if isinstance(steps, Tensor) else None,
+        trained={c: {n: state[n] for n in names} for c, state in states.items()},
+        moving={c: {n: state[n] for n in moving} for c, state in states.items()},
+        fixed={c: {n: t for n, t in state.items() if n not in changing} for c, state in states.items()},
         centre=None if asked.prox is None else _centre(asked.prox[1], components, names),
         strength=strength if isinstance(strength, Tensor) else None,
         rate=optimizer.lr if isinstance(optimizer.lr, Tensor) else None,
-        steps=steps if isinstance(steps, Tensor) else None,
         given=asked.given,
-        terms=tuple(term.given for term in private),
-        public=tuple(term.given for term in public),
+        terms=tuple([term.given for term in private]),
+        public=tuple([term.given for term in public]),
     )
     packed = Packed.of(inputs)
-    loss, work, *changed = apply(Fit(cohort, options, packed.form, moving), position, *packed.leaves)
-    rest, models = iter(changed), {}
-    for name, state in components.items():
-        new = {n: next(rest) for n in (*names, *moving)}
-        models[name] = TensorDict({n: new.get(n, t) for n, t in state.items()}, batch_size=[])
+    loss, work, *changed = apply(Fit(cohort, options, packed.form), position, *packed.leaves)
+    models, rest = {}, iter(changed)
+    for name, state in states.items():
+        state |= zip((*names, *moving), rest, strict=False)
+        models[name] = TensorDict(state, batch_size=[])
     return Done(loss, work, models)
+
+
+def resolved(config: TrainConfig, length: Length) -> tuple[int, float | None, int | Tensor | None]:
+    """Returns (samples a batch, epochs, steps) of a fit of this length, one of the last two None."""
+    batch = config.batch_size if length.batch_size is None else length.batch_size
+    epochs, steps = length.epochs, length.steps
+    if epochs is None and steps is None:
+        epochs, steps = config.epochs, config.steps
+    return (batch, None, steps) if steps is not None else (batch, epochs, None)
+
+
+def _sequence(dp: SampleDP | None, number: int, purpose: str) -> str:
+    """Which random sequence of batches the fit with that number has.
+
+    With privacy noise every fit of a round draws batches of its own: two gradients of one batch cost more privacy than
+    those of two batches. Without noise the fits of a purpose share theirs.
+    """
+    return f"{purpose}/fit {number}" if dp is not None and dp.noise != 0 and number else purpose
 
 
 def _check(cohort: Cohort, components: Components, asked: Asked) -> None:
@@ -155,13 +177,15 @@ def _check_closure(what: str, function: Any) -> None:
             )
 
 
-def _trained(cohort: Cohort, components: Components, asked: Asked) -> tuple[str, ...]:
+def _trained(cohort: Cohort, states: Mapping[str, Mapping[str, Any]], asked: Asked) -> tuple[str, ...]:
     """Names of the tensors that are trained: parameters of the model, then what only terms use."""
     model, train = cohort.model, asked.train
     wanted = set(cohort.split.trainable if train is None else train)
-    names = tuple(n for n in model.parameters if n in wanted)
-    own = [n for state in components.values() for n in tree.tensors(state) if n not in model.sizes]
-    return names + tuple(n for n in own if asked.terms and (train is None or n in wanted))
+    names = tuple([n for n in model.parameters if n in wanted])
+    if not asked.terms:
+        return names
+    own = [n for state in states.values() for n in state if n not in model.sizes]
+    return names + tuple([n for n in own if train is None or n in wanted])
 
 
 def _centre(
@@ -169,10 +193,11 @@ def _centre(
 ) -> dict[str, dict[str, Tensor]]:
     """What the proximal pull goes to, by component, of the trained tensors."""
     centre: Mapping[str, Any] = {"": given} if tuple(components) == ("",) else given
-    absent = [n for c in components for n in names if n not in centre[c].keys()]  # noqa: SIM118
+    found = {c: dict(centre[c].items()) for c in components}
+    absent = [n for own in found.values() for n in names if n not in own]
     if absent:
         raise TailorflError(
             f"the centre of prox lacks {', '.join(absent[:5])}, which is trained; give the whole model "
             "as its centre, or name with `train` what the centre has"
         )
-    return {c: {n: centre[c].get(n) for n in names} for c in components}
+    return {c: {n: own[n] for n in names} for c, own in found.items()}

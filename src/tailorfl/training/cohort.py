@@ -20,7 +20,7 @@ from tailorfl.settings.train import OptimizerName, Schedule
 from tailorfl.training.keys import derive
 from tailorfl.training.ledger import Record
 from tailorfl.training.objective import Loss
-from tailorfl.training.plan import BatchPlan, Length, Rows, Steps, make_plan
+from tailorfl.training.plan import BatchPlan, Rows, Steps, make_plan
 from tailorfl.training.round_schedule import CONSTANT, RoundSchedule
 from tailorfl.training.sample_privacy import SampleDP
 from tailorfl.training.update import Rule
@@ -65,15 +65,7 @@ class TrainConfig:
         """Returns the settings of a round in which rates are that share of what they were at first."""
         return replace(self, lr=self.lr * share, decay=share)
 
-    def resolved(self, length: Length) -> tuple[int, float | None, int | Tensor | None]:
-        """Returns (samples a batch, epochs, steps) of a fit of this length, one of the last two None."""
-        batch = self.batch_size if length.batch_size is None else length.batch_size
-        epochs, steps = length.epochs, length.steps
-        if epochs is None and steps is None:
-            epochs, steps = self.epochs, self.steps
-        return (batch, None, steps) if steps is not None else (batch, epochs, None)
-
-    @property
+    @cached_property
     def rule(self) -> Rule:
         """How a gradient moves the parameters."""
         return Rule(self.lr, self.optimizer, self.schedule, self.momentum, self.weight_decay)
@@ -153,10 +145,12 @@ class Cohort:
         first: int,
         batches: int = 1,
         poisson: bool = False,
+        noise: str | None = None,
     ) -> BatchPlan:
         """Returns the batch plan of the clients at `positions`; every step takes `batches` batches.
 
-        Equal arguments give equal plans in every cohort.
+        Its keys are of the purpose `noise`; None: nothing else is drawn at random. Equal arguments give equal plans in
+        every cohort.
         """
         if len(positions) == 1:
             # One client of a loop: plan its whole block at once, which costs little more than planning one.
@@ -164,12 +158,12 @@ class Cohort:
             together = tuple(range(block, min(block + PLAN_BLOCK, len(self.ids))))
         else:
             together = positions
-        request = (purpose, batch, epochs, steps, first, batches, poisson)
+        request = (purpose, batch, epochs, steps, first, batches, poisson, noise)
         if self.plans.get("positions") != together:
             self.plans.clear()
             self.plans["positions"] = together
         if request not in self.plans:
-            self.plans[request] = make_plan(
+            plan = make_plan(
                 [self.members[p] for p in together],
                 self.keys(together, purpose),
                 batch,
@@ -181,8 +175,11 @@ class Cohort:
                 batches=batches,
                 poisson=poisson,
             )
-        plan: BatchPlan = self.plans[request]
-        return plan if together == positions else plan.of(positions[0] - together[0])
+            if noise is not None:
+                plan = replace(plan, keys=self.keys(together, noise).astype(np.int64))
+            self.plans[request] = plan
+        found: BatchPlan = self.plans[request]
+        return found if together == positions else found.of(positions[0] - together[0])
 
 
 def rows_at_once(source: Source, clients: int = 1) -> int:

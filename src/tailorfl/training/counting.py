@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
+from torch import Tensor
 
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.directed import gradients_asked
@@ -20,7 +22,29 @@ from tailorfl.training.local_sgd import FitOptions
 from tailorfl.training.plan import batches_of, batches_per_pass
 
 
-def note(cohort: Cohort, options: FitOptions, positions: Sequence[int], gradients: NDArray[np.int64]) -> None:
+def account(
+    cohort: Cohort,
+    options: FitOptions,
+    positions: Sequence[int],
+    gradients: NDArray[np.int64],
+    samples: NDArray[np.int64],
+) -> Tensor:
+    """Returns how many gradients of single samples a fit computed, float [clients], and records what it released.
+
+    `gradients` [clients, batches] were taken of each batch, which has so many `samples`; those of public samples count.
+    """
+    _note(cohort, options, positions, gradients)
+    found: NDArray[np.int64] = (gradients * samples).sum(1)
+    if options.public and cohort.public is not None:
+        steps = options.repeat * ((samples > 0).sum(1) // options.batches)
+        for term in options.public:
+            found = found + min(term.public or 0, len(cohort.public)) * steps
+    return torch.from_numpy(found.astype(np.float32)).to(cohort.device)
+
+
+def _note(
+    cohort: Cohort, options: FitOptions, positions: Sequence[int], gradients: NDArray[np.int64]
+) -> None:
     """Records what a private fit released, from the gradients of each batch [clients, batches].
 
     Of shuffled batches a sample is in one a pass, so what counts is how many passes there were, and how many gradients
@@ -43,21 +67,6 @@ def _of_passes(
     (length,) = batches_per_pass(np.array([samples]), options.batch, cohort.min_batch)
     which = (options.first + np.arange(len(gradients))) // max(length, 1)
     return np.array([gradients[which == n].max() for n in np.unique(which)], dtype=np.int64)
-
-
-def worked(
-    cohort: Cohort, options: FitOptions, gradients: NDArray[np.int64], samples: NDArray[np.int64]
-) -> NDArray[np.float32]:
-    """Returns how many gradients of single samples a fit computed, [clients]: of private ones, and of public ones.
-
-    `gradients` [clients, batches] were taken of each batch, which has so many `samples`.
-    """
-    found: NDArray[np.int64] = (gradients * samples).sum(1)
-    steps = options.repeat * ((samples > 0).sum(1) // options.batches)
-    for term in options.public:
-        if cohort.public is not None and term.public is not None:
-            found = found + min(term.public, len(cohort.public)) * steps
-    return np.asarray(found, dtype=np.float32)
 
 
 def count(
@@ -88,4 +97,4 @@ def count(
     )
     taken = batches_of(cohort.sizes[list(positions)], *length)
     each = np.tile(asked, int(taken.max(initial=0)) // options.batches)
-    note(cohort, options, positions, each * (np.arange(len(each)) < taken[:, None]))
+    _note(cohort, options, positions, each * (np.arange(len(each)) < taken[:, None]))

@@ -26,6 +26,7 @@ from tailorfl.training.gradients import (
     Direction,
     Gradient,
     Objective,
+    Pass,
     filled,
     gradients_of,
 )
@@ -176,24 +177,26 @@ class Passes:
 
     def _private(self, carry: Carry, at: dict[str, Tensor], batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         how, clients = self.how, self.clients
-        own, moving, given = carry.own, carry.moving, [g.map(self.seen) for g in carry.given]
-        x, y, weight, key = batch.only() if clients is None else batch.seen(clients)
+        constant = {**carry.own, **carry.moving}
+        given = carry.given.map(self.seen).unpack()
         release = batch.release
         assert release is not None
-        if clients is not None:
-            own, moving = clients.each(own), clients.each(moving)
+        if clients is None:
+            seen, release = batch.only(), release.of(0)
+        else:
+            seen, constant = batch.seen(clients), clients.each(constant)
             size = None if release.size is None else clients.one(release.size)
             release = Release(clients.one(release.noise), size)
-        else:
-            release = release.of(0)
-        constant = {**carry.common, **own}
+        constant = {**carry.common, **constant}
 
         def loss_of(
             values: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None, key: Tensor
         ) -> tuple[Tensor, dict[str, Tensor]]:
-            return how.objective.value(values, constant, moving, carry.names, (x, y, weight, key), given)
+            state = {**constant, **values}
+            return how.objective.value(state, carry.moving, carry.names, Pass(x, y, weight, key), given)
 
         assert how.dp is not None
+        x, y, weight, key = seen
         noise = fold_key(fold_key(key, how.number), sum(self.taken))
         gradient, value = private_gradient(loss_of, at, x, y, weight, how.dp, noise, key, release)
         return gradient, value if clients is None else clients.all(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,43 +11,52 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from tailorfl.training.active import Active
 from tailorfl.training.cohort import Cohort
-from tailorfl.training.counting import count, note, worked
+from tailorfl.training.counting import account, count
 from tailorfl.training.gradients import Carry, Objective
 from tailorfl.training.local_sgd import FitOptions, LocalSGD
 from tailorfl.training.operations import where
-from tailorfl.training.packing import Arrange, Dims, Form, Packed, Travelled, travelled
+from tailorfl.training.packing import Dims, Form, Layout, Packed
 from tailorfl.training.plan import BatchPlan
 from tailorfl.training.public_term import PublicTerm, public_rows
 from tailorfl.training.sample_privacy import Release, SampleDP
+from tailorfl.training.terms import Given
 
 
 class Inputs(NamedTuple):
     """What goes into a training, by name; every tensor may be one for all clients or each client's own."""
 
-    models: Mapping[str, Mapping[str, Any]]
-    """Component, then name: whole states, trained or not."""
-    centre: Mapping[str, Mapping[str, Any]] | None
-    """Component, then name of a trained tensor: where the proximal pull goes."""
-    strength: Any
+    steps: Tensor | None
+    """How many, where that is a tensor; it comes first, since the order of the clients depends on it."""
+    trained: Mapping[str, Mapping[str, Tensor]]
+    """Component, then name: what training moves along gradients."""
+    moving: Mapping[str, Mapping[str, Tensor]]
+    """The same of the running statistics that it updates."""
+    fixed: Mapping[str, Mapping[str, Tensor]]
+    """The same of the rest of each state."""
+    centre: Mapping[str, Mapping[str, Tensor]] | None
+    """Where the proximal pull goes, as `trained`."""
+    strength: Tensor | None
     """λ of that pull where it is a tensor."""
-    rate: Any
+    rate: Tensor | None
     """η where it is a tensor."""
-    steps: Any
-    """How many, where that is a tensor."""
-    given: tuple[Any, ...]
+    given: tuple[Given, ...]
     """Of the direction."""
-    terms: tuple[tuple[Any, ...], ...]
+    terms: tuple[tuple[Given, ...], ...]
     """What each term on private batches is given."""
-    public: tuple[tuple[Any, ...], ...]
+    public: tuple[tuple[Given, ...], ...]
     """What each term on public samples is given."""
 
 
+@dataclass(frozen=True)
 class Fit:
     """One training of a cohort: everything that is not a tensor, and the form of what is."""
 
-    def __init__(self, cohort: Cohort, options: FitOptions, form: Form, moving: tuple[str, ...]) -> None:
-        self.cohort, self.options, self.form, self.moving = cohort, options, form, moving
+    cohort: Cohort
+    options: FitOptions
+    form: Form
+    """Of `Inputs`."""
 
     def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
         """Trains the clients at `positions`: their losses, gradients, and tensors that moved, by component.
@@ -56,36 +65,48 @@ class Fit:
         """
         stacked, clients = dims is not None, len(positions)
         cohort, options = self.cohort, self.options
-        parts = Packed(travelled(tensors, dims), self.form).parts()
-        if parts["steps"].leaves:
-            options = replace(options, steps=_each(parts["steps"].leaves[0], clients))
+        if self.form.parts[0].size:
+            options = replace(options, steps=_each(tensors[0], dims, clients))
         if cohort.counting:
-            return self._counted(options, parts, positions, Arrange(stacked, clients, None))
+            return self._counted(options, tensors, positions, Layout(dims, clients))
         poisson = options.dp is not None and options.dp.sampling == "poisson"
         length = (options.batch, options.epochs, options.steps, options.first, options.batches, poisson)
-        plan = cohort.plan(positions, options.sequence, *length)
-        order, back = _by_falling_steps(plan)
+        plan = cohort.plan(positions, options.sequence, *length, self._drawn)
+        order, back = _by_falling_steps(plan) if clients > 1 else (None, None)
         if order is not None:
             plan = plan.ordered(order)
         by_steps = None if order is None else torch.from_numpy(order).to(cohort.device)
-        arrange = Arrange(stacked, clients, by_steps)
-        carries = self._carries(parts, arrange)
-        centre = [arrange.spread(t) for t in parts["centre"].leaves] or None
-        strength, rate = (
-            next(map(arrange.spread, parts[name].leaves), None) for name in ("strength", "rate")
+        inputs = self._arranged(tensors, Layout(dims, clients, by_steps))
+        ranked = positions if order is None else tuple(positions[k] for k in order)
+        given = inputs["given"]
+        carries = [
+            Carry(
+                inputs["trained"][name],
+                inputs["moving"][name],
+                {n: t.tensor for n, t in inputs["fixed"][name].items() if t.by_client},
+                {n: t.tensor for n, t in inputs["fixed"][name].items() if not t.by_client},
+                frozenset(inputs["trained"][name]),
+                inputs["terms"],
+            )
+            for name in options.components
+        ]
+        centre = inputs["centre"]
+        params = [t for carry in carries for t in carry.trained.values()]
+        active = Active(
+            carries,
+            params,
+            given,
+            None if centre is None else [t for own in centre.values() for t in own.values()],
+            inputs["strength"],
+            inputs["rate"],
+            self._keys(plan),
+            None if options.dp is None else self._release(options.dp, ranked),
+            [torch.zeros_like(p) for _ in range(options.rule.memories) for p in params],
         )
-        given = parts["given"].map(arrange.spread)
-        public = self._public(
-            parts["public"], arrange, positions, plan.rows.shape[1] // options.batches, order
-        )
-        noise = cohort.keys(positions, options.purpose + "/noise").astype(np.int64)
-        keys = torch.from_numpy(noise if order is None else noise[order]).to(cohort.device)
+        public = self._public(inputs["public"], ranked, plan.rows.shape[1] // options.batches, stacked)
         loop = LocalSGD(Objective(cohort.model, cohort.loss, options.terms), cohort.source, options, stacked)
-        ranked = positions if order is None else [positions[k] for k in order]
-        release = None if options.dp is None else self._release(options.dp, ranked)
-        loss = loop.run(carries, plan, centre, strength, rate, given, keys, public, release)
-        note(cohort, options, ranked, loop.gradients)
-        work = torch.from_numpy(worked(cohort, options, loop.gradients, plan.count)).to(cohort.device)
+        loss, gradients = loop.run(active, plan, public)
+        work = account(cohort, options, ranked, gradients, plan.count)
         out = [loss, work if stacked else work[0]]
         out += [t for c in carries for t in (*c.trained.values(), *c.moving.values())]
         if back is not None and stacked:
@@ -93,45 +114,45 @@ class Fit:
             out = [t.index_select(0, back) for t in out]
         return tuple(out)
 
-    def _carries(self, parts: Mapping[str, Packed], arrange: Arrange) -> list[Carry]:
-        """The tensors of every component, those that are written to as copies."""
-        states = parts["models"].unpack()
-        terms = tuple(one.map(arrange.spread) for one in parts["terms"].parts().values())
-        carries = []
-        for names, state in zip(self.options.trained, states.values(), strict=True):
-            rest = [n for n in state if n not in {*names, *self.moving}]
-            carries.append(
-                Carry(
-                    {n: arrange.own(state[n]) for n in names},
-                    {n: arrange.own(state[n]) for n in self.moving},
-                    {n: arrange.view(state[n]) for n in rest},
-                    frozenset(n for n in rest if state[n].dim is None),
-                    terms,
-                )
-            )
-        return carries
+    def _arranged(self, tensors: Sequence[Tensor], layout: Layout) -> dict[str, Any]:
+        """The tensors by the fields of `Inputs`, with copies of what training writes to."""
+        return layout.arranged(tensors, self.form, ("trained", "moving"), ("fixed",), ("given", "terms"))
+
+    @property
+    def _drawn(self) -> str | None:
+        """The purpose of the keys of dropout masks, changed images and privacy noise; None where none is drawn."""
+        draws = self.cohort.model.has_dropout or self.cohort.source.augment != "none" or self.options.dp
+        return f"{self.options.purpose}/noise" if draws else None
+
+    def _keys(self, plan: BatchPlan) -> Tensor:
+        """Those keys, int64 [clients]; 0 where nothing is drawn."""
+        keys = np.zeros(len(plan.count), dtype=np.int64) if plan.keys is None else plan.keys
+        return torch.from_numpy(keys).to(self.cohort.device)
 
     def _counted(
         self,
         options: FitOptions,
-        parts: Mapping[str, Packed],
+        tensors: Sequence[Tensor],
         positions: tuple[int, ...],
-        arrange: Arrange,
+        layout: Layout,
     ) -> tuple[Tensor, ...]:
         """Records what would be used and returns what comes of no training: a loss of 0, no gradient, the start."""
-        one = (lambda t: arrange.spread(t)[0]) if arrange.stacked else arrange.spread
-        states = parts["models"].unpack()
+        stacked, inputs = layout.dims is not None, self._arranged(tensors, layout)
+
+        def one(tensor: Tensor) -> Tensor:
+            return tensor[0] if stacked else tensor
+
         trained = {
-            component: TensorDict({n: one(state[n]) for n in names}, batch_size=[])
-            for names, (component, state) in zip(self.options.trained, states.items(), strict=True)
+            name: TensorDict({n: one(t) for n, t in inputs["trained"][name].items()}, batch_size=[])
+            for name in options.components
         }
-        count(self.cohort, options, positions, trained, parts["given"].map(one).unpack())
+        count(self.cohort, options, positions, trained, inputs["given"].map(one).unpack())
         unmoved = [
-            arrange.spread(state[n]).clone()
-            for names, state in zip(self.options.trained, states.values(), strict=True)
-            for n in (*names, *self.moving)
+            t
+            for name in options.components
+            for t in (*inputs["trained"][name].values(), *inputs["moving"][name].values())
         ]
-        loss = torch.zeros(len(positions)) if arrange.stacked else torch.zeros(())
+        loss = torch.zeros(len(positions)) if stacked else torch.zeros(())
         return (loss, torch.zeros_like(loss), *unmoved)
 
     def _release(self, dp: SampleDP, positions: Sequence[int]) -> Release:
@@ -146,31 +167,29 @@ class Fit:
         return Release(noise.to(cohort.device), size)
 
     def _public(
-        self, given: Packed, arrange: Arrange, positions: tuple[int, ...], steps: int, order: Any
+        self, given: Sequence[Any], positions: tuple[int, ...], steps: int, stacked: bool
     ) -> list[PublicTerm]:
         cohort, source, options = self.cohort, self.cohort.public, self.options
         if source is None:
             return []
         out = []
-        for number, (term, part) in enumerate(zip(options.public, given.parts().values(), strict=True)):
+        for number, (term, own) in enumerate(zip(options.public, given, strict=True)):
             keys = cohort.keys(positions, f"{options.purpose}/public" + (f" {number}" if number else ""))
-            keys = keys if order is None else keys[order]
             # A fit by pieces goes on where the piece before it stopped, as on the private batches.
             first, batch = options.first // options.batches, term.public or len(source)
             rows = public_rows(keys, len(source), batch, steps, first).to(source.x.device)
-            mine = part.map(arrange.spread)
-            out.append(PublicTerm(term, cohort.model, cohort.loss, source, mine, rows, arrange.stacked))
+            out.append(PublicTerm(term, cohort.model, cohort.loss, source, Packed.of(own), rows, stacked))
         return out
 
     def where(self, positions: Sequence[int]) -> str:
         return where(self.cohort, positions, self.options.purpose)
 
 
-def _each(steps: Travelled, clients: int) -> int | tuple[int, ...]:
+def _each(steps: Tensor, dims: Dims, clients: int) -> int | tuple[int, ...]:
     """The steps of every client, or of the one there is."""
-    if steps.dim is None:
-        return int(steps.tensor)
-    return tuple(int(n) for n in steps.tensor.reshape(clients).cpu().tolist())
+    if dims is None or dims[0] is None:
+        return int(steps)
+    return tuple(int(n) for n in steps.reshape(clients).cpu().tolist())
 
 
 def _by_falling_steps(plan: BatchPlan) -> tuple[Any, Tensor | None]:

@@ -6,15 +6,17 @@ so each client's slice is its own gradient, and autograd runs once for the cohor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import reduce
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.models.descent import Share, descending, used_once
+from tailorfl.models.cohort_layers import Share, descending, used_once
 from tailorfl.models.dropout import dropout_key
 from tailorfl.models.functional import Model
 from tailorfl.models.mapping import Level, over_clients
@@ -37,27 +39,35 @@ class Carry:
     """Owned and updated in place, [clients, ...] (or without the client axis for one client)."""
     moving: dict[str, Tensor]
     """Owned batch-norm buffers, updated in place."""
-    fixed: dict[str, Tensor]
-    """Neither trained nor owned; without a client axis where all clients share them."""
-    shared: frozenset[str]
-    """Names in `fixed` without a client axis."""
-    given: tuple[Packed, ...] = ()
+    own: dict[str, Tensor]
+    """Neither trained nor owned, each client's."""
+    common: dict[str, Tensor]
+    """The same without a client axis: all clients share them."""
+    names: frozenset[str]
+    """Of what is trained."""
+    given: Packed
     """What each term of the loss is given, [clients, ...]."""
-    names: frozenset[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.names = frozenset(self.trained)
-        self.common = {n: t for n, t in self.fixed.items() if n in self.shared}
-        self.own = {n: t for n, t in self.fixed.items() if n not in self.shared}
 
     def keep(self, buffers: dict[str, Tensor]) -> None:
         """Writes new batch-norm buffers."""
         for name, buffer in buffers.items():
             self.moving[name].copy_(buffer)
 
+    @cached_property
+    def given_one(self) -> tuple[tuple[Any, ...], ...]:
+        """What each term is given, of the one client there is."""
+        return self.given.unpack()  # type: ignore[no-any-return]
 
-Pass = tuple[Tensor, Tensor, Tensor | None, Tensor]
-"""(x, y, weight, key) of one client."""
+
+class Pass(NamedTuple):
+    """A batch of one client."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None
+    """1 for real samples, 0 for padding; None if all are real."""
+    key: Tensor
+    """int64 0-d, of the dropout masks and of privacy noise."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +84,16 @@ class Batch:
     """How a private sum becomes a gradient; None without privacy."""
 
     def seen(self, clients: Level) -> Pass:
-        """(x, y, weight, key) as the code of one client sees them inside a map over clients."""
-        weight = None if self.weight is None else clients.one(self.weight)
-        return clients.one(self.x), clients.one(self.y), weight, clients.one(self.keys)
+        """The batch as the code of one client sees it inside a map over clients."""
+        tensors = {"x": self.x, "y": self.y, "key": self.keys}
+        if self.weight is not None:
+            tensors["weight"] = self.weight
+        found = clients.each(tensors)
+        return Pass(found["x"], found["y"], found.get("weight"), found["key"])
 
     def only(self) -> Pass:
-        """(x, y, weight, key) of the one client there is, without the client axis."""
-        return self.x[0], self.y[0], None if self.weight is None else self.weight[0], self.keys[0]
+        """That of the one client there is, without the client axis."""
+        return Pass(self.x[0], self.y[0], None if self.weight is None else self.weight[0], self.keys[0])
 
 
 @dataclass(frozen=True)
@@ -94,30 +107,27 @@ class Objective:
 
     def value(
         self,
-        values: dict[str, Tensor],
-        constant: dict[str, Tensor],
-        moving: dict[str, Tensor],
+        state: dict[str, Tensor],
+        moving: Collection[str],
         trained: frozenset[str],
         batch: Pass,
-        given: Sequence[Packed] = (),
+        given: Sequence[Any] = (),
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns (loss, new buffers) of one client.
 
-        `batch` is (x, y, weight, key); `given` what each term is given.
+        `state` has all tensors of its model, `moving` names the buffers to update; `given` is what each term is given.
         """
-        x, y, weight, key = batch
-        buffers = {n: b.clone() for n, b in moving.items()}
-        state = {**constant, **values, **buffers}
-        if not self.terms:
-            with dropout_key(key):
-                outputs = self.model.forward_train(state, x, trained)
-            return self.loss(outputs, y, weight), buffers
-        with dropout_key(key):
-            outputs, features = self.model.features_train(state, x, trained)
-        own = {n: t for n, t in state.items() if n not in self.model.sizes}
-        seen = Seen(self.model, self.loss, (x, y, weight), outputs, features, own)
+        buffers = {n: state[n].clone() for n in moving}
+        state = {**state, **buffers}
+        # A mask key is set where masks are drawn: without dropout that is nowhere.
+        with dropout_key(batch.key) if self.model.has_dropout else nullcontext():
+            if not self.terms:
+                outputs = self.model.forward_train(state, batch.x, trained)
+                return self.loss(outputs, batch.y, batch.weight), buffers
+            outputs, features = self.model.features_train(state, batch.x, trained)
+        seen = Seen(self.model, self.loss, batch[:3], outputs, features, state)
         parts = [] if any(term.replaces for term in self.terms) else [seen.loss]
-        parts += [term.function(seen, *g.unpack()) for term, g in zip(self.terms, given, strict=True)]
+        parts += [term.function(seen, *own) for term, own in zip(self.terms, given, strict=True)]
         return reduce(torch.add, parts), buffers
 
 
@@ -133,10 +143,18 @@ def sum_gradient(
 
     Those in `shares`, by the place of their memory, take their step on the way; their gradient is None.
     """
-    with descending(shares) as descent:
+    taken: Collection[int] = ()
+    if shares:
+        with descending(shares) as descent:
+            values, found, buffers = gradients_of(objective, carry, leaves, batch, stacked)
+        taken = descent.taken
+    else:
         values, found, buffers = gradients_of(objective, carry, leaves, batch, stacked)
-    carry.keep(buffers)
-    rest = [k for k, leaf in enumerate(leaves) if leaf.data_ptr() not in descent.taken]
+    if buffers:
+        carry.keep(buffers)
+    if not taken:
+        return values, list(filled(found, leaves))
+    rest = [k for k, leaf in enumerate(leaves) if leaf.data_ptr() not in taken]
     own = dict(zip(rest, filled([found[k] for k in rest], [leaves[k] for k in rest]), strict=True))
     return values, [own.get(k) for k in range(len(leaves))]
 
@@ -170,16 +188,13 @@ def _losses(
     objective: Objective, carry: Carry, leaves: Sequence[Tensor], batch: Batch, stacked: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Each client's loss, and its new batch-norm buffers."""
+    at = dict(zip(carry.trained, leaves, strict=True))
     if not stacked:
-        at, constant = dict(zip(carry.trained, leaves, strict=True)), {**carry.common, **carry.own}
-        return objective.value(at, constant, carry.moving, carry.names, batch.only(), carry.given)
+        state = {**carry.common, **carry.own, **carry.moving, **at}
+        given = carry.given_one if objective.terms else ()
+        return objective.value(state, carry.moving, carry.names, batch.only(), given)
     with over_clients(len(batch.keys)) as clients:
-        value, moved = objective.value(
-            {name: clients.one(leaf) for name, leaf in zip(carry.trained, leaves, strict=True)},
-            {**carry.common, **clients.each(carry.own)},
-            clients.each(carry.moving),
-            carry.names,
-            batch.seen(clients),
-            [given.map(clients.one) for given in carry.given],
-        )
+        state = {**carry.common, **clients.each({**carry.own, **carry.moving, **at})}
+        given = carry.given.map(clients.one).unpack() if objective.terms else ()
+        value, moved = objective.value(state, carry.moving, carry.names, batch.seen(clients), given)
         return clients.all(value), {name: clients.all(t) for name, t in moved.items()}

@@ -20,11 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tailorfl.data.source import Source
-from tailorfl.models.descent import Share
-from tailorfl.training.cut import Active, Cut
+from tailorfl.models.cohort_layers import Share
+from tailorfl.training.active import Active
 from tailorfl.training.directed import Directed, Directions, Passes
 from tailorfl.training.gradients import (
     Batch,
@@ -33,12 +34,11 @@ from tailorfl.training.gradients import (
     single_users,
     sum_gradient,
 )
-from tailorfl.training.packing import Packed
-from tailorfl.training.plan import BatchPlan, Rows, Steps, runs
+from tailorfl.training.plan import BatchPlan, Steps, runs
 from tailorfl.training.public_term import PublicTerm
-from tailorfl.training.sample_privacy import Release, SampleDP
+from tailorfl.training.sample_privacy import SampleDP
 from tailorfl.training.terms import Term
-from tailorfl.training.update import Rule, Update, along, clip_norm
+from tailorfl.training.update import Moment, Rule, Update, along, clip_norm
 
 PublicGradient = Callable[[Carry, list[Tensor]], list[Tensor]]
 """The gradient of a term on public samples at the parameters given."""
@@ -76,6 +76,9 @@ class FitOptions:
     number: int = 0
     """Which fit of its client this is: fits may share batches and dropout masks, never privacy noise."""
     purpose: str = "train"
+    """What it is for."""
+    sequence: str = "train"
+    """Which random sequence of batches: that of its purpose, or with privacy noise one of its own."""
     batch: int = 0
     """Samples of a batch; 0: all of the client's."""
     epochs: float | None = None
@@ -84,122 +87,96 @@ class FitOptions:
     first: int = 0
     """How many batches of its sequence it skips."""
 
-    @property
-    def sequence(self) -> str:
-        """Which random sequence of batches this is.
 
-        With privacy noise every fit of a round draws batches of its own: two gradients of one batch cost more privacy
-        than those of two batches. Without noise the fits of a purpose share theirs.
-        """
-        private = self.dp is not None and self.dp.noise != 0
-        return f"{self.purpose}/fit {self.number}" if private and self.number else self.purpose
-
-
+@dataclass
 class LocalSGD:
     """The loop over a batch plan.
 
-    `stacked` tells whether tensors have the leading client axis. After `run`, `gradients` [clients, batches] int64
-    says how many were taken of each batch of the plan.
+    `stacked` tells whether tensors have the leading client axis.
     """
 
-    def __init__(self, objective: Objective, source: Source, options: FitOptions, stacked: bool) -> None:
-        self.objective, self.source, self.options, self.stacked = objective, source, options, stacked
-        self.gradients: Rows
-        self.directed: Directed | None = None
-        if options.direction is not None or options.dp is not None:
-            self.directed = Directed(
-                objective,
-                options.components,
-                options.direction,
-                options.dp,
-                options.number,
-                options.clip if options.clip_each else None,
-            )
+    objective: Objective
+    source: Source
+    options: FitOptions
+    stacked: bool
 
     def run(
-        self,
-        carries: Sequence[Carry],
-        plan: BatchPlan,
-        centre: Sequence[Tensor] | None,
-        strength: Tensor | None,
-        rate: Tensor | None,
-        given: Packed,
-        keys: Tensor,
-        public: Sequence[PublicTerm] = (),
-        release: Release | None = None,
-    ) -> Tensor:
+        self, every: Active, plan: BatchPlan, public: Sequence[PublicTerm] = ()
+    ) -> tuple[Tensor, NDArray[np.int64]]:
         """Trains in place and returns the mean training loss of each client, [clients] (0-d for one client).
 
-        `plan` is ordered by falling steps; `centre` is the proximal centre, in the order of the trained
-        tensors, `strength` λ and `rate` η where they are tensors ([clients]); `given` are the inputs of the direction;
-        `keys` [clients] int64; `public` are terms on public samples; `release` is how private sums become gradients.
+        Beside it how many gradients were taken of each batch of the plan, [clients, batches]. `plan` is ordered by
+        falling steps; `every` has all clients of the plan; `public` are terms on public samples.
         """
-        options = self.options
-        params = [t for carry in carries for t in carry.trained.values()]
+        options, keys = self.options, every.keys
         taken = torch.from_numpy(plan.steps // options.batches).to(keys.device)
-        update = Update(options.rule, params, taken * options.repeat, self.stacked)
-        if self.directed is None:
+        update = Update(options.rule, taken * options.repeat, self.stacked)
+        directed = self._directed()
+        if directed is None:
             # Leaves once, not once a step: they are updated in place where gradients are not recorded.
-            for leaf in params:
+            for leaf in every.params:
                 leaf.requires_grad_()
         clients = len(plan.count)
         total = torch.zeros(clients, device=keys.device)
-        self.gradients = np.zeros(plan.count.shape, dtype=np.int64)
+        gradients = np.zeros(plan.count.shape, dtype=np.int64)
         for step in self._steps(plan):
-            cut = Cut(step.who, clients, self.stacked)
-            part = carries if cut.whole else [cut.carry(carry) for carry in carries]
-            force, own_rate = (t if t is None or not self.stacked else t[cut.index] for t in (strength, rate))
-            pull = None if centre is None else cut.take(centre)
-            now = Active(part, cut.take(params), cut.take(update.memory), given.map(cut.of), pull, force)
-            own = keys if cut.whole else keys[cut.index]
-            noisy = release if release is None or cut.whole else release.of(cut.index)
-            loaded = self._loaded(step, own)
-            at = step.number * options.batches
+            whole = isinstance(step.who, slice) and (step.who.start, step.who.stop) == (0, clients)
+            now = every if whole else every.of(step.who)
+            loaded, at = self._loaded(step, now.keys), step.number * options.batches
             for again in range(options.repeat):
                 batches = [
-                    Batch(x, y, w, own + (of * options.repeat + again), noisy) for of, x, y, w in loaded
+                    Batch(x, y, w, now.keys + (of * options.repeat + again), now.release)
+                    for of, x, y, w in loaded
                 ]
-                number = step.number * options.repeat + again
-                pace = update.pace(number, cut.index, own_rate)
-                pushed = [partial(term.gradient, step=step.number, who=cut.index) for term in public]
-                value, asked = self._step(now, batches, number, pace, update, pushed)
-                self.gradients[cut.index, at : at + options.batches] += asked
-                if cut.whole:
-                    total += value
-                else:
-                    total[cut.index] += value
-            cut.put(params, now.params)
-            cut.put(update.memory, now.memory)
-            for carry, piece in zip(carries, part, strict=True):
-                cut.put(list(carry.moving.values()), list(piece.moving.values()))
-        for leaf in params:
+                moment = Moment(step.number * options.repeat + again, step.who, now.rate)
+                pushed = [partial(term.gradient, step=step.number, who=step.who) for term in public]
+                value, asked = self._step(now, batches, moment, update, pushed, directed)
+                gradients[step.who, at : at + options.batches] += asked
+                total[step.who] += value
+            if not whole:
+                every.put(step.who, now)
+        for leaf in every.params:
             leaf.requires_grad_(False)
         mean = total / taken.clamp(min=1) / options.repeat
-        return mean if self.stacked else mean[0]
+        return mean if self.stacked else mean[0], gradients
+
+    def _directed(self) -> Directed | None:
+        """How to find what to descend along, where that is not simply the gradient."""
+        options = self.options
+        if options.direction is None and options.dp is None:
+            return None
+        return Directed(
+            self.objective,
+            options.components,
+            options.direction,
+            options.dp,
+            options.number,
+            options.clip if options.clip_each else None,
+        )
 
     def _step(
         self,
         now: Active,
         batches: Sequence[Batch],
-        number: int,
-        pace: float | Tensor,
+        moment: Moment,
         update: Update,
         public: Sequence[PublicGradient],
+        directed: Directed | None,
     ) -> tuple[Tensor, list[int]]:
-        """Takes step `number` and returns each client's loss, and how many gradients of each batch that took."""
-        if self.directed is None:
+        """Takes a step and returns each client's loss, and how many gradients of each batch that took."""
+        if directed is None:
             # A public term is taken at the parameters before the step, so they must all wait for it.
-            shares = self._shares(now, batches, pace) if not public else {}
+            shares = self._shares(now, batches, moment, update) if self.stacked and not public else {}
             leaves = _leaves(now.params)
             value, found = sum_gradient(
                 self.objective, now.carries[0], leaves, batches[0], self.stacked, shares
             )
-            self._move(now, self.options.components, found, number, pace, update, public)
+            self._move(now, self.options.components, found, moment, update, public)
             return value, [1]
-        passes = Passes(self.directed, now.carries, batches)
-        for turn in self.directed.turns:
+        passes = Passes(directed, now.carries, batches)
+        for turn in directed.turns:
             along = passes.along(turn, now.params, now.given, self.stacked)
-            self._move(now, turn, along, number, pace, update, public)
+            self._move(now, turn, along, moment, update, public)
         return passes.close(), passes.taken
 
     def _move(
@@ -207,8 +184,7 @@ class LocalSGD:
         now: Active,
         turn: Sequence[str],
         gradient: Sequence[Tensor | None],
-        number: int,
-        pace: float | Tensor,
+        moment: Moment,
         update: Update,
         public: Sequence[PublicGradient],
     ) -> None:
@@ -228,11 +204,12 @@ class LocalSGD:
             for places in (part for one in every for part in self._by_owner(one) if part):
                 clip_norm([slope[k] for k in places], options.clip, self.stacked)
         of_model, of_own = (rest, []) if options.rule.own == 1 else self._by_owner(rest)
-        for places, at in ((of_model, pace), (of_own, pace * options.rule.own)):
+        for places, share in ((of_model, 1.0), (of_own, options.rule.own)):
             if places:
                 copies = range(0, len(now.memory), len(now.params))
                 held = [now.memory[first + k] for first in copies for k in places]
-                update.apply(number, [now.params[k] for k in places], held, [slope[k] for k in places], at)
+                params, along = [now.params[k] for k in places], [slope[k] for k in places]
+                update.apply(moment, params, held, along, share)
 
     def _by_owner(self, places: Sequence[int]) -> tuple[list[int], list[int]]:
         """Places of tensors of the model, and of those that only terms use: clipped and paced apart."""
@@ -258,7 +235,7 @@ class LocalSGD:
         # Poisson batches are for privacy, which trains no batch norm; there empty ones are all padding.
         apart = self.objective.model.has_batch_statistics and plan.taken is None
         uneven = ((plan.count > 0) & (plan.count < plan.count.max(0))).any(0).tolist()
-        cuts = runs(plan)
+        cuts = runs(plan) if len(plan.count) > 1 else [[(0, 1)]] * plan.count.shape[1]
         out: list[Step] = []
         for number in range(len(uneven) // n):
             at = range(number * n, (number + 1) * n)
@@ -289,27 +266,28 @@ class LocalSGD:
         return [
             (
                 number,
-                self.source.take_augmented(rows, keys + number),
-                self.source.targets(rows),
+                *self.source.batch(rows, keys + number),
                 None if weight is None else weight.to(keys.device),
             )
             for number, (rows, weight) in enumerate(step.batches, start=first)
         ]
 
-    def _shares(self, now: Active, batches: Sequence[Batch], pace: float | Tensor) -> dict[int, Share]:
+    def _shares(
+        self, now: Active, batches: Sequence[Batch], moment: Moment, update: Update
+    ) -> dict[int, Share]:
         """What happens to each parameter that may take its step inside the backward pass, by its place in memory.
 
         That is for cohorts and plain gradient descent, where nothing has to see the gradient first.
         """
         options = self.options
-        waits = options.clip is not None or not options.rule.is_plain or options.rule.own != 1
-        if not self.stacked or waits:
+        if options.clip is not None or options.rule.memories or options.rule.own != 1:
             return {}
         carry, model = now.carries[0], self.objective.model
         if carry.names not in model.single_users:
             model.single_users[carry.names] = single_users(
                 self.objective, carry, _leaves(now.params), batches[0], self.stacked
             )
+        pace = update.pace(moment)
         pull: float | Tensor = 0.0
         if now.centre is not None:
             pull = pace * (now.strength if now.strength is not None else float(options.prox or 0.0))

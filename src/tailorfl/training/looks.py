@@ -96,9 +96,7 @@ class Summed:
     def _one(self, tensors: list[Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         state, given = Packed(tensors, self.form).unpack()
         model, loss = self.cohort.model, self.cohort.loss
-        outputs, features = model.with_features(state, x)
-        own = {n: t for n, t in tree.tensors(state).items() if n not in model.sizes}
-        each = self.of(Seen(model, loss, (x, y, weight), outputs, features, own), *given)
+        each = self.of(Seen.evaluated(model, loss, (x, y, weight), tree.tensors(state)), *given)
         if each.shape[:1] != weight.shape:
             raise TailorflError(
                 f"what is summed over samples has one entry a sample, [{len(weight)}, ...], but is of shape "

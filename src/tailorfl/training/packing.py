@@ -6,7 +6,8 @@ centres, inputs of directions and terms) is packed here and unpacked on the othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -26,11 +27,11 @@ class Form(NamedTuple):
     """Tensor of a leaf, NoneType of nothing; else TensorDict, dict, tuple or a named tuple."""
     names: tuple[str, ...] = ()
     parts: tuple[Form, ...] = ()
+    size: int = 0
+    """How many tensors the tree has."""
 
-    @property
-    def size(self) -> int:
-        """How many tensors the tree has."""
-        return 1 if self.kind is Tensor else sum(part.size for part in self.parts)
+
+LEAF, NOTHING = Form(Tensor, size=1), Form(type(None))
 
 
 class Packed(NamedTuple):
@@ -42,41 +43,38 @@ class Packed(NamedTuple):
     @classmethod
     def of(cls, tree: Any) -> Packed:
         """Packs a tensor, None, or TensorDicts, mappings and tuples; raises TailorflError for anything else."""
-        if isinstance(tree, Tensor):
-            return cls([tree], Form(Tensor))
-        if tree is None:
-            return cls([], Form(type(None)))
-        if isinstance(tree, TensorDict | Mapping):
-            named = {str(name): value for name, value in tree.items()}
-            kind: type = TensorDict if isinstance(tree, TensorDict) else dict
-        elif isinstance(tree, tuple):
-            named = {str(place): value for place, value in enumerate(tree)}
-            kind = type(tree)
-        else:
-            raise TailorflError(
-                f"tensors, TensorDicts, mappings and tuples travel into a client's training, but not {tree!r}; make a "
-                "number that is the same for all clients part of the function, any other a tensor"
-            )
-        parts = [cls.of(value) for value in named.values()]
-        form = Form(kind, tuple(named), tuple(part.form for part in parts))
-        return cls([leaf for part in parts for leaf in part.leaves], form)
+        leaves: list[Any] = []
+        return cls(leaves, _pack(tree, leaves))
 
     def map(self, change: Callable[[Any], Any]) -> Packed:
         """Returns the tree with every leaf changed."""
-        return Packed([change(leaf) for leaf in self.leaves], self.form)
-
-    def parts(self) -> dict[str, Packed]:
-        """Returns the branches of the root by name; those of a tuple by "0", "1", ..., of a named one by its fields."""
-        fields = getattr(self.form.kind, "_fields", self.form.names)
-        rest = iter(self.leaves)
-        return {
-            name: Packed([next(rest) for _ in range(part.size)], part)
-            for name, part in zip(fields, self.form.parts, strict=True)
-        }
+        return Packed([change(leaf) for leaf in self.leaves], self.form) if self.leaves else self
 
     def unpack(self) -> Any:
         """Returns the tree again."""
         return _unpacked(self.form, iter(self.leaves))
+
+
+def _pack(tree: Any, leaves: list[Any]) -> Form:
+    """Adds the leaves of a tree to those given and returns its form."""
+    if isinstance(tree, Tensor):
+        leaves.append(tree)
+        return LEAF
+    if tree is None:
+        return NOTHING
+    before = len(leaves)
+    if isinstance(tree, TensorDict | Mapping):
+        kind: type = TensorDict if isinstance(tree, TensorDict) else dict
+        names, values = map(tuple, zip(*tree.items(), strict=True)) if len(tree.keys()) else ((), ())
+    elif isinstance(tree, tuple):
+        kind, names, values = type(tree), tuple(map(str, range(len(tree)))), tree
+    else:
+        raise TailorflError(
+            f"tensors, TensorDicts, mappings and tuples travel into a client's training, but not {tree!r}; make a "
+            "number that is the same for all clients part of the function, any other a tensor"
+        )
+    parts = tuple([_pack(value, leaves) for value in values])
+    return Form(kind, names, parts, len(leaves) - before)
 
 
 def _unpacked(form: Form, rest: Iterator[Any]) -> Any:
@@ -92,28 +90,24 @@ def _unpacked(form: Form, rest: Iterator[Any]) -> Any:
     return form.kind(parts) if form.kind is tuple else form.kind(*parts)
 
 
-class Travelled(NamedTuple):
-    """A tensor as an operation gets it, with the axis on which clients lie; None where they share it."""
+class Owned(NamedTuple):
+    """A tensor of a cohort, and whether every client has its own, [clients, ...], or all share it."""
 
     tensor: Tensor
-    dim: int | None
+    by_client: bool
 
 
-def travelled(tensors: Sequence[Tensor], dims: Dims) -> list[Travelled]:
-    """Returns the tensors of an operation with their client axes."""
-    return [Travelled(*pair) for pair in zip(tensors, dims or [None] * len(tensors), strict=True)]
+class Layout(NamedTuple):
+    """How tensors that come into an operation lie, and how training wants them: client axis first, in its order."""
 
+    dims: Dims
+    clients: int
+    order: Tensor | None = None
+    """The clients in the order that is wanted, positions [clients]; None where they lie so."""
 
-class Arrange:
-    """Lays tensors out as the training loop wants them: client axis first, clients in the plan's order."""
-
-    def __init__(self, stacked: bool, clients: int, order: Tensor | None) -> None:
-        self.stacked, self.clients, self.order = stacked, clients, order
-
-    def own(self, given: Travelled) -> Tensor:
+    def copied(self, tensor: Tensor, dim: int | None) -> Tensor:
         """A copy that may be written to."""
-        tensor, dim = given.tensor.detach(), given.dim
-        if not self.stacked:
+        if self.dims is None:
             return tensor.clone()
         if dim is None:
             return tensor.expand(self.clients, *tensor.shape).clone(memory_format=torch.contiguous_format)
@@ -122,14 +116,37 @@ class Arrange:
             return moved.index_select(0, self.order)
         return moved.clone(memory_format=torch.contiguous_format)
 
-    def view(self, given: Travelled) -> Tensor:
+    def viewed(self, tensor: Tensor, dim: int | None) -> Owned:
         """For reading; without a client axis where all clients share it."""
-        if given.dim is None:
-            return given.tensor.detach()
-        moved = given.tensor.detach().movedim(given.dim, 0)
-        return moved if self.order is None else moved.index_select(0, self.order)
+        if dim is None:
+            return Owned(tensor, False)
+        moved = tensor.movedim(dim, 0)
+        return Owned(moved if self.order is None else moved.index_select(0, self.order), True)
 
-    def spread(self, given: Travelled) -> Tensor:
+    def spread(self, tensor: Tensor, dim: int | None) -> Tensor:
         """For reading; with a client axis even where all clients share it (no copy then)."""
-        tensor = self.view(given)
-        return tensor.expand(self.clients, *tensor.shape) if given.dim is None and self.stacked else tensor
+        found = self.viewed(tensor, dim)
+        if found.by_client or self.dims is None:
+            return found.tensor
+        return found.tensor.expand(self.clients, *tensor.shape)
+
+    def arranged(
+        self,
+        tensors: Sequence[Tensor],
+        form: Form,
+        copied: Collection[str],
+        viewed: Collection[str],
+        packed: Collection[str],
+    ) -> dict[str, Any]:
+        """Returns the tensors of a named tuple by its fields: some to write to, some as views, the others spread.
+
+        Fields in `packed` stay so, to be cut and mapped tensor by tensor; of the others the trees are made again.
+        """
+        dims = self.dims or [None] * len(tensors)
+        rest = zip([t.detach() for t in tensors], dims, strict=True)
+        found: dict[str, Any] = {}
+        for name, part in zip(form.kind._fields, form.parts, strict=True):  # type: ignore[attr-defined]
+            lay = self.copied if name in copied else self.viewed if name in viewed else self.spread
+            own = Packed([lay(*one) for one in islice(rest, part.size)], part)
+            found[name] = own if name in packed else own.unpack()
+        return found

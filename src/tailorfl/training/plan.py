@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,8 +56,10 @@ class BatchPlan:
     """[clients, steps] int64: real samples of the batch; 0 where the client has already finished."""
     taken: Rows | None = None
     """[clients] int64: batches of each client where they are Poisson samples, of which some may be empty."""
+    keys: Rows | None = None
+    """[clients] int64: what else is drawn at random in these steps is drawn from; None where nothing is."""
 
-    @property
+    @cached_property
     def steps(self) -> Rows:
         """[clients] int64: batches of each client, which are its steps where a step takes one batch."""
         full: Rows = (self.count > 0).sum(1)
@@ -70,15 +73,15 @@ class BatchPlan:
 
     def ordered(self, order: Rows) -> BatchPlan:
         """Returns the plan of the clients at `order`, in that order."""
-        return BatchPlan(
-            self.rows[order], self.count[order], None if self.taken is None else self.taken[order]
-        )
+        return self._part(order, None)
 
     def of(self, client: int) -> BatchPlan:
         """Returns the plan of one client alone."""
-        length, one = int(self.steps[client]), slice(client, client + 1)
-        taken = None if self.taken is None else self.taken[one]
-        return BatchPlan(self.rows[one, :length], self.count[one, :length], taken)
+        return self._part(slice(client, client + 1), int(self.steps[client]))
+
+    def _part(self, which: slice | Rows, length: int | None) -> BatchPlan:
+        taken, keys = (None if each is None else each[which] for each in (self.taken, self.keys))
+        return BatchPlan(self.rows[which, :length], self.count[which, :length], taken, keys)
 
 
 MOST_PADDING = 0.1

@@ -67,9 +67,7 @@ class PublicTerm:
     ) -> Tensor:
         """The term of one client, with its model in evaluation mode."""
         state = {**common, **own, **at}
-        outputs, features = self.model.with_features(state, x)
-        extra = {n: t for n, t in state.items() if n not in self.model.sizes}
-        seen = Seen(self.model, self.loss, (x, torch.empty(0), None), outputs, features, extra, rows)
+        seen = Seen.evaluated(self.model, self.loss, (x, torch.empty(0), None), state, rows)
         return self.term.function(seen, *Packed(list(given), self.given.form).unpack())
 
 

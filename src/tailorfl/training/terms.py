@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from tensordict import TensorDict
 from torch import Tensor
@@ -48,17 +49,33 @@ class Seen:
         batch: tuple[Tensor, Tensor, Tensor | None],
         outputs: Tensor,
         features: Callable[[], Tensor],
-        own: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
         rows: Tensor | None = None,
     ) -> None:
-        self._model, self._loss, self._features = model, loss, features
+        self._model, self._loss, self._features, self._state = model, loss, features, state
         self.x, self.y, self.weight = batch
         """Inputs [batch, ...], targets [batch, ...] and 1 for real samples or 0 for padding (None: all are real)."""
         self.outputs = outputs
         """Of the model in training, [batch, outputs]."""
-        self.own = own
-        """The tensors that train along and that the model does not have, by name."""
         self._rows = rows
+
+    @classmethod
+    def evaluated(
+        cls,
+        model: Model,
+        loss: Loss,
+        batch: tuple[Tensor, Tensor, Tensor | None],
+        state: Mapping[str, Tensor],
+        rows: Tensor | None = None,
+    ) -> Seen:
+        """Returns what a term sees of a batch of a model in evaluation mode."""
+        outputs, features = model.with_features(state, batch[0])
+        return cls(model, loss, batch, outputs, features, state, rows)
+
+    @property
+    def own(self) -> dict[str, Tensor]:
+        """The tensors that train along and that the model does not have, by name."""
+        return {name: t for name, t in self._state.items() if name not in self._model.sizes}
 
     @property
     def features(self) -> Tensor:
@@ -90,7 +107,9 @@ class Seen:
 
         In evaluation mode, and no gradient flows into it.
         """
-        outputs, features = self._model.outputs_and_features(state, self.x)
+        # A TensorDict is slow to look into, name by name.
+        tensors = cast(dict[str, Tensor], dict(state.items()))
+        outputs, features = self._model.outputs_and_features(tensors, self.x)
         return outputs.detach(), features.detach()
 
 

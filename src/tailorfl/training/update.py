@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict, get_args
+from functools import cached_property
+from typing import Any, NamedTuple, TypedDict, get_args
 
 import torch
 from torch import Tensor
@@ -61,10 +62,10 @@ class Rule:
     own: float = 1.0
     """η of tensors that the model does not have, in units of the model's."""
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing is remembered from step to step: p = (1 − η δ) p − η g."""
-        return self.optimizer == "sgd" and not self.momentum
+    @cached_property
+    def memories(self) -> int:
+        """How many tensors of the size of a parameter the optimizer remembers; 0: p = (1 − η δ) p − η g."""
+        return 2 if self.optimizer == "adamw" else 1 if self.momentum else 0
 
     def __post_init__(self) -> None:
         for kind, given, valid in (
@@ -119,40 +120,50 @@ class Optimizer:
             "weight_decay": self.weight_decay,
             "own": self.own,
         }
-        return replace(run, **{name: value for name, value in own.items() if value is not None})
+        own = {name: value for name, value in own.items() if value is not None}
+        return replace(run, **own) if own else run
 
 
+OF_RUN = Optimizer()
+"""As the run's settings say."""
+
+
+class Moment(NamedTuple):
+    """What the learning rate of a step depends on."""
+
+    number: int
+    """Of the step, from 0."""
+    who: slice | Tensor
+    """The clients that take it."""
+    rate: Tensor | None
+    """η where it is a tensor, [clients of `who`] (0-d for one client)."""
+
+
+@dataclass(frozen=True)
 class Update:
-    """Applies a rule to the parameters of one fit.
+    """Applies a rule to the parameters of one fit."""
 
-    Args:
-        rule: the settings.
-        params: the trained tensors, [clients, ...] (or without the client axis where not `stacked`).
-        steps: K of every client, [clients] int64.
-        stacked: whether tensors have the client axis.
-
-    Attribute `memory` is what the optimizer remembers, laid out as `params` are: a caller that steps some of the
-    clients alone cuts it as it cuts them.
-    """
-
-    def __init__(self, rule: Rule, params: Sequence[Tensor], steps: Tensor, stacked: bool) -> None:
-        self.rule, self.steps, self.stacked = rule, steps, stacked
-        copies = 2 if rule.optimizer == "adamw" else 1 if rule.momentum else 0
-        self.memory = [torch.zeros_like(p) for _ in range(copies) for p in params]
+    rule: Rule
+    steps: Tensor
+    """K of every client, [clients] int64."""
+    stacked: bool
+    """Whether tensors have the client axis."""
 
     def apply(
         self,
-        number: int,
+        moment: Moment,
         params: list[Tensor],
         memory: list[Tensor],
         gradient: list[Tensor],
-        pace: float | Tensor,
+        share: float = 1.0,
     ) -> None:
-        """Takes step `number` (from 0) at the `pace` η of the clients whose tensors are given; writes them and
-        `gradient`.
+        """Takes a step of the clients whose tensors are given, at a `share` of η; writes them and `gradient`.
+
+        `memory` is what the optimizer remembers of them, `rule.memories` times as many tensors; zeros at first.
         """
+        pace = self.pace(moment) * share
         if self.rule.optimizer == "adamw":
-            self._adamw(number + 1, params, memory, gradient, pace)
+            self._adamw(moment.number + 1, params, memory, gradient, pace)
             return
         if self.rule.weight_decay:
             torch._foreach_add_(gradient, params, alpha=self.rule.weight_decay)
@@ -165,17 +176,14 @@ class Update:
         else:
             torch._foreach_add_(params, gradient, alpha=-pace)
 
-    def pace(self, number: int, who: slice | Tensor, rate: Tensor | None) -> float | Tensor:
-        """Returns η of the clients `who` at step `number` (from 0): a number where all have the same, else [clients].
-
-        `rate` [clients of `who`] (0-d for one client) is the learning rate where it is a tensor.
-        """
-        base = self.rule.lr if rate is None else rate
+    def pace(self, moment: Moment) -> float | Tensor:
+        """Returns η of a step: a number where all its clients have the same, else [clients]."""
+        base = self.rule.lr if moment.rate is None else moment.rate
         if self.rule.schedule == "constant":
             return base
         if not self.stacked:
-            return base * (1.0 - number / int(self.steps[0]))
-        return base * (1.0 - number / self.steps[who])
+            return base * (1.0 - moment.number / int(self.steps[0]))
+        return base * (1.0 - moment.number / self.steps[moment.who])
 
     def _adamw(
         self, t: int, params: list[Tensor], memory: list[Tensor], gradient: list[Tensor], pace: float | Tensor
