@@ -1,7 +1,7 @@
-"""Makes the README's table of methods from the registry, so that the two cannot disagree.
+"""Makes the README's table of methods from the registry, and what `tailorfl show` says of them.
 
     python docs/methods_table.py            prints the table
-    python docs/methods_table.py --write    puts it into README.md
+    python docs/methods_table.py --write    puts it into README.md, and writes methods.json of the package
 
 What a method keeps and sends is not looked up anywhere: one client trains for one round, and the names of
 the tensors in its state and messages are compared with the parts of a small convolutional network.
@@ -10,10 +10,16 @@ the tensors in its state and messages are compared with the parts of a small con
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
 import inspect
+import json
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -27,10 +33,14 @@ from tailorfl.engines.sequential import Sequential
 from tailorfl.models.functional import Model
 from tailorfl.models.selectors import select
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.settings.listing import value_text
 from tailorfl.training import tree
 from tailorfl.training.cohort import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[1]
+FACTS = ROOT / "src" / "tailorfl" / "experiments" / "methods.json"
+PROOF = "tests/methods/test_method_reductions.py"
+"""Runs both methods of every line of the table of reductions."""
 BEGIN, END = "<!-- methods: made by docs/methods_table.py -->\n", "<!-- end of methods -->\n"
 HEAD = ("Method", "`method=`", "Paper", "Kept on the client", "Sent each way", "Evaluated", "Code")
 EVERYONE = (
@@ -45,13 +55,78 @@ ROUNDS = 6
 """In so many rounds every method sends whatever it ever sends."""
 
 
+def own() -> list[type[Method]]:
+    """Returns the methods of this repository."""
+    return [m for m in methods().values() if Path(inspect.getfile(m)).is_relative_to(ROOT)]
+
+
 def table() -> str:
     """Returns the Markdown table, one line a method."""
-    own = [m for m in methods().values() if Path(inspect.getfile(m)).is_relative_to(ROOT)]
-    lines = [HEAD, ("---",) * len(HEAD), *map(row, own)]
+    lines = [HEAD, ("---",) * len(HEAD), *map(row, own())]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def facts() -> str:
+    """Returns the JSON file: method -> what is kept and sent, when it is another one, and the tests that prove that."""
+    found = {}
+    for method in own():
+        _, _, _, kept, sent, _, links = row(method)
+        cases = list(reductions(method.name))
+        tests = [PROOF] if cases else []
+        tests += [
+            f"tests/{name}"
+            for name in re.findall(r"[\w/]*test_\w+\.py", proofs().ELSEWHERE.get(method.name, ""))
+        ]
+        tests += re.findall(r"\(((?:tests)/[^)]*)\)", links)
+        at_home = [t if (ROOT / t).is_file() else t.replace("tests/", "tests/methods/", 1) for t in tests]
+        found[method.name] = {
+            "kept": kept.replace("`", ""),
+            "sent": sent.replace("`", ""),
+            "reductions": cases,
+            "tests": list(dict.fromkeys(at_home)),
+        }
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
+def reductions(name: str) -> Iterator[dict[str, str]]:
+    """Yields the lines of the table that the tests run: {with: settings, is: the other one, case: id of the test}."""
+    seen = set()
+    for same in proofs().REDUCTIONS.get(name, ()):
+        other = f"{same.other_which} model of {same.other}" if same.other else "as it was drawn"
+        others = settings(same.other_options, "")
+        line = {
+            "with": f"{same.which} model, {conditions(same) or 'whatever the settings'}",
+            "is": other + (f" with {others}" if others else ""),
+            "case": f'{PROOF} -k "{same.line} {name} {dict(same.options)} is {same.other}"',
+        }
+        if (line["with"], line["is"]) not in seen:
+            seen.add((line["with"], line["is"]))
+            yield line
+
+
+def conditions(same: Any) -> str:
+    """Returns under which settings a line of the table holds."""
+    parts = [settings(same.options, ""), settings(same.train, "train."), settings(same.run, "")]
+    if len(same.data.get("sizes", "more")) == 1:
+        parts.append("one client")
+    if same.data.get("validation") is False:
+        parts.append("no validation samples")
+    return ", ".join(part for part in parts if part)
+
+
+def settings(given: Mapping[str, Any], prefix: str) -> str:
+    """Returns settings as they are written on the command line."""
+    return ", ".join(f"{prefix}{key}={value_text(value)}" for key, value in given.items())
+
+
+@functools.cache
+def proofs() -> ModuleType:
+    """Returns the tests' table of reductions."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    return importlib.import_module("methods.reductions")
+
+
+@functools.cache
 def row(method: type[Method]) -> tuple[str, ...]:
     """Returns the cells of one method."""
     federation = build_federation("digits", samples=60, clients=2, public="digits", public_samples=6)
@@ -174,6 +249,7 @@ def main() -> None:
     if not parser.parse_args().write:
         print(table(), end="")
         return
+    FACTS.write_text(facts(), encoding="utf-8")
     readme = ROOT / "README.md"
     readme.write_text(insert(readme.read_text(encoding="utf-8"), table()), encoding="utf-8")
 

@@ -48,6 +48,9 @@ def invoke(*arguments: str) -> Result:
         (["run", "ditto"], "settings are written key=value: method=ditto"),
         (["ditto"], "Did you mean 'tailorfl run method=ditto'?"),
         (["list", "methods", "dito"], "Did you mean 'ditto'?"),
+        (["show", "dito"], "Did you mean 'ditto'?"),
+        (["show", "digts"], "Did you mean 'digits'?"),
+        (["show", "cnn"], "Did you mean 'cnn"),
         (["list", "settings", "trian"], "Did you mean 'train'?"),
         (["run", "engine.device=gpu"], "should be auto, cpu, cuda or cuda:N"),
     ],
@@ -110,8 +113,9 @@ def test_the_package_runs_as_a_module() -> None:
 def test_list_of_one_name_shows_it_alone() -> None:
     output = invoke("list", "methods", "ditto").output
     assert "ICML 2021" in output
-    assert "lam = 1.0" in output
-    assert "pfedme" not in output
+    assert re.search(r"lam +│ number \(≥ 0\) +│ 1.0", output)
+    assert output == invoke("show", "ditto").output
+    assert "method=pfedme" not in output
 
 
 def test_every_setting_is_listed_with_type_default_and_meaning() -> None:

@@ -52,7 +52,7 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
-        ("methods", ["ditto", "Ditto", "ICML 2021", "lam = 1.0"]),
+        ("methods", ["ditto", "two models", "public set", "tailorfl show METHOD"]),
         ("data", ["digits", "bundled with scikit-learn", "heterogeneity = "]),
         ("models", ["cnn2", "hidden = [200]"]),
         ("partitions", ["dirichlet", "alpha = 0.3", "group = client"]),

@@ -49,6 +49,7 @@ COMMANDS: dict[str, list[str]] = {
     "list": ["list"],
     "list -- settings": ["list", "settings"],
     "list -- one": ["list", "methods", "ditto"],
+    "show": ["show", "fedclup"],
     "bench": ["bench", *TINY, "method=fedavg", "--seconds", "0.1", "--json", "found.json"],
     "bench --profile": ["bench", *TINY, "method=fedavg", "--seconds", "0.1", "--profile"],
     "advise": ["advise", *TINY, "--rounds", "1"],
@@ -66,7 +67,7 @@ COMMANDS: dict[str, list[str]] = {
     "theory cost": ["theory", "cost"],
     "theory dp": ["theory", "dp", "--target-epsilon", "8"],
 }
-SAME = ("report", "check", "list", "theory")
+SAME = ("report", "check", "list", "show", "theory")
 """Commands that say the same each time, whose numbers must all be there at every width."""
 
 

@@ -25,6 +25,7 @@ OF_ONES_OWN = {"given", "folder", "table", "instructions", "huggingface"}
 def test_the_table_of_methods_is_the_registry(script: Callable[[str], ModuleType]) -> None:
     made = script("methods_table")
     assert made.insert(README, made.table()) == README, "run: python docs/methods_table.py --write"
+    assert made.facts() == made.FACTS.read_text(encoding="utf-8"), "run: python docs/methods_table.py --write"
 
 
 def test_every_source_is_described_or_needs_no_files() -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tailorfl.cli.screen import say
+from tailorfl.cli.screen import print_json, say
 from tailorfl.errors import RunError
 
 
-def show_integrity(console: Console, folder: Path) -> None:
-    """Prints a line a job of the experiment in a folder, of its variants where it has some.
+def show_integrity(console: Console, folder: Path, as_json: bool = False) -> None:
+    """Prints a line a job of the experiment in a folder, of its variants where it has some; or all as one JSON object.
 
     Raises:
         RunError: something is damaged; names how many jobs.
@@ -22,15 +22,19 @@ def show_integrity(console: Console, folder: Path) -> None:
     from tailorfl.experiments.standing import sentence
 
     stands = sentence(folder)
-    if stands:
-        say(console, f"experiment: {stands}")
-    damaged = 0
-    for name, problems in (
-        (name, job_problems(place)) for name, place in jobs_of(folder, experiment_in(folder))
-    ):
-        damaged += any(bad for bad, _ in problems)
-        text = "; ".join(text for _, text in problems) or "whole"
-        say(console, f"{name}: {text}")
+    found = [(name, job_problems(place)) for name, place in jobs_of(folder, experiment_in(folder))]
+    damaged = sum(any(bad for bad, _ in problems) for _, problems in found)
+    if as_json:
+        jobs = [
+            {"job": name, "damaged": any(bad for bad, _ in said), "problems": [text for _, text in said]}
+            for name, said in found
+        ]
+        print_json({"experiment": stands, "damaged": damaged, "jobs": jobs})
+    else:
+        if stands:
+            say(console, f"experiment: {stands}")
+        for name, problems in found:
+            say(console, f"{name}: {'; '.join(text for _, text in problems) or 'whole'}")
     if damaged:
         raise RunError(
             f"{damaged} jobs of '{folder}' are damaged; restore them from a copy, or do them again with "

@@ -10,10 +10,10 @@ import typer
 from typer.core import TyperGroup
 
 import tailorfl
-from tailorfl.cli import advise, audit, bench, data, landscape, pretrain, theory, watching
+from tailorfl.cli import advise, audit, bench, data, landscape, listing, pretrain, theory, watching
 from tailorfl.cli.arguments import Imports, hint
 from tailorfl.cli.running import Request, perform
-from tailorfl.cli.screen import remark, show_table, stderr, stdout
+from tailorfl.cli.screen import remark, stderr, stdout
 from tailorfl.cli.state import State
 from tailorfl.errors import TailorflError, nearest
 from tailorfl.experiments.faults import told
@@ -80,6 +80,8 @@ app.command("pretrain")(pretrain.command)
 app.command("bench")(bench.command)
 app.command("audit")(audit.command)
 app.command("landscape")(landscape.command)
+app.command("list")(listing.list_command)
+app.command("show")(listing.show_command)
 app.command("watch")(watching.watch)
 app.command("board")(watching.board)
 
@@ -180,31 +182,6 @@ def reproduce(
     perform(ctx.ensure_object(State), request, dry_run, quiet)
 
 
-@app.command("list")
-def list_command(
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            help="methods, data, models, partitions, recipes or settings; by default all but settings."
-        ),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Argument(help="One of them, such as ditto, or a group of settings, such as train.")
-    ] = None,
-) -> None:
-    """List what there is, with options and their defaults; or one of it; or every setting."""
-    from tailorfl.cli.listing import LISTS, show_settings, tables
-    from tailorfl.errors import unknown
-
-    if what == "settings":
-        show_settings(stdout(), name)
-        return
-    if what is not None and what not in LISTS:
-        raise unknown("list", what, [*LISTS, "settings"])
-    for table in tables(list(LISTS) if what is None else [what], name):
-        show_table(stdout(), table)
-
-
 @app.command()
 def report(
     folders: Annotated[
@@ -227,19 +204,23 @@ def report(
     csv: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also the table's plain numbers, nothing rounded.")
     ] = None,
+    as_json: listing.AsJson = False,
 ) -> None:
     """Print the table of an experiment, or of several together, and write its report: a page, plots, report.md."""
     from tailorfl.cli.reports import Wanted, write
 
-    write(folders, Wanted(out, target, latex, csv))
+    write(folders, Wanted(out, target, latex, csv, as_json))
 
 
 @app.command("check")
-def check_command(folder: Annotated[Path, typer.Argument(help="Result folder of an experiment.")]) -> None:
+def check_command(
+    folder: Annotated[Path, typer.Argument(help="Result folder of an experiment.")],
+    as_json: listing.AsJson = False,
+) -> None:
     """Look whether every file of a result folder is there and is what was written."""
     from tailorfl.cli.integrity import show_integrity
 
-    show_integrity(stdout(), folder)
+    show_integrity(stdout(), folder, as_json)
 
 
 def run() -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tailorfl.cli.results import result_lines
 from tailorfl.cli.running import show_result
-from tailorfl.cli.screen import say, stdout
+from tailorfl.cli.screen import print_json, say, stdout
 from tailorfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ class Wanted:
     target: float | None = None
     latex: Path | None = None
     csv: Path | None = None
+    as_json: bool = False
+    """Whether the table is printed as JSON, and nothing else."""
 
     @property
     def page(self) -> Path | None:
@@ -46,15 +49,21 @@ def write(folders: Sequence[Path], wanted: Wanted) -> None:
             f"'{folders[0]}' has {len(found)} variants ({', '.join(found)}), which one file cannot hold; give the "
             f"folder of one of them in place of writing '{files[0]}'"
         )
-    for result in found.values():
+    lines = []
+    for name, result in found.items():
         written = (
             write_report(result, wanted.target)
             if wanted.page is None
             else [_page(result, wanted.page, wanted.target)]
         )
         written += _tables(result, wanted)
+        if wanted.as_json:
+            lines += result_lines(name, result)
+            continue
         show_result(result, wanted.target)
         say(stdout(), f"report: {', '.join(map(str, written))}")
+    if wanted.as_json:
+        print_json(lines)
 
 
 def _results(folders: Sequence[Path], wanted: Wanted) -> dict[str, ExperimentResult]:

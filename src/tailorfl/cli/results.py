@@ -83,3 +83,10 @@ def section_table(section: Section) -> Table:
     for row in section.rows:
         table.add_row(*map(Text, row))
     return table
+
+
+def result_lines(variant: str, result: ExperimentResult) -> list[dict[str, Any]]:
+    """The comparison table as plain values: a line a method, with what comparison.csv has of it."""
+    frame = result.marked(result.table).reset_index()
+    rows = [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+    return [{"variant": variant, "folder": str(result.path), **row} for row in rows]

@@ -17,6 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from tailorfl.printable import visible
+from tailorfl.runs.files import encode
 
 PIPED = 80
 """Columns where nothing says how many there are."""
@@ -45,6 +46,11 @@ def stdout() -> Console:
 def stderr() -> Console:
     """Returns the console of errors and progress, where sentences are left in one line."""
     return Console(stderr=True)
+
+
+def print_json(value: object) -> None:
+    """Prints a value as JSON, which no width folds; NaN is null, an infinity a text, as in result folders."""
+    print(encode(value, indent=1))
 
 
 def remark(mark: str, text: str, style: str) -> Text:

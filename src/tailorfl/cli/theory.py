@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from tailorfl.cli.screen import PROSE, show_table, stdout
+from tailorfl.cli.listing import AsJson
+from tailorfl.cli.screen import PROSE, print_json, show_table, stdout
 from tailorfl.errors import ConfigError
 
 app = typer.Typer(
@@ -26,7 +28,7 @@ Target = Annotated[float, typer.Option("--target", help="Wanted share of the fir
 
 
 @app.command()
-def moreau(lam: Lam = 1.0, mu: Mu = 1.0, smoothness: Smoothness = 10.0) -> None:
+def moreau(lam: Lam = 1.0, mu: Mu = 1.0, smoothness: Smoothness = 10.0, as_json: AsJson = False) -> None:
     """Curvature of the server's and of the clients' problem under a proximal pull."""
     from tailorfl.theory.moreau import moreau_constants
 
@@ -39,11 +41,18 @@ def moreau(lam: Lam = 1.0, mu: Mu = 1.0, smoothness: Smoothness = 10.0) -> None:
         ("client smoothness lam + L", found.local_smoothness),
         ("client strong convexity lam + mu", found.local_convexity),
         ("Lipschitz constant of w -> v*(w)", found.prox_lipschitz),
+        as_json=as_json,
     )
 
 
 @app.command()
-def fedclup(lam: Lam = 1.0, mu: Mu = 1.0, smoothness: Smoothness = 10.0, target: Target = 1e-6) -> None:
+def fedclup(
+    lam: Lam = 1.0,
+    mu: Mu = 1.0,
+    smoothness: Smoothness = 10.0,
+    target: Target = 1e-6,
+    as_json: AsJson = False,
+) -> None:
     """FedCLUP's step sizes, local steps and rounds (Corollary 2)."""
     from tailorfl.theory.fedclup import schedule, stochastic_eta
 
@@ -58,6 +67,7 @@ def fedclup(lam: Lam = 1.0, mu: Mu = 1.0, smoothness: Smoothness = 10.0, target:
         ("rate of a round (squared error)", plan.rate),
         (f"rounds until {target:g} of the first error", plan.rounds(target)),
         ("gradients of a client until then", plan.gradients(target)),
+        as_json=as_json,
     )
 
 
@@ -72,6 +82,7 @@ def fedclup_steps(
         str,
         typer.Option("--share", metavar="A,B,...", help="Further gamma, in units of its bound 1/lam + 1/L."),
     ] = "0.1,0.9",
+    as_json: AsJson = False,
 ) -> None:
     """FedCLUP's fewest local steps K for every lam, server step gamma and client step eta (Theorem 2)."""
     from tailorfl.theory.fedclup import fewest_steps, stochastic_eta
@@ -80,10 +91,7 @@ def fedclup_steps(
     if not all(0 < part < 1 for part in shares):
         raise ConfigError(f"share must be numbers between 0 and 1, but is '{share}': no K exists from 1 on")
     columns = [f"gamma = {part:g} of its bound" for part in shares]
-    table = _table(
-        f"FedCLUP, fewest local steps K for mu = {mu:g}, L = {smoothness:g}",
-        *("lam", "eta", "gamma of Corollary 2", "gamma of the mean", *columns),
-    )
+    rows: list[tuple[float | str, ...]] = []
     for pull in _numbers("lam", lam):
         for name, eta in (
             ("1/(lam + L)", 1 / (pull + smoothness)),
@@ -92,8 +100,10 @@ def fedclup_steps(
             edge = 1 / pull + 1 / smoothness
             gammas = (edge / 2, 1 / pull, *(part * edge for part in shares))
             found = (fewest_steps(mu, smoothness, pull, gamma, eta) for gamma in gammas)
-            table.add_row(f"{pull:g}", f"{name} = {eta:.4g}", *map(_text, found))
-    show_table(stdout(), table)
+            rows.append((f"{pull:g}", f"{name} = {eta:.4g}", *found))
+    title = f"FedCLUP, fewest local steps K for mu = {mu:g}, L = {smoothness:g}"
+    names = ("lam", "eta", "gamma of Corollary 2", "gamma of the mean", *columns)
+    _show_rows(title, names, rows, as_json)
 
 
 @app.command("lambda-range")
@@ -104,6 +114,7 @@ def lambda_range_command(
     mu: Mu = 1.0,
     smoothness: Smoothness = 10.0,
     radius: Radius = 0.05,
+    as_json: AsJson = False,
 ) -> None:
     """The lam for which FedCLUP is minimax optimal (Corollary 1), with its bound (Theorem 1)."""
     from tailorfl.theory.fedclup_statistics import Problem, lambda_range, statistical_bound
@@ -118,11 +129,14 @@ def lambda_range_command(
         ("learn", "together" if found.together else "apart"),
         ("lam at least" if found.together else "lam at most", edge),
         ("squared error there at most (Theorem 1)", statistical_bound(problem, edge).value),
+        as_json=as_json,
     )
 
 
 @app.command()
-def minimax(samples: Samples = 200, clients: Clients = 10, radius: Radius = 0.05) -> None:
+def minimax(
+    samples: Samples = 200, clients: Clients = 10, radius: Radius = 0.05, as_json: AsJson = False
+) -> None:
     """The best possible order of the clients' squared error."""
     from tailorfl.theory.minimax import minimax_rate
 
@@ -138,6 +152,7 @@ def minimax(samples: Samples = 200, clients: Clients = 10, radius: Radius = 0.05
         ("regime", words[found.regime]),
         ("pooled up to R = 1/sqrt(N)", found.pooled_below),
         ("alone above R = 1/sqrt(n)", found.alone_above),
+        as_json=as_json,
     )
 
 
@@ -151,6 +166,7 @@ def l2gd(
     p: Annotated[
         float | None, typer.Option("--p", help="Probability of averaging; by default the best.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """L2GD's probability of averaging, step size and communications."""
     from tailorfl.theory.l2gd import plan
@@ -163,6 +179,7 @@ def l2gd(
         ("step size alpha", found.step),
         (f"iterations until {target:g} of the first error", found.iterations),
         ("communications until then", found.communications),
+        as_json=as_json,
     )
 
 
@@ -174,15 +191,16 @@ def perfed_ckt(
     v2: Annotated[
         str, typer.Option("--v2", metavar="A,B,...", help="Variance of every client's true model.")
     ] = ".5,1,2,4,.2",
+    as_json: AsJson = False,
 ) -> None:
     """PerFed-CKT's best transfer between linear models (Theorem 4.2)."""
     from tailorfl.theory.perfed_ckt import best_transfer
 
     found = best_transfer(beta, sigma2, nu, _numbers("v2", v2))
-    table = _table("PerFed-CKT, Theorem 4.2", "client", "lam", "alpha", "own weight", "error", "error alone")
-    for client, row in enumerate(zip(found.lam, found.alpha, found.own_weight, found.mse, strict=True)):
-        table.add_row(str(client), *map(_text, map(float, row)), _text(found.local_mse))
-    show_table(stdout(), table)
+    each = zip(found.lam, found.alpha, found.own_weight, found.mse, strict=True)
+    rows = [(client, *map(float, row), found.local_mse) for client, row in enumerate(each)]
+    names = ("client", "lam", "alpha", "own weight", "error", "error alone")
+    _show_rows("PerFed-CKT, Theorem 4.2", names, rows, as_json)
 
 
 @app.command()
@@ -201,6 +219,7 @@ def cost(
         int | None,
         typer.Option("--prediction-scalars", help="Public samples times classes; by default 20000."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Scalars that a run sends; a payload sent to several clients in a round counts once."""
     from typing import get_args
@@ -216,11 +235,12 @@ def cost(
         VGG11_SCALARS if model_scalars is None else model_scalars,
         PREDICTION_SCALARS if prediction_scalars is None else prediction_scalars,
     )
-    table = _table(f"scalars sent in {rounds} rounds of {clients} clients", "method", "up", "down", "total")
+    rows: list[tuple[float | str, ...]] = []
     for name in (method,) if method is not None else get_args(CostMethod):
         found = transmission_cost(name, clients, rounds, clusters, *sizes)
-        table.add_row(name, *(f"{value:,}" for value in (found.up, found.down, found.total)))
-    show_table(stdout(), table)
+        rows.append((name, found.up, found.down, found.total))
+    title = f"scalars sent in {rounds} rounds of {clients} clients"
+    _show_rows(title, ("method", "up", "down", "total"), rows, as_json)
 
 
 @app.command()
@@ -239,6 +259,7 @@ def dp(
     target: Annotated[
         float | None, typer.Option("--target-epsilon", help="Also show the noise that reaches this epsilon.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """What DP-SGD costs a client, by two accountants; needs the extra 'privacy'."""
     from typing import cast, get_args
@@ -265,7 +286,7 @@ def dp(
             )
         )
     drawn = "Poisson samples" if way == "poisson" else "passes of shuffled batches"
-    _show(f"DP-SGD at delta {delta:g}, {drawn}, neighbours zero-out", *rows)
+    _show(f"DP-SGD at delta {delta:g}, {drawn}, neighbours zero-out", *rows, as_json=as_json)
 
 
 def _numbers(name: str, text: str) -> list[float]:
@@ -275,22 +296,36 @@ def _numbers(name: str, text: str) -> list[float]:
         raise ConfigError(f"{name} must be numbers with commas between them, but is '{text}'") from error
 
 
-def _show(title: str, *rows: tuple[str, float | str]) -> None:
+def _show(title: str, *rows: tuple[str, float | str], as_json: bool) -> None:
+    """Named values: a table of two columns, or {"title": ..., "values": {name: value}}."""
+    if as_json:
+        print_json({"title": title, "values": dict(rows)})
+        return
     table = Table(title=title, show_header=False)
     table.add_column(style="bold", ratio=PROSE)
     table.add_column(justify="right", ratio=PROSE)
     for name, value in rows:
-        table.add_row(name, value if isinstance(value, str) else _text(value))
+        table.add_row(name, _text(value))
     show_table(stdout(), table)
 
 
-def _table(title: str, *columns: str) -> Table:
+def _show_rows(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[float | str]], as_json: bool
+) -> None:
+    """A table, or {"title": ..., "rows": [{column: value}]}."""
+    if as_json:
+        print_json({"title": title, "rows": [dict(zip(columns, row, strict=True)) for row in rows]})
+        return
     table = Table(title=title)
     for number, name in enumerate(columns):
         table.add_column(name, justify="right" if number else "left")
-    return table
+    for row in rows:
+        table.add_row(*map(_text, row))
+    show_table(stdout(), table)
 
 
-def _text(value: float) -> str:
-    """A whole number with commas, any other with six digits."""
+def _text(value: float | str) -> str:
+    """A whole number with commas, any other with six digits; a text as it is."""
+    if isinstance(value, str):
+        return value
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"

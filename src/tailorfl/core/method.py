@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -33,6 +33,15 @@ from tailorfl.training import tree
 log = logging.getLogger(__name__)
 
 
+Family = Literal[
+    "", "baseline", "one model", "tuned", "two models", "parts", "mixture", "hypernet", "knowledge"
+]
+"""What kind of a method it is: no federation or no privacy of data; one model for all; that, tuned on each client; a
+personal model beside a global one; a model in shared and personal parts; mixtures of models of clients; a network that
+makes models; predictions, prototypes or neighbours in place of weights. "" where nobody says.
+"""
+
+
 class Method(BaseModel):
     """Base of every method. Fields of a subclass are its hyper-parameters; unknown ones are refused.
 
@@ -46,6 +55,7 @@ class Method(BaseModel):
     name: ClassVar[str]
     title: ClassVar[str]
     paper: ClassVar[str]
+    family: ClassVar[Family] = ""
     has_personal: ClassVar[bool] = True
     has_global: ClassVar[bool] = True
     models_trained: ClassVar[int] = 1
@@ -63,10 +73,12 @@ class Method(BaseModel):
     personal_receives: ClassVar[bool] = True
     """Whether `personal` looks at what the client receives; if not, evaluation sends it nothing."""
 
-    weights: Weights | None = None
-    """What clients count in averages; None: as the run says."""
-    participation: Literal["sampled", "all"] = "sampled"
-    """Which clients train in a round; only the sampled ones are aggregated."""
+    weights: Weights | None = Field(
+        default=None, description="what clients count in averages; null: as the run says"
+    )
+    participation: Literal["sampled", "all"] = Field(
+        default="sampled", description="which clients train in a round; only the sampled ones are aggregated"
+    )
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:

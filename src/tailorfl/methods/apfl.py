@@ -32,7 +32,7 @@ from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.method import register
+from tailorfl.core.method import Family, register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.bases import ServerModel
 from tailorfl.training import tree
@@ -47,6 +47,7 @@ class APFL(ServerModel):
     name: ClassVar[str] = "apfl"
     title: ClassVar[str] = "APFL"
     paper: ClassVar[str] = "Deng et al., 2020"
+    family: ClassVar[Family] = "two models"
     models_trained: ClassVar[int] = 2
     alpha: float = Field(0.5, ge=0, le=1, description="α: share of the local model in the mixture")
     adaptive: bool = Field(False, description="learn α_i on each client")

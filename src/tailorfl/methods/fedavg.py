@@ -31,7 +31,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Method, register
+from tailorfl.core.method import Family, Method, register
 from tailorfl.core.reduction import Facts, Reduction, Which, none
 from tailorfl.core.server_optim import ServerOptimizer
 from tailorfl.methods.ascent import sam
@@ -46,6 +46,7 @@ class FedAvg(Method):
     name: ClassVar[str] = "fedavg"
     title: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    family: ClassVar[Family] = "one model"
     has_personal: ClassVar[bool] = False
     server: ServerOptimizer = Field(
         ServerOptimizer(), description="server optimizer: kind, lr, momentum, beta2, eps, initial"
@@ -96,6 +97,7 @@ class FedProx(FedAvg):
     name: ClassVar[str] = "fedprox"
     title: ClassVar[str] = "FedProx"
     paper: ClassVar[str] = "Li et al., MLSys 2020"
+    family: ClassVar[Family] = "one model"
     mu: float = Field(0.01, ge=0, description="μ of the penalty (μ/2)‖θ − w‖²")
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
@@ -114,6 +116,7 @@ class FedAvgFT(FedAvg):
     name: ClassVar[str] = "fedavg_ft"
     title: ClassVar[str] = "FedAvg+FT"
     paper: ClassVar[str] = "FedAvg with local fine-tuning, as in PerAda (CVPR 2024)"
+    family: ClassVar[Family] = "tuned"
     has_personal: ClassVar[bool] = True
     ft_epochs: int = Field(1, ge=0, description="epochs of tuning on the client's own data")
     ft_steps: int | None = Field(None, ge=0, description="steps in place of ft_epochs")
@@ -142,6 +145,7 @@ class FedSAM(FedAvg):
     name: ClassVar[str] = "fedsam"
     title: ClassVar[str] = "FedSAM"
     paper: ClassVar[str] = "Qu et al., ICML 2022"
+    family: ClassVar[Family] = "one model"
     rho: float = Field(0.05, ge=0, description="ρ: radius of the ascent")
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:

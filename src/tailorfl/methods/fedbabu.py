@@ -24,7 +24,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import register
+from tailorfl.core.method import Family, register
 from tailorfl.core.reduction import Facts, Reduction, none, untrained
 from tailorfl.methods.partial import SplitMethod
 from tailorfl.training import tree
@@ -38,6 +38,7 @@ class FedBABU(SplitMethod):
     name: ClassVar[str] = "fedbabu"
     title: ClassVar[str] = "FedBABU"
     paper: ClassVar[str] = "Oh et al., ICLR 2022"
+    family: ClassVar[Family] = "parts"
     has_global: ClassVar[bool] = True
     ft_epochs: int = Field(
         10, ge=0, description="E_ft: epochs of tuning before a model is used (the paper: 5)"

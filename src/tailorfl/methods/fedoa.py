@@ -40,7 +40,7 @@ from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.method import register
+from tailorfl.core.method import Family, register
 from tailorfl.core.reduction import Facts, Reduction, to_local, untrained
 from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.feature_distances import feature_pull
@@ -99,6 +99,7 @@ class FedOA(FeatureRegularised):
     name: ClassVar[str] = "fedoa"
     title: ClassVar[str] = "FedOA"
     paper: ClassVar[str] = "FedOA, 2025"
+    family: ClassVar[Family] = "two models"
     distance: Literal["mean_l2", "batch_l2", "cosine", "pearson"] = Field(
         "mean_l2", description="D: how far features are apart"
     )
@@ -117,6 +118,7 @@ class FedSDR(FeatureRegularised):
     name: ClassVar[str] = "fedsdr"
     title: ClassVar[str] = "FedSDR"
     paper: ClassVar[str] = "Tang et al., ICLR 2024, as adapted in FedOA (2025)"
+    family: ClassVar[Family] = "two models"
 
     def pull(self, centre: TensorDict) -> Term:
         return feature_pull(self.lam, "sdr", centre)

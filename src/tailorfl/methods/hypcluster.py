@@ -26,7 +26,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Method, register
+from tailorfl.core.method import Family, Method, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
@@ -39,6 +39,7 @@ class HypCluster(Method):
     name: ClassVar[str] = "hypcluster"
     title: ClassVar[str] = "HypCluster"
     paper: ClassVar[str] = "Mansour et al., 2020"
+    family: ClassVar[Family] = "mixture"
     has_global: ClassVar[bool] = False
     clusters: int = Field(2, ge=1, description="c: number of global models")
 

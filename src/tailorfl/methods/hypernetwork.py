@@ -46,7 +46,7 @@ from torch.nn import functional as F
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
-from tailorfl.core.method import Method, register
+from tailorfl.core.method import Family, Method, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.training import tree
 from tailorfl.training.keys import torch_seed
@@ -158,6 +158,7 @@ class PFedHN(Hypernetwork):
     name: ClassVar[str] = "pfedhn"
     title: ClassVar[str] = "pFedHN"
     paper: ClassVar[str] = "Shamsian et al., ICML 2021"
+    family: ClassVar[Family] = "hypernet"
     server_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the outer SGD")
     server_weight_decay: float = Field(1e-3, ge=0, description="weight decay of the outer SGD")
     server_clip: float | None = Field(50.0, gt=0, description="largest norm of the outer gradient")
@@ -200,6 +201,7 @@ class PLGUGHN(PFedHN):
     name: ClassVar[str] = "plgu_ghn"
     title: ClassVar[str] = "PLGU-GHN"
     paper: ClassVar[str] = "Qu et al., CVPR 2023"
+    family: ClassVar[Family] = "hypernet"
     rho: float = Field(0.001, ge=0, description="ρ: radius of the ascent in φ (the paper: 0.05)")
 
     def gradient(

@@ -33,7 +33,7 @@ from torch import Tensor
 from tailorfl.core.answers import Memory, Shown
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.method import register
+from tailorfl.core.method import Family, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.methods.class_features import classes_only
 from tailorfl.methods.fedavg import FedAvg
@@ -54,6 +54,7 @@ class KNNPer(FedAvg):
     name: ClassVar[str] = "knn_per"
     title: ClassVar[str] = "kNN-Per"
     paper: ClassVar[str] = "Marfoq et al., ICML 2022"
+    family: ClassVar[Family] = "knowledge"
     has_personal: ClassVar[bool] = True
     answers: ClassVar[bool] = True
     neighbours: int = Field(10, ge=1, description="k: samples of the memory that vote")

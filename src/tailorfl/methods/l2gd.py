@@ -39,7 +39,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Method, register
+from tailorfl.core.method import Family, Method, register
 from tailorfl.core.reduction import Facts, Reduction, length
 from tailorfl.errors import ConfigError
 from tailorfl.training import tree
@@ -54,8 +54,9 @@ class L2GD(Method):
     name: ClassVar[str] = "l2gd"
     title: ClassVar[str] = "L2GD"
     paper: ClassVar[str] = "Hanzely and Richtárik, 2020"
+    family: ClassVar[Family] = "two models"
     # A client that idles would miss an exchange and later step towards a mean of long ago.
-    participation: Literal["all"] = "all"
+    participation: Literal["all"] = Field(default="all", description="which clients train in a round")
     lam: float = Field(0.3, gt=0, description="λ: strength of the pull towards the mean")
     p: float = Field(0.1, gt=0, lt=1, description="probability of a step towards the mean")
     per_round: Literal["exchange", "coin"] = Field(

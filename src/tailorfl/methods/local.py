@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Method, register
+from tailorfl.core.method import Family, Method, register
 from tailorfl.methods.bases import ServerModel
 from tailorfl.training import tree
 
@@ -30,6 +30,7 @@ class LocalTrain(Method):
     name: ClassVar[str] = "local"
     title: ClassVar[str] = "LocalTrain"
     paper: ClassVar[str] = "baseline (Standalone)"
+    family: ClassVar[Family] = "baseline"
     has_global: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
 
@@ -54,6 +55,7 @@ class LocalAverage(LocalTrain):
     name: ClassVar[str] = "local_average"
     title: ClassVar[str] = "LocalTrain, averaged"
     paper: ClassVar[str] = "baseline (averaged once, never sent back)"
+    family: ClassVar[Family] = "baseline"
     has_global: ClassVar[bool] = True
     heterogeneous: ClassVar[bool] = False
 
@@ -78,6 +80,7 @@ class Centralized(ServerModel):
     name: ClassVar[str] = "centralized"
     title: ClassVar[str] = "Centralized"
     paper: ClassVar[str] = "baseline (pooled data)"
+    family: ClassVar[Family] = "baseline"
     has_personal: ClassVar[bool] = False
     pooled: ClassVar[bool] = True
 

@@ -28,7 +28,7 @@ from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import register
+from tailorfl.core.method import Family, register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.bases import TwoModels
 from tailorfl.training import tree
@@ -41,6 +41,7 @@ class MRMTL(TwoModels):
     name: ClassVar[str] = "mr_mtl"
     title: ClassVar[str] = "MR-MTL"
     paper: ClassVar[str] = "mean-regularised MTL (Evgeniou and Pontil, KDD 2004), as MTL in PerAda"
+    family: ClassVar[Family] = "two models"
     has_global: ClassVar[bool] = False
     lam: float = Field(0.1, ge=0, description="λ: pull towards the mean of all personal models")
     mean: Literal["all", "sampled"] = Field(

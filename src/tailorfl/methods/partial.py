@@ -37,7 +37,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import register
+from tailorfl.core.method import Family, register
 from tailorfl.core.reduction import Facts, Reduction, length, none, to_local, untrained
 from tailorfl.methods.bases import ServerModel
 from tailorfl.models.functional import Model
@@ -142,6 +142,7 @@ class FedPer(KeepsPart):
     name: ClassVar[str] = "fedper"
     title: ClassVar[str] = "FedPer"
     paper: ClassVar[str] = "Arivazhagan et al., 2019"
+    family: ClassVar[Family] = "parts"
 
 
 @register
@@ -151,6 +152,7 @@ class FedRep(KeepsPart):
     name: ClassVar[str] = "fedrep"
     title: ClassVar[str] = "FedRep"
     paper: ClassVar[str] = "Collins et al., ICML 2021"
+    family: ClassVar[Family] = "parts"
     head_epochs: int = Field(10, ge=0, description="E_h: epochs on the head with the body fixed")
     head_steps: int | None = Field(None, ge=0, description="steps in place of head_epochs")
     body_epochs: int = Field(1, ge=0, description="E_b: epochs on the body with the head fixed")
@@ -188,6 +190,7 @@ class LGFedAvg(KeepsPart):
     name: ClassVar[str] = "lg_fedavg"
     title: ClassVar[str] = "LG-FedAvg"
     paper: ClassVar[str] = "Liang et al., 2020"
+    family: ClassVar[Family] = "parts"
     personal_part: str = Field(
         "extractor", description="what stays on the client; extractor:k shares the last k linear layers"
     )
@@ -207,6 +210,7 @@ class FedBN(KeepsPart):
     name: ClassVar[str] = "fedbn"
     title: ClassVar[str] = "FedBN"
     paper: ClassVar[str] = "Li et al., ICLR 2021"
+    family: ClassVar[Family] = "parts"
     personal_part: str = Field("norm", description="what stays on the client")
 
     def make_split(self, model: Model) -> Split:
@@ -282,6 +286,7 @@ class FedAlt(Penalised, FedRep):
     name: ClassVar[str] = "fedalt"
     title: ClassVar[str] = "FedAlt"
     paper: ClassVar[str] = "Pillutla et al., ICML 2022"
+    family: ClassVar[Family] = "parts"
     head_epochs: int = Field(
         1, ge=0, description="τ_v: epochs on the personal part with the shared one fixed"
     )
@@ -310,6 +315,7 @@ class FedSim(Penalised, FedPer):
     name: ClassVar[str] = "fedsim"
     title: ClassVar[str] = "FedSim"
     paper: ClassVar[str] = "Pillutla et al., ICML 2022"
+    family: ClassVar[Family] = "parts"
 
     def train_held(self, client: Client, model: TensorDict, centre: TensorDict) -> TensorDict:
         def held(at: TensorDict, grad: Gradient, centre: TensorDict) -> TensorDict:

@@ -44,7 +44,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Method, register
+from tailorfl.core.method import Family, Method, register
 from tailorfl.core.reduction import Facts, Reduction, to_local, untrained
 from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.training.keys import torch_seed
@@ -60,6 +60,7 @@ class PerFedCKT(Method):
     name: ClassVar[str] = "perfed_ckt"
     title: ClassVar[str] = "PerFed-CKT"
     paper: ClassVar[str] = "Cho et al., 2021"
+    family: ClassVar[Family] = "knowledge"
     has_global: ClassVar[bool] = False
     personal_receives: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True

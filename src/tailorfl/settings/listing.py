@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -101,7 +101,7 @@ def _name(annotation: Any) -> str:
         return " or ".join(map(str, parts))
     if origin in (Union, types.UnionType):
         return " or ".join(_name(part) for part in parts)
-    if origin is tuple:
+    if origin in (tuple, list, Sequence):
         return f"list of {_name(parts[0]).replace('number', 'numbers')}"
     if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return "group"

@@ -1,0 +1,181 @@
+"""`tailorfl list` and `show`: all that there is, a line each, and all about one; `--json` says the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from typer.testing import CliRunner
+
+import tailorfl
+import tailorfl.methods
+from tailorfl.cli.main import app
+from tailorfl.core.method import Family, Method, methods
+from tailorfl.experiments.describing import KINDS, described, entries
+from tailorfl.settings.listing import settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def printed(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "80"})
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def as_json(*arguments: str, code: int = 0) -> Any:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(printed(*arguments, "--json", code=code), parse_constant=refuse)
+
+
+def test_methods_have_a_line_each() -> None:
+    head, *lines, last = printed("list", "methods").splitlines()
+    assert head.split() == ["Method", "Family", "On", "the", "client", "Travels", "Needs"]
+    assert [line.split()[0] for line in lines] == list(methods())
+    assert max(map(len, [head, *lines, last])) <= 80
+    (line,) = [line for line in lines if line.startswith("lg_fedavg ")]
+    assert re.split(r"  +", line) == ["lg_fedavg", "parts", "body", "head", "–"]
+    assert "public set" in next(line for line in lines if line.startswith("feddf "))
+
+
+def test_every_method_says_its_family() -> None:
+    found = {name: method.family for name, method in methods().items() if "tailorfl." in method.__module__}
+    assert all(found.values()), [name for name, family in found.items() if not family]
+    assert set(found.values()) == set(get_args(Family)) - {""}
+    parts = {entry["name"] for entry in entries("methods") if entry["family"] == "parts"}
+    assert {"fedper", "fedrep", "fedbn"} <= parts
+    for entry in entries("methods"):
+        if entry["family"] == "one model":
+            assert entry["evaluated"] == "global", entry["name"]
+        if entry["family"] == "two models":
+            assert "model" in entry["kept"], entry["name"]
+
+
+def test_every_option_of_a_method_has_a_type_and_a_meaning() -> None:
+    bare = [
+        f"{entry['name']}.{option['name']}"
+        for entry in entries("methods")
+        for option in entry["options"]
+        if not option["type"] or not option["meaning"]
+    ]
+    assert bare == []
+
+
+def test_a_method_is_shown_with_all_that_its_file_says() -> None:
+    text = printed("show", "ditto")
+    for part in (
+        "Li et al., ICML 2021", "family: two models", "on the client: whole model", "number (≥ 0)",
+        "min over v_i:  F_i(v_i) + (λ/2)‖v_i − w*‖²", "- personal model, lam=0.0: personal model of local",
+        "tests/methods/test_method_reductions.py", "tests/methods/test_ditto_pfedme.py",
+    ):  # fmt: skip
+        assert part in text
+    (found,) = as_json("show", "ditto")
+    assert found["kind"] == "method"
+    assert {option["name"] for option in found["options"]} == set(methods()["ditto"].model_fields)
+    assert {"name": "lam", "type": "number (≥ 0)", "default": "1.0"}.items() <= found["options"][2].items()
+
+
+def test_tests_that_are_named_are_there() -> None:
+    for name in methods():
+        (found,) = described(name, "methods")
+        assert [test for test in found["tests"] if not (ROOT / test).is_file()] == []
+        assert found["tests"] or name not in tailorfl.methods.__dict__
+
+
+def test_data_models_partitions_and_recipes_are_shown_too() -> None:
+    assert "1,797 digits" in printed("show", "digits")
+    (model,) = as_json("show", "mlp")
+    assert {
+        "name": "hidden",
+        "type": "whole number or list of whole numbers",
+        "default": "[200]",
+        "meaning": "",
+    } in model["options"]
+    (partition,) = as_json("show", "dirichlet")
+    assert partition["kind"] == "partition"
+    assert "alpha" in printed("show", "dirichlet")
+    (recipe,) = as_json("show", "demo")
+    assert recipe["what"] in " ".join(printed("show", "demo").split())
+
+
+def test_what_a_user_registered_is_listed_without_what_nobody_measured() -> None:
+    class Mine(Method):
+        """A method of somebody's own."""
+
+        name, title, paper = "mine", "Mine", "nowhere"
+
+    from tailorfl.core import method as registry
+
+    registry._REGISTRY["mine"] = Mine
+    try:
+        (found,) = as_json("show", "mine")
+        assert (found["kept"], found["family"], found["reductions"]) == ("–", "–", [])
+        assert any(line.startswith("mine ") for line in printed("list", "methods").splitlines())
+    finally:
+        del registry._REGISTRY["mine"]
+
+
+def test_lists_as_json_are_the_lists() -> None:
+    everything = as_json("list")
+    assert list(everything) == list(KINDS)
+    for kind, found in everything.items():
+        assert as_json("list", kind) == {kind: found}
+        text = printed("list", kind)
+        assert all(entry["name"] in text for entry in found)
+        assert found == entries(kind)
+    assert as_json("list", "settings") == {"settings": [vars(setting) for setting in settings()]}
+    assert {s["key"] for s in as_json("list", "settings", "track")["settings"]} == {
+        "track", "track.tensorboard", "track.mlflow", "track.wandb",
+    }  # fmt: skip
+
+
+THEORY = ("moreau", "fedclup", "fedclup-steps", "lambda-range", "minimax", "l2gd", "perfed-ckt", "cost", "dp")
+
+
+@pytest.mark.parametrize("command", THEORY)
+def test_theory_as_json_has_the_numbers_that_it_prints(command: str) -> None:
+    found, text = as_json("theory", command), printed("theory", command)
+    assert found["title"].split()[0] in text
+    rows = found["rows"] if "rows" in found else [found["values"]]
+    numbers = [value for row in rows for value in row.values() if isinstance(value, int | float)]
+    assert numbers
+    for value in numbers:
+        assert (f"{value:,}" if isinstance(value, int) else f"{value:.6g}") in text
+
+
+def test_all_of_theory_is_tried() -> None:
+    from tailorfl.cli.theory import app as theory
+
+    names = {c.name or c.callback.__name__ for c in theory.registered_commands if c.callback is not None}
+    assert names == set(THEORY)
+
+
+def test_results_checks_and_audits_as_json(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = tailorfl.run(
+        methods=["local", "fedavg"], seeds=2, rounds=1, data={"samples": 240, "clients": 4}, out=out
+    )
+    lines = as_json("report", str(out))
+    assert [line["label"] for line in lines] == ["local", "fedavg"]
+    assert lines[1]["mean"] == result.table.loc["fedavg", "mean"]
+    assert (lines[1]["folder"], lines[1]["variant"]) == (str(out), "")
+    assert as_json("check", str(out)) == {
+        "experiment": "",
+        "damaged": 0,
+        "jobs": [
+            {"job": f"{label}, seed {seed}", "damaged": False, "problems": []}
+            for label in ("local", "fedavg")
+            for seed in (0, 1)
+        ],
+    }
+    (out / "local/seed-1/clients.jsonl").write_text("")
+    found = as_json("check", str(out), code=1)
+    assert [job["job"] for job in found["jobs"] if job["damaged"]] == ["local, seed 1"]
+    audit = as_json("audit", "--trials", "100")
+    assert audit["stated"] > 0
+    assert audit["broken"] is False
