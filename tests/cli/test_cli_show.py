@@ -179,3 +179,12 @@ def test_results_checks_and_audits_as_json(tmp_path: Path) -> None:
     audit = as_json("audit", "--trials", "100")
     assert audit["stated"] > 0
     assert audit["broken"] is False
+
+
+@pytest.mark.usefixtures("a_quick_estimate")
+def test_a_comparison_as_json_before_and_after_it(tmp_path: Path) -> None:
+    asked = ("compare", "methods=local,fedavg", "seeds=1", "rounds=1", "data.samples=240", "data.clients=4")
+    (costs,) = as_json(*asked, "--dry-run", "--quiet")
+    assert (costs["clients"], list(costs["methods"])) == (4, ["local", "fedavg"])
+    lines = as_json(*asked, "--out", str(tmp_path / "out"), "--quiet")
+    assert lines == as_json("report", str(tmp_path / "out"))

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -158,6 +157,8 @@ def _grouped(shares: Any, room: int) -> Any:
     together = -(-shares.shape[1] // room)
     if together == 1:
         return shares
+    import numpy as np
+
     return np.add.reduceat(shares, np.arange(0, shares.shape[1], together), axis=1)
 
 

@@ -150,13 +150,14 @@ def run_command(
     dry_run: DryRun = False,
     imports: Imports = None,
     quiet: Quiet = False,
+    as_json: listing.AsJson = False,
 ) -> None:
     """Runs an experiment; `compare` has several methods where none are named."""
     from tailorfl.settings.experiment import COMPARED
 
     methods = COMPARED if ctx.info_name == "compare" else None
     request = Request(arguments, methods, out, resume, extend, overwrite, force)
-    perform(ctx.ensure_object(State), request, dry_run, quiet)
+    perform(ctx.ensure_object(State), request, dry_run, quiet, as_json)
 
 
 @app.command()
@@ -173,13 +174,14 @@ def reproduce(
     dry_run: DryRun = False,
     imports: Imports = None,
     quiet: Quiet = False,
+    as_json: listing.AsJson = False,
 ) -> None:
     """Run a recipe and show a paper's numbers beside ours."""
     from tailorfl.experiments.config import read
 
     read(recipe)  # refuses what is neither a recipe nor a file, KEY=VALUE too
     request = Request([recipe, *(settings or ())], None, out, overwrite=overwrite)
-    perform(ctx.ensure_object(State), request, dry_run, quiet)
+    perform(ctx.ensure_object(State), request, dry_run, quiet, as_json)
 
 
 @app.command()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailorfl.cli.arguments import again, experiment
-from tailorfl.cli.screen import remark, say, show_table, stderr, stdout
+from tailorfl.cli.screen import print_json, remark, say, show_table, stderr, stdout
 from tailorfl.cli.state import State, quoted
 from tailorfl.errors import ConfigError
 
@@ -47,8 +47,8 @@ class Request:
             )
 
 
-def perform(state: State, request: Request, dry_run: bool, quiet: bool) -> None:
-    """Loads, checks and runs an experiment, or estimates it."""
+def perform(state: State, request: Request, dry_run: bool, quiet: bool, as_json: bool = False) -> None:
+    """Loads, checks and runs an experiment, or estimates it; prints tables, or as JSON a list of what they say."""
     request.check()
     config, way = _asked(request)
 
@@ -63,12 +63,17 @@ def perform(state: State, request: Request, dry_run: bool, quiet: bool) -> None:
         from tailorfl.cli.estimates import show_estimate
         from tailorfl.experiments.estimate import estimate
 
-        errors = stderr()
+        errors, costs = stderr(), []
         with messages(errors):
-            for one in expand(config).values():
+            for name, one in expand(config).items():
                 with errors.status("") as status:
                     found = estimate(one, None if quiet else status.update)
-                show_estimate(stdout(), one, found)
+                if as_json:
+                    costs.append({"variant": name, "name": one.name, **asdict(found)})
+                else:
+                    show_estimate(stdout(), one, found)
+        if as_json:
+            print_json(costs)
         return
     from tailorfl.experiments.folders import new_folder
 
@@ -81,6 +86,17 @@ def perform(state: State, request: Request, dry_run: bool, quiet: bool) -> None:
             )
         )
     state.done()
+    if as_json:
+        from tailorfl.cli.results import result_lines
+
+        print_json(
+            [
+                line
+                for name, result in zip(expand(config), done, strict=True)
+                for line in result_lines(name, result)
+            ]
+        )
+        return
     for result in done:
         show_result(result)
 
