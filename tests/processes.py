@@ -21,7 +21,7 @@ def fork(program: Callable[[], None]) -> tuple[int, IO[str]]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.dup2(said, 1)
             os.dup2(said, 2)
-            os.closerange(3, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 2**16 else 2**16)
+            os.closerange(3, min(os.sysconf("SC_OPEN_MAX"), 2**16))
             sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1)
             program()
             code = 0

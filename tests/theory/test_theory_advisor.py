@@ -72,6 +72,24 @@ def test_heterogeneity_is_recovered(radius: float, condition: float) -> None:
 
 
 @pytest.mark.parametrize("condition", [1.0, 10.0])
+def test_clients_that_are_alike_keep_a_31st_of_a_deviation_where_they_are_steepest(condition: float) -> None:
+    """The share h / (h + lam) of the largest curvature of a client, where no finite lam would be the best."""
+    advice = known(0.0, condition)[1]
+    assert advice.facts.radius2 <= 0
+    steepest = advice.facts.curvature.client_smoothness
+    assert steepest / (steepest + advice.lam.value) == pytest.approx(1 / 31)
+
+
+def test_the_largest_pull_of_a_network_halves_its_steps() -> None:
+    """1 / (L + lam) against 1 / L: in resamples of clients that nothing tells apart."""
+    source = synthetic_digits(6, 30, 1, shape=(6,), classes=3, alpha=1e6, seed=0)
+    advice = advise(natural(source), model_for(source, "mlp", hidden=[4]), TrainConfig(lr=0.2), rounds=1)
+    steepest = advice.facts.curvature.client_smoothness
+    assert advice.facts.radius.low == 0
+    assert steepest / (steepest + advice.lam.high) == pytest.approx(1 / 2)
+
+
+@pytest.mark.parametrize("condition", [1.0, 10.0])
 def test_noise_and_curvature_are_recovered(condition: float) -> None:
     source, advice = known(0.5, condition)
     found, H = advice.facts.curvature, source.info["H"]
