@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typer.testing import CliRunner
 
 import tailorfl
 from tailorfl.cli.main import app
+from tailorfl.errors import RunError
 from tailorfl.evaluation.ranks import holm
 from tailorfl.experiments.config import load
 from tailorfl.experiments.differences import differences
@@ -27,6 +30,7 @@ SETTINGS: dict[str, Any] = {
     "seeds": 3,
     "fraction": 0.5,
     "model": "logistic",
+    "engine": "sequential",
     "data": {"clients": 5, "heldout_clients": 2, "samples": 300},
     "eval": {"every": 1},
 }
@@ -222,3 +226,37 @@ def test_labels_of_reductions_carry_their_mark_in_latex(tmp_path: Path) -> None:
     text = latex(result)
     assert r"frozen $^\dagger$ &" in text
     assert r"\footnotesize $^\dagger$ frozen: " in text
+
+
+def trial(number: int, score: float | None) -> dict[str, Any]:
+    done = "done" if score is not None else "diverged"
+    return {
+        "number": number,
+        "values": {"lr": 0.1},
+        "score": score,
+        "samples": 9,
+        "seconds": 30.0,
+        "state": done,
+    }
+
+
+def test_tuning_shows_what_was_chosen_and_what_a_budget_promises(
+    run: ExperimentResult, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(run.path, tmp_path / "tuned"))
+    scores = [0.5, 0.9, 0.7, None]
+    method = {"space": {}, "chosen": {"train.lr": 0.4}, "rank": 1, "edges": ["train.lr is the largest"]}
+    method["trials"] = [trial(k, score) for k, score in enumerate(scores)]
+    facts = {"budget": {"trials": 4}, "sampler": "random", "metric": "accuracy", "methods": {"ditto": method}}
+    (folder / "tuning.json").write_text(json.dumps(facts))
+    text = page(ExperimentResult.load(folder))
+    row = table_of(text, "Chosen by validation")[1]
+    assert row == ["ditto", "train.lr=0.4", "train.lr is the largest", "1", "3 of 4", "2 min 00 s"]
+    rows = held(text)["data"]["tuning"]
+    # All 27 triples of draws, each as likely: the expected best by counting.
+    for n in (1, 2, 3):
+        best = [max(draw) for draw in itertools.product(scores[:3], repeat=n)]
+        assert rows[n - 1]["mean"] == pytest.approx(float(np.mean(best)), abs=1e-6)
+    (folder / "tuning.json").write_text("[]")
+    with pytest.raises(RunError, match="is damaged"):
+        page(ExperimentResult.load(folder))

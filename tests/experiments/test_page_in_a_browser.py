@@ -19,6 +19,7 @@ SETTINGS: dict[str, Any] = {
     "rounds": 2,
     "seeds": 2,
     "model": "logistic",
+    "engine": "sequential",
     "data": {"clients": 5, "samples": 300},
     "eval": {"every": 1, "final": ["local"]},
 }
@@ -75,11 +76,14 @@ def test_tables_sort_by_mouse_and_by_keyboard(shown: Any) -> None:
     def numbers() -> list[float]:
         return [float(text.split(" ±")[0]) for text in column(shown, "comparison", 3)]
 
+    arrow = "query => getComputedStyle(document.querySelector(query), '::after').content"
+    assert shown.evaluate(arrow, "#comparison th button") == '" ↕"'
     before = numbers()
     head = shown.locator("#comparison table thead th").nth(2)
     head.locator("button").click()
     assert numbers() == sorted(before, reverse=True)
     assert head.get_attribute("aria-sort") == "descending"
+    assert shown.evaluate(arrow, "#comparison th[aria-sort] button") == '" ↓"'
     head.locator("button").focus()
     shown.keyboard.press("Enter")
     assert numbers() == sorted(before)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailorfl.cli.results import result_lines
+from tailorfl.cli.results import result_lines, show_matrix
 from tailorfl.cli.running import show_result
 from tailorfl.cli.screen import print_json, say, stdout
 from tailorfl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tailorfl.experiments.matrix import Matrix
     from tailorfl.experiments.result import ExperimentResult
 
 
@@ -42,6 +43,15 @@ def write(folders: Sequence[Path], wanted: Wanted) -> None:
     """
     from tailorfl.experiments.report import write_report
 
+    federations = _federations(folders, wanted)
+    if federations is not None:
+        written = _matrix(federations, wanted)
+        if wanted.as_json:
+            print_json(federations.rows)
+            return
+        show_matrix(stdout(), federations)
+        say(stdout(), f"report: {', '.join(map(str, written))}")
+        return
     found = _results(folders, wanted)
     files = [file for file in (wanted.page, wanted.latex, wanted.csv) if file is not None]
     if len(found) > 1 and files:
@@ -64,6 +74,50 @@ def write(folders: Sequence[Path], wanted: Wanted) -> None:
         say(stdout(), f"report: {', '.join(map(str, written))}")
     if wanted.as_json:
         print_json(lines)
+
+
+def _federations(folders: Sequence[Path], wanted: Wanted) -> Matrix | None:
+    """The matrix of folders, or of a folder's variants, that are of different data; None where all are of the same."""
+    from tailorfl.experiments.matrix import by_federation, matrix
+    from tailorfl.experiments.variants import results
+
+    if wanted.out is None:
+        return None
+    parts = {folder: results(folder) for folder in folders}
+    if len(folders) > 1 and any(list(found) != [""] for found in parts.values()):
+        return None
+    found = {result.path: result for part in parts.values() for result in part.values()}
+    groups = by_federation(found)
+    return matrix(found, groups) if len(groups) > 1 else None
+
+
+def _matrix(federations: Matrix, wanted: Wanted) -> list[Path]:
+    """Writes the page of several federations; into a folder with its table, diagram and numbers."""
+    from tailorfl.experiments.page.ranks import page
+    from tailorfl.runs.files import reporting, write_text
+    from tailorfl.runs.rank_plot import png
+
+    assert wanted.out is not None
+    files: dict[Path, str] = {}
+    if wanted.page is not None:
+        files[wanted.page] = page(federations)
+    else:
+        with reporting(wanted.out, "create the result folder"):
+            wanted.out.mkdir(parents=True, exist_ok=True)
+        files[wanted.out / "report.html"] = page(federations)
+        files[wanted.out / "matrix.csv"] = federations.csv
+        files[wanted.out / "matrix.tex"] = federations.latex
+    if wanted.latex is not None:
+        files[wanted.latex] = federations.latex
+    if wanted.csv is not None:
+        files[wanted.csv] = federations.csv
+    for file, text in files.items():
+        write_text(file, text)
+    written, drawn = list(files), federations.picture("nemenyi")
+    if wanted.page is None and drawn is not None:
+        written.append(wanted.out / "ranks.png")
+        png(drawn, written[-1])
+    return written
 
 
 def _results(folders: Sequence[Path], wanted: Wanted) -> dict[str, ExperimentResult]:

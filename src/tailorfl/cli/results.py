@@ -12,13 +12,17 @@ from rich.text import Text
 
 from tailorfl.cli.estimates import show_reductions
 from tailorfl.cli.screen import PROSE, fits, say, show_table
+from tailorfl.runs.tables import MISSING
 
 if TYPE_CHECKING:
     from tailorfl.experiments.curves import Section
+    from tailorfl.experiments.matrix import Matrix
     from tailorfl.experiments.result import ExperimentResult
 
 FIRST = ("mean", "worst10", "epsilon", "bytes", "share_beating_local")
 """How good, for the worst clients too, at what cost: what stands in the first table where one has no room for all."""
+MATRIX_COLUMNS = 3
+"""Federations that stand side by side in a terminal."""
 DETAILS = ("std", "best10", "weighted_mean", "gradients_each")
 """Columns that a narrow terminal goes without, the least needed first; all others stay."""
 
@@ -56,6 +60,34 @@ def show_comparison(console: Console, result: ExperimentResult, name: str) -> No
         say(console, line, style="dim")
     if left_out:
         say(console, f"further columns are in comparison.md: {', '.join(left_out)}", style="dim")
+
+
+def show_matrix(console: Console, matrix: Matrix) -> None:
+    """Prints methods by federations with their average ranks, in several tables where there are many federations."""
+    names = list(matrix.results)
+    for begin in range(0, len(names), MATRIX_COLUMNS):
+        table = Table(title=Text("methods by federations" if begin == 0 else "further federations"))
+        table.add_column("Method")
+        table.add_column("average rank", justify="right")
+        shown = names[begin : begin + MATRIX_COLUMNS]
+        for name in shown:
+            table.add_column(Text(matrix.title(name)), justify="right")
+        for label, rank in matrix.ordered:
+            cells = [
+                Text(
+                    matrix.text(name, label),
+                    style="bold" if matrix.cells.get((name, label), (0, 0, False))[2] else "",
+                )
+                for name in shown
+            ]
+            table.add_row(Text(label), MISSING if rank is None else f"{rank:.2f}", *cells)
+        show_table(console, table)
+    found = matrix.ranking
+    if found is not None:
+        say(
+            console,
+            f"Friedman: F = {found.f:.3g}, p = {found.f_p:.3g}; ranks differ from {found.critical:.2f} apart (Nemenyi)",
+        )
 
 
 def published_table(result: ExperimentResult, published: Mapping[str, Any]) -> Table:

@@ -99,13 +99,11 @@ def _chart(look: Look, key: str, title: str, alt: str) -> Chart:
         x |= {"scale": {"type": "log", "nice": False}, "axis": {"format": "~s", "tickCount": 4}}
     if key == "round":
         x["axis"] = {"tickMinStep": 1, "format": "d"}
-    return Chart(
-        key, _lines(look, "curves", x, tips, alt), f"{alt}: a line for each of {named(look.labels)}."
-    )
+    return Chart(key, lines(look, "curves", x, tips), f"{alt}: a line for each of {named(look.labels)}.")
 
 
-def _lines(look: Look, data: str, x: dict[str, Any], tips: list[dict[str, Any]], alt: str) -> dict[str, Any]:
-    """Lines of a mean with a band, one for each label that is not hidden."""
+def lines(look: Look, data: str, x: dict[str, Any], tips: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns a chart of lines of a `mean` with a band from `low` to `high`, one for each label that is not hidden."""
     y = {"field": "mean", "type": "quantitative", "title": look.name, "scale": {"zero": False}}
     y["axis"] = {"format": "%" if look.is_share else "~g"}
     lit = {"condition": {"test": "datum.label === lit", "value": 4}, "value": 2}
@@ -175,5 +173,5 @@ def worst_clients(result: ExperimentResult, look: Look) -> tuple[Part, dict[str,
         "confidence interval over seeds."
     )
     alt = f"Mean {look.name} of the worst k % of the clients"
-    part.charts.append(Chart("worst", _lines(look, "worst", x, tips, alt), f"{alt}, a line for each method."))
+    part.charts.append(Chart("worst", lines(look, "worst", x, tips), f"{alt}, a line for each method."))
     return part, {"worst": rows}

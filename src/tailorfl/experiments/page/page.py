@@ -16,6 +16,7 @@ from tailorfl.experiments.page.labels import labels
 from tailorfl.experiments.page.look import Look
 from tailorfl.experiments.page.others import comparison, paired_differences, privacy, took_part, what_was_run
 from tailorfl.experiments.page.parts import Part, Table
+from tailorfl.experiments.page.tuning import tuning
 from tailorfl.experiments.published import beside, notes
 from tailorfl.runs.files import encode
 
@@ -70,8 +71,23 @@ def _parts(
     left_out += [why] if why else []
     ledger, lost = privacy(result)
     left_out += lost
+    tuned, rows, lost = tuning(result.folders, look)
+    data, left_out = data | rows, left_out + lost
     rounds = [_section(section, f"rounds-{k}") for k, section in enumerate(sections(result, target))]
-    parts = [*warned, head, pairs, lines, points, spread, worst, sets, *rounds, *_published(result), ledger]
+    parts = [
+        *warned,
+        head,
+        pairs,
+        lines,
+        points,
+        spread,
+        worst,
+        sets,
+        *rounds,
+        *_published(result),
+        ledger,
+        tuned,
+    ]
     kept = [part for part in parts if part.tables or part.charts]
     return [*kept, what_was_run(result)], data, left_out
 
