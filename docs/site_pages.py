@@ -46,7 +46,7 @@ SUBJECTS = {
         "merge",
         "load_config",
     ),
-    "Results": ("ExperimentResult", "Bench"),
+    "Results": ("ExperimentResult", "Bench", "export_models"),
     "Watch": ("Observer", "Job", "RoundResult"),
     "Write a method": (
         "Method",

@@ -30,7 +30,7 @@ from tailorfl.evaluation.errors import Truth, linear_models
 from tailorfl.evaluation.seeds import interval
 from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.runner import make_federation, make_simulation
+from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.experiments.variants import expand
 from tailorfl.methods.fedclup import FedCLUP
 from tailorfl.rounds.simulation import Simulation

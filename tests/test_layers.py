@@ -18,7 +18,7 @@ ROOT = Path(tailorfl.__file__).parent
 # beneath all `settings`, which sees no other layer and needs no torch. `theory` stands above the core, seen
 # by methods, which take their papers' formulas from it, and by the command line.
 ARROW = [
-    "cli", "experiments", "benchmark", "runs", "evaluation", "rounds", "engines", "methods", "core",
+    "cli", "export", "experiments", "benchmark", "runs", "evaluation", "rounds", "engines", "methods", "core",
     "privacy", "training", "models", "data", "settings",
 ]  # fmt: skip
 BESIDE = {"models", "data"}
@@ -27,7 +27,8 @@ GROUND = {"archives", "errors", "hashing", "printable", "modules", "hub"}
 THEORY_SEES = {"core", "privacy", "training", "models", "data", "settings"}
 OPTIONAL = {
     "transformers", "peft", "flwr", "ray", "opacus", "tensorboard", "optuna", "datasets", "torchvision",
-    "timm", "imagecorruptions", "tokenizers", "accelerate", "rouge_score", "mlflow", "wandb",
+    "timm", "imagecorruptions", "tokenizers", "accelerate", "rouge_score", "mlflow", "wandb", "onnx",
+    "onnxruntime", "onnxscript",
 }  # fmt: skip
 
 
@@ -103,7 +104,7 @@ def allowed(layer: str) -> set[str]:
     if layer == "theory":
         return {layer, *GROUND, *THEORY_SEES}
     right = set(ARROW[ARROW.index(layer) :]) if layer else set(ARROW) - {"cli"}
-    if layer in ("", "cli", "experiments", "methods"):
+    if layer in ("", "cli", "export", "experiments", "methods"):
         right.add("theory")
     return {*right, *GROUND, *([""] if layer == "cli" else [])}
 
@@ -240,9 +241,15 @@ def test_the_rules_themselves():
     assert allowed("theory") == allowed("core") | {"theory"}
     assert allowed("training") == {"training", "models", "data", "settings", *GROUND}
     assert allowed("modules") == {"modules", "errors"}
-    assert [layer for layer in ARROW if "theory" in allowed(layer)] == ["cli", "experiments", "methods"]
+    assert [layer for layer in ARROW if "theory" in allowed(layer)] == [
+        "cli",
+        "export",
+        "experiments",
+        "methods",
+    ]
     assert "runs" not in allowed("evaluation")
     assert "cli" not in allowed("experiments") | allowed("")
+    assert "export" not in allowed("experiments")
     assert allowed("errors") == {"errors"}
     assert allowed("hashing") == {"hashing"}
     assert allowed("printable") == {"printable"}

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tailorfl.experiments.merging import merge
     from tailorfl.experiments.pretrain import Pretrained, Watcher
     from tailorfl.experiments.result import ExperimentResult
+    from tailorfl.export.folder import export as export_models
     from tailorfl.models.functional import Model
     from tailorfl.models.split import Split
     from tailorfl.rounds.one_round import RoundResult
@@ -69,6 +70,7 @@ __all__ = [
     "bench",
     "build_federation",
     "compare",
+    "export_models",
     "landscape",
     "load_config",
     "merge",
@@ -100,6 +102,7 @@ _HOMES = {
     "Term": "tailorfl.training.terms:Term",
     "TrainConfig": "tailorfl.training.cohort:TrainConfig",
     "build_federation": "tailorfl.data.build:build",
+    "export_models": "tailorfl.export.folder:export",
     "landscape": "tailorfl.experiments.landscape:landscape",
     "load_config": "tailorfl.experiments.config:load",
     "merge": "tailorfl.experiments.merging:merge",

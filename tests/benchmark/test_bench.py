@@ -19,7 +19,7 @@ from tailorfl.engines.sequential import Sequential
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.runner import make_federation, make_simulation
+from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.training import tree
 
 SMALL: dict[str, Any] = {

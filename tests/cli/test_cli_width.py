@@ -56,6 +56,7 @@ COMMANDS: dict[str, list[str]] = {
     "data show": ["data", "show", *TINY],
     "audit": ["audit", "--trials", "100"],
     "landscape": ["landscape", "done", "--points", "3", "--method", "local", "--model", "0"],
+    "export": ["export", "done", "--client", "0", "--overwrite", "-o", "models"],
     "pretrain": ["pretrain", "data.samples=240", "rounds=1", "model.hidden=[8]", "--overwrite"],
     "theory moreau": ["theory", "moreau"],
     "theory fedclup": ["theory", "fedclup"],

@@ -15,7 +15,7 @@ from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol
 from tailorfl.experiments.config import load, parse, read, recipes
 from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.runner import make_federation, make_simulation
+from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.settings.eval import EvalConfig
 from tailorfl.settings.experiment import COMPARED, ExperimentConfig
 

@@ -11,7 +11,7 @@ from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.experiments.config import parse
 from tailorfl.experiments.estimate import estimate
 from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.runner import make_federation, make_simulation
+from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.training.local_sgd import LocalSGD
 
 METHODS: list[dict[str, Any]] = [

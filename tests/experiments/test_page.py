@@ -20,9 +20,9 @@ from tailorfl.errors import RunError
 from tailorfl.evaluation.ranks import holm
 from tailorfl.experiments.config import load
 from tailorfl.experiments.differences import differences
+from tailorfl.experiments.making import make_federation
 from tailorfl.experiments.page.page import page
 from tailorfl.experiments.result import ExperimentResult
-from tailorfl.experiments.runner import make_federation
 
 SETTINGS: dict[str, Any] = {
     "methods": ["local", "fedavg", "ditto"],

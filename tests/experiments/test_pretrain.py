@@ -17,8 +17,8 @@ from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, DataError, RunError
 from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.experiments.pretrain import Epoch, Pretrained, Watcher, central, rate_of, running
-from tailorfl.experiments.runner import make_federation, make_simulation
 from tailorfl.models.registry import build
 
 DATA = {"samples": 200}

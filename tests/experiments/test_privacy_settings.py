@@ -21,9 +21,9 @@ from tailorfl.experiments.check import check
 from tailorfl.experiments.config import load, parse
 from tailorfl.experiments.estimate import estimate
 from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.experiments.privacy import Spent, noise_needed, planned, privacy_of, spent
 from tailorfl.experiments.result import ExperimentResult
-from tailorfl.experiments.runner import make_federation, make_simulation
 from tailorfl.privacy.accounting import epsilon
 from tailorfl.settings.privacy import PrivacyConfig
 from tailorfl.training.ledger import Ledger, Use

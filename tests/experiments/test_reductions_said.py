@@ -14,9 +14,10 @@ from tailorfl.core.reduction import Facts
 from tailorfl.experiments.config import load, parse, recipes
 from tailorfl.experiments.estimate import estimate
 from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.making import make_federation, make_simulation, train_config
 from tailorfl.experiments.reductions import named, remarks
 from tailorfl.experiments.report import write_report
-from tailorfl.experiments.runner import make_federation, make_simulation, run_experiment, train_config
+from tailorfl.experiments.runner import run_experiment
 from tailorfl.experiments.variants import expand
 
 SETTINGS: dict[str, Any] = {

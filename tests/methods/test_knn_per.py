@@ -13,7 +13,7 @@ from methods.small import NEWCOMER, SIZES, federation, simulation
 from tailorfl.core.answers import Memory, Shown
 from tailorfl.core.method import make_method
 from tailorfl.evaluation.protocols import Protocol, evaluate
-from tailorfl.methods.knn_per import KNNPer, best_weight, chosen
+from tailorfl.methods.knn_per import KNNPer, Voting, best_weight, chosen
 from tailorfl.rounds.simulation import Simulation
 
 SETS = ("val", "local", "global", "heldout")
@@ -30,13 +30,20 @@ def memory(z: Tensor, y: Tensor, classes: int = 3) -> Memory:
     return Memory(Shown(torch.zeros(len(y), classes), z), y, nothing, y[:0])
 
 
+def vote(features: Tensor, z: Tensor, y: Tensor, **options: Any) -> Tensor:
+    """The vote of a memory of samples of three classes."""
+    voting = knn(lam=1.0, **options).answering(memory(z, y))
+    assert isinstance(voting, Voting)
+    return voting.vote(features)
+
+
 def draws(rows: int, width: int, seed: int) -> Tensor:
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
 
 
 def test_with_one_neighbour_and_all_weight_a_training_sample_has_its_own_label() -> None:
     z, y = draws(20, 4, 1), torch.arange(20) % 3
-    answers = knn(neighbours=1, lam=1.0).answer(Shown(draws(20, 3, 2), z), memory(z, y))
+    answers = knn(neighbours=1, lam=1.0).answering(memory(z, y))(draws(20, 3, 2), z)
     assert torch.equal(answers.argmax(1), y)
     torch.testing.assert_close(answers.exp()[torch.arange(20), y], torch.ones(20))
 
@@ -45,7 +52,7 @@ def test_with_one_neighbour_and_all_weight_a_training_sample_has_its_own_label()
 def test_votes_are_those_of_the_nearest_by_their_distance(scale: float) -> None:
     """In the limit of a wide kernel a plain vote."""
     z, y, asked = draws(15, 4, 3), torch.arange(15) % 3, draws(6, 4, 4)
-    p = knn(neighbours=5, scale=scale).vote(asked, z, y, 3)
+    p = vote(asked, z, y, neighbours=5, scale=scale)
     for row, found in zip(asked, p, strict=True):
         square = ((row - z) ** 2).sum(1)
         near = square.argsort()[:5]
@@ -56,13 +63,11 @@ def test_votes_are_those_of_the_nearest_by_their_distance(scale: float) -> None:
             plain = torch.bincount(y[near], minlength=3) / 5
             torch.testing.assert_close(found, plain, atol=1e-5, rtol=0)
     torch.testing.assert_close(p.sum(1), torch.ones(6))
-    torch.testing.assert_close(
-        knn(neighbours=5, scale=scale).vote(asked + 2.5, z + 2.5, y, 3), p, atol=1e-4, rtol=0
-    )
+    torch.testing.assert_close(vote(asked + 2.5, z + 2.5, y, neighbours=5, scale=scale), p, atol=1e-4, rtol=0)
 
 
 def test_votes_of_far_samples_are_finite() -> None:
-    p = knn(neighbours=3).vote(torch.full((1, 2), 1e4), draws(5, 2, 1), torch.tensor([0, 1, 2, 0, 1]), 3)
+    p = vote(torch.full((1, 2), 1e4), draws(5, 2, 1), torch.tensor([0, 1, 2, 0, 1]), neighbours=3)
     assert torch.isfinite(p).all()
     torch.testing.assert_close(p.sum(1), torch.ones(1))
 
@@ -70,32 +75,31 @@ def test_votes_of_far_samples_are_finite() -> None:
 def test_answers_mix_probabilities() -> None:
     z, y, asked = draws(15, 4, 3), torch.arange(15) % 3, Shown(draws(6, 3, 5), draws(6, 4, 4))
     method = knn(lam=0.3, neighbours=4)
-    wanted = 0.3 * method.vote(asked.features, z, y, 3) + 0.7 * asked.outputs.softmax(1)
-    found = method.answer(asked, memory(z, y)).exp()
+    wanted = 0.3 * vote(asked.features, z, y, neighbours=4) + 0.7 * asked.outputs.softmax(1)
+    found = method.answering(memory(z, y))(*asked).exp()
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(found.sum(1), torch.ones(6))
-    assert knn(capacity=0).answer(asked, memory(z, y)) is asked.outputs
-    assert knn(lam=0.0).answer(asked, memory(z, y)) is asked.outputs
+    assert knn(capacity=0).answering(memory(z, y))(*asked) is asked.outputs
+    assert knn(lam=0.0).answering(memory(z, y))(*asked) is asked.outputs
 
 
 def test_votes_may_be_mixed_with_logits_as_in_the_authors_code() -> None:
     z, y, asked = draws(15, 4, 3), torch.arange(15) % 3, Shown(draws(6, 3, 5), draws(6, 4, 4))
     method = knn(lam=0.3, neighbours=4, mix="logits")
-    votes = method.vote(asked.features, z, y, 3)
-    torch.testing.assert_close(method.answer(asked, memory(z, y)), 0.3 * votes + 0.7 * asked.outputs)
-    assert knn(capacity=0, mix="logits").answer(asked, memory(z, y)) is asked.outputs
-    assert knn(lam=0.0, mix="logits").answer(asked, memory(z, y)) is asked.outputs
-    only = knn(lam=1.0, neighbours=4, mix="logits").answer(asked, memory(z, y))
-    torch.testing.assert_close(only, knn(lam=1.0, neighbours=4).answer(asked, memory(z, y)).exp())
+    votes = vote(asked.features, z, y, neighbours=4)
+    torch.testing.assert_close(method.answering(memory(z, y))(*asked), 0.3 * votes + 0.7 * asked.outputs)
+    assert knn(capacity=0, mix="logits").answering(memory(z, y))(*asked) is asked.outputs
+    assert knn(lam=0.0, mix="logits").answering(memory(z, y))(*asked) is asked.outputs
+    only = knn(lam=1.0, neighbours=4, mix="logits").answering(memory(z, y))(*asked)
+    torch.testing.assert_close(only, knn(lam=1.0, neighbours=4).answering(memory(z, y))(*asked).exp())
 
 
 @pytest.mark.parametrize(("gap", "lam"), [(0.03, 0.1), (1.0, 0.6)])
 def test_the_weight_of_votes_beside_logits_is_chosen_among_such_mixtures(gap: float, lam: float) -> None:
     """The vote for class 1 turns a sample whose logits say class 0 by `gap` where λ > (1 − λ)·gap."""
     z, y, logits = torch.tensor([[0.0], [10.0]]), torch.tensor([0, 1]), torch.tensor([[9.0, 0.0], [gap, 0.0]])
-    answer = knn(neighbours=1, mix="logits").answer(
-        Shown(torch.tensor([[0.0, 1.0]]), z[:1]), Memory(Shown(logits, z), y, Shown(logits, z), y)
-    )
+    voting = knn(neighbours=1, mix="logits").answering(Memory(Shown(logits, z), y, Shown(logits, z), y))
+    answer = voting(torch.tensor([[0.0, 1.0]]), z[:1])
     torch.testing.assert_close(answer, torch.tensor([[lam, 1 - lam]]))
 
 

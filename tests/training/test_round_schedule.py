@@ -20,7 +20,7 @@ from tailorfl.engines.workers.team import Workers
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.runner import train_config
+from tailorfl.experiments.making import train_config
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.round_schedule import RoundSchedule
 

@@ -72,7 +72,7 @@ def pilot(config: ExperimentConfig, clients: int, rounds: int, watch: Callable[[
 
     from tailorfl.experiments.check import check
     from tailorfl.experiments.jobs import Job
-    from tailorfl.experiments.runner import make_federation, make_simulation
+    from tailorfl.experiments.making import make_federation, make_simulation
     from tailorfl.settings.experiment import MethodConfig
     from tailorfl.theory.advisor import advise
 

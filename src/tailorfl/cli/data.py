@@ -59,8 +59,8 @@ def show(
 ) -> None:
     """Show who has how many samples of what, and how unlike clients are; nothing is trained."""
     from tailorfl.data.overview import overview
+    from tailorfl.experiments.making import make_federation
     from tailorfl.experiments.progress import messages
-    from tailorfl.experiments.runner import make_federation
     from tailorfl.runs.data_picture import draw_federation
 
     config = experiment(arguments)

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 import tailorfl
 from tailorfl.cli import advise, audit, bench, data, landscape, listing, pretrain, theory, watching
 from tailorfl.cli.arguments import Imports, hint
+from tailorfl.cli.export import command as export_command
 from tailorfl.cli.running import Request, perform
 from tailorfl.cli.screen import remark, stderr, stdout
 from tailorfl.cli.state import State
@@ -79,6 +80,7 @@ app.command("advise")(advise.command)
 app.command("pretrain")(pretrain.command)
 app.command("bench")(bench.command)
 app.command("audit")(audit.command)
+app.command("export")(export_command)
 app.command("landscape")(landscape.command)
 app.command("list")(listing.list_command)
 app.command("show")(listing.show_command)

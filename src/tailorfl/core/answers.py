@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Shown(NamedTuple):
@@ -23,3 +23,30 @@ class Memory(NamedTuple):
     train_y: Tensor
     val: Shown
     val_y: Tensor
+
+
+class Answering(nn.Module):
+    """A network and what makes answers of its outputs and features, as one module: samples -> answers.
+
+    Args:
+        network: samples -> outputs [rows, outputs].
+        head: name of the layer in it whose input is the features.
+        answers: (outputs, features [rows, width]) -> answers [rows, outputs].
+    """
+
+    def __init__(self, network: nn.Module, head: str, answers: nn.Module) -> None:
+        super().__init__()
+        self.network, self.head, self.answers = network, head, answers
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Samples -> answers [rows, outputs]."""
+        seen = []
+        head = self.network.get_submodule(self.head)
+        hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        try:
+            outputs = self.network(x)
+        finally:
+            hook.remove()
+        features = seen[0][:, -1] if seen[0].dim() == 3 else seen[0]
+        answers: Tensor = self.answers(outputs, features)
+        return answers

@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from tensordict import TensorDict
-from torch import Tensor
+from torch import nn
 
 from tailorfl import modules
-from tailorfl.core.answers import Memory, Shown
+from tailorfl.core.answers import Memory
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Broadcast, PerArchitecture, Replies
@@ -69,7 +69,7 @@ class Method(BaseModel):
     of_adapters: ClassVar[bool] = False
     """Whether the method is made for the LoRA or adapters of a model whose other weights are frozen."""
     answers: ClassVar[bool] = False
-    """Whether a deployed model answers with `answer`, and not by a pass through it alone."""
+    """Whether a deployed model answers with what `answering` returns, and not by a pass through it alone."""
     personal_receives: ClassVar[bool] = True
     """Whether `personal` looks at what the client receives; if not, evaluation sends it nothing."""
 
@@ -198,12 +198,14 @@ class Method(BaseModel):
         """Returns the deployable model of one client: all its metrics and exports are of this one."""
         return received
 
-    def answer(self, asked: Shown, memory: Memory) -> Tensor:
-        """Returns what a client's deployed model answers, [rows, outputs] (methods with `answers`).
+    def answering(self, memory: Memory) -> nn.Module:
+        """Returns what makes a client's answers (methods with `answers`): a module that is called with the outputs
+        [rows, outputs] and the features [rows, width] of samples and returns their answers [rows, outputs].
 
-        `asked` is what the model makes of the samples in question, `memory` what it makes of the client's own.
+        `memory` is what the client's deployed model makes of its own samples. What the answers need of it is in buffers
+        of the module, so that it can leave the run beside the model.
         """
-        return asked.outputs
+        raise TypeError(f"{type(self).__name__} does not define answering()")
 
     def shared(self, server: TensorDict) -> TensorDict | PerArchitecture:
         """Returns the global model in the server's state (methods with `has_global`), or one an architecture."""

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from tailorfl.core.answers import Memory, Shown
 from tailorfl.core.method import Method
@@ -118,8 +118,8 @@ class Answers(Outputs):
     def __init__(self, engine: Engine, portions: Portions, method: Method) -> None:
         super().__init__(engine, portions)
         self.method = method
-        self.known: tuple[TensorDict, list[Memory]] | None = None
-        """The models that were asked last, and what they make of their clients' samples."""
+        self.known: tuple[TensorDict, list[nn.Module]] | None = None
+        """The models that were asked last, and what makes the answers of each."""
 
     def own(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
         """[rows, outputs] of every client."""
@@ -130,6 +130,17 @@ class Answers(Outputs):
         found = super().common(cohort, models, source, rows)
         return self._answered(cohort, models, found, source, [rows] * len(found))
 
+    def answering(self, cohort: Cohort, models: TensorDict) -> list[nn.Module]:
+        """What makes the answers of every client's model, see `Method.answering`."""
+        if self.known is None or self.known[0] is not models:
+            of_train, of_val = (
+                self._seen(cohort, models, [torch.from_numpy(r) for r in part])
+                for part in (cohort.members, cohort.val)
+            )
+            memories = [Memory(*a, *b) for a, b in zip(of_train, of_val, strict=True)]
+            self.known = models, [self.method.answering(memory) for memory in memories]
+        return self.known[1]
+
     def _answered(
         self,
         cohort: Cohort,
@@ -139,15 +150,9 @@ class Answers(Outputs):
         rows: Sequence[Tensor],
     ) -> list[Tensor]:
         """What the method answers on rows of each client, of which the models make `outputs`."""
-        if self.known is None or self.known[0] is not models:
-            of_train, of_val = (
-                self._seen(cohort, models, [torch.from_numpy(r) for r in part])
-                for part in (cohort.members, cohort.val)
-            )
-            self.known = models, [Memory(*a, *b) for a, b in zip(of_train, of_val, strict=True)]
         return [
-            self.method.answer(Shown(found, features(cohort.model, models[k], source, rows[k])), memory)
-            for k, (found, memory) in enumerate(zip(outputs, self.known[1], strict=True))
+            answer(found, features(cohort.model, models[k], source, rows[k])) if len(found) else found
+            for k, (found, answer) in enumerate(zip(outputs, self.answering(cohort, models), strict=True))
         ]
 
     def _seen(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[tuple[Shown, Tensor]]:

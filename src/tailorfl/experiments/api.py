@@ -17,12 +17,13 @@ from tailorfl.experiments.check import check
 from tailorfl.experiments.config import load
 from tailorfl.experiments.folders import experiment_in, new_folder
 from tailorfl.experiments.jobs import Job, Observer
+from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.experiments.overrides import name_modules
 from tailorfl.experiments.pretrain import Pretrained, Watcher, central, default_file, experiment_of
 from tailorfl.experiments.pretrain import pretrain as pretrain_here
 from tailorfl.experiments.progress import watching
 from tailorfl.experiments.result import ExperimentResult
-from tailorfl.experiments.runner import make_federation, make_simulation, run_experiment
+from tailorfl.experiments.runner import run_experiment
 from tailorfl.experiments.starting import Way, resumed, with_more
 from tailorfl.experiments.variants import expand, run_variants
 from tailorfl.settings.engine import EngineConfig

@@ -49,8 +49,8 @@ def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
     from tailorfl.core.method import make_method, needs_one_architecture, needs_public
     from tailorfl.evaluation.selection import refuse_private
     from tailorfl.experiments.jobs import Job
+    from tailorfl.experiments.making import train_config
     from tailorfl.experiments.privacy import privacy_of
-    from tailorfl.experiments.runner import train_config
     from tailorfl.rounds.private_updates import check_private
 
     made = make_method(method.name, method.options)

@@ -25,9 +25,9 @@ from tailorfl.engines.sequential import Sequential
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import evaluate
 from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.experiments.privacy import planned, spent
 from tailorfl.experiments.reductions import remarks
-from tailorfl.experiments.runner import make_federation, make_simulation
 from tailorfl.rounds.groups import by_group
 from tailorfl.rounds.sampling import sampled_clients
 from tailorfl.rounds.simulation import Simulation

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tailorfl.errors import RunError
 from tailorfl.experiments.names import slug
+from tailorfl.runs import manifest
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 
@@ -48,6 +50,24 @@ def other_job(store: RunStore) -> list[str]:
     if place.parts[-2:] == (slug(str(label)), f"seed-{seed}"):
         return []
     return [f"it holds another job: {label}, seed {seed}"]
+
+
+def trouble(place: Path) -> str:
+    """Returns why a job's folder holds no result: it is not finished, or not what was written; "" where it does."""
+    if not (place / "config.json").is_file():
+        return "was not started"
+    store = RunStore.open(place, readonly=True)
+    try:
+        found = [*store.problems(), *other_job(store)]
+        status = store.status
+        if not found and status == "finished" and not (place / manifest.NAME).is_file():
+            store.rounds()  # of before there were manifests, which say that files are as they were written
+            store.clients()
+    except RunError as error:
+        return f"damaged: {error}"
+    if found:
+        return f"damaged: {', '.join(found)}; restore it from a copy, or do it again with --resume"
+    return "" if status == "finished" else f"not finished ({status})"
 
 
 class Observer:

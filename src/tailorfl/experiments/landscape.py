@@ -19,8 +19,8 @@ from tailorfl.evaluation.landscape import losses, plane_through, random_plane
 from tailorfl.evaluation.selection import Selection
 from tailorfl.experiments.folders import check_source, experiment_in
 from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.experiments.one_job import make_selection
-from tailorfl.experiments.runner import make_federation, make_simulation
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.files import write_text
 from tailorfl.runs.store import RunStore
@@ -147,6 +147,11 @@ def restored(
         RunStore.open(place, readonly=True).latest_checkpoint() if (place / "config.json").is_file() else None
     )
     if found is None:
+        if (place / "summary.json").is_file():
+            raise RunError(
+                f"'{place}' is finished, but its checkpoint-* files, which hold the models, are gone; bring them back "
+                "from a copy, or move the folder away and do the job again with --resume"
+            )
         raise RunError(f"'{place}' has no checkpoint yet; continue the run with --resume {folder}")
     sim = make_simulation(job, make_federation(config, config.data.seed_of(job.seed), source))
     _, tensors, facts = found

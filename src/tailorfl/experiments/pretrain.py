@@ -28,8 +28,8 @@ from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.experiments.config import load
 from tailorfl.experiments.folders import ROOT, locked
 from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.experiments.names import slug
-from tailorfl.experiments.runner import make_federation, make_simulation
 from tailorfl.models.weights import save_weights
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints

@@ -11,15 +11,16 @@ from tailorfl.errors import RunError
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.evaluation.seeds import paired
 from tailorfl.evaluation.summary import summarize
-from tailorfl.experiments.jobs import other_job
+from tailorfl.experiments.jobs import trouble
 from tailorfl.experiments.names import slug
-from tailorfl.runs import manifest, plots
+from tailorfl.runs import plots
 from tailorfl.runs.files import remove_left_over, write_text
 from tailorfl.runs.store import RunStore
 from tailorfl.runs.tables import MARK, Column, SeedResult, comparison, render
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import nn
 
     from tailorfl.settings.experiment import ExperimentConfig
 
@@ -299,6 +300,23 @@ class ExperimentResult:
         plots.metric_by_bytes(rounds, paths[2], metric=self.metric)
         return paths
 
+    def model(
+        self,
+        client: str = "global",
+        *,
+        method: str | None = None,
+        seed: int | None = None,
+        source: Any = None,
+    ) -> nn.Module:
+        """Returns the model that a client deploys (a name or number), or the global one, in evaluation mode.
+
+        `method` is the label of the line, by default the first, as with `seed`; `source` the data of a run on your own.
+        """
+        from tailorfl.experiments.deployed import restore
+
+        run = restore(self.path, method, seed, source)
+        return next(run.global_models() if client == "global" else run.models([run.number(client)])).module
+
     def write(self) -> list[Path]:
         """Writes comparison.csv, comparison.md and the plots into the result folder; returns the plots' paths."""
         remove_left_over(self.path)
@@ -330,21 +348,3 @@ class ExperimentResult:
 def company(summary: dict[str, Any]) -> tuple[int, str]:
     """What a job must share with another to be compared client by client: the seed, and in merged results the rest."""
     return int(summary["seed"]), str(summary.get("company", ""))
-
-
-def trouble(place: Path) -> str:
-    """Returns why a job's folder holds no result: it is not finished, or not what was written; "" where it does."""
-    if not (place / "config.json").is_file():
-        return "was not started"
-    store = RunStore.open(place, readonly=True)
-    try:
-        found = [*store.problems(), *other_job(store)]
-        status = store.status
-        if not found and status == "finished" and not (place / manifest.NAME).is_file():
-            store.rounds()  # of before there were manifests, which say that files are as they were written
-            store.clients()
-    except RunError as error:
-        return f"damaged: {error}"
-    if found:
-        return f"damaged: {', '.join(found)}; restore it from a copy, or do it again with --resume"
-    return "" if status == "finished" else f"not finished ({status})"

@@ -10,7 +10,7 @@ Outputs are logarithms of these probabilities, so that losses and metrics read t
 s unused, chooses λ and the memory's size on test samples, and unless told otherwise mixes p with logits: `mix` = logits
 gives λ_i p + (1 − λ_i) f(x; w).) λ_i is among 0, 0.1, ..., 1; a client without validation samples mixes half and half.
 Nothing is kept between rounds and nothing of the memory is sent, so a newcomer votes with its own samples at once. An
-exported model is w: who deploys it needs the client's samples beside it.
+exported model is w with the memory and λ_i, so whoever gets it gets features and labels of the client's samples.
 
 | symbol | here |
 |---|---|
@@ -28,9 +28,9 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
-from tailorfl.core.answers import Memory, Shown
+from tailorfl.core.answers import Memory
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.method import Family, register
@@ -72,34 +72,18 @@ class KNNPer(FedAvg):
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return received
 
-    def answer(self, asked: Shown, memory: Memory) -> Tensor:
+    def answering(self, memory: Memory) -> nn.Module:
         kept = chosen(len(memory.train_y), self.capacity)
-        if not len(kept) or self.lam == 0 or not len(asked.outputs):
-            return asked.outputs
-        z, y = memory.train.features[kept], memory.train_y[kept]
-
-        def parts(shown: Shown) -> tuple[Tensor, Tensor]:
-            own = shown.outputs if self.mix == "logits" else shown.outputs.softmax(1)
-            return self.vote(shown.features, z, y, shown.outputs.shape[1]), own
-
-        if (lam := self.lam) is None:
-            lam = best_weight(*parts(memory.val), memory.val_y) if len(memory.val_y) else 0.5
-        p, own = parts(asked)
-        mixed = lam * p + (1 - lam) * own
-        return mixed if self.mix == "logits" else mixed.clamp(min=LEAST).log()
-
-    def vote(self, asked: Tensor, z: Tensor, y: Tensor, classes: int) -> Tensor:
-        """Returns p [rows, classes] of features `asked` [rows, d_z], given those of the memory and its labels."""
-        found = []
-        for part in torch.split(asked, AT_ONCE):
-            # Entry by entry: a product of matrices would round the distance of a sample to itself away from 0.
-            square = torch.cdist(part, z, compute_mode="donot_use_mm_for_euclid_dist").square()
-            near, which = square.topk(min(self.neighbours, len(z)), dim=1, largest=False)
-            # Relative to the nearest, which changes no share and keeps a far sample's weights from all being 0.
-            kernel = torch.exp((near[:, :1] - near) / (z.shape[1] * self.scale))
-            votes = torch.zeros(len(part), classes, dtype=kernel.dtype).scatter_add_(1, y[which], kernel)
-            found.append(votes / votes.sum(1, keepdim=True))
-        return torch.cat(found)
+        if not len(kept) or self.lam == 0:
+            return Unaided()
+        z, y, classes = memory.train.features[kept], memory.train_y[kept], memory.train.outputs.shape[1]
+        logits = self.mix == "logits"
+        lam = 0.5 if self.lam is None else self.lam
+        voting = Voting(z, y, classes, self.neighbours, self.scale, lam, logits)
+        if self.lam is None and len(memory.val_y):
+            own = memory.val.outputs if logits else memory.val.outputs.softmax(1)
+            voting.lam = best_weight(voting.vote(memory.val.features), own, memory.val_y)
+        return voting
 
     def unprotected(self, level: PrivacyLevel) -> str:
         return "a client's own samples in the answers of its deployed model" if level == "sample" else ""
@@ -107,6 +91,58 @@ class KNNPer(FedAvg):
     def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
         reasons = {"with λ = 0": self.lam == 0, "with an empty memory": self.capacity == 0}
         return next((self.as_fedavg(because) for because, holds in reasons.items() if holds), ())
+
+
+class Voting(nn.Module):
+    """A deployed model's answers: its probabilities (or logits), mixed with a vote of the samples in its memory.
+
+    Args:
+        z, y: features [samples, d_z] and classes int64 [samples] of the memory.
+        classes: how many there are.
+        neighbours, scale: k and s.
+        lam: λ, the share of the vote.
+        logits: whether it is mixed with logits.
+    """
+
+    z: Tensor
+    y: Tensor
+
+    def __init__(
+        self, z: Tensor, y: Tensor, classes: int, neighbours: int, scale: float, lam: float, logits: bool
+    ) -> None:
+        super().__init__()
+        self.register_buffer("z", z)
+        self.register_buffer("y", y)
+        self.classes, self.neighbours, self.scale = classes, min(neighbours, len(z)), scale
+        self.lam, self.logits = lam, logits
+
+    def forward(self, outputs: Tensor, features: Tensor) -> Tensor:
+        """Outputs [rows, classes] and features [rows, d_z] of samples -> logits, or logarithms of probabilities."""
+        own = outputs if self.logits else outputs.softmax(1)
+        mixed = self.lam * self.vote(features) + (1 - self.lam) * own
+        return mixed if self.logits else mixed.clamp(min=LEAST).log()
+
+    def vote(self, features: Tensor) -> Tensor:
+        """Features [rows, d_z] -> p: shares of the classes among the nearest samples, [rows, classes]."""
+        found = [features.new_zeros(0, self.classes)]
+        for part in torch.split(features, AT_ONCE):
+            # Entry by entry: a product of matrices would round the distance of a sample to itself away from 0.
+            square = torch.cdist(part, self.z, compute_mode="donot_use_mm_for_euclid_dist").square()
+            near, which = square.topk(self.neighbours, dim=1, largest=False)
+            # Relative to the nearest, which changes no share and keeps a far sample's weights from all being 0.
+            kernel = torch.exp((near[:, :1] - near) / (self.z.shape[1] * self.scale))
+            votes = torch.zeros(len(part), self.classes, dtype=kernel.dtype)
+            votes = votes.scatter_add(1, self.y[which], kernel)
+            found.append(votes / votes.sum(1, keepdim=True))
+        return torch.cat(found)
+
+
+class Unaided(nn.Module):
+    """Answers with the model's outputs as they are."""
+
+    def forward(self, outputs: Tensor, features: Tensor) -> Tensor:
+        """Returns `outputs`."""
+        return outputs
 
 
 def best_weight(p: Tensor, own: Tensor, y: Tensor) -> float:

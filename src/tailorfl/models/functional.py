@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from tailorfl.errors import ModelError
-from tailorfl.models.dropout import Dropout, replace_dropout
+from tailorfl.models.dropout import Dropout, plain_dropout, replace_dropout
 from tailorfl.models.selectors import Selector, select
 from tailorfl.models.skeleton import Skeleton, State
 from tailorfl.models.split import Split
@@ -166,6 +166,18 @@ class Model:
         """Yields the module in evaluation mode with a state in place, for what is not a plain forward pass."""
         with self._eval.holding(state) as module:
             yield module
+
+    def alone(self, state: State) -> nn.Module:
+        """Returns a module in evaluation mode that has the values of a state and of the frozen tensors for itself.
+
+        Its dropout layers are plain ones, so it can be trained further without keys.
+        """
+        module = plain_dropout(copy.deepcopy(self.module)).eval()
+        tensors = _tensors(module)
+        with torch.no_grad():
+            for name in self.sizes:
+                tensors[name].copy_(state[name])
+        return module
 
     def forward_train(self, state: dict[str, Tensor], x: Tensor, trained: frozenset[str]) -> Tensor:
         """Returns the outputs in training mode; updates the batch-norm buffers in `state` IN PLACE.

@@ -155,6 +155,12 @@ def head_layer(module: nn.Module) -> nn.Module | None:
     return found[-1] if found else None
 
 
+def head_name(module: nn.Module) -> str | None:
+    """The dotted name of `head_layer`."""
+    head = head_layer(module)
+    return next((name for name, part in module.named_modules() if part is head), None)
+
+
 def inventory(module: nn.Module) -> str:
     """One line for error messages: the stateful module types with their counts, and the first state names."""
     entries = state_entries(module)

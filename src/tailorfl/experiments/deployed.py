@@ -1,0 +1,165 @@
+"""The models that clients of a run deploy, as plain modules: of its newest checkpoint, as evaluations make them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from tailorfl.core.answers import Answering
+from tailorfl.errors import ConfigError, ModelError, RunError, unknown
+from tailorfl.evaluation.judges import Answers
+from tailorfl.evaluation.portions import Portions
+from tailorfl.evaluation.selection import Selection
+from tailorfl.experiments.fingerprint import digests
+from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.landscape import GLOBAL, restored
+from tailorfl.models.layers import head_name
+from tailorfl.rounds.groups import by_group
+from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.store import RunStore
+from tailorfl.training import tree
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """One model that leaves a run.
+
+    Attributes:
+        name: the client's, or "global" (with several architectures "global-ARCHITECTURE").
+        client: its number; None for a global model that no client is named for.
+        kind: personal, or global: the model of all, which clients of a method without personal models deploy.
+        architecture: which of the run's models it is, as `ModelConfig.architectures` names it.
+        module: samples -> outputs, in evaluation mode; its tensors are its own.
+        round: how many rounds it has seen; of a model that was chosen by validation, when that was.
+        steps: batches that a held-out client trained on before; None for a client of the federation.
+    """
+
+    name: str
+    client: int | None
+    kind: Literal["personal", "global"]
+    architecture: str
+    module: nn.Module
+    round: int
+    steps: int | None = None
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A job of a result folder as its newest checkpoint has it."""
+
+    job: Job
+    sim: Simulation
+    selection: Selection | None
+    store: RunStore
+
+    @property
+    def heldout(self) -> range:
+        """Numbers of the clients that never trained."""
+        federation = self.sim.federation
+        return range(federation.num_clients, len(federation.names))
+
+    def number(self, client: str) -> int:
+        """Returns the number of a client that is named by its name, or by its number where no name is like that.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        names = list(self.sim.federation.names)
+        if client in names:
+            return names.index(client)
+        if client.isdecimal() and int(client) < len(names):
+            return int(client)
+        raise unknown("client of the run", client, names)
+
+    def models(self, clients: Sequence[int], steps: int | None = None) -> Iterator[Deployed]:
+        """Yields what clients deploy, one after another; `steps` of held-out ones, by default the most evaluated."""
+        most = max(self.job.config.eval.adapt_steps, default=0)
+        for client in clients:
+            if self.sim.method.has_personal:
+                late = client in self.heldout
+                yield self._personal(client, (most if steps is None else steps) if late else None)
+            else:
+                yield self._global(self._group(client), client)
+
+    def global_models(self) -> Iterator[Deployed]:
+        """Yields the global model, one an architecture.
+
+        Raises:
+            ConfigError: the method has none.
+        """
+        for group in self.sim.groups:
+            yield self._global(group.name, None)
+
+    def _group(self, client: int) -> str:
+        ((group, _),) = by_group(self.sim.groups, (client,))
+        return group.name
+
+    def _architecture(self, group: str) -> str:
+        return group or next(iter(self.job.config.model_of(self.job.method).architectures))
+
+    def _global(self, group: str, client: int | None) -> Deployed:
+        state = self.sim.global_model(group)
+        if state is None:
+            raise ConfigError(
+                f"{self.job.method.label} has no global model; name a client, or take all of them"
+            )
+        model = next(g.model for g in self.sim.groups if g.name == group)
+        several = f"{GLOBAL}-{group}" if group else GLOBAL
+        name = several if client is None else self.sim.federation.names[client]
+        module = model.alone(tree.tensors(state))
+        return Deployed(name, client, "global", self._architecture(group), module, self.sim.round)
+
+    def _personal(self, client: int, steps: int | None) -> Deployed:
+        sim, ids, round = self.sim, (client,), self.sim.round
+        if self.selection is not None and steps is None:
+            models, round = self.selection.models(ids), self.selection.choices[client].round
+        else:
+            found = sim.personal_models(ids) if steps is None else sim.newcomer_models(ids, steps)
+            ((_, models),) = found
+        group = self._group(client)
+        model = next(g.model for g in sim.groups if g.name == group)
+        module = model.alone(tree.tensors(models[0]))
+        if sim.method.answers:
+            module = self._answering(client, models, module)
+        name = sim.federation.names[client]
+        return Deployed(name, client, "personal", self._architecture(group), module, round, steps)
+
+    def _answering(self, client: int, models: TensorDict, module: nn.Module) -> nn.Module:
+        """The module with what makes the method's answers of its outputs."""
+        sim, head = self.sim, head_name(module)
+        if head is None:
+            raise ModelError(
+                f"the answers of {self.job.method.label} need features, which the model has none of"
+            )
+        judge = Answers(sim.engine, Portions(sim), sim.method)
+        with torch.no_grad():
+            (answers,) = judge.answering(sim.cohort((client,), own=True), models)
+        return Answering(module, head, answers).eval()
+
+
+def restore(
+    folder: str | Path, method: str | None = None, seed: int | None = None, source: Any = None
+) -> Restored:
+    """Returns a job of a result folder: the line `method` (by default the first) with a seed (likewise).
+
+    `source` is the data of a run on data of your own.
+
+    Raises:
+        ConfigError: no such line or seed; data of your own are missing, or given where there were none.
+        RunError: there is no checkpoint, or the data are not those of the run.
+    """
+    job, sim, selection = restored(Path(folder), method, seed, source)
+    store = RunStore.open(Path(folder) / job.folder, readonly=True)
+    had = store.config.get("data")
+    if isinstance(had, dict) and had != digests(sim.federation):
+        raise RunError(
+            f"the data are not those that '{folder}' was made with, and models that look at data once more before they "
+            "are deployed would be others; bring the data back as they were"
+        )
+    return Restored(job, sim, selection, store)

@@ -1,0 +1,96 @@
+"""From settings to the federation and the simulation of a job, before its first round."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tailorfl.core.method import make_method
+from tailorfl.data.build import build as build_federation
+from tailorfl.data.federation import Federation
+from tailorfl.data.validate import weaknesses
+from tailorfl.engines.make import make_engine
+from tailorfl.errors import DataError
+from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.models import make_model
+from tailorfl.experiments.privacy import with_privacy
+from tailorfl.privacy.client_privacy import ClientDP
+from tailorfl.rounds.groups import assign_by_size
+from tailorfl.rounds.simulation import Simulation
+from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.keys import generator
+from tailorfl.training.round_schedule import RoundSchedule
+from tailorfl.training.sample_privacy import SampleDP
+
+log = logging.getLogger(__name__)
+
+
+def make_federation(
+    config: ExperimentConfig, seed: int, source: Any = None, said: set[str] | None = None
+) -> Federation:
+    """Returns the federation of an experiment, checked; what is weak about it is logged as warnings.
+
+    `said` are warnings that were logged before and are not repeated; new ones are added to it.
+
+    Raises:
+        DataError: data that cannot be used, or nothing to test on.
+    """
+    arguments = config.data.model_dump(exclude={"seed"})
+    if source is not None:
+        arguments |= {"source": source, "path": None, "options": None}
+    federation = build_federation(**arguments, seed=seed)
+    if not federation.sizes("test")[: federation.num_clients].any():
+        raise DataError(
+            "no client has test samples, so nothing could be compared; leave a share for them in data.split, "
+            "such as {train: 0.7, val: 0.1, test: 0.2}"
+        )
+    said = set() if said is None else said
+    for warning in weaknesses(federation):
+        if warning not in said:
+            log.warning("data of seed %d: %s", seed, warning)
+            said.add(warning)
+    return federation
+
+
+def make_simulation(job: Job, federation: Federation, folder: Path | None = None) -> Simulation:
+    """Returns the simulation of a job, before its first round; `folder` is where states on disk would lie."""
+    config = job.config
+    wanted = config.model_of(job.method).architectures
+    models = {name: make_model(c, federation.source, job.seed) for name, c in wanted.items()}
+    several = len(models) > 1
+    drawn = config.model_of(job.method).assign == "random"
+    chance = generator(job.seed, "architectures") if drawn else None
+    owners = assign_by_size(federation.sizes().tolist(), list(models), chance) if several else ()
+
+    def build(sample_dp: SampleDP | None, client_dp: ClientDP | None) -> Simulation:
+        return Simulation(
+            make_method(job.method.name, job.method.options),
+            federation,
+            models if several else next(iter(models.values())),
+            replace(train_config(job), dp=sample_dp),
+            assignment=owners,
+            engine=make_engine(**config.engine.arguments),
+            seed=job.seed,
+            fraction=config.fraction,
+            sampling=config.sampling,
+            weights=config.weights,
+            state_folder=folder if config.engine.states == "disk" else None,
+            client_dp=client_dp,
+        )
+
+    return with_privacy(job, build)
+
+
+def train_config(job: Job) -> TrainConfig:
+    """Returns the training settings of a job: the experiment's, and in their place those of its method; no privacy.
+
+    Raises:
+        ConfigError: the two do not fit together.
+    """
+    settings = {**job.config.train.model_dump(), **job.method.train}
+    del settings["dp"]
+    falls = RoundSchedule(**settings.pop("round_schedule"), rounds=job.rounds)
+    return TrainConfig(**settings, round_schedule=falls)

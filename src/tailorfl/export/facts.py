@@ -1,0 +1,86 @@
+"""What stands in the model.json of an export: what goes in, what comes out, how good it was, how it came about."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+from tailorfl.evaluation.summary import OF_RECORD
+from tailorfl.experiments.deployed import Deployed, Restored
+from tailorfl.experiments.fingerprint import decisive, environment, meaning
+from tailorfl.runs.files import encode
+
+FORMAT = 1
+"""Of model.json; a reader refuses higher ones."""
+PARTS = {"val": "validation", "local": "test"}
+"""Sets of records and what they are called for somebody who gets one model."""
+
+
+def facts_of(run: Restored, model: Deployed) -> dict[str, Any]:
+    """Returns what is known of a model, as JSON can hold it."""
+    config = run.job.config
+    settings = config.model_of(run.job.method).architectures[model.architecture]
+    return {
+        "format": FORMAT,
+        "name": model.name,
+        "kind": model.kind,
+        "architecture": {
+            **settings.model_dump(mode="json", exclude={"larger", "assign"}),
+            "parameters": sum(p.numel() for p in model.module.parameters()),
+        },
+        "inputs": inputs_of(run, model),
+        "reading": {"data": config.data.name, "options": config.to_dict()["data"]["options"]},
+        "metrics": _metrics(run, model),
+        "provenance": _provenance(run, model),
+    }
+
+
+def inputs_of(run: Restored, model: Deployed) -> dict[str, Any]:
+    """Returns how raw samples become inputs of one model; of the scaling constants its client's own alone."""
+    facts = meaning(run.sim.federation.source)
+    scaling = facts.get("scaling")
+    if scaling is not None:
+        own = scaling.pop("clients", {})
+        facts["scaling"] = {**scaling, **own.get(model.name if model.client is not None else "", {})}
+    return facts
+
+
+def _metrics(run: Restored, model: Deployed) -> dict[str, dict[str, float]]:
+    """Part -> metric -> value of the last evaluation; of a model of all, means over the clients."""
+    frame = run.store.clients()
+    if frame.empty:
+        return {}
+    frame = frame[(frame["round"] == run.sim.round) & (frame["model"] == model.kind)]
+    if model.client is not None:
+        frame = frame[frame["client"] == model.client]
+    late = "heldout" if not model.steps else f"heldout+{model.steps}"
+    wanted = {late: "test"} if model.client in run.heldout else PARTS
+    found: dict[str, dict[str, float]] = {}
+    for name, part in wanted.items():
+        numbers = (
+            frame[frame["set"] == name].drop(columns=[*OF_RECORD], errors="ignore").mean(numeric_only=True)
+        )
+        known = {str(key): float(value) for key, value in numbers.items() if not math.isnan(value)}
+        if known:
+            found[part] = known
+    return found
+
+
+def _provenance(run: Restored, model: Deployed) -> dict[str, Any]:
+    job, stored = run.job, run.store.config
+    settings = decisive(job.config.to_dict(), job.method.label)
+    made = {"settings": settings, "seed": job.seed, "data": stored.get("data")}
+    return {
+        "tailorfl": stored.get("environment", environment())["tailorfl"],
+        "torch": stored.get("environment", environment())["torch"],
+        "experiment": job.config.name,
+        "method": job.method.name,
+        "label": job.method.label,
+        "seed": job.seed,
+        "round": model.round,
+        **({} if model.steps is None else {"steps of a held-out client": model.steps}),
+        "settings": settings,
+        "data": stored.get("data"),
+        "fingerprint": hashlib.blake2b(encode(made).encode(), digest_size=16).hexdigest(),
+    }

@@ -1,0 +1,213 @@
+"""Models as folders that need no tailorfl: weights as safetensors, the network as Python, and what is known as JSON."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tailorfl.errors import ConfigError, ModelError, RunError
+from tailorfl.experiments.deployed import Deployed, Restored, restore
+from tailorfl.experiments.landscape import GLOBAL
+from tailorfl.experiments.names import check_distinct, slug
+from tailorfl.export.facts import facts_of
+from tailorfl.export.source_code import NotWritable, written
+from tailorfl.export.written_model import lines_for, text_of
+from tailorfl.runs.files import encode, replacing, reporting, write_text
+
+FACTS = "model.json"
+TOLERANCE = 1e-6
+"""Outputs of an exported model may differ by this from those of the one in the run, relative to the largest output."""
+TRIED = 4
+"""Samples that are tried."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One model that was exported.
+
+    Attributes:
+        path: its folder.
+        facts: what model.json says.
+        off: the largest difference of outputs of what was written and of the model in the run, by what was written.
+    """
+
+    path: Path
+    facts: dict[str, Any]
+    off: dict[str, float]
+
+    @property
+    def lines(self) -> str:
+        """The lines of Python with which somebody without tailorfl loads it."""
+        return lines_for(str(self.path), self.facts)
+
+
+def export(
+    folder: str | Path,
+    out: str | Path,
+    *,
+    clients: Sequence[str] | None = None,
+    everyone: bool = False,
+    shared: bool = False,
+    method: str | None = None,
+    seed: int | None = None,
+    steps: int | None = None,
+    overwrite: bool = False,
+    source: Any = None,
+) -> list[Exported]:
+    """Writes models of a run, each into the folder of its name below `out`, and returns what was written.
+
+    Args:
+        folder: result folder of an experiment.
+        out: where to.
+        clients: whose deployable models, by name or number.
+        everyone: those of all clients, held-out ones too.
+        shared: the global model.
+        method, seed: which job; by default the first.
+        steps: batches that held-out clients train on before; by default the most of `eval.adapt_steps`.
+        overwrite: replace exports of these names.
+        source: the data of a run on data of your own.
+
+    Raises:
+        ConfigError: nothing, or somebody who is not there, is asked for; or a folder is taken.
+        RunError: the run has no checkpoint, or a file cannot be written.
+        ModelError: a model cannot be written.
+    """
+    if not (clients or everyone or shared):
+        raise ConfigError(
+            "name the models to export: clients (--client NAME), all clients (--all) or the global model (--global)"
+        )
+    if steps is not None and steps < 0:
+        raise ConfigError(f"steps are batches of training and must be at least 0, but are {steps}")
+    run = restore(folder, method, seed, source)
+    names = run.sim.federation.names
+    numbers = list(range(len(names))) if everyone else [run.number(name) for name in clients or ()]
+    check_distinct([*(names[k] for k in numbers), *([GLOBAL] if shared else [])], "the models to export")
+    out = Path(out)
+    for k in numbers:
+        _check_free(out / slug(names[k]), overwrite)
+    found = []
+    for model in _models(run, list(dict.fromkeys(numbers)), shared, steps):
+        place = out / slug(model.name)
+        _check_free(place, overwrite)
+        found.append(write(run, model, place))
+    return found
+
+
+def _models(run: Restored, clients: Sequence[int], shared: bool, steps: int | None) -> Iterator[Deployed]:
+    yield from run.models(clients, steps)
+    if shared:
+        yield from run.global_models()
+
+
+def _check_free(place: Path, overwrite: bool) -> None:
+    """Raises ConfigError where something else lies than an export that may be replaced."""
+    if not place.exists() or not any(place.iterdir() if place.is_dir() else [place]):
+        return
+    if not (place / FACTS).is_file():
+        raise ConfigError(f"'{place}' is no exported model and is not replaced; choose another folder (-o)")
+    if not overwrite:
+        raise ConfigError(
+            f"'{place}' is there already; replace it with --overwrite, or choose another folder (-o)"
+        )
+
+
+def write(run: Restored, model: Deployed, place: Path) -> Exported:
+    """Writes one model into a folder and compares what was written with it, see `export`."""
+    with reporting(place, "write the model into"):
+        if place.is_dir():
+            shutil.rmtree(place)
+        place.mkdir(parents=True)
+    facts = facts_of(run, model)
+    who = "the global model" if model.client is None else f"the model of {model.name}"
+    title = f"{who[0].upper()}{who[1:]}, made by {run.job.method.label} in {model.round} rounds."
+    sample = sample_for(run, model)
+    try:
+        network, program = written(model.module), False
+        tensors(model.module, place / "model.safetensors")
+    except NotWritable as reason:
+        network, program = "", True
+        _program(model.module, sample, place / "model.pt2", str(reason))
+    facts["files"] = {"code": "model.py", "weights": "model.pt2" if program else "model.safetensors"}
+    write_text(place / "model.py", text_of(title, network, facts, program=program))
+    off = {"model.py": difference(model.module, loaded(place).load(), sample, place)}
+    write_text(place / FACTS, encode(facts, indent=1))
+    return Exported(place, facts, off)
+
+
+def tensors(module: nn.Module, path: Path) -> None:
+    """Writes the tensors of a module as safetensors, tied ones under every name."""
+    from safetensors.torch import save_file
+
+    with replacing(path) as part:
+        save_file({n: t.detach().clone().contiguous() for n, t in module.state_dict().items()}, part)
+
+
+def sample_for(run: Restored, model: Deployed) -> Tensor:
+    """Returns some samples as the model sees them: its client's own, else the first client's."""
+    rows = run.sim.federation.train[model.client or 0][:TRIED]
+    return run.sim.federation.source.take(torch.as_tensor(rows))
+
+
+def loaded(place: Path) -> ModuleType:
+    """Returns the model.py of an export as a module of its own. It is code, and it is run.
+
+    Raises:
+        ModelError: it cannot be run, as where a package is missing.
+    """
+    spec = importlib.util.spec_from_file_location("exported_model", place / "model.py")
+    if spec is None or spec.loader is None or not (place / "model.py").is_file():
+        raise ModelError(f"'{place}' holds no exported model: it has no model.py")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever a file of code raises
+        raise ModelError(f"'{place / 'model.py'}' cannot be run: {type(error).__name__}: {error}") from error
+    return module
+
+
+@torch.no_grad()
+def difference(module: nn.Module, other: Any, sample: Tensor, place: Path) -> float:
+    """Returns by how much outputs differ at most, for several samples and for one.
+
+    Raises:
+        ModelError: by more than rounding.
+    """
+    worst = 0.0
+    for part in (sample, sample[:1]):
+        ours, theirs = module(part), other(part)
+        off = float((ours - theirs).abs().max())
+        if not off <= TOLERANCE * max(1.0, float(ours.abs().max())):
+            raise ModelError(
+                f"what was written to '{place}' gives other outputs than the model in the run (by {off:.3g}); do not "
+                "use it: the network does something that cannot be copied"
+            )
+        worst = max(worst, off)
+    return worst
+
+
+def _program(module: nn.Module, sample: Tensor, path: Path, reason: str) -> None:
+    """Writes a module as a program of torch.export, which needs none of its code."""
+    batch = torch.export.Dim("batch", min=1)
+    try:
+        several = torch.cat([sample, sample])[: max(2, len(sample))]
+        made = torch.export.export(module, (several,), dynamic_shapes=({0: batch},))
+        with replacing(path) as part:
+            whole = part.with_suffix(".pt2")  # the one ending that is taken
+            torch.export.save(made, whole)
+            whole.rename(part)
+    except RunError:
+        raise
+    except Exception as error:  # tracing a stranger's code raises anything
+        told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(
+            f"the network can be exported neither as code ({reason}) nor as a program of torch.export ({told}); write "
+            "its forward pass in torch alone"
+        ) from error

@@ -1,0 +1,294 @@
+"""A network written out as Python that needs torch alone: its layers, and the forward passes of its classes.
+
+Layers of torch.nn are written as they print themselves; of any other class the forward pass, and the methods it calls,
+are copied as they stand, and its constructor takes the parts it is made of. That covers what is built of layers in a
+forward pass that uses nothing but torch. What it does not cover raises `NotWritable`, and whatever is written is run
+and compared before anybody gets it (`tailorfl.export.folder`).
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import keyword
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tailorfl.models.norm import is_norm
+
+WIDTH = 100
+"""Columns of the lines that are put together here."""
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class NotWritable(Exception):
+    """Says why a network cannot be written out."""
+
+
+@dataclass
+class _Class:
+    """A class to be written: its methods and what its constructor takes."""
+
+    kind: type[nn.Module]
+    takes: list[str] = field(default_factory=list)
+    buffers: set[str] = field(default_factory=set)
+    methods: dict[str, FunctionType] = field(default_factory=dict)
+
+
+class Writer:
+    """Writes one network; see `written`."""
+
+    def __init__(self) -> None:
+        self.classes: dict[str, _Class] = {}
+        self.imports: set[str] = set()
+        self.constants: dict[str, Any] = {}
+
+    def text(self, network: nn.Module) -> str:
+        """Returns imports, classes and a function `network()`.
+
+        Raises:
+            NotWritable: see the message.
+        """
+        seen: set[int] = set()
+        for name, part in network.named_modules(remove_duplicate=False):
+            if id(part) in seen:
+                raise NotWritable(f"'{name}' is used in two places")
+            seen.add(id(part))
+            if any(getattr(part, hooks) for hooks in HOOKS):
+                raise NotWritable(f"'{name}' has hooks")
+            if part._non_persistent_buffers_set:
+                raise NotWritable(f"'{name}' has tensors that no state names")
+            if not _is_torchs(part):
+                self._look_at(part)
+        made = _laid_out(self._value(network), 1, len("    return "))
+        lines = [*self._imports(), "", ""]
+        if self.constants:
+            lines[-1:] = [*(f"{name} = {value!r}" for name, value in self.constants.items()), "", ""]
+        for one in self.classes.values():
+            lines += [*self._class(one), "", ""]
+        lines += [
+            "def network():",
+            '    """The network as it is before its weights are loaded."""',
+            f"    return {made}",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _imports(self) -> Iterator[str]:
+        """The imports, one line a module."""
+        self.imports |= {"from torch import nn", "from torch import Tensor"}  # annotations are copied too
+        yield from sorted(line for line in self.imports if line.startswith("import "))
+        taken: dict[str, list[str]] = {}
+        for line in sorted(self.imports):
+            home, found, name = line.removeprefix("from ").partition(" import ")
+            if found:
+                taken.setdefault(home, []).append(name)
+        yield from (f"from {home} import {', '.join(names)}" for home, names in taken.items())
+
+    # -- classes --------------------------------------------------------------------------------------------
+
+    def _look_at(self, part: nn.Module) -> None:
+        """Notes what has to be written of a module's class."""
+        kind = type(part)
+        known = self.classes.setdefault(kind.__name__, _Class(kind))
+        if known.kind is not kind:
+            raise NotWritable(f"two classes are called {kind.__name__}")
+        if isinstance(part, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+            raise NotWritable(f"{kind.__name__} is a container of its own kind")
+        if not known.methods:
+            for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+                if base.__module__.startswith("torch."):
+                    raise NotWritable(f"{kind.__name__} is made from {base.__name__}")
+            self._add_method(known, "forward")
+        used = {attribute for method in known.methods.values() for attribute in _attributes(method)}
+        plain = [name for name in part.__dict__ if name in used and not name.startswith("_")]
+        for name in (*part._modules, *part._parameters, *part._buffers, *plain):
+            if name not in known.takes and name != "training":
+                known.takes.append(name)
+        known.buffers |= set(part._buffers)
+
+    def _add_method(self, known: _Class, name: str) -> None:
+        """Notes a method and those that it calls, and where what it uses comes from."""
+        method = inspect.getattr_static(known.kind, name)
+        if not isinstance(method, FunctionType) or method.__closure__:
+            raise NotWritable(f"{known.kind.__name__}.{name} is no plain method")
+        known.methods[name] = method
+        for used in _globals(method):
+            self._find(used, method)
+        for attribute in _attributes(method):
+            own = inspect.getattr_static(known.kind, attribute, None)
+            if own is None or attribute in known.methods or hasattr(nn.Module, attribute):
+                continue
+            if not isinstance(own, FunctionType):
+                raise NotWritable(f"{known.kind.__name__}.{attribute} is no plain method")
+            self._add_method(known, attribute)
+
+    def _find(self, name: str, method: FunctionType) -> None:
+        """Notes how a name that a method uses comes to be known."""
+        if name not in method.__globals__:
+            if hasattr(builtins, name):
+                return
+            raise NotWritable(f"{method.__qualname__} uses '{name}', which nothing defines")
+        value = method.__globals__[name]
+        if isinstance(value, ModuleType) and value.__name__.split(".")[0] in ("torch", "math"):
+            above, _, last = value.__name__.rpartition(".")
+            plain = f"from {above} import {last}" if above else f"import {last}"
+            self.imports.add(plain if last == name else f"{plain} as {name}")
+            return
+        if isinstance(value, bool | int | float | str):
+            if self.constants.setdefault(name, value) != value:
+                raise NotWritable(f"'{name}' stands for two numbers")
+            return
+        for home in (functional, torch, nn):
+            if getattr(home, name, None) is value:
+                self.imports.add(f"from {home.__name__} import {name}")
+                return
+        raise NotWritable(f"{method.__qualname__} uses '{name}', which is not of torch")
+
+    def _class(self, one: _Class) -> Iterator[str]:
+        yield f"class {one.kind.__name__}(nn.Module):"
+        told = (inspect.getdoc(one.kind) or "").splitlines()
+        if told and '"""' not in told[0]:
+            yield f'    """{told[0]}"""'
+            yield ""
+        yield f"    def __init__(self, {', '.join(one.takes)}):".replace("self, )", "self)")
+        yield "        super().__init__()"
+        for name in one.takes:
+            yield (
+                f'        self.register_buffer("{name}", {name})'
+                if name in one.buffers
+                else f"        self.{name} = {name}"
+            )
+        for method in one.methods.values():
+            yield ""
+            yield from (
+                textwrap.indent(textwrap.dedent(inspect.getsource(method)), "    ").rstrip().splitlines()
+            )
+
+    # -- values ---------------------------------------------------------------------------------------------
+
+    def _value(self, value: Any) -> Any:
+        """A value as code: a text, or (opening, parts, closing) of one that may take several lines."""
+        if isinstance(value, nn.Module):
+            return self._module(value)
+        if isinstance(value, Tensor):
+            self.imports.add("import torch")
+            number = "0" if value.is_floating_point() else "False" if value.dtype == torch.bool else "0"
+            made = f"torch.full({tuple(value.shape)}, {number}, dtype={value.dtype})"
+            if isinstance(value, nn.Parameter):
+                return f"nn.Parameter({made})"
+            return made
+        if isinstance(value, list | tuple) and all(_is_plain(one) for one in value):
+            return repr(value)
+        if _is_plain(value):
+            return repr(value)
+        raise NotWritable(f"a {type(value).__name__} is no number and no text")
+
+    def _module(self, module: nn.Module) -> Any:
+        children = {name: self._value(part) for name, part in module._modules.items()}
+        if not _is_torchs(module):
+            known = self.classes[type(module).__name__]
+            absent = [name for name in known.takes if not hasattr(module, name)]
+            if absent:
+                raise NotWritable(f"some {type(module).__name__} have no '{absent[0]}'")
+            given = [
+                (f"{name}=", children[name] if name in children else self._value(getattr(module, name)))
+                for name in known.takes
+            ]
+            return f"{type(module).__name__}(", given, ")"
+        if type(module) in (nn.Sequential, nn.ModuleList, nn.ModuleDict):
+            return self._container(type(module).__name__, children)
+        if children:
+            raise NotWritable(f"{type(module).__name__} is made of parts that its text does not tell")
+        text = f"nn.{module!r}"
+        # Norms of before torch 2.13 take no `bias`.
+        return text.replace(", bias=True", "") if is_norm(module) else text
+
+    def _container(self, kind: str, children: dict[str, Any]) -> Any:
+        if list(children) == [str(k) for k in range(len(children))]:
+            inside = [("", one) for one in children.values()]
+            return (f"nn.{kind}(", inside, ")") if kind == "Sequential" else (f"nn.{kind}([", inside, "])")
+        if not all(name.isidentifier() and not keyword.iskeyword(name) for name in children):
+            raise NotWritable(f"a {kind} has parts whose names are no words of Python")
+        named = [(f"{name}=", one) for name, one in children.items()]
+        if kind == "ModuleDict":
+            return "nn.ModuleDict(dict(", named, "))"
+        self.imports.add("from collections import OrderedDict")
+        return "nn.Sequential(OrderedDict(", named, "))"
+
+
+def written(network: nn.Module) -> str:
+    """Returns a network as the text of a Python module with a function `network()`, which takes no tailorfl to run.
+
+    Raises:
+        NotWritable: its forward pass needs more than torch, or its structure cannot be told in text.
+    """
+    try:
+        return Writer().text(network)
+    except (OSError, TypeError, SyntaxError) as error:  # no source, as of classes typed into a prompt
+        raise NotWritable(f"its source cannot be read: {error}") from error
+
+
+def _laid_out(value: Any, depth: int, used: int) -> str:
+    """A value of `Writer._value` in as few lines as the width allows; `used` columns of the first are taken."""
+    flat = _flat(value)
+    if isinstance(value, str) or used + len(flat) <= WIDTH:
+        return flat
+    opening, parts, closing = value
+    indent = "    " * (depth + 1)
+    lines = [
+        f"{indent}{name}{_laid_out(one, depth + 1, len(indent) + len(name) + 1)}," for name, one in parts
+    ]
+    return "\n".join([opening, *lines, "    " * depth + closing])
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    opening, parts, closing = value
+    inside = ", ".join(name + _flat(one) for name, one in parts)
+    return f"{opening}{inside}{closing}"
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.")
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _tree(method: Callable[..., Any]) -> ast.FunctionDef:
+    (found,) = ast.parse(textwrap.dedent(inspect.getsource(method))).body
+    if not isinstance(found, ast.FunctionDef) or found.decorator_list:
+        raise NotWritable(f"{method.__qualname__} is no plain method")
+    for node in ast.walk(found):  # annotations of a written method are not looked up when it runs
+        if isinstance(node, ast.AnnAssign | ast.arg):
+            node.annotation = ast.Constant(None)
+    found.returns = None
+    return found
+
+
+def _attributes(method: FunctionType) -> list[str]:
+    """What a method takes from self."""
+    return [
+        node.attr
+        for node in ast.walk(_tree(method))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    ]
+
+
+def _globals(method: FunctionType) -> list[str]:
+    """Names that a method uses and does not make itself."""
+    code = _tree(method)
+    names = [node for node in ast.walk(code) if isinstance(node, ast.Name)]
+    own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    own |= {node.arg for node in ast.walk(code) if isinstance(node, ast.arg)}
+    return list(dict.fromkeys(node.id for node in names if node.id not in own))

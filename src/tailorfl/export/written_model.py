@@ -1,0 +1,134 @@
+"""The text of an export's model.py: the network, how raw samples are prepared, and what its outputs say."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+HEAD = '''"""{title}
+
+Needs torch and safetensors{beside}; model.json beside this file says what goes in and how good it was.
+"""
+
+from __future__ import annotations
+
+{imports}
+'''
+IMPORTS = ("from pathlib import Path", "import torch", "from safetensors.torch import load_file")
+LOAD = '''
+
+def load(folder=Path(__file__).parent):
+    """The trained network in evaluation mode."""
+    net = network()
+    net.load_state_dict(load_file(Path(folder) / "model.safetensors"))
+    return net.eval()
+'''
+PROGRAM = '''
+
+def load(folder=Path(__file__).parent):
+    """The trained network in evaluation mode, a program of torch.export."""
+    return torch.export.load(Path(folder) / "model.pt2").module()
+'''
+PREDICT = '''
+
+@torch.no_grad()
+def predict(net, raw):
+    """What the network says of raw samples."""
+    return answers(net(prepare(raw)))
+'''
+ANSWERS = {
+    "classification": ("probabilities of the classes, [samples, classes]", "outputs.softmax(1)"),
+    "binary": ("probabilities of the two classes, [samples, 2]", "torch.cat([-outputs, outputs], 1).sigmoid()"),
+    "multilabel": ("the probability of each label, [samples, labels]", "outputs.sigmoid()"),
+    "regression": ("predicted numbers, [samples, targets]", "outputs"),
+    "survival": ("log risks, [samples, 1]: the higher, the earlier the event", "outputs"),
+    "generation": ("logits of the next token at each place, [samples, length, vocabulary]", "outputs"),
+}  # fmt: skip
+
+
+def text_of(title: str, network: str, facts: Mapping[str, Any], *, program: bool = False) -> str:
+    """Returns model.py; `network` is the code that defines `network()`, "" for a program of torch.export."""
+    beside = ", peft and transformers" if "transformers" in network else ""
+    inputs = facts["inputs"]
+    names = inputs.get("classes")
+    says, made = ANSWERS[inputs["task"]]
+    imports, network = _parted(network)
+    parts = [
+        HEAD.format(title=title.replace("\\", "").replace('"""', ""), beside=beside, imports=imports),
+        network,
+        PROGRAM if program else "" if "def load(" in network else LOAD,
+        f'\n\nLABELS = {tuple(names)!r}\n"""Names of what comes out, in order."""\n' if names else "",
+        _prepare(inputs),
+        f'\n\ndef answers(outputs):\n    """Outputs as {says}."""\n    return {made}\n',
+        PREDICT,
+    ]
+    return "".join(parts)
+
+
+def _parted(code: str) -> tuple[str, str]:
+    """(imports, those of every export among them, and what comes after them)."""
+    lines = code.splitlines()
+    end = next((k for k, line in enumerate(lines) if not line.startswith(("import ", "from "))), len(lines))
+    asked = sorted({*IMPORTS, *lines[:end]}, key=lambda line: (line.split()[1].split(".")[0], line))
+    ours = [line for line in asked if line.split()[1] not in sys.stdlib_module_names]
+    standard = [line for line in asked if line not in ours]
+    return "\n".join([*standard, "", *ours]), "".join(f"{line}\n" for line in lines[end:])
+
+
+def lines_for(folder: str, facts: Mapping[str, Any]) -> str:
+    """Returns the lines with which somebody without tailorfl loads an export and asks it."""
+    inputs = facts["inputs"]
+    shape = ", ".join(map(str, [1, *inputs["shape"]]))
+    kind = {"image": ", dtype=torch.uint8", "tokens": ", dtype=torch.int64"}.get(inputs["type"], "")
+    what = {"image": "bytes of an image", "tokens": "token ids"}.get(inputs["type"])
+    told = what or ", ".join(inputs.get("features", ())) or "numbers as they were measured"
+    return "\n".join(
+        [
+            "import sys",
+            "",
+            "import torch",
+            "",
+            f"sys.path.insert(0, {folder!r})",
+            "import model",
+            "",
+            "net = model.load()",
+            f"raw = torch.zeros({shape}{kind})  # {told if len(told) < 40 else told[:37] + '...'}",
+            "print(model.predict(net, raw))",
+        ]
+    )
+
+
+def _prepare(inputs: Mapping[str, Any]) -> str:
+    """The code of `prepare`, with the constants that it needs."""
+    shape = ", ".join(map(str, inputs["shape"]))
+    if inputs["type"] == "tokens":
+        return _function(
+            "ids", f"Token ids int64 [samples, {shape}] as they are; model.json has the tokenizer.", "ids"
+        )
+    if inputs["type"] == "image":
+        what = f"Bytes uint8 [samples, {shape}] -> what the network takes."
+        if "image" not in inputs:
+            return _function("images", what, "images.float() / 255.0")
+        constants = "".join(
+            f"{name} = torch.tensor({inputs['image'][key]!r}).view(-1, 1, 1)\n"
+            for name, key in (("MEAN", "mean"), ("DEVIATION", "deviation"))
+        )
+        return f"\n\n{constants}" + _function("images", what, "(images.float() / 255.0 - MEAN) / DEVIATION")
+    scaling = inputs.get("scaling")
+    if scaling is None:
+        return _function("x", f"Numbers [samples, {shape}] as they are.", "x.float()")
+    clip = scaling.get("clip")
+    cut = "" if clip is None else f".clamp({-clip!r}, {clip!r})"
+    constants = "".join(
+        f"{name} = torch.tensor({scaling[key]!r}, dtype=torch.float64)\n"
+        for name, key in (("MEAN", "mean"), ("DEVIATION", "deviation"))
+    )
+    made = f"((x.double().flatten(1) - MEAN) / DEVIATION){cut}.float().reshape(x.shape)"
+    return f"\n\n{constants}" + _function(
+        "x", f"Raw numbers [samples, {shape}] -> what the network takes.", made
+    )
+
+
+def _function(argument: str, says: str, made: str) -> str:
+    return f'\n\ndef prepare({argument}):\n    """{says}"""\n    return {made}\n'

@@ -1,0 +1,65 @@
+"""What an evaluation sees of models, written beside their exports for a process without tailorfl."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tailorfl.evaluation.judges import make_judge
+from tailorfl.evaluation.portions import Portions
+from tailorfl.experiments.deployed import Restored
+from tailorfl.export.folder import loaded
+from tailorfl.settings.eval import GenerationConfig
+
+APART = Path(__file__).with_name("apart.py")
+
+
+def outputs(run: Restored, client: int | None, rows: Tensor, steps: int | None = None) -> Tensor:
+    """What the evaluation makes of rows: of a client's personal model, of its method's only model, or of the global."""
+    sim = run.sim
+    judge = make_judge(sim.engine, sim.federation.source.task, GenerationConfig(), Portions(sim), sim.method)
+    cohort = sim.cohort((client or 0,), own=True)
+    with torch.no_grad():
+        if client is None or not sim.method.has_personal:
+            name = next(g.name for g in sim.groups if (client or 0) in g.clients)
+            model = sim.global_model(name)
+            assert model is not None
+            return judge.shared(cohort, model, sim.federation.source, [rows])[0]
+        found = sim.personal_models((client,)) if steps is None else sim.newcomer_models((client,), steps)
+        ((_, models),) = found
+        return judge.own(cohort, models, [rows])[0]
+
+
+def note(
+    run: Restored, place: Path, client: int | None, raw: Tensor | None = None, steps: int | None = None
+) -> None:
+    """Writes raw samples of a client's test part (for the global model client 0's) and their outputs beside an export.
+
+    `raw` are those of the whole source, where it holds others than were read.
+    """
+    rows = torch.from_numpy(np.asarray(run.sim.federation.test[client or 0]))[:8]
+    seen = {"raw": run.sim.federation.source.x[rows] if raw is None else raw[rows]}
+    seen["outputs"] = outputs(run, client, rows, steps).contiguous()
+    save_file({name: tensor.contiguous() for name, tensor in seen.items()}, place / "seen.safetensors")
+
+
+def assert_gives(folder: Path) -> None:
+    """The model in this folder gives what was noted, here: a process of its own costs seconds."""
+    code, seen = loaded(folder), load_file(folder / "seen.safetensors")
+    with torch.no_grad():
+        found = code.load()(code.prepare(seen["raw"]))
+    torch.testing.assert_close(found, seen["outputs"], atol=1e-6, rtol=1e-6)
+
+
+def assert_apart(folders: Iterable[Path]) -> None:
+    """In a process without tailorfl, the models in these folders give what was noted."""
+    words = [sys.executable, "-I", str(APART), *map(str, folders)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
