@@ -7,7 +7,9 @@ python notebooks/refresh.py from_zero_to_a_figure  one
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +18,8 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 FOLDER = Path(__file__).resolve().parent
+STYLE = re.compile(r"\x1b\[[\d;]*m")
+"""What makes a terminal's letters bold."""
 SECONDS = 600
 """The longest that one cell may take."""
 
@@ -42,11 +46,24 @@ def cleaned(notebook: NotebookNode) -> NotebookNode:
     for cell in notebook.cells:
         cell.metadata = {}
         if cell.cell_type == "code":
-            cell.outputs = [out for out in cell.outputs if out.get("name") != "stderr"]
+            cell.outputs = joined(out for out in cell.outputs if out.get("name") != "stderr")
             for out in cell.outputs:
                 if "metadata" in out:
                     out.metadata = {}
+                if "text" in out:
+                    out.text = STYLE.sub("", out.text)
     return notebook
+
+
+def joined(outputs: Iterable[NotebookNode]) -> list[NotebookNode]:
+    """Returns outputs with what was printed in pieces as one."""
+    found: list[NotebookNode] = []
+    for out in outputs:
+        if found and out.output_type == found[-1].output_type == "stream":
+            found[-1].text += out.text
+        else:
+            found.append(out)
+    return found
 
 
 def main() -> None:
