@@ -144,8 +144,10 @@ def test_theory_as_json_has_the_numbers_that_it_prints(command: str) -> None:
     rows = found["rows"] if "rows" in found else [found["values"]]
     numbers = [value for row in rows for value in row.values() if isinstance(value, int | float)]
     assert numbers
-    for value in numbers:
-        assert (f"{value:,}" if isinstance(value, int) else f"{value:.6g}") in text
+    shown = [f"{value:,}" if isinstance(value, int) else f"{value:.6g}" for value in numbers]
+    assert all(number in text for number in shown)
+    digits = re.compile(r"\d[\d.,]*(?:e[-+]?\d+)?")
+    assert set(digits.findall(text)) <= set(digits.findall(" ".join([*shown, json.dumps(found)])))
 
 
 def test_all_of_theory_is_tried() -> None:
