@@ -28,7 +28,7 @@ THEORY_SEES = {"core", "privacy", "training", "models", "data", "settings"}
 OPTIONAL = {
     "transformers", "peft", "flwr", "ray", "opacus", "tensorboard", "optuna", "datasets", "torchvision",
     "timm", "imagecorruptions", "tokenizers", "accelerate", "rouge_score", "mlflow", "wandb", "onnx",
-    "onnxruntime", "onnxscript",
+    "onnxruntime", "onnxscript", "flwr_datasets",
 }  # fmt: skip
 
 

@@ -18,6 +18,8 @@ from tailorfl.data.splits import evenly_spaced
 from tailorfl.errors import ConfigError, DataError
 
 DEFAULT_CLIENTS = 20
+DEFAULT_BINS = 10
+"""Of equally many samples, into which numbers to be predicted are put for partitions that deal classes."""
 
 
 def official_part(source: Source) -> NDArray[np.bool_]:
@@ -69,7 +71,7 @@ def deal_rows(
         source: the samples.
         rows: int64 rows in use.
         recipe: name of the partition.
-        options: its options, and `group` for partitions along groups.
+        options: its options, `group` for partitions along groups, and for a regression `bins` for those of classes.
         clients: number of training clients; None: every group, or 20 for partitions without groups.
         heldout: how many more clients never train, or the names of those.
         deal_test: whether the official test part is dealt too, by the same recipe.
@@ -122,6 +124,8 @@ def _labels(
     left = dict(options)
     kind = recipe_named(recipe).group
     if kind is None:
+        if recipe_named(recipe).classes and source.task == "regression":
+            return _binned(source, left.pop("bins", DEFAULT_BINS)), None, left
         return source.strata.numpy(), None, left
     kind = left.pop("group", kind)
     if kind not in source.groups:
@@ -131,6 +135,15 @@ def _labels(
             "another partition such as 'dirichlet', or name a kind it has in partition_options.group"
         )
     return source.groups[kind].numpy(), source.group_names[kind], left
+
+
+def _binned(source: Source, bins: Any) -> Ints:
+    """`[samples]` int64 bin of the first target, equally many samples in each as far as equal targets allow."""
+    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 2:
+        raise ConfigError(f"partition option 'bins' must be a whole number of at least 2, but is {bins!r}")
+    target = source.y[:, 0].double().numpy()
+    edges = np.unique(np.quantile(target, np.arange(1, bins) / bins))
+    return np.searchsorted(edges, target, side="right").astype(np.int64)
 
 
 def _numbered(clients: int) -> tuple[str, ...]:

@@ -108,7 +108,8 @@ def partition_options(name: str) -> list[str]:
     from tailorfl.data.partition import recipe_named
 
     recipe = recipe_named(name)
-    return [*recipe.options(), *(["group"] if recipe.group is not None else [])]
+    more = (["group"] if recipe.group is not None else []) + (["bins"] if recipe.classes else [])
+    return [*recipe.options(), *more]
 
 
 def _check_options(kind: str, given: Mapping[str, object], valid: Iterable[str]) -> None:

@@ -136,6 +136,7 @@ def _models() -> Iterator[Entry]:
 
 
 def _partitions() -> Iterator[Entry]:
+    from tailorfl.data.dealing import DEFAULT_BINS
     from tailorfl.data.partition import RECIPES
 
     for name, recipe in sorted(RECIPES.items()):
@@ -143,7 +144,9 @@ def _partitions() -> Iterator[Entry]:
         options: dict[str, Any] = {option: defaults[option] for option in recipe.options()}
         if recipe.group is not None:
             options["group"] = recipe.group
-        hints = {"group": str, **typing.get_type_hints(recipe.function)}
+        if recipe.classes:
+            options["bins"] = DEFAULT_BINS
+        hints = {"group": str, "bins": int, **typing.get_type_hints(recipe.function)}
         yield {"name": name, "what": _summary(recipe.function), "options": _options(options, hints)}
 
 

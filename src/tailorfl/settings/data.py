@@ -51,7 +51,8 @@ class DataConfig(Settings):
     )
     partition: str | None = Field(
         default=None,
-        description="how samples are dealt; by default along natural clients or domains, else dirichlet",
+        description="how samples are dealt; by default along natural clients or domains, else dirichlet; "
+        "{flwr: NAME, ...} is a partitioner of Flower Datasets",
     )
     partition_options: dict[str, Any] = Field(
         default={}, description="options of the partition, such as {alpha: 0.1}"
@@ -105,7 +106,18 @@ class DataConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _name_alone(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given
+        if isinstance(given, str):
+            return {"name": given}
+        short = given.get("partition") if isinstance(given, dict) else None
+        if not isinstance(short, dict):
+            return given
+        if "flwr" not in short or given.get("partition_options"):
+            raise ValueError(
+                "partition is a name, with options in partition_options, or {flwr: NAME, ...} with all its options"
+            )
+        options = {key: value for key, value in short.items() if key != "flwr"}
+        dealt = {"partitioner": short["flwr"], "options": options}
+        return {**given, "partition": "flwr", "partition_options": dealt}
 
     @field_validator("heldout_clients")
     @classmethod

@@ -1,7 +1,8 @@
-"""Partitions: how one data set is dealt to clients. One entrance, `partition`; recipes in three files.
+"""Partitions: how one data set is dealt to clients. One entrance, `partition`; recipes in four files.
 
 `skew`: iid, quantity, dirichlet, dirichlet_perada. `classes`: labels_per_client, shards, classes_prob,
-fedclup_classes. `groups`: natural, domain. A recipe is a function `(strata, clients, rng, *, test, **options)
+fedclup_classes. `groups`: natural, domain. `flower`: those of Flower
+Datasets. A recipe is a function `(strata, clients, rng, *, test, **options)
 -> Deal` that looks at labels (or group ids) only; everything random comes from `rng`.
 """
 
@@ -16,6 +17,7 @@ from numpy.random import Generator
 
 from tailorfl.data.partition.classes import classes_prob, fedclup_classes, labels_per_client, shards
 from tailorfl.data.partition.deal import Deal
+from tailorfl.data.partition.flower import flwr
 from tailorfl.data.partition.groups import domain, natural
 from tailorfl.data.partition.skew import dirichlet, dirichlet_perada, iid, quantity
 from tailorfl.data.rows import Ints
@@ -32,10 +34,12 @@ class Recipe:
         function: what deals.
         group: the kind of group whose ids take the place of labels; None: labels. Such a recipe names clients
             after groups and may take all of them (`clients=None`).
+        classes: whether it deals classes unequally; numbers to be predicted are put into bins for it.
     """
 
     function: Callable[..., Deal]
     group: str | None = None
+    classes: bool = False
 
     def options(self) -> tuple[str, ...]:
         """The names of the options that the recipe takes."""
@@ -44,16 +48,17 @@ class Recipe:
 
 
 RECIPES: Mapping[str, Recipe] = {
-    "classes_prob": Recipe(classes_prob),
-    "dirichlet": Recipe(dirichlet),
-    "dirichlet_perada": Recipe(dirichlet_perada),
+    "classes_prob": Recipe(classes_prob, classes=True),
+    "dirichlet": Recipe(dirichlet, classes=True),
+    "dirichlet_perada": Recipe(dirichlet_perada, classes=True),
     "domain": Recipe(domain, group="domain"),
-    "fedclup_classes": Recipe(fedclup_classes),
+    "fedclup_classes": Recipe(fedclup_classes, classes=True),
+    "flwr": Recipe(flwr, classes=True),
     "iid": Recipe(iid),
-    "labels_per_client": Recipe(labels_per_client),
+    "labels_per_client": Recipe(labels_per_client, classes=True),
     "natural": Recipe(natural, group="client"),
     "quantity": Recipe(quantity),
-    "shards": Recipe(shards),
+    "shards": Recipe(shards, classes=True),
 }
 
 

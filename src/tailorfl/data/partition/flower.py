@@ -1,0 +1,107 @@
+"""The partitioners of Flower Datasets (`flwr-datasets`), by their own names and options."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator
+
+from tailorfl.data.partition.deal import NOBODY, Deal, positions_of
+from tailorfl.data.rows import Ints
+from tailorfl.errors import ConfigError, DataError, MissingExtraError, unknown
+
+COLUMN = "label"
+"""What partitioners are told the column of classes is called."""
+_NOT_OURS = ("Partitioner", "IdToSizeFncPartitioner")
+
+
+def flwr(
+    strata: Ints,
+    clients: int,
+    rng: Generator,
+    *,
+    test: Ints | None = None,
+    partitioner: str = "DirichletPartitioner",
+    options: Mapping[str, Any] = {},
+) -> Deal:
+    """A partitioner of Flower Datasets deals the samples; who gets which is as it says.
+
+    `data.partition: {flwr: DirichletPartitioner, alpha: 0.3}` is the short form. It is given the classes as the
+    column "label", the number of clients, and a seed drawn from that of the data, each only where it takes it and
+    `options` have none. It deals the training part alone.
+
+    Args:
+        strata: `[samples]` int64 class of each sample.
+        clients: number of clients; partitioners that are given sizes have as many as there are sizes.
+        rng: source of the seed.
+        test: refused.
+        partitioner: name of the class.
+        options: its arguments.
+
+    Raises:
+        ConfigError: no such partitioner, or one that splits columns, or unknown arguments.
+        DataError: what the partitioner does not accept, a client without samples, or an official test part that
+            would have to be dealt too.
+        MissingExtraError: if `flwr-datasets` is not installed.
+    """
+    if test is not None:
+        raise DataError(
+            "a partitioner of Flower Datasets deals one part, and the source has an official test part too; test on "
+            "all of it (data.split={test: global}) or on a share of the training part (data.split={test: 0.2})"
+        )
+    made = make_partitioner(partitioner, clients, int(rng.integers(2**31)), options)
+    import datasets
+
+    rows = datasets.Dataset.from_dict({COLUMN: strata, "row": np.arange(len(strata))})
+    owner = np.full(len(strata), NOBODY, dtype=np.int64)
+    try:
+        made.dataset = rows
+        number = made.num_partitions
+        for client in range(number):
+            mine = np.asarray(made.load_partition(client)["row"][:], dtype=np.int64)
+            if len(mine) == 0 or (owner[mine] != NOBODY).any():
+                what = "no samples" if len(mine) == 0 else "samples of another client"
+                raise DataError(f"partitioner '{partitioner}' gives client {client} {what}")
+            owner[mine] = client
+    except (ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
+        raise DataError(f"partitioner '{partitioner}' cannot deal these samples: {error}") from error
+    return Deal(positions_of(owner, number))
+
+
+def make_partitioner(name: str, clients: int, seed: int, options: Mapping[str, Any]) -> Any:
+    """Returns the partitioner `name` with these arguments, and those that it takes beside them.
+
+    Raises as `flwr`.
+    """
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # the package would tell its makers of its use
+    try:
+        from flwr_datasets import partitioner as theirs
+    except ImportError as missing:
+        raise MissingExtraError("flwr-datasets", "flwr-data") from missing
+    known = [one for one in theirs.__all__ if one not in _NOT_OURS and not one.startswith("Vertical")]
+    if name not in known:
+        raise unknown("partitioner of Flower Datasets", str(name), known)
+    function = getattr(theirs, name)
+    takes = [one for one in inspect.signature(function.__init__).parameters if one != "self"]
+    for option in options:
+        if option not in takes:
+            raise unknown(f"option of partitioner '{name}'", str(option), takes)
+    if options.get("partition_by", COLUMN) != COLUMN:
+        raise ConfigError(
+            f"partitioner '{name}' is given classes as the column '{COLUMN}', so partition_by cannot be "
+            f"{options['partition_by']!r}; clients of a column are data.partition=natural"
+        )
+    ours = {"num_partitions": clients, "partition_by": COLUMN, "seed": seed}
+    given = {key: value for key, value in ours.items() if key in takes} | dict(options)
+    try:
+        return function(**{key: _array(key, value) for key, value in given.items()})
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"partitioner '{name}' does not take {dict(options)}: {error}") from error
+
+
+def _array(key: str, value: Any) -> Any:
+    return np.asarray(value) if key in ("distribution_array",) else value
