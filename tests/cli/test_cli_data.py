@@ -42,13 +42,14 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
 
 
 def test_columns_are_as_high_as_shares_and_bars_as_long_as_sizes(tmp_path: Path) -> None:
-    rows = [("north", "a")] * 40 + [("south", "a")] * 10 + [("south", "b")] * 10
+    rows = [("north", "a")] * 20 + [("north", "b")] * 20 + [("south", "b")] * 10 + [("south", "c")] * 10
     table = pd.DataFrame(rows, columns=["site", "kind"]).assign(age=range(60))
     table.to_csv(tmp_path / "t.csv", index=False)
     options = "data.options={label: kind, client: site}"
     text = shown("data=table", f"data.path={tmp_path / 't.csv'}", options).stdout
-    assert "│ north  │ ██··    │ ████████████ │" in text
-    assert "│ south  │ ▄▄▄▄    │ ██████       │" in text
+    assert "a full column is 50% of a client's" in text
+    assert "│ north  │ ████··  │ ████████████ │" in text
+    assert "│ south  │ ··████  │ ██████       │" in text
 
 
 def test_many_clients_are_shown_by_some_of_them() -> None:

@@ -135,6 +135,50 @@ def test_a_table_comes_back_from_every_format(tmp_path: Path, frame: pd.DataFram
     assert source.test.tolist() == [False, False, True, False]
 
 
+def test_each_file_of_a_folder_is_a_client_of_its_name(tmp_path: Path, frame: pd.DataFrame) -> None:
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    plain = frame.drop(columns="site")
+    for site, mine in plain.groupby(frame["site"]):
+        mine[[*reversed(plain.columns)]].to_csv(folder / f"{site}.csv", index=False)
+    plain[frame["site"] == "east"].to_parquet(folder / "east.parquet")
+    (folder / "east.csv").unlink()
+    (folder / "notes.txt").write_text("no table")
+    options = {"label": "outcome", "features": ["age", "dose"], "split": "part"}
+    source = load_source("table", path=str(folder), **options)
+    ordered = frame.sort_values("site", kind="stable")
+    wanted = from_table(ordered, client="site", **options)
+    assert torch.equal(source.x, wanted.x)
+    assert torch.equal(source.y, wanted.y)
+    assert source.group_names["client"] == ("east", "north", "south")
+    assert torch.equal(source.groups["client"], wanted.groups["client"])
+    rest = from_table(folder, label="outcome", split="part")
+    assert rest.info["features"] == ("smoker", "dose", "age") or rest.info["features"] == (
+        "age",
+        "dose",
+        "smoker",
+    )
+    by_smoking = from_table(folder, label="outcome", client="smoker", features=["age"], split="part")
+    assert by_smoking.group_names["client"] == ("False", "True")
+
+
+def test_folders_of_tables_that_do_not_fit_are_named(tmp_path: Path, frame: pd.DataFrame) -> None:
+    with pytest.raises(DataError, match="holds no tables"):
+        from_table(tmp_path, label="outcome")
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.drop(columns="dose").to_csv(tmp_path / "b.csv", index=False)
+    with pytest.raises(DataError, match=r"'b.csv' and 'a.csv' do not share: dose"):
+        from_table(tmp_path, label="outcome")
+    frame.to_parquet(tmp_path / "a.parquet")
+    (tmp_path / "b.csv").unlink()
+    with pytest.raises(DataError, match="two tables called 'a'"):
+        from_table(tmp_path, label="outcome")
+    (tmp_path / "a.parquet").unlink()
+    frame.assign(file="x").to_csv(tmp_path / "c.csv", index=False)
+    with pytest.raises(DataError, match="has a column 'file'"):
+        from_table(tmp_path, label="outcome")
+
+
 def test_a_table_serves_every_task(frame: pd.DataFrame) -> None:
     binary = from_table(frame, label="outcome", features=["age"], task="binary")
     assert (binary.outputs, binary.y.tolist()) == (1, [0, 1, 1, 0])

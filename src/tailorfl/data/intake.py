@@ -16,6 +16,9 @@ from tailorfl.errors import DataError
 from tailorfl.printable import harmful, visible
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
+TABLES = (*_SEPARATORS, ".parquet")
+FILE = "file"
+"""The column that says from which file of a folder a row is."""
 LONGEST_NAME = 200
 """Characters of the name of a client, a class, a column."""
 NAMED = ("classes", "features")
@@ -105,13 +108,21 @@ def client_ids(clients: Any, name: str) -> pd.Series[Any]:
 
 
 def read_table(table: str | Path | pd.DataFrame) -> tuple[str, pd.DataFrame]:
-    """Returns (name, frame) of a table in a file or in memory. Raises DataError where it cannot be read."""
+    """Returns (name, frame) of a table in a file, in the files of a folder, or in memory.
+
+    Of a folder the column `FILE` says from which file a row is, by the file's name without its ending.
+
+    Raises:
+        DataError: it cannot be read, or the files of a folder differ in their columns.
+    """
     if isinstance(table, pd.DataFrame):
         return "table", plain_frame(table)
     path = Path(table).expanduser()
+    if path.is_dir():
+        return path.name, _read_folder(path)
     suffix = path.suffix.lower()
-    if suffix not in (*_SEPARATORS, ".parquet"):
-        raise DataError(f"table '{path}' must end in .csv, .tsv or .parquet")
+    if suffix not in TABLES:
+        raise DataError(f"table '{path}' must end in .csv, .tsv or .parquet, or be a folder of such files")
     if not path.is_file():
         raise DataError(f"table '{path}' does not exist")
     try:
@@ -119,6 +130,33 @@ def read_table(table: str | Path | pd.DataFrame) -> tuple[str, pd.DataFrame]:
     except (OSError, ValueError, OverflowError, RecursionError, MemoryError, NotImplementedError) as error:
         raise DataError(f"table '{path}' cannot be read: {error}") from error
     return path.name, frame.reset_index(drop=True)
+
+
+def _read_folder(folder: Path) -> pd.DataFrame:
+    files = sorted(f for f in folder.iterdir() if f.suffix.lower() in TABLES and not f.name.startswith("."))
+    if not files:
+        raise DataError(f"folder '{folder}' holds no tables ({', '.join(TABLES)})")
+    frames: dict[str, pd.DataFrame] = {}
+    columns: list[str] = []
+    for file in files:
+        frame = plain_frame(read_table(file)[1])
+        if file.stem in frames:
+            raise DataError(
+                f"folder '{folder}' has two tables called '{file.stem}', which would be one client"
+            )
+        if FILE in frame.columns:
+            raise DataError(
+                f"table '{file}' has a column '{FILE}', which is the name of its file here; rename it"
+            )
+        columns = columns or list(frame.columns)
+        apart = sorted(set(columns) ^ set(frame.columns))
+        if apart:
+            raise DataError(
+                f"the tables of a folder have the same columns, but '{file.name}' and '{files[0].name}' do not share: "
+                f"{', '.join(apart)}"
+            )
+        frames[file.stem] = frame[columns].assign(**{FILE: file.stem})
+    return pd.concat(frames.values(), ignore_index=True)
 
 
 def plain_frame(table: pd.DataFrame) -> pd.DataFrame:

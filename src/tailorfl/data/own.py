@@ -20,7 +20,7 @@ from tailorfl.data.columns import (
 )
 from tailorfl.data.folder import from_folder
 from tailorfl.data.huggingface import from_datasets
-from tailorfl.data.intake import check_roles, client_ids, flags, read_table, real_tensor
+from tailorfl.data.intake import FILE, check_roles, client_ids, flags, read_table, real_tensor
 from tailorfl.data.labels import check_classes, from_zero, named
 from tailorfl.data.making import make_source
 from tailorfl.data.scaling import Channels
@@ -88,14 +88,15 @@ def from_table(
     task: Task = "classification",
     split: str | None = None,
 ) -> Source:
-    """A source from a CSV, TSV or parquet file, or a data frame, one row a sample.
+    """A source from a CSV, TSV or parquet file, a folder of such files, or a data frame, one row a sample.
 
     Args:
-        path: the file, or a data frame in memory.
+        path: the file, a folder in which each file is a client of its name, or a data frame in memory.
         label: the target column, of any kind for classification and binary (values are numbered in sorted
             order and named in `info["classes"]`); for multilabel and regression one column or several; for
             survival the columns (event, time).
-        client: the column that says whose a row is; None for a table without natural clients.
+        client: the column that says whose a row is; None for a table without natural clients, and for a folder
+            whose files are the clients.
         features: the numeric input columns; by default every column not named otherwise.
         task: what the label means.
         split: the column that holds "train" or "test"; None for no given split.
@@ -104,6 +105,11 @@ def from_table(
         DataError: for an unreadable file, missing columns, empty or non-numeric cells (names column and row).
     """
     name, frame = read_table(path)
+    if not isinstance(path, pd.DataFrame) and Path(path).expanduser().is_dir():
+        if client is None:
+            client = FILE
+        elif client != FILE:
+            frame = frame.drop(columns=FILE)
     if task not in get_args(Task):
         raise unknown("task", str(task), get_args(Task))
     check_roles(label, client, features, split)

@@ -68,7 +68,7 @@ _SOURCES: dict[str, tuple[Callable[..., Source], str]] = {
     "folder": (own.from_folder, "own images: [train|test/]client/class/image (option path)"),
     "table": (
         own.from_table,
-        "own table: .csv, .tsv or .parquet (options path, label, client, features, ...)",
+        "own table, or a folder with one a client: .csv, .tsv, .parquet (options path, label, client, ...)",
     ),
     "huggingface": (
         huggingface.huggingface,
