@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
 from blocks import ROOT
@@ -21,3 +23,12 @@ def test_tables_of_defaults_were_made_with_the_defaults_of_today(table: str) -> 
     for name, options in kept.items():
         today = make_method(name).all_options()
         assert {k: v for k, v in today.items() if k not in left_out} == options, name
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "results").rglob("report.html")), ids=lambda page: page.parent.name
+)
+def test_committed_pages_are_small_and_name_no_folder_of_a_machine(page) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert len(text.encode()) < 3_000_000
+    assert not re.search(r"/(home|tmp|root|work)/", text)
