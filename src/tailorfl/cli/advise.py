@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tailorfl.cli.arguments import Imports, experiment
-from tailorfl.cli.screen import PROSE, say, show_table, stdout
+from tailorfl.cli.arguments import Imports, Quiet, experiment, like_run
+from tailorfl.cli.screen import PROSE, print_json, say, show_table, status, stdout
 from tailorfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,36 +28,24 @@ SHOWN = 10
 
 
 def command(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[CONFIG] [KEY=VALUE]...",
-            help="An experiment as for `tailorfl run`; its methods are not used.",
-            show_default=False,
-        ),
-    ] = None,
+    arguments: Annotated[list[str] | None, like_run("its methods are not used")] = None,
     clients: Annotated[int, typer.Option("--clients", help="Clients in the pilot, at most.")] = 30,
     rounds: Annotated[
         int,
         typer.Option("--rounds", help="Rounds of averaging before clients are compared (not for convex)."),
     ] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
+    quiet: Quiet = False,
     imports: Imports = None,
 ) -> None:
     """Train a cheap pilot and say how much to personalize: R, V, rho, L, mu, lam, step sizes, rounds."""
-    from tailorfl.experiments.progress import messages
-
     config = experiment(arguments)
-    errors = Console(stderr=True)
-    with messages(errors), _status(errors, quiet) as watch:
+    with status(quiet, "pilot", lines=True) as watch:
         advice = pilot(config, clients, rounds, watch)
-    console = stdout()
     if as_json:
-        document = {**advice.to_dict(), "config": fragment(advice, config)}
-        console.print(json.dumps(document, indent=2), highlight=False, soft_wrap=True, markup=False)
+        print_json({**advice.to_dict(), "config": fragment(advice, config)})
     else:
-        show(console, config, advice)
+        show(stdout(), config, advice)
 
 
 def pilot(config: ExperimentConfig, clients: int, rounds: int, watch: Callable[[str], None]) -> Advice:
@@ -190,18 +176,6 @@ def _transfer(advice: Advice) -> Table:
     if len(found.clients) > SHOWN:
         table.caption = f"{len(found.clients) - SHOWN} more clients in --json"
     return table
-
-
-@contextmanager
-def _status(console: Console, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Tells what is being done: a line that changes in a terminal, plain lines elsewhere."""
-    if quiet:
-        yield lambda _: None
-    elif console.is_terminal:
-        with console.status("pilot") as status:
-            yield lambda text: status.update(Text(text))
-    else:
-        yield lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _words(regime: str) -> str:

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,6 +31,19 @@ Imports = Annotated[
         help="A module or FILE.py of your own, whose models, methods and data the experiment may name.",
     ),
 ]
+
+
+def given(help: str) -> Any:
+    """Returns what says that a command takes `[CONFIG] [KEY=VALUE]...`, and with which help."""
+    return typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help=help, show_default=False)
+
+
+def like_run(but: str) -> Any:
+    """Returns `given` of a command that takes what `tailorfl run` does; `but` says what it makes of that."""
+    return given(f"An experiment as for `tailorfl run`; {but}.")
+
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress display.")]
 
 
 def experiment(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tailorfl.cli.arguments import Imports, experiment
-from tailorfl.cli.screen import PROSE, remark, say, show_table, stdout
+from tailorfl.cli.arguments import Imports, Quiet, experiment, like_run
+from tailorfl.cli.screen import PROSE, remark, say, show_table, status, stdout
 from tailorfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,11 +22,7 @@ if TYPE_CHECKING:
 def command(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[CONFIG] [KEY=VALUE]...",
-            help="An experiment as for `tailorfl run`; its first method and seed are measured.",
-            show_default=False,
-        ),
+        like_run("its first method and seed are measured"),
     ] = None,
     seconds: Annotated[
         float, typer.Option("--seconds", help="How long to measure, beside building data and model.")
@@ -41,12 +34,10 @@ def command(
     file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write everything to this file.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
+    quiet: Quiet = False,
     imports: Imports = None,
 ) -> None:
     """Time one round: a plain PyTorch loop against the engines, and say which settings are fastest."""
-    from tailorfl.experiments.progress import messages
-
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
         raise ConfigError(
             f"--json names the file to write, but '{file}' is a folder or its folder does not exist"
@@ -54,15 +45,14 @@ def command(
     config = experiment(arguments)
 
     from tailorfl.experiments.api import bench  # from here on torch is needed, which takes a second to import
-    from tailorfl.runs.files import write_text
+    from tailorfl.runs.files import encode, write_text
 
-    errors = Console(stderr=True)
-    with messages(errors), _status(errors, quiet) as watch:
+    with status(quiet, "bench") as watch:
         found = bench(config, {}, seconds=seconds, profile=profile, source=None, watch=watch)
     console = stdout()
     show(console, found)
     if file is not None:
-        write_text(file, json.dumps(_without_nan(found.to_dict()), indent=1) + "\n")
+        write_text(file, encode(found.to_dict(), indent=1) + "\n")
         say(console, f"json: {file}")
 
 
@@ -161,22 +151,3 @@ def _show_profile(console: Console, found: Profile) -> None:
     )
     for line in lines:
         say(console, line)
-
-
-@contextmanager
-def _status(console: Console, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Tells what is being done: a line that changes in a terminal, nothing elsewhere."""
-    if quiet or not console.is_terminal:
-        yield lambda _: None
-    else:
-        with console.status("bench") as status:
-            yield lambda text: status.update(Text(text))
-
-
-def _without_nan(value: object) -> object:
-    """Plain values with null in place of NaN, which JSON has not."""
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tailorfl.cli.arguments import Imports, experiment
-from tailorfl.cli.screen import BORDER, PROSE, say, show_table, stdout
+from tailorfl.cli.arguments import Imports, experiment, like_run
+from tailorfl.cli.screen import BORDER, PROSE, print_json, say, show_table, stdout
 from tailorfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,11 +39,7 @@ def options() -> None:
 def show(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[CONFIG] [KEY=VALUE]...",
-            help="An experiment as for `tailorfl run`; only its data are used, with its first seed.",
-            show_default=False,
-        ),
+        like_run("only its data are used, with its first seed"),
     ] = None,
     out: Annotated[
         Path | None,
@@ -75,8 +69,7 @@ def show(
     if out is not None:
         draw_federation(found, out)
     if as_json:
-        text = json.dumps(_no_nan(found.to_dict()), ensure_ascii=False)
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
+        print_json(found.to_dict())
         return
     show_overview(console, found, clients)
     if out is not None:
@@ -186,12 +179,3 @@ def _figures(found: Overview) -> Table:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.3g}"
-
-
-def _no_nan(value: Any) -> Any:
-    """JSON has no NaN: null in its place."""
-    if isinstance(value, dict):
-        return {key: _no_nan(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_no_nan(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

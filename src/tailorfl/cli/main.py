@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 import tailorfl
 from tailorfl.cli import advise, audit, bench, data, landscape, listing, pretrain, theory, watching
-from tailorfl.cli.arguments import Imports, hint
+from tailorfl.cli.arguments import Imports, Quiet, given, hint
 from tailorfl.cli.export import command as export_command
 from tailorfl.cli.running import Request, perform
 from tailorfl.cli.screen import remark, stderr, stdout
@@ -89,11 +89,7 @@ app.command("board")(watching.board)
 
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[CONFIG] [KEY=VALUE]...",
-        help="A YAML file or the name of a recipe; then settings, such as method=ditto train.lr=0.1.",
-        show_default=False,
-    ),
+    given("A YAML file or the name of a recipe; then settings, such as method=ditto train.lr=0.1."),
 ]
 Out = Annotated[
     Path | None, typer.Option(help="Result folder; by default runs/NAME, or the next free runs/NAME-2, ...")
@@ -118,7 +114,6 @@ Force = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the experiment in the result folder.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show sizes, costs and an estimate; train nothing.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress display.")]
 
 
 def _version(wanted: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tailorfl.cli.arguments import Imports, again, experiment
+from tailorfl.cli.arguments import Imports, Quiet, again, experiment, like_run
 from tailorfl.cli.screen import say, stdout
 from tailorfl.cli.state import State, quoted
 from tailorfl.errors import ConfigError
@@ -17,12 +17,7 @@ from tailorfl.errors import ConfigError
 def command(
     ctx: typer.Context,
     arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[CONFIG] [KEY=VALUE]...",
-            help="An experiment as for `tailorfl run`, whose rounds are epochs; its clients and methods are not used.",
-            show_default=False,
-        ),
+        list[str] | None, like_run("its rounds are epochs, its clients and methods are not used")
     ] = None,
     out: Annotated[
         Path | None,
@@ -30,7 +25,7 @@ def command(
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the pretraining of this file.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
+    quiet: Quiet = False,
     imports: Imports = None,
 ) -> None:
     """Train a backbone on a labelled data set in one place, for model.weights of experiments."""

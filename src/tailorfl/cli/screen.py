@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -56,6 +57,25 @@ def print_json(value: object) -> None:
 def remark(mark: str, text: str, style: str) -> Text:
     """Returns a coloured word and a text after it, as it is, but without what would act on the terminal."""
     return Text.assemble((mark, style), " ", visible(text, but="\n\t"))
+
+
+@contextmanager
+def status(quiet: bool, name: str, *, lines: bool = False) -> Iterator[Callable[[str], None]]:
+    """Tells on stderr what is being done: a line that changes in a terminal; elsewhere plain `lines`, or nothing.
+
+    Log messages of the library go there meanwhile.
+    """
+    from tailorfl.experiments.progress import messages
+
+    console = stderr()
+    with messages(console):
+        if not quiet and console.is_terminal:
+            with console.status(name) as shown:
+                yield lambda text: shown.update(Text(text))
+        elif not quiet and lines:
+            yield lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)
+        else:
+            yield lambda _: None
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:

@@ -22,16 +22,15 @@ from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
 from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.client_code import Deployment, deployment_message, in_parts
-from tailorfl.rounds.continuing import restored, saved
 from tailorfl.rounds.groups import Group, by_group, make_groups
 from tailorfl.rounds.population import Population
 from tailorfl.rounds.private_updates import PrivateUpdates, check_data, check_private
 from tailorfl.rounds.sampling import round_half_up
 from tailorfl.settings.experiment import DEFAULT, Sampling, Weights
 from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort, TrainConfig
 from tailorfl.training.ledger import Ledger, Purpose, Record
-from tailorfl.training.tree import Shapes
 
 
 class FederatedRun:
@@ -75,7 +74,7 @@ class FederatedRun:
         self.ledger = Ledger()
         self.gradients = self.turns = 0
         self.round = 0
-        self._replied: dict[str, Shapes] = {}  # of every reply that a group has sent so far
+        self._replied: dict[str, tree.Shapes] = {}  # of every reply that a group has sent so far
         self._blamed = False  # whether a client that diverged was looked at for the term to blame
         self.population = Population(federation, self.groups, seed, method.pooled)
 
@@ -194,13 +193,26 @@ class FederatedRun:
             "gradients": self.gradients,
             "turns": self.turns,
         }
-        tensors = saved(self.server, self.groups)
+        tensors = {f"server/{p}": t for p, t in tree.leaves(self.server)}
+        for group in self.groups:
+            tensors |= {f"{_place(group)}{p}": t for p, t in group.states.dump().items()}
         return tensors, {**facts, "ledger": self.ledger.dump()} if self.ledger else facts
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Restores what `dump` returned."""
-        self.server = restored(self.server, self.groups, tensors)
+        # Copies: a tensor inside a file's buffer may lie where matrix products use other instructions and round
+        # otherwise than on memory of their own.
+        mine = {p.removeprefix("server/"): t.clone() for p, t in tensors.items() if p.startswith("server/")}
+        self.server = tree.fill(self.server, mine)
+        for group in self.groups:
+            place = _place(group)
+            group.states.load({p.removeprefix(place): t for p, t in tensors.items() if p.startswith(place)})
         self.round, self.traffic = int(facts["round"]), Traffic(**facts["traffic"])
         self.gradients, self.turns = int(facts["gradients"]), int(facts["turns"])
         self.ledger = Ledger.restore(facts["ledger"]) if "ledger" in facts else Ledger()
         keep_choice(self.engine, str(facts["engine"]))
+
+
+def _place(group: Group) -> str:
+    """Where a checkpoint holds the private states of a group's clients."""
+    return f"clients/{group.name}/" if group.name else "clients/"

@@ -11,7 +11,6 @@ from tailorfl.data.partition.deal import (
     Floats,
     assign,
     compress,
-    positions_of,
     require_whole,
     share_out,
 )
@@ -148,9 +147,7 @@ def fedclup_classes(
     if pool.test is not None:
         each_test = pool.test_sizes * each // np.maximum(pool.sizes, 1)
         test_owner = assign(pool.test, each_test[:, None] * drawn, rng)
-    return Deal(
-        positions_of(train, clients), None if test_owner is None else positions_of(test_owner, clients)
-    )
+    return Deal.of(train, test_owner, clients)
 
 
 class _Pool:
@@ -183,11 +180,10 @@ class _Pool:
         `slots` `[classes]` is the number of pieces of a class, at most as many as it may have samples.
         """
         clients = weights.shape[1]
-        train = positions_of(self._owners("training", self.strata, self.sizes, weights, slots, rng), clients)
-        if self.test is None:
-            return Deal(train)
-        test = self._owners("official test", self.test, self.test_sizes, weights, slots, rng)
-        return Deal(train, positions_of(test, clients))
+        train, test = self._owners("training", self.strata, self.sizes, weights, slots, rng), None
+        if self.test is not None:
+            test = self._owners("official test", self.test, self.test_sizes, weights, slots, rng)
+        return Deal.of(train, test, clients)
 
     def _owners(
         self, part: str, strata: Ints, sizes: Ints, weights: Floats, slots: Ints, rng: Generator

@@ -33,6 +33,12 @@ class Deal:
     test: Rows | None = None
     server: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
+    @classmethod
+    def of(cls, owner: Ints, test_owner: Ints | None, clients: int) -> Deal:
+        """The deal in which samples have these owners, see `positions_of`."""
+        test = None if test_owner is None else positions_of(test_owner, clients)
+        return cls(positions_of(owner, clients), test)
+
 
 def positions_of(owner: Ints, clients: int) -> Rows:
     """Per client the ascending positions it owns; `owner` is `[samples]` int64 client or NOBODY."""

@@ -12,7 +12,6 @@ from tailorfl.data.partition.deal import (
     Deal,
     are_small,
     assign,
-    positions_of,
     present,
     require_whole,
     share_out,
@@ -57,8 +56,8 @@ def natural(
         )
     if clients is not None:
         groups = np.sort(rng.choice(groups, size=clients, replace=False))
-    test_owner = None if test is None else positions_of(_place_in(groups, test), len(groups))
-    return Deal(positions_of(_place_in(groups, strata), len(groups)), test_owner)
+    test_owner = None if test is None else _place_in(groups, test)
+    return Deal.of(_place_in(groups, strata), test_owner, len(groups))
 
 
 def domain(strata: Ints, clients: int | None, rng: Generator, *, test: Ints | None = None) -> Deal:
@@ -89,7 +88,7 @@ def domain(strata: Ints, clients: int | None, rng: Generator, *, test: Ints | No
         raise DataError(f"partition 'domain': a domain of {sizes.min()} samples cannot make {each} clients")
     train = _shared(_place_in(domains, strata), len(domains), each, rng)
     shared_test = None if test is None else _shared(_place_in(domains, test), len(domains), each, rng)
-    return Deal(positions_of(train, total), None if shared_test is None else positions_of(shared_test, total))
+    return Deal.of(train, shared_test, total)
 
 
 def _place_in(groups: Ints, ids: Ints) -> Ints:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.random import Generator
 
@@ -13,7 +15,6 @@ from tailorfl.data.partition.deal import (
     count_table,
     cut,
     log_dirichlet,
-    positions_of,
     proportions,
     raise_to_minimum,
     require_alpha,
@@ -41,7 +42,7 @@ def iid(strata: Ints, clients: int, rng: Generator, *, test: Ints | None = None)
     even = np.ones(clients)
     owner = _by_size(len(strata), even, rng)
     test_owner = None if test is None else _by_size(len(test), even, rng)
-    return _deal(owner, test_owner, clients)
+    return Deal.of(owner, test_owner, clients)
 
 
 def quantity(
@@ -87,7 +88,7 @@ def quantity(
         shares = proportions(spread * rng.standard_normal(clients))
     owner = raise_to_minimum(_by_size(len(strata), shares, rng), strata, clients, min_size, rng)
     sizes = np.bincount(owner, minlength=clients).astype(np.float64)
-    return _deal(owner, None if test is None else _by_size(len(test), sizes, rng), clients)
+    return Deal.of(owner, None if test is None else _by_size(len(test), sizes, rng), clients)
 
 
 def dirichlet(
@@ -129,7 +130,7 @@ def dirichlet(
     if test_ids is not None:
         realised = count_table(owner, ids, classes, clients).astype(np.float64)
         test_owner = assign(test_ids, cut(np.bincount(test_ids, minlength=classes), realised), rng)
-    return _deal(owner, test_owner, clients)
+    return Deal.of(owner, test_owner, clients)
 
 
 def dirichlet_perada(
@@ -175,18 +176,7 @@ def dirichlet_perada(
     if test_ids is not None:
         test_counts = _balanced_counts(test_ids, log_shares, len(test_ids) / clients)
         test_owner = assign(test_ids, test_counts, rng)
-    return Deal(
-        train=positions_of(owner, clients),
-        test=None if test_owner is None else positions_of(test_owner, clients),
-        server=kept,
-    )
-
-
-def _deal(owner: Ints, test_owner: Ints | None, clients: int) -> Deal:
-    return Deal(
-        train=positions_of(owner, clients),
-        test=None if test_owner is None else positions_of(test_owner, clients),
-    )
+    return replace(Deal.of(owner, test_owner, clients), server=kept)
 
 
 def _by_size(samples: int, shares: Floats, rng: Generator) -> Ints:
