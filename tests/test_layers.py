@@ -18,7 +18,7 @@ ROOT = Path(tailorfl.__file__).parent
 # beneath all `settings`, which sees no other layer and needs no torch. `theory` stands above the core, seen
 # by methods, which take their papers' formulas from it, and by the command line.
 ARROW = [
-    "cli", "export", "experiments", "benchmark", "runs", "evaluation", "rounds", "engines", "methods", "core",
+    "cli", "export", "tuning", "experiments", "benchmark", "runs", "evaluation", "rounds", "engines", "methods", "core",
     "privacy", "training", "models", "data", "settings",
 ]  # fmt: skip
 BESIDE = {"models", "data"}

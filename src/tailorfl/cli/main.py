@@ -16,6 +16,8 @@ from tailorfl.cli.export import command as export_command
 from tailorfl.cli.running import Request, perform
 from tailorfl.cli.screen import remark, stderr, stdout
 from tailorfl.cli.state import State
+from tailorfl.cli.tune import Before, before
+from tailorfl.cli.tune import command as tune
 from tailorfl.errors import TailorflError, nearest
 from tailorfl.experiments.faults import told
 from tailorfl.runs.signals import Terminated, ended_in_order, why
@@ -79,6 +81,7 @@ app.add_typer(data.app, name="data", cls=Commands)
 app.command("advise")(advise.command)
 app.command("pretrain")(pretrain.command)
 app.command("bench")(bench.command)
+app.command("tune")(tune)
 app.command("audit")(audit.command)
 app.command("export")(export_command)
 app.command("landscape")(landscape.command)
@@ -148,12 +151,15 @@ def run_command(
     imports: Imports = None,
     quiet: Quiet = False,
     as_json: listing.AsJson = False,
+    budget: Before = None,
 ) -> None:
     """Runs an experiment; `compare` has several methods where none are named."""
     from tailorfl.settings.experiment import COMPARED
 
     methods = COMPARED if ctx.info_name == "compare" else None
     request = Request(arguments, methods, out, resume, extend, overwrite, force)
+    if budget is not None:
+        request = before(ctx.ensure_object(State), request, budget, dry_run, quiet, as_json)
     perform(ctx.ensure_object(State), request, dry_run, quiet, as_json)
 
 

@@ -76,13 +76,20 @@ def perform(state: State, request: Request, dry_run: bool, quiet: bool, as_json:
             print_json(costs)
         return
     from tailorfl.experiments.folders import new_folder
+    from tailorfl.experiments.tuned import beside
 
     folder = request.resume or request.extend or request.out or new_folder(config, request.overwrite)
     state.under_way(folder / "config.yaml", f"tailorfl run{again()} --resume {quoted(folder)}")
     with observer(stderr(), config, quiet=quiet) as watch:
         done = list(
             run_variants(
-                config, folder, way=way, overwrite=request.overwrite, observer=watch, force=request.force
+                config,
+                folder,
+                way=way,
+                overwrite=request.overwrite,
+                observer=watch,
+                force=request.force,
+                tuning=beside(next(iter(request.arguments or ()), None), config),
             )
         )
     state.done()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, ClassVar, Literal, Self
@@ -32,6 +32,8 @@ from tailorfl.training import tree
 
 log = logging.getLogger(__name__)
 
+Grid = Mapping[str, Sequence[Any]]
+"""Option, dotted where it lies in a group (distil.lr) -> values that tuning tries."""
 
 Family = Literal[
     "", "baseline", "one model", "tuned", "two models", "parts", "mixture", "hypernet", "knowledge"
@@ -56,6 +58,8 @@ class Method(BaseModel):
     title: ClassVar[str]
     paper: ClassVar[str]
     family: ClassVar[Family] = ""
+    grid: ClassVar[Grid] = {}
+    """Values of its options that `tailorfl tune` tries beside those of training: its paper's, or around them."""
     has_personal: ClassVar[bool] = True
     has_global: ClassVar[bool] = True
     models_trained: ClassVar[int] = 1

@@ -25,6 +25,7 @@ from tailorfl.experiments.progress import watching
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.runner import run_experiment
 from tailorfl.experiments.starting import Way, resumed, with_more
+from tailorfl.experiments.tuned import beside
 from tailorfl.experiments.variants import expand, run_variants
 from tailorfl.settings.engine import EngineConfig
 from tailorfl.settings.experiment import ExperimentConfig
@@ -64,6 +65,7 @@ def run(
             observer=watch,
             source=source,
             force=force,
+            tuning=beside(config if isinstance(config, str | Path) else None, chosen),
         )
 
 

@@ -30,6 +30,7 @@ HARMLESS = (
     "name",
     "description",
     "published",
+    "search",
     "variants",
     "seeds",
     "methods",

@@ -24,6 +24,7 @@ OWN_FILES = frozenset(
         "tensorboard",
         "wandb",
         "mlflow.db",
+        "tuning.json",
     }
 )
 """Names that the experiment's own files have beside the folders of its methods."""

@@ -10,6 +10,7 @@ from tailorfl.experiments.caveats import caveats
 from tailorfl.experiments.curves import Section, sections
 from tailorfl.experiments.page.page import page
 from tailorfl.experiments.published import beside, notes
+from tailorfl.experiments.tuned import section as of_tuning
 from tailorfl.runs.files import write_text
 from tailorfl.runs.tables import render, tex
 
@@ -41,7 +42,8 @@ def write_report(result: ExperimentResult, target: float | None = None) -> list[
 
 def _write(result: ExperimentResult, target: float | None) -> list[Path]:
     config = result.config
-    further = [*caveats(result), *sections(result, config.eval.target if target is None else target)]
+    of_curves = sections(result, config.eval.target if target is None else target)
+    further = [*of_tuning(result.path), *caveats(result), *of_curves]
     plots = result.write()
     published = _published(result, config)
     markdown, html = result.path / "report.md", result.path / "report.html"

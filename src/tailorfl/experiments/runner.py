@@ -37,6 +37,7 @@ from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.standing import Standing
 from tailorfl.experiments.starting import Way
 from tailorfl.experiments.tracking import forget, leaves_the_machine, tracked
+from tailorfl.experiments.tuned import NAME as TUNING
 from tailorfl.experiments.written_out import with_all_options
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.files import write_text
@@ -57,12 +58,14 @@ def run_experiment(
     observer: Observer | None = None,
     source: Any = None,
     force: bool = False,
+    tuning: Path | None = None,
 ) -> ExperimentResult:
     """Runs every method with every seed and returns the result; finished jobs that are there are kept.
 
     `way` says what is done with what is there, see `tailorfl.experiments.starting`. `source` is a
     `tailorfl.data.Source` to use in place of the configured one; `force` goes on with other settings, data or versions
-    than the experiment was started with, and notes that for the report.
+    than the experiment was started with, and notes that for the report. `tuning` is the tuning.json that the settings
+    come from, of which the folder gets a copy.
 
     Raises:
         TailorflError: see the message; what was finished stays on disk and "resume" continues from there.
@@ -108,7 +111,7 @@ def run_experiment(
                     refuse(out, list(other_data(jobs, out, job, facts["data"])), force)
             sim = make_simulation(job, federation, folder)
             if not begun:  # only now: data or a model that cannot be used replace no earlier experiment
-                _begin(config, jobs, out, way)
+                _begin(config, jobs, out, way, tuning)
                 begun = True
             _say_reductions(job, sim, said)
             _say_secrets(job, sim, said)
@@ -135,16 +138,20 @@ def _is_finished(folder: Path) -> bool:
     return (folder / "config.json").is_file() and RunStore.open(folder, readonly=True).status == "finished"
 
 
-def _begin(config: ExperimentConfig, jobs: Sequence[Job], out: Path, way: Way) -> None:
+def _begin(config: ExperimentConfig, jobs: Sequence[Job], out: Path, way: Way, tuning: Path | None) -> None:
     """Makes the folder that of the experiment, once everything was looked at that could refuse it."""
+    tuned = None if tuning is None else tuning.read_text(encoding="utf-8")
     if way == "new":
         discard_jobs(out)
         forget(out)
         (out / FORCED).unlink(missing_ok=True)
+        (out / TUNING).unlink(missing_ok=True)
     if way == "extend":
         reopen(jobs, out)
     if way == "new" or with_all_options(experiment_in(out)) != config:
         write_text(out / "config.yaml", config.to_yaml())
+    if tuned is not None:
+        write_text(out / TUNING, tuned)
 
 
 def _say_reductions(job: Job, sim: Simulation, said: set[str]) -> None:

@@ -47,10 +47,11 @@ def run_variants(
     overwrite: bool = False,
     observer: Observer | None = None,
     force: bool = False,
+    tuning: Path | None = None,
 ) -> Iterator[ExperimentResult]:
     """Runs every variant and yields its result when it is done.
 
-    `way` and `force` are those of `run_experiment`.
+    `way`, `force` and `tuning` are those of `run_experiment`.
 
     Raises:
         TailorflError: see the message; what was finished stays on disk.
@@ -75,6 +76,7 @@ def run_variants(
             overwrite=overwrite,
             observer=observer,
             force=force,
+            tuning=tuning,
         )
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.method import Family, register
+from tailorfl.core.method import Family, Grid, register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.bases import ServerModel
 from tailorfl.training import tree
@@ -48,6 +48,7 @@ class APFL(ServerModel):
     title: ClassVar[str] = "APFL"
     paper: ClassVar[str] = "Deng et al., 2020"
     family: ClassVar[Family] = "two models"
+    grid: ClassVar[Grid] = {"alpha": (0.1, 0.3, 0.5, 0.7)}
     models_trained: ClassVar[int] = 2
     alpha: float = Field(0.5, ge=0, le=1, description="α: share of the local model in the mixture")
     adaptive: bool = Field(False, description="learn α_i on each client")

@@ -32,7 +32,7 @@ from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, register
+from tailorfl.core.method import Family, Grid, register
 from tailorfl.core.reduction import Facts, Reduction, length, none, to_local, untrained
 from tailorfl.methods.bases import TwoModels
 from tailorfl.settings.privacy import PrivacyLevel
@@ -49,6 +49,7 @@ class Ditto(TwoModels):
     title: ClassVar[str] = "Ditto"
     paper: ClassVar[str] = "Li et al., ICML 2021"
     family: ClassVar[Family] = "two models"
+    grid: ClassVar[Grid] = {"lam": (0.1, 0.75, 1.0, 2.0)}
     models_trained: ClassVar[int] = 2
     lam: float = Field(
         1.0, ge=0, description="λ: pull of the personal model towards the received global model"

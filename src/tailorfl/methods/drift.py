@@ -49,7 +49,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Method, register
+from tailorfl.core.method import Family, Grid, Method, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.settings.experiment import Weights
 from tailorfl.training import tree
@@ -89,6 +89,7 @@ class Scaffold(Corrected):
     title: ClassVar[str] = "SCAFFOLD"
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
     family: ClassVar[Family] = "one model"
+    grid: ClassVar[Grid] = {}
     global_lr: float = Field(1.0, gt=0, description="η_g: server step")
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
@@ -130,6 +131,7 @@ class FedDyn(Corrected):
     title: ClassVar[str] = "FedDyn"
     paper: ClassVar[str] = "Acar et al., ICLR 2021"
     family: ClassVar[Family] = "one model"
+    grid: ClassVar[Grid] = {"alpha": (0.001, 0.01, 0.1)}
     alpha: float = Field(0.01, gt=0, description="α of the dynamic regulariser")
     scale_alpha: bool = Field(
         False, description="α·n̄/n_i on client i (official code): the optimum is then weighted by samples"

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.method import Family, register
+from tailorfl.core.method import Family, Grid, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.settings.privacy import PrivacyLevel
@@ -49,6 +49,7 @@ class FedALA(FedAvg):
     title: ClassVar[str] = "FedALA"
     paper: ClassVar[str] = "Zhang et al., AAAI 2023"
     family: ClassVar[Family] = "parts"
+    grid: ClassVar[Grid] = {"share": (0.2, 0.4, 0.6, 0.8, 1.0)}
     has_personal: ClassVar[bool] = True
     mixed_part: str = Field("head", description="the part of the model that is mixed")
     eta: float = Field(1.0, ge=0, description="η_W: rate of the weights of the mixture")

@@ -31,7 +31,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Method, register
+from tailorfl.core.method import Family, Grid, Method, register
 from tailorfl.core.reduction import Facts, Reduction, Which, none
 from tailorfl.core.server_optim import ServerOptimizer
 from tailorfl.methods.ascent import sam
@@ -47,6 +47,7 @@ class FedAvg(Method):
     title: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     family: ClassVar[Family] = "one model"
+    grid: ClassVar[Grid] = {}
     has_personal: ClassVar[bool] = False
     server: ServerOptimizer = Field(
         ServerOptimizer(), description="server optimizer: kind, lr, momentum, beta2, eps, initial"
@@ -98,6 +99,7 @@ class FedProx(FedAvg):
     title: ClassVar[str] = "FedProx"
     paper: ClassVar[str] = "Li et al., MLSys 2020"
     family: ClassVar[Family] = "one model"
+    grid: ClassVar[Grid] = {"mu": (0.001, 0.01, 0.1, 1.0)}
     mu: float = Field(0.01, ge=0, description="μ of the penalty (μ/2)‖θ − w‖²")
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
@@ -117,6 +119,7 @@ class FedAvgFT(FedAvg):
     title: ClassVar[str] = "FedAvg+FT"
     paper: ClassVar[str] = "FedAvg with local fine-tuning, as in PerAda (CVPR 2024)"
     family: ClassVar[Family] = "tuned"
+    grid: ClassVar[Grid] = {"ft_epochs": (1, 5, 10)}
     has_personal: ClassVar[bool] = True
     ft_epochs: int = Field(1, ge=0, description="epochs of tuning on the client's own data")
     ft_steps: int | None = Field(None, ge=0, description="steps in place of ft_epochs")
@@ -146,6 +149,7 @@ class FedSAM(FedAvg):
     title: ClassVar[str] = "FedSAM"
     paper: ClassVar[str] = "Qu et al., ICML 2022"
     family: ClassVar[Family] = "one model"
+    grid: ClassVar[Grid] = {"rho": (0.01, 0.05, 0.1, 0.5)}
     rho: float = Field(0.05, ge=0, description="ρ: radius of the ascent")
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:

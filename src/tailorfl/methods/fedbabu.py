@@ -24,7 +24,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, register
+from tailorfl.core.method import Family, Grid, register
 from tailorfl.core.reduction import Facts, Reduction, none, untrained
 from tailorfl.methods.partial import SplitMethod
 from tailorfl.training import tree
@@ -39,6 +39,7 @@ class FedBABU(SplitMethod):
     title: ClassVar[str] = "FedBABU"
     paper: ClassVar[str] = "Oh et al., ICLR 2022"
     family: ClassVar[Family] = "parts"
+    grid: ClassVar[Grid] = {"ft_epochs": (1, 5, 10), "ft_scope": ("head", "body", "full")}
     has_global: ClassVar[bool] = True
     ft_epochs: int = Field(
         10, ge=0, description="E_ft: epochs of tuning before a model is used (the paper: 5)"

@@ -38,7 +38,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, register
+from tailorfl.core.method import Family, Grid, register
 from tailorfl.core.reduction import Facts, Reduction, length, to_local
 from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import TwoModels
@@ -58,6 +58,7 @@ class FedCLUP(TwoModels):
     title: ClassVar[str] = "FedCLUP"
     paper: ClassVar[str] = "Yu et al., ICML 2025"
     family: ClassVar[Family] = "two models"
+    grid: ClassVar[Grid] = {"lam": (0.1, 0.2, 0.5, 1.0, 1.5, 2.5)}
     lam: float = Field(0.5, ge=0, description="λ: degree of collaboration; small is high personalization")
     gamma: ServerRule = Field("mean", description="rule for the server's step size γ")
     smoothness: float | None = Field(None, gt=0, description="L, if known; needed by gamma = theory and edge")

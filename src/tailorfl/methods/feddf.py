@@ -30,7 +30,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerArchitecture, Replies
-from tailorfl.core.method import Family, Method, register
+from tailorfl.core.method import Family, Grid, Method, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.core.server_distill import ServerDistillation
 
@@ -45,6 +45,7 @@ class FedDF(Method):
     title: ClassVar[str] = "FedDF"
     paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
     family: ClassVar[Family] = "one model"
+    grid: ClassVar[Grid] = {"distil.lr": (1e-5, 1e-4, 1e-3, 1e-2)}
     has_personal: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     distil: ServerDistillation = Field(

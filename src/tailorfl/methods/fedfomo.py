@@ -36,7 +36,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
-from tailorfl.core.method import Family, Method, register
+from tailorfl.core.method import Family, Grid, Method, register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
@@ -53,6 +53,7 @@ class FedFomo(Method):
     title: ClassVar[str] = "FedFomo"
     paper: ClassVar[str] = "Zhang et al., ICLR 2021"
     family: ClassVar[Family] = "mixture"
+    grid: ClassVar[Grid] = {"downloads": (3, 5, 10)}
     has_global: ClassVar[bool] = False
     personal_receives: ClassVar[bool] = False
     downloads: int = Field(5, ge=0, description="M: models that a client receives in a round")

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, register
+from tailorfl.core.method import Family, Grid, register
 from tailorfl.core.reduction import Facts, Reduction, none
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedavg import FedAvg, FedAvgFT
@@ -129,6 +129,7 @@ class FedIT(MeanOfLoRA):
     title: ClassVar[str] = "FedIT"
     paper: ClassVar[str] = "Zhang et al., ICASSP 2024"
     family: ClassVar[Family] = "one model"
+    grid: ClassVar[Grid] = {}
 
 
 @register
@@ -139,6 +140,7 @@ class FedLoRA(MeanOfLoRA, FedAvgFT):
     title: ClassVar[str] = "FedLoRA"
     paper: ClassVar[str] = "FedIT with local tuning, as in FedOA (2025)"
     family: ClassVar[Family] = "tuned"
+    grid: ClassVar[Grid] = {"ft_epochs": (1, 2, 5)}
     ft_epochs: int = Field(2, ge=0, description="E_ft: epochs of tuning on the client's own data")
 
     def reductions(self, facts: Facts) -> tuple[Reduction, ...]:

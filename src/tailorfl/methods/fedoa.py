@@ -40,7 +40,7 @@ from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.method import Family, register
+from tailorfl.core.method import Family, Grid, register
 from tailorfl.core.reduction import Facts, Reduction, to_local, untrained
 from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.feature_distances import feature_pull
@@ -100,6 +100,7 @@ class FedOA(FeatureRegularised):
     title: ClassVar[str] = "FedOA"
     paper: ClassVar[str] = "FedOA, 2025"
     family: ClassVar[Family] = "two models"
+    grid: ClassVar[Grid] = {"lam": (0.01, 0.1, 0.5, 1.0, 2.0)}
     distance: Literal["mean_l2", "batch_l2", "cosine", "pearson"] = Field(
         "mean_l2", description="D: how far features are apart"
     )
@@ -119,6 +120,7 @@ class FedSDR(FeatureRegularised):
     title: ClassVar[str] = "FedSDR"
     paper: ClassVar[str] = "Tang et al., ICLR 2024, as adapted in FedOA (2025)"
     family: ClassVar[Family] = "two models"
+    grid: ClassVar[Grid] = {"lam": (0.001, 0.01, 0.1, 0.5)}
 
     def pull(self, centre: TensorDict) -> Term:
         return feature_pull(self.lam, "sdr", centre)

@@ -32,7 +32,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
-from tailorfl.core.method import Family, Method, register
+from tailorfl.core.method import Family, Grid, Method, register
 from tailorfl.core.reduction import Facts, Reduction, length
 from tailorfl.methods.class_features import class_means, moments, near, no_prototypes, shared_prototypes
 from tailorfl.methods.mixtures import mixing_weights
@@ -55,6 +55,7 @@ class FedPAC(Method):
     title: ClassVar[str] = "FedPAC"
     paper: ClassVar[str] = "Xu et al., ICLR 2023"
     family: ClassVar[Family] = "parts"
+    grid: ClassVar[Grid] = {"lam": (0.1, 1.0, 10.0), "head_epochs": (1, 5)}
     has_global: ClassVar[bool] = False
     lam: float = Field(1.0, ge=0, description="λ: pull of the features towards the mean of their class")
     head_epochs: int = Field(1, ge=0, description="E_h: epochs on the head with the body fixed")

@@ -33,7 +33,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Method, register
+from tailorfl.core.method import Family, Grid, Method, register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.class_features import class_means, near, no_prototypes, shared_prototypes
 from tailorfl.settings.privacy import PrivacyLevel
@@ -52,6 +52,7 @@ class FedProto(Method):
     title: ClassVar[str] = "FedProto"
     paper: ClassVar[str] = "Tan et al., AAAI 2022"
     family: ClassVar[Family] = "knowledge"
+    grid: ClassVar[Grid] = {"lam": (0.1, 0.5, 1.0, 2.0)}
     has_global: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     lam: float = Field(1.0, ge=0, description="λ: pull of the features towards the prototype of their class")

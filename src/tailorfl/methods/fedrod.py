@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy, linear
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.method import Family, register
+from tailorfl.core.method import Family, Grid, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.methods.class_features import linear_head
 from tailorfl.methods.fedavg import FedAvg
@@ -55,6 +55,7 @@ class FedRoD(FedAvg):
     title: ClassVar[str] = "FedRoD"
     paper: ClassVar[str] = "Chen and Chao, ICLR 2022"
     family: ClassVar[Family] = "parts"
+    grid: ClassVar[Grid] = {"gamma": (0.25, 0.5, 1.0)}
     has_personal: ClassVar[bool] = True
     trained_twice: ClassVar[str] = "head"
     gamma: float = Field(1.0, ge=0, description="γ: how much the generic loss makes up for unequal classes")

@@ -26,7 +26,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Method, register
+from tailorfl.core.method import Family, Grid, Method, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
@@ -40,6 +40,7 @@ class HypCluster(Method):
     title: ClassVar[str] = "HypCluster"
     paper: ClassVar[str] = "Mansour et al., 2020"
     family: ClassVar[Family] = "mixture"
+    grid: ClassVar[Grid] = {"clusters": (2, 3, 5, 6)}
     has_global: ClassVar[bool] = False
     clusters: int = Field(2, ge=1, description="c: number of global models")
 

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from tailorfl.core.answers import Memory
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.method import Family, register
+from tailorfl.core.method import Family, Grid, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.methods.class_features import classes_only
 from tailorfl.methods.fedavg import FedAvg
@@ -55,6 +55,7 @@ class KNNPer(FedAvg):
     title: ClassVar[str] = "kNN-Per"
     paper: ClassVar[str] = "Marfoq et al., ICML 2022"
     family: ClassVar[Family] = "knowledge"
+    grid: ClassVar[Grid] = {"neighbours": (5, 7, 10, 20), "scale": (0.1, 1.0, 10.0)}
     has_personal: ClassVar[bool] = True
     answers: ClassVar[bool] = True
     neighbours: int = Field(10, ge=1, description="k: samples of the memory that vote")

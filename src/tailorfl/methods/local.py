@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Method, register
+from tailorfl.core.method import Family, Grid, Method, register
 from tailorfl.methods.bases import ServerModel
 from tailorfl.training import tree
 
@@ -31,6 +31,7 @@ class LocalTrain(Method):
     title: ClassVar[str] = "LocalTrain"
     paper: ClassVar[str] = "baseline (Standalone)"
     family: ClassVar[Family] = "baseline"
+    grid: ClassVar[Grid] = {}
     has_global: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
 
@@ -56,6 +57,7 @@ class LocalAverage(LocalTrain):
     title: ClassVar[str] = "LocalTrain, averaged"
     paper: ClassVar[str] = "baseline (averaged once, never sent back)"
     family: ClassVar[Family] = "baseline"
+    grid: ClassVar[Grid] = {}
     has_global: ClassVar[bool] = True
     heterogeneous: ClassVar[bool] = False
 
@@ -81,6 +83,7 @@ class Centralized(ServerModel):
     title: ClassVar[str] = "Centralized"
     paper: ClassVar[str] = "baseline (pooled data)"
     family: ClassVar[Family] = "baseline"
+    grid: ClassVar[Grid] = {}
     has_personal: ClassVar[bool] = False
     pooled: ClassVar[bool] = True
 

@@ -33,7 +33,7 @@ from torch.nn.functional import cosine_similarity
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.method import Family, register
+from tailorfl.core.method import Family, Grid, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
@@ -49,6 +49,7 @@ class MOON(FedAvg):
     title: ClassVar[str] = "MOON"
     paper: ClassVar[str] = "Li et al., CVPR 2021"
     family: ClassVar[Family] = "one model"
+    grid: ClassVar[Grid] = {"mu": (0.1, 1.0, 5.0), "tau": (0.1, 0.5, 1.0)}
     mu: float = Field(1.0, ge=0, description="μ: strength of the contrast (official code: 5 on CIFAR-10)")
     tau: float = Field(0.5, gt=0, description="τ: temperature of the contrast")
     history: int = Field(1, ge=0, description="Q: models of before that a client compares with")

@@ -28,7 +28,7 @@ from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, register
+from tailorfl.core.method import Family, Grid, register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.bases import TwoModels
 from tailorfl.training import tree
@@ -42,6 +42,7 @@ class MRMTL(TwoModels):
     title: ClassVar[str] = "MR-MTL"
     paper: ClassVar[str] = "mean-regularised MTL (Evgeniou and Pontil, KDD 2004), as MTL in PerAda"
     family: ClassVar[Family] = "two models"
+    grid: ClassVar[Grid] = {"lam": (0.01, 0.1, 1.0)}
     has_global: ClassVar[bool] = False
     lam: float = Field(0.1, ge=0, description="λ: pull towards the mean of all personal models")
     mean: Literal["all", "sampled"] = Field(

@@ -37,7 +37,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, register
+from tailorfl.core.method import Family, Grid, register
 from tailorfl.core.reduction import Facts, Reduction, length, none, to_local, untrained
 from tailorfl.methods.bases import ServerModel
 from tailorfl.models.functional import Model
@@ -143,6 +143,7 @@ class FedPer(KeepsPart):
     title: ClassVar[str] = "FedPer"
     paper: ClassVar[str] = "Arivazhagan et al., 2019"
     family: ClassVar[Family] = "parts"
+    grid: ClassVar[Grid] = {"final_personal_epochs": (0, 1)}
 
 
 @register
@@ -153,6 +154,7 @@ class FedRep(KeepsPart):
     title: ClassVar[str] = "FedRep"
     paper: ClassVar[str] = "Collins et al., ICML 2021"
     family: ClassVar[Family] = "parts"
+    grid: ClassVar[Grid] = {"head_epochs": (1, 5, 10)}
     head_epochs: int = Field(10, ge=0, description="E_h: epochs on the head with the body fixed")
     head_steps: int | None = Field(None, ge=0, description="steps in place of head_epochs")
     body_epochs: int = Field(1, ge=0, description="E_b: epochs on the body with the head fixed")
@@ -191,6 +193,7 @@ class LGFedAvg(KeepsPart):
     title: ClassVar[str] = "LG-FedAvg"
     paper: ClassVar[str] = "Liang et al., 2020"
     family: ClassVar[Family] = "parts"
+    grid: ClassVar[Grid] = {"final_personal_epochs": (0, 1)}
     personal_part: str = Field(
         "extractor", description="what stays on the client; extractor:k shares the last k linear layers"
     )
@@ -211,6 +214,7 @@ class FedBN(KeepsPart):
     title: ClassVar[str] = "FedBN"
     paper: ClassVar[str] = "Li et al., ICLR 2021"
     family: ClassVar[Family] = "parts"
+    grid: ClassVar[Grid] = {"final_personal_epochs": (0, 1)}
     personal_part: str = Field("norm", description="what stays on the client")
 
     def make_split(self, model: Model) -> Split:
@@ -287,6 +291,7 @@ class FedAlt(Penalised, FedRep):
     title: ClassVar[str] = "FedAlt"
     paper: ClassVar[str] = "Pillutla et al., ICML 2022"
     family: ClassVar[Family] = "parts"
+    grid: ClassVar[Grid] = {"lam": (0.0, 0.01, 0.1, 1.0), "final_personal_epochs": (0, 1)}
     head_epochs: int = Field(
         1, ge=0, description="τ_v: epochs on the personal part with the shared one fixed"
     )
@@ -316,6 +321,7 @@ class FedSim(Penalised, FedPer):
     title: ClassVar[str] = "FedSim"
     paper: ClassVar[str] = "Pillutla et al., ICML 2022"
     family: ClassVar[Family] = "parts"
+    grid: ClassVar[Grid] = {"lam": (0.0, 0.01, 0.1, 1.0), "final_personal_epochs": (0, 1)}
 
     def train_held(self, client: Client, model: TensorDict, centre: TensorDict) -> TensorDict:
         def held(at: TensorDict, grad: Gradient, centre: TensorDict) -> TensorDict:

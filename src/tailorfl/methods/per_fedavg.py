@@ -32,7 +32,7 @@ from pydantic import Field
 from tensordict import TensorDict
 
 from tailorfl.core.client import Client
-from tailorfl.core.method import Family, register
+from tailorfl.core.method import Family, Grid, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.methods.bases import ServerModel
 from tailorfl.training.gradients import Gradient
@@ -48,6 +48,7 @@ class PerFedAvg(ServerModel):
     title: ClassVar[str] = "Per-FedAvg"
     paper: ClassVar[str] = "Fallah et al., NeurIPS 2020"
     family: ClassVar[Family] = "tuned"
+    grid: ClassVar[Grid] = {"alpha": (0.01, 0.03, 0.1)}
     alpha: float = Field(0.1, ge=0, description="α: step of the adaptation")
     variant: Literal["FO", "HF"] = Field(
         "FO", description="first order, or with the Hessian term by differences"

@@ -38,7 +38,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, register
+from tailorfl.core.method import Family, Grid, register
 from tailorfl.core.reduction import Facts, Reduction, length, none, to_local, untrained
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.methods.bases import TwoModels
@@ -54,6 +54,7 @@ class PerAda(TwoModels):
     title: ClassVar[str] = "PerAda"
     paper: ClassVar[str] = "Xie et al., CVPR 2024"
     family: ClassVar[Family] = "two models"
+    grid: ClassVar[Grid] = {"lam": (0.1, 1.0), "distil.lr": (1e-5, 1e-4, 1e-3, 1e-2)}
     models_trained: ClassVar[int] = 2
     lam: float = Field(1.0, ge=0, description="λ: pull of the personal model towards the received global one")
     personal_epochs: int | None = Field(

@@ -44,7 +44,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Method, register
+from tailorfl.core.method import Family, Grid, Method, register
 from tailorfl.core.reduction import Facts, Reduction, to_local, untrained
 from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.training.keys import torch_seed
@@ -61,6 +61,7 @@ class PerFedCKT(Method):
     title: ClassVar[str] = "PerFed-CKT"
     paper: ClassVar[str] = "Cho et al., 2021"
     family: ClassVar[Family] = "knowledge"
+    grid: ClassVar[Grid] = {"lam": (0.05, 0.1, 0.5, 1.0, 2.0, 4.0), "clusters": (1, 2, 3, 4)}
     has_global: ClassVar[bool] = False
     personal_receives: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True

@@ -37,7 +37,7 @@ from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, register
+from tailorfl.core.method import Family, Grid, register
 from tailorfl.core.reduction import Facts, Reduction, length, untrained
 from tailorfl.methods.bases import TwoModels
 from tailorfl.training import tree
@@ -53,6 +53,7 @@ class PFedMe(TwoModels):
     title: ClassVar[str] = "pFedMe"
     paper: ClassVar[str] = "T. Dinh et al., NeurIPS 2020"
     family: ClassVar[Family] = "two models"
+    grid: ClassVar[Grid] = {"lam": (0.1, 1.0, 15.0), "lr": (0.005, 0.05, 0.5), "inner_steps": (3, 5)}
     models_trained: ClassVar[int] = 2
     lam: float = Field(
         1.0, ge=0, description="λ: pull of the personal model towards the local copy of the global one"

@@ -46,7 +46,7 @@ from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, register
+from tailorfl.core.method import Family, Grid, register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.ascent import ScoreNorm, layer_scores, layerwise_perturbation
 from tailorfl.methods.bases import TwoModels
@@ -71,6 +71,7 @@ class PLGULF(TwoModels):
     title: ClassVar[str] = "PLGU-LF"
     paper: ClassVar[str] = "Qu et al., CVPR 2023"
     family: ClassVar[Family] = "two models"
+    grid: ClassVar[Grid] = {"rho": (0.05, 0.1, 0.5)}
     models_trained: ClassVar[int] = 2
     personal_layers: int | None = Field(
         None,
@@ -150,6 +151,7 @@ class PLGUGRep(FedRep):
     title: ClassVar[str] = "PLGU-GRep"
     paper: ClassVar[str] = "Qu et al., CVPR 2023"
     family: ClassVar[Family] = "parts"
+    grid: ClassVar[Grid] = {"head_epochs": (1, 5, 10), "rho": (0.05, 0.1, 0.5)}
     head_epochs: int = Field(5, ge=0, description="K: epochs on the head with the body fixed")
     body_steps: int = Field(1, ge=0, description="batches on which the body takes its two steps")
     rho: float = Field(0.05, ge=0, description="ρ: radius of the ascent")

@@ -102,6 +102,11 @@ class ExperimentConfig(Settings):
     variants: dict[str, dict[str, Any]] = Field(
         default={}, description="name -> changes of settings, each an experiment of its own"
     )
+    search: dict[str, Any] = Field(
+        default={},
+        description="for `tailorfl tune`: setting -> [values] or {low, high, log}, null leaves it alone; "
+        "train.lr, method.lam, methods.LABEL.lam",
+    )
     published: dict[str, Any] = Field(
         default={}, description="label -> numbers of a paper, shown beside ours"
     )

@@ -1,0 +1,307 @@
+"""Search spaces: which values of which settings are tried for a line of an experiment.
+
+A space maps settings (`train.lr`, `method.lam`, `method.distil.lr`) to a `Choice` or a `Range`. It is made of the rates
+that all methods share, the grid of the line's method (`Method.grid`), what the line itself says, and the experiment's
+`search`, which has the last word.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from tailorfl.core.method import find_method, make_method
+from tailorfl.errors import ConfigError
+from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.runner import train_config
+from tailorfl.experiments.tuned import value_of
+from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
+
+RATES = {
+    "sgd": (0.001, 0.005, 0.01, 0.05, 0.1, 0.5),
+    "adamw": (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03),
+}
+"""`train.lr` of every method, by optimizer."""
+MARGIN = 0.05
+"""A value within this share of a range's width from its end lies at its edge."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some values, numbers in ascending order."""
+
+    values: tuple[Any, ...]
+
+    @property
+    def numeric(self) -> bool:
+        """Whether all are numbers, so that there are values beyond the first and the last."""
+        return all(isinstance(v, int | float) and not isinstance(v, bool) for v in self.values)
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """What has to be accepted for all to be accepted: everything."""
+        return self.values
+
+    def has(self, value: Any) -> bool:
+        """Whether a value is one of them."""
+        return any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in self.values)
+
+    def plain(self) -> list[Any]:
+        """As JSON has it."""
+        return list(self.values)
+
+    def side(self, value: Any) -> int:
+        """-1 at the lower edge, 1 at the upper one, 0 between or where there are no edges."""
+        if not self.numeric or len(self.values) < 2:
+            return 0
+        return int(value == self.values[-1]) - int(value == self.values[0])
+
+    def beyond(self, side: int) -> Choice:
+        """With one more value on a side, as far from the last as that from the one before (as a factor if positive)."""
+        last, before = (self.values[-1], self.values[-2]) if side > 0 else self.values[:2]
+        further: float = last * last / before if before > 0 and last > 0 else 2 * last - before
+        if all(isinstance(v, int) for v in self.values):
+            further = round(further) if round(further) != last else last + side
+        else:
+            further = float(f"{further:.3g}") if float(f"{further:.3g}") not in self.values else further
+        return Choice((*self.values, further) if side > 0 else (further, *self.values))
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers between two, both included, drawn evenly or evenly in their logarithm."""
+
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """What has to be accepted for all to be accepted."""
+        return self.low, self.high
+
+    def has(self, value: Any) -> bool:
+        """Whether a value lies in it."""
+        return (
+            isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"low": self.low, "high": self.high, "log": self.log}
+
+    def side(self, value: Any) -> int:
+        """-1 near the lower edge, 1 near the upper one, else 0."""
+        low, high, at = (math.log(x) if self.log else x for x in (self.low, self.high, value))
+        place = (at - low) / (high - low)
+        return (place >= 1 - MARGIN) - (place <= MARGIN)
+
+    def beyond(self, side: int) -> Range:
+        """Half as wide again, on one side."""
+        if self.log:
+            factor = math.sqrt(self.high / self.low)
+            low, high = self.low / factor, self.high * factor
+        else:
+            low, high = self.low - (self.high - self.low) / 2, self.high + (self.high - self.low) / 2
+        end = high if side > 0 else low
+        end = round(end) if self.whole else float(f"{end:.3g}")
+        return replace(self, high=end) if side > 0 else replace(self, low=end)
+
+
+Dimension = Choice | Range
+Space = Mapping[str, Dimension]
+
+
+def spaces(config: ExperimentConfig) -> dict[str, dict[str, Dimension]]:
+    """Returns the space of every line of an experiment, by label.
+
+    Raises:
+        ConfigError: `search` names a setting that no method has, is no list and no range, or a method refuses a value.
+    """
+    # What is said of one line goes before what is said of all.
+    wanted = sorted(_leaves(config.search, ""), key=lambda leaf: leaf[0].startswith("methods."))
+    found: dict[str, dict[str, Dimension]] = {}
+    used: set[str] = set()
+    for line in config.methods:
+        space = _shipped(config, line)
+        for key, given in wanted:
+            setting = _setting_of(config, line, key)
+            if setting is None:
+                continue
+            used.add(key)
+            if given is None:
+                space.pop(setting, None)
+            else:
+                own = value_of(config, line, setting)
+                space[setting] = _parsed(key, given, isinstance(own, int) and not isinstance(own, bool))
+        check(config, line, space)
+        found[line.label] = space
+    for key, _ in wanted:
+        if key not in used:
+            raise _misplaced(config, key)
+    return found
+
+
+def start(config: ExperimentConfig, line: MethodConfig, space: Space) -> dict[str, Any] | None:
+    """Returns what the experiment itself says, which is the first trial; None where that is not in the space."""
+    own = {key: value_of(config, line, key) for key in space}
+    return own if all(space[key].has(value) for key, value in own.items()) else None
+
+
+def changed(config: ExperimentConfig, line: MethodConfig, values: Mapping[str, Any]) -> MethodConfig:
+    """Returns a line with other values of its settings.
+
+    Raises:
+        ConfigError: the method, or local training, refuses one.
+    """
+    groups: dict[str, Any] = {"train": dict(**line.train), "method": deepcopy(line.options)}
+    for key, value in values.items():
+        group, *path = key.split(".")
+        place = groups[group]
+        for step in path[:-1]:
+            place = place.setdefault(step, {})
+        place[path[-1]] = value
+    try:
+        new = MethodConfig(
+            name=line.name,
+            label=line.label,
+            rounds=line.rounds,
+            model=line.model,
+            train=groups["train"],
+            options=groups["method"],
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{line.label}: {where} = {first['input']!r}: {first['msg']}") from error
+    make_method(new.name, new.options)
+    train_config(Job(config, new, config.seeds[0]))
+    return new
+
+
+def accepts(config: ExperimentConfig, line: MethodConfig, values: Mapping[str, Any]) -> bool:
+    """Returns whether a line may have these values."""
+    try:
+        changed(config, line, values)
+    except ConfigError:
+        return False
+    return True
+
+
+def check(config: ExperimentConfig, line: MethodConfig, space: Space) -> None:
+    """Raises ConfigError where a line cannot have a value of its space."""
+    for key, dimension in space.items():
+        for value in dimension.ends:
+            try:
+                changed(config, line, {key: value})
+            except ConfigError as error:
+                raise ConfigError(
+                    f"search: {line.label} cannot be tuned with {key} = {value!r}: {error}; change its values with "
+                    f"search.methods.{line.label}.{key.removeprefix('method.')}, or leave the setting alone (null)"
+                ) from error
+
+
+def edges(
+    config: ExperimentConfig, line: MethodConfig, space: Space, chosen: Mapping[str, Any]
+) -> dict[str, int]:
+    """Returns the settings whose chosen value lies at an edge beyond which the method takes values: -1 low, 1 high."""
+    sides = {key: space[key].side(value) for key, value in chosen.items()}
+    return {
+        key: side
+        for key, side in sides.items()
+        if side and accepts(config, line, {key: space[key].beyond(side).ends[-1 if side > 0 else 0]})
+    }
+
+
+def _shipped(config: ExperimentConfig, line: MethodConfig) -> dict[str, Dimension]:
+    """The library's space of a line, with the line's own values in it."""
+    optimizer = value_of(config, line, "train.optimizer")
+    grids = {"train.lr": RATES[optimizer]}
+    grids |= {f"method.{key}": tuple(values) for key, values in find_method(line.name).grid.items()}
+    space: dict[str, Dimension] = {}
+    for key, values in grids.items():
+        try:
+            own = value_of(config, line, key)
+        except KeyError:  # a length in epochs, where the line gives it in steps
+            continue
+        choice = Choice(values)
+        if not choice.has(own):
+            choice = Choice((*values, own))
+        space[key] = Choice(tuple(sorted(choice.values))) if choice.numeric else choice
+    return space
+
+
+def _leaves(group: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """(dotted key, what is said of it) of `search`."""
+    for key, value in group.items():
+        if isinstance(value, Mapping) and not {"low", "high"} & value.keys():
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _setting_of(config: ExperimentConfig, line: MethodConfig, key: str) -> str | None:
+    """The setting of a line that a key of `search` means; None where it means none of this line."""
+    of_line = f"methods.{line.label}."
+    if key.startswith(of_line):
+        rest = key.removeprefix(of_line).removeprefix("method.")
+        key = rest if rest.startswith("train.") else f"method.{rest}"
+    if not key.startswith(("train.", "method.")):
+        return None
+    try:
+        value_of(config, line, key)
+    except KeyError:
+        return None
+    return key
+
+
+def _misplaced(config: ExperimentConfig, key: str) -> ConfigError:
+    return ConfigError(
+        f"search: '{key}' is no setting of a method of this experiment. Settings are written train.lr, method.lam (of "
+        f"every method that has it) or methods.{config.methods[0].label}.lam (of one line); `tailorfl list methods` "
+        "has the options"
+    )
+
+
+def _parsed(key: str, given: Any, whole: bool) -> Dimension:
+    """The values that `search` gives of a setting."""
+    if isinstance(given, list | tuple) and given and all(_is_plain(value) for value in given):
+        choice = Choice(tuple(dict.fromkeys(given)))
+        return Choice(tuple(sorted(choice.values))) if choice.numeric else choice
+    if (
+        isinstance(given, Mapping)
+        and given.keys() <= {"low", "high", "log"}
+        and {"low", "high"} <= given.keys()
+    ):
+        low, high, log = given["low"], given["high"], given.get("log", False)
+        numbers = (
+            Choice((low, high)).numeric
+            and isinstance(log, bool)
+            and math.isfinite(low)
+            and math.isfinite(high)
+        )
+        if not numbers or not low < high or (log and low <= 0):
+            raise ConfigError(
+                f"search: {key} = {dict(given)} is no range: low and high are numbers, low below high (and above 0 "
+                "with log), and log is true or false"
+            )
+        both_whole = whole and low == round(low) and high == round(high)
+        return Range(low, high, log, both_whole)
+    raise ConfigError(
+        f"search: {key} = {given!r} should be a list of values such as [0.01, 0.1], a range such as {{low: 0.01, "
+        "high: 1, log: true}, or null to leave the setting as it is"
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    return (
+        value is None
+        or (isinstance(value, bool | int | str))
+        or (isinstance(value, float) and math.isfinite(value))
+    )

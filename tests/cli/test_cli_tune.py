@@ -1,0 +1,113 @@
+"""`tailorfl tune` and `compare --tune`: tables, JSON, costs, going on, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from tailorfl.cli.main import app
+from tailorfl.experiments.config import load
+from tailorfl.rounds.simulation import Simulation
+from tuning.tiny import untimed
+
+TINY = ["data.clients=4", "data.samples=240", "model.hidden=8", "methods=fedavg,ditto", "rounds=2", "seeds=1"]
+TINY += ["engine=sequential", "train.batch_size=0", "eval.every=0"]
+LR = "search={train.lr: [0.05, 0.5], method.lam: [1]}"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def done(*arguments: str) -> str:
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*arguments: str) -> str:
+    result = call(*arguments)
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.output
+    return " ".join(result.stderr.split())
+
+
+def test_what_was_chosen_its_edges_and_what_to_expect_are_printed_and_then_compared() -> None:
+    said = done("tune", *TINY, LR, "--budget", "2", "--out", "t")
+    found = untimed(Path("t/tuning.json"))
+    for row in found["methods"].values():
+        best = max(trial["score"] for trial in row["trials"])
+        assert f"{best:.4f}" in said
+    assert "expected best validation accuracy after a share of the budget" in said
+    assert "fedavg train.lr=0.5 (largest)" in said
+    assert "tailorfl compare t/tuned.yaml" in said
+    done("compare", "t/tuned.yaml", "--out", "c", "--quiet")
+    assert untimed(Path("c/tuning.json")) == found
+    assert load("c/config.yaml").seeds == (0,)
+
+
+def test_json_is_the_file_and_nothing_else() -> None:
+    said = done("tune", *TINY, LR, "--budget", "1x1", "--out", "t", "--json")
+    assert json.loads(said) == json.loads(Path("t/tuning.json").read_text())
+
+
+@pytest.mark.usefixtures("a_quick_estimate")
+def test_a_dry_run_says_what_would_be_searched_and_trains_nothing() -> None:
+    said = done("tune", *TINY, LR, "--budget", "3", "--dry-run")
+    assert "train.lr=0.05,0.5 method.lam=1" in said
+    assert "3 trials of 2 rounds, seeds 1000, random" in said
+    assert not Path("runs").exists()
+
+
+def test_a_comparison_tunes_first_and_a_second_call_goes_on_with_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = done("compare", *TINY, LR, "--tune", "2x1", "--out", "c", "--quiet")
+    assert "chosen by validation accuracy" in said
+    assert "digits-tuned: 1 seed" in said
+    assert untimed(Path("c/tuning.json")) == untimed(Path("c-tuning/tuning.json"))
+    monkeypatch.setattr(Simulation, "step", None)
+    again = done("compare", "--tune", "2x1", "--resume", "c", "--quiet")
+    assert again.splitlines()[:5] == said.splitlines()[:5]
+
+
+def test_a_tuning_that_was_stopped_says_how_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, calls = Simulation.step, []
+
+    def interrupted(sim: Simulation) -> object:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return step(sim)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulation, "step", interrupted)
+        result = call("tune", *TINY, LR, "--budget", "2", "--out", "t")
+    assert result.exit_code == 130
+    assert "continue with: tailorfl tune --resume t" in result.stderr
+    done("tune", "--resume", "t")
+    done("tune", *TINY, LR, "--budget", "2", "--out", "whole")
+    assert untimed(Path("t/tuning.json")) == untimed(Path("whole/tuning.json"))
+
+
+def test_errors_say_what_to_do() -> None:
+    assert "write the trials of each method, such as 20" in refused("tune", "--budget", "many")
+    assert "unknown sampler 'best'; it is one of random, tpe" in refused("tune", "--sampler", "best")
+    assert "'train.learning' is no setting" in refused("tune", "search={train.learning: [1]}")
+    assert "should be a list of values such as [0.01, 0.1]" in refused("tune", "search={train.lr: 1}")
+    assert "'nowhere' has no tuning that could go on" in refused("tune", "--resume", "nowhere")
+    assert "--budget is given too" in refused("tune", "--resume", "t", "--budget", "3")
+    assert "--tune is for a new comparison" in refused("compare", "--tune", "2", "--extend", "c")
+    assert "has a range for train.lr" in refused(
+        "tune", "search={train.lr: {low: 0.1, high: 1}}", "--sampler", "grid"
+    )

@@ -1,0 +1,98 @@
+"""What is tried next is a function of the trials so far; grids are complete, nothing is tried twice."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import Any
+
+import pytest
+
+from tailorfl.errors import ConfigError, MissingExtraError
+from tailorfl.tuning.samplers import SAMPLERS, Sampler, Search, check, propose, rungs, step, stops
+from tailorfl.tuning.space import Choice, Range
+from tailorfl.tuning.trials import Trial
+
+SPACE = {
+    "train.lr": Choice((0.01, 0.1, 1.0)),
+    "method.scope": Choice(("head", "all")),
+    "method.own": Choice((True, None)),
+}
+LINE = {"x": Range(-1.0, 1.0)}
+
+
+def search(sampler: Sampler, seed: int = 0, trials: int = 12, label: str = "ditto") -> Search:
+    return Search(label, sampler, seed, True, trials)
+
+
+def history(sampler: Sampler, space: Any, count: int, seed: int = 0) -> list[Trial]:
+    found: list[Trial] = []
+    while len(found) < count and (values := propose(search(sampler, seed), space, found, None)) is not None:
+        score = -((values.get("x", 0.0) - 0.3) ** 2)
+        found.append(Trial(len(found), values, "complete", score, 10, 0.1))
+    return found
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_finite_space_is_tried_point_by_point_to_its_end(sampler: Sampler) -> None:
+    found = [tuple(t.values.values()) for t in history(sampler, SPACE, 99)]
+    assert sorted(map(repr, found)) == sorted(
+        map(repr, itertools.product(*(d.values for d in SPACE.values())))
+    )
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe", "halving"])
+def test_a_proposal_depends_on_trials_seed_and_method_alone(sampler: Sampler) -> None:
+    so_far = history(sampler, LINE, 7)
+    again = propose(search(sampler), LINE, so_far, None)
+    assert again == propose(search(sampler), LINE, list(so_far), None)
+    assert again != propose(search(sampler, seed=1), LINE, so_far, None)
+    assert again != propose(search(sampler, label="apfl"), LINE, so_far, None)
+    assert history(sampler, LINE, 9)[:7] == so_far
+
+
+def test_tpe_comes_nearer_to_the_best_than_chance() -> None:
+    def last(sampler: Sampler) -> float:
+        runs = [history(sampler, LINE, 20, seed)[10:] for seed in range(3)]
+        return sum(-t.score for trials in runs for t in trials if t.score is not None) / 30
+
+    assert last("tpe") < last("random") / 2
+
+
+def test_the_first_trial_is_what_the_experiment_says() -> None:
+    own = {"train.lr": 0.1, "method.scope": "all", "method.own": None}
+    assert propose(search("random"), SPACE, [], own) == own
+
+
+def test_grids_need_lists_of_a_size_that_can_be_tried() -> None:
+    with pytest.raises(ConfigError, match="has a range for x, which has no grid"):
+        check(search("grid"), LINE)
+    with pytest.raises(ConfigError, match="more than 1,000,000"):
+        check(search("grid"), {name: Choice(tuple(range(1001))) for name in "ab"})
+    check(search("random"), LINE)
+
+
+@pytest.mark.parametrize(("rounds", "count"), [(1, 1), (2, 1), (3, 2), (8, 2), (9, 3), (100, 3)])
+def test_trials_are_looked_at_after_whole_rounds_that_grow_threefold(rounds: int, count: int) -> None:
+    assert rungs("halving", rounds) == count
+    assert rungs("random", rounds) == 1
+
+
+def test_successive_halving_keeps_the_best_third_of_those_that_came_so_far() -> None:
+    trials: list[Trial] = []
+    kept = []
+    for number, score in enumerate([0.5, 0.4, 0.6, 0.3, 0.7, 0.65, 0.2, 0.69]):
+        trial = Trial(number, {}, scores={step(0): score})
+        stop, rungs_noted = stops(search("halving"), [*trials, trial], trial, 3)
+        kept += [] if stop else [score]
+        trials.append(
+            Trial(number, {}, "pruned" if stop else "complete", score, scores={1: score}, rungs=rungs_noted)
+        )
+    best_so_far = {0.5, 0.6, 0.7, 0.65, 0.69}  # 0.65 is second of six, 0.69 second of eight
+    assert set(kept) == best_so_far
+
+
+def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(MissingExtraError, match="extra 'tune'"):
+        propose(search("random"), LINE, [], None)

@@ -1,0 +1,142 @@
+"""Search spaces: every method ships one, every value is accepted, defaults lie inside; what users write is checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tailorfl.core.method import Method, methods
+from tailorfl.errors import ConfigError
+from tailorfl.experiments.config import load
+from tailorfl.experiments.tuned import value_of
+from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.tuning.space import Choice, Range, changed, edges, spaces, start
+
+TRAINING = {"train.lr"}
+
+
+def experiment(**settings: Any) -> ExperimentConfig:
+    return load(None, {"methods": ["ditto", "fedavg"], **settings})
+
+
+@pytest.mark.parametrize("method", methods().values(), ids=lambda m: m.name)
+def test_every_method_ships_a_space_that_it_accepts_with_its_defaults_inside(method: type[Method]) -> None:
+    assert "grid" in vars(method), f"{method.name} says nothing of its own"
+    config = load(None, {"methods": [method.name]})
+    (line,), (space,) = config.methods, spaces(config).values()
+    assert set(space) == TRAINING | {f"method.{key}" for key in method.grid}
+    own = start(config, line, space)
+    assert own is not None
+    for key, dimension in space.items():
+        assert isinstance(dimension, Choice)
+        shipped = method.grid.get(key.removeprefix("method."), dimension.values)
+        assert len(set(map(repr, dimension.values))) == len(dimension.values) == len(shipped), (
+            f"{key}: twice, or default"
+        )
+        for value in dimension.values:
+            new = changed(config, line, {key: value})
+            assert value_of(config, new, key) == value
+            assert {k: value_of(config, new, k) for k in space if k != key} == {
+                k: v for k, v in own.items() if k != key
+            }
+
+
+def test_what_the_experiment_itself_says_is_in_the_space() -> None:
+    config = experiment(methods=[{"name": "ditto", "lam": 0.3, "train": {"lr": 0.2}}])
+    space = spaces(config)["ditto"]
+    assert space["method.lam"] == Choice((0.1, 0.3, 0.75, 1.0, 2.0))
+    assert start(config, config.methods[0], space) == {"train.lr": 0.2, "method.lam": 0.3}
+
+
+def test_adamw_has_rates_of_its_own_and_steps_take_the_place_of_epochs() -> None:
+    config = experiment(
+        methods=[{"name": "fedrep", "head_steps": 4}], train={"optimizer": "adamw", "lr": 0.001}
+    )
+    space = spaces(config)["fedrep"]
+    assert set(space) == {"train.lr"}
+    assert 0.0003 in space["train.lr"].ends
+
+
+def test_the_users_search_has_the_last_word_for_all_and_for_one_line() -> None:
+    config = experiment(
+        search={
+            "train.lr": [0.1, 0.01],
+            "train.momentum": [0.0, 0.9],
+            "method.lam": {"low": 0.01, "high": 1, "log": True},
+            "methods": {"fedavg": {"train.lr": [0.3], "train": {"momentum": None}}},
+        }
+    )
+    found = spaces(config)
+    assert found["ditto"]["train.lr"] == Choice((0.01, 0.1))
+    assert found["ditto"]["method.lam"] == Range(0.01, 1, True)
+    assert found["ditto"]["train.momentum"] == Choice((0.0, 0.9))
+    assert found["fedavg"] == {"train.lr": Choice((0.3,))}
+    assert start(config, config.methods[1], found["fedavg"]) is None
+
+
+def test_a_range_of_a_whole_number_has_whole_numbers() -> None:
+    config = experiment(methods=["fedrep"], search={"method.head_epochs": {"low": 1, "high": 9}})
+    assert spaces(config)["fedrep"]["method.head_epochs"] == Range(1, 9, False, True)
+
+
+@pytest.mark.parametrize(
+    ("search", "told"),
+    [
+        ({"train.lr": 0.1}, "should be a list of values"),
+        ({"train.lr": []}, "should be a list of values"),
+        ({"train.lr": [[0.1]]}, "should be a list of values"),
+        ({"train.lr": {"low": 1, "high": 0.1}}, "is no range"),
+        ({"train.lr": {"low": 0, "high": 0.1, "log": True}}, "is no range"),
+        ({"train.lr": {"low": 0.1}}, "should be a list of values"),
+        ({"train.lr": [0.1, -1.0]}, "ditto cannot be tuned with train.lr = -1.0"),
+        ({"train.lr": [0.1, "fast"]}, "'fast'"),
+        ({"method.lam": [-1.0]}, "ditto cannot be tuned with method.lam = -1.0"),
+        ({"method.lamm": [0.1]}, "'method.lamm' is no setting"),
+        ({"lam": [0.1]}, "written train.lr, method.lam"),
+        ({"methods": {"apfl": {"alpha": [0.1]}}}, "'methods.apfl.alpha' is no setting"),
+        ({"rounds": [1, 2]}, "'rounds' is no setting"),
+    ],
+)
+def test_a_bad_space_is_refused_with_its_place(search: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match="search") as error:
+        spaces(experiment(search=search))
+    assert told in str(error.value)
+
+
+def test_an_edge_is_where_the_method_takes_values_beyond() -> None:
+    config = experiment(methods=["apfl"], search={"method.alpha": [0.0, 0.5, 1.0]})
+    (line,), (space,) = config.methods, spaces(config).values()
+    assert edges(config, line, space, {"method.alpha": 1.0, "train.lr": 0.5}) == {"train.lr": 1}
+    assert edges(config, line, space, {"method.alpha": 0.0, "train.lr": 0.001}) == {"train.lr": -1}
+    assert edges(config, line, space, {"method.alpha": 0.5, "train.lr": 0.1}) == {}
+
+
+def test_words_have_no_edges() -> None:
+    config = experiment(methods=["fedbabu"])
+    (line,), (space,) = config.methods, spaces(config).values()
+    assert edges(config, line, space, {"method.ft_scope": "head"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "side", "after"),
+    [
+        (Choice((0.1, 1.0)), 1, Choice((0.1, 1.0, 10.0))),
+        (Choice((0.1, 1.0)), -1, Choice((0.01, 0.1, 1.0))),
+        (Choice((0.0, 0.5, 0.75)), -1, Choice((-0.5, 0.0, 0.5, 0.75))),
+        (Choice((5, 10)), 1, Choice((5, 10, 20))),
+        (Choice((1, 10)), -1, Choice((0, 1, 10))),
+        (Range(0.01, 1.0, True), 1, Range(0.01, 10.0, True)),
+        (Range(2, 6, False, True), -1, Range(0, 6, False, True)),
+    ],
+)
+def test_beyond_goes_on_as_the_values_do(before: Choice | Range, side: int, after: Choice | Range) -> None:
+    assert before.beyond(side) == after
+
+
+def test_nested_options_are_set_beside_the_others() -> None:
+    config = experiment(methods=[{"name": "feddf", "distil": {"steps": 7}}])
+    new = changed(config, config.methods[0], {"method.distil.lr": 0.01, "train.lr": 0.3})
+    assert new.options["distil"] == {"steps": 7, "lr": 0.01}
+    assert new.train["lr"] == 0.3
+    assert config.methods[0].options["distil"] == {"steps": 7}

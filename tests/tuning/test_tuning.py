@@ -1,0 +1,165 @@
+"""Tunings from end to end: equal budgets, validation data alone, failures, edges, and the experiment that comes out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tailorfl
+from tailorfl.data.federation import Federation
+from tailorfl.errors import ConfigError, DataError, RunError
+from tailorfl.experiments.config import load
+from tailorfl.experiments.report import write_report
+from tailorfl.experiments.result import ExperimentResult
+from tailorfl.experiments.runner import make_federation
+from tailorfl.experiments.tuned import value_of
+from tailorfl.rounds.simulation import Simulation
+from tailorfl.tuning import training
+from tailorfl.tuning.run import Request, begin, plan
+from tailorfl.tuning.training import UNDER_WAY
+from tuning.tiny import TINY, experiment, tuned, untimed
+
+SEARCH = {"train.lr": [0.05, 0.5, 2.0], "method.lam": [0.1, 1.0]}
+
+
+@pytest.mark.parametrize(("budget", "trials"), [("rounds", [2, 4]), ("gradients", [4, 4])])
+def test_every_method_gets_the_same_samples_whatever_its_rounds_take(
+    budget: str, trials: list[int], tmp_path: Path
+) -> None:
+    """Ditto trains two models: by rounds it gets half the trials, by gradients as many of half the rounds."""
+    settings = {"search": {"train.lr": {"low": 0.1, "high": 1}}, "budget": budget}
+    found = tuned(tmp_path / "t", Request("4x4"), **settings)
+    data = make_federation(experiment(**settings), 1000)
+    assert found.samples == 4 * 4 * data.sizes("train").sum()
+    assert [len(m.trials) for m in found.methods] == trials
+    assert [m.samples for m in found.methods] == [found.samples, found.samples]
+
+
+def test_what_is_written_down(tmp_path: Path) -> None:
+    tuning = tuned(tmp_path / "t", Request("4x2x2", "grid"), search=SEARCH)
+    said = untimed(tmp_path / "t" / "tuning.json")
+    assert said.keys() == {"budget", "sampler", "metric", "methods"}
+    assert said["budget"] == {"trials": 4, "rounds": 2, "seeds": [1000, 1001], "samples": tuning.samples}
+    assert (said["sampler"], said["metric"]) == ("grid", "accuracy")
+    ditto = said["methods"]["ditto"]
+    assert ditto.keys() == {"space", "chosen", "rank", "edges", "trials"}
+    assert ditto["space"] == {"train.lr": [0.05, 0.5, 2.0], "method.lam": [0.1, 1.0]}
+    assert ditto["trials"][0].keys() == {"number", "values", "score", "samples", "state"}
+    best = max(ditto["trials"], key=lambda t: (t["score"], -t["number"]))
+    assert ditto["chosen"] == best["values"]
+    best_of = {n: max(t["score"] for t in row["trials"]) for n, row in said["methods"].items()}
+    order = sorted(best_of.values(), reverse=True)
+    assert {n: row["rank"] for n, row in said["methods"].items()} == {
+        n: 1 + order.index(s) for n, s in best_of.items()
+    }
+    assert not (tmp_path / "t" / UNDER_WAY).exists()
+
+
+def test_no_test_sample_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the labels of all test samples replaced, everything is the same."""
+    tuned(tmp_path / "a", Request("3x2"), search=SEARCH)
+    build = training.make_federation
+
+    def spoilt(*arguments: Any, **named: Any) -> Federation:
+        found = build(*arguments, **named)
+        rows = torch.as_tensor(found.global_test())
+        found.source.y[rows] = (found.source.y[rows] + 1) % 10
+        return found
+
+    monkeypatch.setattr(training, "make_federation", spoilt)
+    tuned(tmp_path / "b", Request("3x2"), search=SEARCH)
+    assert untimed(tmp_path / "a" / "tuning.json") == untimed(tmp_path / "b" / "tuning.json")
+
+
+def test_trials_that_diverge_are_told_apart_and_count_as_whole_ones(tmp_path: Path) -> None:
+    found = tuned(
+        tmp_path / "t", Request("3x4", "grid"), methods=["fedavg"], search={"train.lr": [1e30, 0.5, 1e35]}
+    )
+    (fedavg,) = found.methods
+    states = {t.values["train.lr"]: t.state for t in fedavg.trials}
+    assert states == {0.5: "complete", 1e30: "failed", 1e35: "failed"}
+    assert len(fedavg.trials) == 3
+    assert fedavg.chosen == {"train.lr": 0.5}
+    failed = next(t for t in fedavg.trials if t.state == "failed")
+    assert failed.samples < found.samples / 3
+    assert failed.score is None
+    assert "diverged" in failed.reason
+
+
+def test_where_every_trial_fails_the_experiment_keeps_its_settings(tmp_path: Path) -> None:
+    found = tuned(tmp_path / "t", Request("2x2"), methods=["fedavg"], search={"train.lr": [1e30, 1e35]})
+    row = untimed(tmp_path / "t" / "tuning.json")["methods"]["fedavg"]
+    assert (row["chosen"], row["rank"], row["edges"]) == ({}, None, [])
+    assert found.methods[0].expected_of([1.0]) == [None]
+    assert load(tmp_path / "t" / "tuned.yaml").train.lr == 0.5
+
+
+def test_a_value_at_the_edge_is_said_and_widening_goes_beyond_it_within_the_budget(tmp_path: Path) -> None:
+    few = {"methods": ["fedavg"], "search": {"train.lr": [0.01, 0.1]}, "train": {"batch_size": 0, "lr": 0.1}}
+    narrow = tuned(tmp_path / "a", Request("4x9"), **few)
+    wide = tuned(tmp_path / "b", Request("4x9", widen=True), **few)
+    assert untimed(tmp_path / "a" / "tuning.json")["methods"]["fedavg"]["edges"] == ["train.lr"]
+    assert [t.values["train.lr"] for t in narrow.methods[0].trials] == [0.1, 0.01]
+    assert [t.values["train.lr"] for t in wide.methods[0].trials] == [0.1, 0.01, 1.0, 10.0]
+    assert wide.methods[0].samples == narrow.samples == wide.samples
+    assert untimed(tmp_path / "b" / "tuning.json")["methods"]["fedavg"]["space"]["train.lr"] == [
+        0.01,
+        0.1,
+        1.0,
+        10.0,
+    ]
+
+
+def test_successive_halving_trains_no_round_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+    step = Simulation.step
+    monkeypatch.setattr(Simulation, "step", lambda sim, *a, **k: (steps.append(1), step(sim, *a, **k))[1])
+    space = {"train.lr": {"low": 0.01, "high": 1, "log": True}}
+    found = tuned(tmp_path / "t", Request("4x9", "halving"), methods=["fedavg"], search=space)
+    (fedavg,) = found.methods
+    each = found.samples / 4 / 9
+    assert sum(t.samples for t in fedavg.trials) == len(steps) * each
+    reached = {t.state: t.samples / each for t in fedavg.trials}
+    assert reached["complete"] == 9
+    assert reached["pruned"] in (1, 3)
+    assert len(fedavg.trials) > 4, "trials that are stopped early leave room for others"
+    assert abs(fedavg.samples - found.samples) <= 9 * each
+
+
+def test_the_experiment_that_comes_out_has_what_was_chosen_and_its_report_says_so(tmp_path: Path) -> None:
+    found = tuned(tmp_path / "t", Request("3x2"), search=SEARCH, eval={"every": 0})
+    config = load(tmp_path / "t" / "tuned.yaml")
+    assert (config.name, config.seeds, config.rounds) == ("digits-tuned", (0, 1), 9)
+    for line, one in zip(config.methods, found.methods, strict=True):
+        assert {key: value_of(config, line, key) for key in one.chosen} == one.chosen
+    tailorfl.compare(str(tmp_path / "t" / "tuned.yaml"), out=tmp_path / "c", rounds=1)
+    assert untimed(tmp_path / "c" / "tuning.json") == untimed(tmp_path / "t" / "tuning.json")
+    text = write_report(ExperimentResult.load(tmp_path / "c"))[0].read_text(encoding="utf-8")
+    assert "## Tuning" in text
+    assert f"{found.samples:,} samples seen" in text
+    assert "seeds 1000, which the comparison does not use" in text
+    tailorfl.compare(str(tmp_path / "t" / "tuned.yaml"), out=tmp_path / "d", rounds=1, methods=["fedavg"])
+    assert not (tmp_path / "d" / "tuning.json").exists(), "of another experiment"
+
+
+@pytest.mark.slow  # two processes import torch; the order of trials, and what they are, has quick tests
+def test_two_workers_find_what_one_finds_where_trials_do_not_depend_on_each_other(tmp_path: Path) -> None:
+    tuned(tmp_path / "a", Request("3x2"), search=SEARCH)
+    tuned(tmp_path / "b", Request("3x2"), workers=2, search=SEARCH)
+    assert untimed(tmp_path / "a" / "tuning.json") == untimed(tmp_path / "b" / "tuning.json")
+
+
+def test_what_cannot_be_tuned_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="tuning chooses by validation samples"):
+        tuned(tmp_path / "a", Request("2x1"), data={**TINY["data"], "split": {"train": 0.8, "test": 0.2}})
+    with pytest.raises(ConfigError, match="unknown sampler 'best'"):
+        Request("2", "best")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="has variants"):
+        plan(experiment(variants={"a": {"rounds": 1}}), Request("2"))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("")
+    with pytest.raises(RunError, match="is not empty"):
+        begin(tmp_path / "full", plan(experiment(), Request("2")))
