@@ -12,10 +12,10 @@ import tailorfl
 from tailorfl.data.federation import Federation
 from tailorfl.errors import ConfigError, DataError, RunError
 from tailorfl.experiments.config import load
+from tailorfl.experiments.making import make_federation
 from tailorfl.experiments.report import write_report
 from tailorfl.experiments.result import ExperimentResult
-from tailorfl.experiments.runner import make_federation
-from tailorfl.experiments.tuned import value_of
+from tailorfl.experiments.tuned import section, value_of
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.tuning import training
 from tailorfl.tuning.run import Request, begin, plan
@@ -140,7 +140,8 @@ def test_the_experiment_that_comes_out_has_what_was_chosen_and_its_report_says_s
     text = write_report(ExperimentResult.load(tmp_path / "c"))[0].read_text(encoding="utf-8")
     assert "## Tuning" in text
     assert f"{found.samples:,} samples seen" in text
-    assert "seeds 1000, which the comparison does not use" in text
+    assert "seeds 1000, none of the comparison's;" in text
+    assert "of which the comparison uses 1000, too" in section(tmp_path / "c", [0, 1000])[0].note
     tailorfl.compare(str(tmp_path / "t" / "tuned.yaml"), out=tmp_path / "d", rounds=1, methods=["fedavg"])
     assert not (tmp_path / "d" / "tuning.json").exists(), "of another experiment"
 

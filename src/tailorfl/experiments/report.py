@@ -43,7 +43,7 @@ def write_report(result: ExperimentResult, target: float | None = None) -> list[
 def _write(result: ExperimentResult, target: float | None) -> list[Path]:
     config = result.config
     of_curves = sections(result, config.eval.target if target is None else target)
-    further = [*of_tuning(result.path), *caveats(result), *of_curves]
+    further = [*of_tuning(result.path, config.seeds), *caveats(result), *of_curves]
     plots = result.write()
     published = _published(result, config)
     markdown, html = result.path / "report.md", result.path / "report.html"

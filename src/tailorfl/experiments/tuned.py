@@ -6,7 +6,7 @@ content is that of `tailorfl.tuning.outcome`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,18 +70,27 @@ def read(file: Path) -> dict[str, Any]:
     return found
 
 
-def section(folder: Path) -> list[Section]:
-    """Returns what a report says of the tuning that an experiment's settings come from; nothing where there is none."""
+def section(folder: Path, seeds: Sequence[int]) -> list[Section]:
+    """Returns what a report says of the tuning that an experiment's settings come from; nothing where there is none.
+
+    `seeds` are those of the comparison.
+    """
     if not (folder / NAME).is_file():
         return []
     found = read(folder / NAME)
     budget = found["budget"]
+    both = [seed for seed in budget["seeds"] if seed in seeds]
+    apart = (
+        f"of which the comparison uses {', '.join(map(str, both))}, too"
+        if both
+        else "none of the comparison's"
+    )
     note = (
         f"Every method was given the same budget: {budget['trials']} trials of {budget['rounds']} rounds with "
         f"{len(budget['seeds'])} seed{'s' * (len(budget['seeds']) > 1)}, or {budget['samples']:,} samples seen "
         f"(gradients of single samples). Settings were drawn by {found['sampler']} and chosen by validation "
-        f"{found['metric'].replace('_', ' ')} with the seeds {', '.join(map(str, budget['seeds']))}, which the "
-        "comparison does not use; no test sample was looked at."
+        f"{found['metric'].replace('_', ' ')} with the seeds {', '.join(map(str, budget['seeds']))}, "
+        f"{apart}; no test sample was looked at."
     )
     rows = tuple(_row(label, row) for label, row in found["methods"].items())
     head = ("Method", "Chosen", "Validation", "Trials", "Pruned", "Failed", "At the edge of its grid")

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from tailorfl.core.method import find_method, make_method
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.runner import train_config
+from tailorfl.experiments.making import train_config
 from tailorfl.experiments.tuned import value_of
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 

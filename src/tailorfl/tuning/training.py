@@ -21,9 +21,9 @@ from tailorfl.evaluation.summary import means
 from tailorfl.experiments.budget import Limit, limit_of, of_fedavg
 from tailorfl.experiments.extending import is_due
 from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.experiments.names import slug
 from tailorfl.experiments.one_job import make_selection
-from tailorfl.experiments.runner import make_federation, make_simulation
 from tailorfl.experiments.saving import Saver
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.signals import raise_if_told
