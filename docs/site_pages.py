@@ -46,7 +46,7 @@ SUBJECTS = {
         "merge",
         "load_config",
     ),
-    "Results": ("ExperimentResult", "Bench", "export_models"),
+    "Results": ("ExperimentResult", "Bench", "export_models", "predict"),
     "Watch": ("Observer", "Job", "RoundResult"),
     "Write a method": (
         "Method",

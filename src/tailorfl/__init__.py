@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tailorfl.experiments.pretrain import Pretrained, Watcher
     from tailorfl.experiments.result import ExperimentResult
     from tailorfl.export.folder import export as export_models
+    from tailorfl.export.predict import predict
     from tailorfl.models.functional import Model
     from tailorfl.models.split import Split
     from tailorfl.rounds.one_round import RoundResult
@@ -74,6 +75,7 @@ __all__ = [
     "landscape",
     "load_config",
     "merge",
+    "predict",
     "pretrain",
     "register",
     "reproduce",
@@ -102,6 +104,7 @@ _HOMES = {
     "Term": "tailorfl.training.terms:Term",
     "TrainConfig": "tailorfl.training.cohort:TrainConfig",
     "build_federation": "tailorfl.data.build:build",
+    "predict": "tailorfl.export.predict:predict",
     "export_models": "tailorfl.export.folder:export",
     "landscape": "tailorfl.experiments.landscape:landscape",
     "load_config": "tailorfl.experiments.config:load",

@@ -59,6 +59,7 @@ COMMANDS: dict[str, list[str]] = {
     "audit": ["audit", "--trials", "100"],
     "landscape": ["landscape", "done", "--points", "3", "--method", "local", "--model", "0"],
     "export": ["export", "done", "--client", "0", "--overwrite", "-o", "models"],
+    "predict": ["predict", "done", "--client", "0", "--method", "local", "--data", "digits.csv"],
     "pretrain": ["pretrain", "data.samples=240", "rounds=1", "model.hidden=[8]", "--overwrite"],
     "theory moreau": ["theory", "moreau"],
     "theory fedclup": ["theory", "fedclup"],
@@ -88,6 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "local: {mean: 0.25, clients: [0.5]}}}"
     )
     (here / "tiny.yaml").write_text(recipe)
+    (here / "digits.csv").write_text(f"{','.join(f'p{k}' for k in range(64))}\n{','.join('0' * 64)}\n")
     return here
 
 

@@ -40,7 +40,7 @@ for folder in map(Path, sys.argv[1:]):
     spec = importlib.util.spec_from_file_location("model", folder / "model.py")
     assert spec is not None
     assert spec.loader is not None
-    model = importlib.util.module_from_spec(spec)
+    model = sys.modules["model"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(model)
     seen = load_file(folder / "seen.safetensors")
     with torch.no_grad():

@@ -28,6 +28,9 @@ def command(
             help="Batches that held-out clients train on before; by default the most that were evaluated."
         ),
     ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="LoRA added to the weights of its base.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX too (extra export).")] = False,
+    torchscript: Annotated[bool, typer.Option("--torchscript", help="Write TorchScript too.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace exports of these names.")] = False,
     imports: Imports = None,
 ) -> None:
@@ -43,6 +46,9 @@ def command(
         method=method,
         seed=seed,
         steps=steps,
+        merge=merge,
+        onnx=onnx,
+        torchscript=torchscript,
         overwrite=overwrite,
     )
     console = stdout()

@@ -13,6 +13,7 @@ import tailorfl
 from tailorfl.cli import advise, audit, bench, data, landscape, listing, pretrain, theory, watching
 from tailorfl.cli.arguments import Imports, Quiet, given, hint
 from tailorfl.cli.export import command as export_command
+from tailorfl.cli.predict import command as predict_command
 from tailorfl.cli.running import Request, perform
 from tailorfl.cli.screen import remark, stderr, stdout
 from tailorfl.cli.state import State
@@ -84,6 +85,7 @@ app.command("bench")(bench.command)
 app.command("tune")(tune)
 app.command("audit")(audit.command)
 app.command("export")(export_command)
+app.command("predict")(predict_command)
 app.command("landscape")(landscape.command)
 app.command("list")(listing.list_command)
 app.command("show")(listing.show_command)

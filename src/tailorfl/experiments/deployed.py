@@ -37,6 +37,7 @@ class Deployed:
         architecture: which of the run's models it is, as `ModelConfig.architectures` names it.
         module: samples -> outputs, in evaluation mode; its tensors are its own.
         round: how many rounds it has seen; of a model that was chosen by validation, when that was.
+        live: names of the tensors that a run trains; all others are the same for everybody.
         steps: batches that a held-out client trained on before; None for a client of the federation.
     """
 
@@ -46,6 +47,7 @@ class Deployed:
     architecture: str
     module: nn.Module
     round: int
+    live: tuple[str, ...]
     steps: int | None = None
 
 
@@ -113,7 +115,9 @@ class Restored:
         several = f"{GLOBAL}-{group}" if group else GLOBAL
         name = several if client is None else self.sim.federation.names[client]
         module = model.alone(tree.tensors(state))
-        return Deployed(name, client, "global", self._architecture(group), module, self.sim.round)
+        return Deployed(
+            name, client, "global", self._architecture(group), module, self.sim.round, tuple(model.sizes)
+        )
 
     def _personal(self, client: int, steps: int | None) -> Deployed:
         sim, ids, round = self.sim, (client,), self.sim.round
@@ -128,7 +132,9 @@ class Restored:
         if sim.method.answers:
             module = self._answering(client, models, module)
         name = sim.federation.names[client]
-        return Deployed(name, client, "personal", self._architecture(group), module, round, steps)
+        return Deployed(
+            name, client, "personal", self._architecture(group), module, round, tuple(model.sizes), steps
+        )
 
     def _answering(self, client: int, models: TensorDict, module: nn.Module) -> nn.Module:
         """The module with what makes the method's answers of its outputs."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import shutil
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,13 +20,18 @@ from tailorfl.experiments.deployed import Deployed, Restored, restore
 from tailorfl.experiments.landscape import GLOBAL
 from tailorfl.experiments.names import check_distinct, slug
 from tailorfl.export.facts import facts_of
+from tailorfl.export.formats import ONNX, TORCHSCRIPT, write_onnx, write_torchscript
 from tailorfl.export.source_code import NotWritable, written
+from tailorfl.export.transformer import code, head_of, is_transformer, merged, write_parts
 from tailorfl.export.written_model import lines_for, text_of
+from tailorfl.models.lora import lora_layers
 from tailorfl.runs.files import encode, replacing, reporting, write_text
 
 FACTS = "model.json"
 TOLERANCE = 1e-6
 """Outputs of an exported model may differ by this from those of the one in the run, relative to the largest output."""
+MERGED = 1e-5
+"""The same where LoRA was added to the weights, which rounds in another way."""
 TRIED = 4
 """Samples that are tried."""
 
@@ -59,6 +66,9 @@ def export(
     method: str | None = None,
     seed: int | None = None,
     steps: int | None = None,
+    merge: bool = False,
+    onnx: bool = False,
+    torchscript: bool = False,
     overwrite: bool = False,
     source: Any = None,
 ) -> list[Exported]:
@@ -72,6 +82,8 @@ def export(
         shared: the global model.
         method, seed: which job; by default the first.
         steps: batches that held-out clients train on before; by default the most of `eval.adapt_steps`.
+        merge: LoRA is added to the weights of its base, instead of an adapter beside it.
+        onnx, torchscript: write these forms too (the first needs the extra `export`).
         overwrite: replace exports of these names.
         source: the data of a run on data of your own.
 
@@ -97,7 +109,7 @@ def export(
     for model in _models(run, list(dict.fromkeys(numbers)), shared, steps):
         place = out / slug(model.name)
         _check_free(place, overwrite)
-        found.append(write(run, model, place))
+        found.append(write(run, model, place, merge=merge, onnx=onnx, torchscript=torchscript))
     return found
 
 
@@ -119,7 +131,15 @@ def _check_free(place: Path, overwrite: bool) -> None:
         )
 
 
-def write(run: Restored, model: Deployed, place: Path) -> Exported:
+def write(
+    run: Restored,
+    model: Deployed,
+    place: Path,
+    *,
+    merge: bool = False,
+    onnx: bool = False,
+    torchscript: bool = False,
+) -> Exported:
     """Writes one model into a folder and compares what was written with it, see `export`."""
     with reporting(place, "write the model into"):
         if place.is_dir():
@@ -128,26 +148,47 @@ def write(run: Restored, model: Deployed, place: Path) -> Exported:
     facts = facts_of(run, model)
     who = "the global model" if model.client is None else f"the model of {model.name}"
     title = f"{who[0].upper()}{who[1:]}, made by {run.job.method.label} in {model.round} rounds."
-    sample = sample_for(run, model)
+    module, sample = model.module, sample_for(run, model)
+    if merge:
+        if not lora_layers(module):
+            raise ConfigError("--merge adds LoRA to the weights of its base, but this model has no LoRA")
+        module = merged(module)
     try:
-        network, program = written(model.module), False
-        tensors(model.module, place / "model.safetensors")
+        network, program = _written(model, facts, place, merge), False
+        facts["files"] = {"code": "model.py", "weights": "model.safetensors"}
     except NotWritable as reason:
         network, program = "", True
-        _program(model.module, sample, place / "model.pt2", str(reason))
-    facts["files"] = {"code": "model.py", "weights": "model.pt2" if program else "model.safetensors"}
+        _program(module, sample, place / "model.pt2", str(reason))
+        facts["files"] = {"code": "model.py", "weights": "model.pt2"}
     write_text(place / "model.py", text_of(title, network, facts, program=program))
-    off = {"model.py": difference(model.module, loaded(place).load(), sample, place)}
     write_text(place / FACTS, encode(facts, indent=1))
+    slack = MERGED if merge else TOLERANCE
+    off = {"model.py": difference(model.module, loaded(place).load(), sample, place, slack)}
+    if onnx:
+        off[ONNX] = write_onnx(module, sample, place / ONNX)
+    if torchscript:
+        off[TORCHSCRIPT] = write_torchscript(module, sample, place / TORCHSCRIPT)
     return Exported(place, facts, off)
 
 
-def tensors(module: nn.Module, path: Path) -> None:
-    """Writes the tensors of a module as safetensors, tied ones under every name."""
+def _written(model: Deployed, facts: dict[str, Any], place: Path, merge: bool) -> str:
+    """Writes the weights, and returns the code of the network; NotWritable where there is none."""
+    if not is_transformer(model.module):
+        network = written(model.module)
+        tensors(model.module.state_dict(), place / "model.safetensors")
+        return network
+    attention = facts["architecture"].get("attention", "eager")
+    facts["transformer"] = write_parts(model.module, model.live, place, attention, merge=merge)
+    tensors(head_of(model.module), place / "model.safetensors")
+    return code(model.module)
+
+
+def tensors(named: Mapping[str, Tensor], path: Path) -> None:
+    """Writes tensors as safetensors, tied ones under every name."""
     from safetensors.torch import save_file
 
     with replacing(path) as part:
-        save_file({n: t.detach().clone().contiguous() for n, t in module.state_dict().items()}, part)
+        save_file({n: t.detach().clone().contiguous() for n, t in named.items()}, part)
 
 
 def sample_for(run: Restored, model: Deployed) -> Tensor:
@@ -162,10 +203,12 @@ def loaded(place: Path) -> ModuleType:
     Raises:
         ModelError: it cannot be run, as where a package is missing.
     """
-    spec = importlib.util.spec_from_file_location("exported_model", place / "model.py")
+    name = f"exported_model_{hashlib.blake2b(str(place.resolve()).encode(), digest_size=8).hexdigest()}"
+    spec = importlib.util.spec_from_file_location(name, place / "model.py")
     if spec is None or spec.loader is None or not (place / "model.py").is_file():
         raise ModelError(f"'{place}' holds no exported model: it has no model.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where data classes look for their own module
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever a file of code raises
@@ -174,7 +217,9 @@ def loaded(place: Path) -> ModuleType:
 
 
 @torch.no_grad()
-def difference(module: nn.Module, other: Any, sample: Tensor, place: Path) -> float:
+def difference(
+    module: nn.Module, other: Any, sample: Tensor, place: Path, tolerance: float = TOLERANCE
+) -> float:
     """Returns by how much outputs differ at most, for several samples and for one.
 
     Raises:
@@ -184,7 +229,7 @@ def difference(module: nn.Module, other: Any, sample: Tensor, place: Path) -> fl
     for part in (sample, sample[:1]):
         ours, theirs = module(part), other(part)
         off = float((ours - theirs).abs().max())
-        if not off <= TOLERANCE * max(1.0, float(ours.abs().max())):
+        if not off <= tolerance * max(1.0, float(ours.abs().max())):
             raise ModelError(
                 f"what was written to '{place}' gives other outputs than the model in the run (by {off:.3g}); do not "
                 "use it: the network does something that cannot be copied"

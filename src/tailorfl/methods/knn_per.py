@@ -132,7 +132,7 @@ class Voting(nn.Module):
             near, which = square.topk(self.neighbours, dim=1, largest=False)
             # Relative to the nearest, which changes no share and keeps a far sample's weights from all being 0.
             kernel = torch.exp((near[:, :1] - near) / (self.z.shape[1] * self.scale))
-            votes = torch.zeros(len(part), self.classes, dtype=kernel.dtype)
+            votes = kernel.new_zeros(part.shape[0], self.classes)
             votes = votes.scatter_add(1, self.y[which], kernel)
             found.append(votes / votes.sum(1, keepdim=True))
         return torch.cat(found)

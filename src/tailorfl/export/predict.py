@@ -1,0 +1,189 @@
+"""Predictions of one deployed model for a file of new data, read as the run read its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from tailorfl.data.columns import numeric
+from tailorfl.data.folder import SUFFIXES, load_image, stack_images
+from tailorfl.data.instruction_files import files_of
+from tailorfl.data.intake import read_table
+from tailorfl.data.registry import load_source
+from tailorfl.errors import ConfigError, DataError
+from tailorfl.experiments.deployed import restore
+from tailorfl.export.facts import facts_of
+from tailorfl.export.folder import FACTS, loaded
+from tailorfl.export.written_model import text_of
+from tailorfl.runs.files import decode, replacing
+
+if TYPE_CHECKING:
+    from torch import nn
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 256
+"""Samples that go through the network together."""
+INSTRUCTIONS = "instructions"
+
+
+def predict(
+    folder: str | Path,
+    data: str | Path | pd.DataFrame,
+    *,
+    client: str | None = None,
+    method: str | None = None,
+    seed: int | None = None,
+    steps: int | None = None,
+    source: Any = None,
+) -> pd.DataFrame:
+    """Returns what a client's model says of new data, a row a sample in the order of the data.
+
+    Classes: `predicted` and a column of probabilities for each. Labels: a probability each. Regression: the numbers.
+    Survival: `risk`, a log hazard: the higher, the earlier the event.
+
+    Args:
+        folder: the folder of one exported model, or a result folder.
+        data: a table (file or frame), a folder of images or one image, or JSON lines of instructions.
+        client: whose model, or "global"; needed for a result folder.
+        method, seed, steps, source: of a result folder, as for `export`.
+
+    Raises:
+        ConfigError: no such model.
+        DataError: the data are not what the model reads; says what is missing.
+    """
+    net, code, facts = _model(Path(folder), client, method, seed, steps, source)
+    frame, raw = _read(data, facts)
+    said = []
+    with torch.no_grad():
+        for part in torch.split(raw, AT_ONCE):
+            said.append(code["answers"](net(code["prepare"](part))).double())
+    return pd.concat([frame, _columns(torch.cat(said).numpy(), facts["inputs"])], axis=1)
+
+
+def write_predictions(found: pd.DataFrame, path: Path) -> None:
+    """Writes predictions as CSV."""
+    with replacing(path) as part:
+        found.to_csv(part, index=False, lineterminator="\n")
+
+
+def _model(
+    folder: Path, client: str | None, method: str | None, seed: int | None, steps: int | None, source: Any
+) -> tuple[nn.Module, Mapping[str, Callable[..., Any]], dict[str, Any]]:
+    """The network, what prepares its inputs and reads its outputs, and its facts."""
+    if (folder / FACTS).is_file():
+        facts = decode((folder / FACTS).read_bytes())
+        if client not in (None, facts["name"]):
+            raise ConfigError(
+                f"'{folder}' is the model of {facts['name']}, not of {client}; leave out --client"
+            )
+        module = loaded(folder)
+        return module.load(), vars(module), facts
+    if client is None:
+        raise ConfigError(
+            f"'{folder}' is a result folder, which has many models; say whose (--client NAME, or --client global), or "
+            "give the folder of one exported model"
+        )
+    run = restore(folder, method, seed, source)
+    model = next(run.global_models() if client == "global" else run.models([run.number(client)], steps))
+    facts = facts_of(run, model)
+    code: dict[str, Any] = {"__file__": str(folder / "model.py"), "__name__": "deployed"}
+    exec(
+        compile(text_of("", "", facts), "deployed", "exec"), code
+    )  # what an export would do, so done only once
+    return model.module, code, facts
+
+
+def _read(data: str | Path | pd.DataFrame, facts: Mapping[str, Any]) -> tuple[pd.DataFrame, Tensor]:
+    """(what names each sample, the raw samples)."""
+    inputs, reading = facts["inputs"], facts["reading"]
+    if isinstance(data, pd.DataFrame):
+        return _table(data, inputs)
+    path = Path(data).expanduser()
+    if not path.exists():
+        raise DataError(f"'{path}' does not exist")
+    if inputs["type"] == "image":
+        return _images(path, inputs, reading)
+    if inputs["type"] == "tokens":
+        return _texts(path, inputs, reading)
+    return _table(path, inputs)
+
+
+def _table(data: Path | pd.DataFrame, inputs: Mapping[str, Any]) -> tuple[pd.DataFrame, Tensor]:
+    name, frame = read_table(data)
+    size = int(np.prod(inputs["shape"]))
+    columns = [str(column) for column in frame.columns]
+    wanted = list(inputs.get("features", columns))
+    if missing := [column for column in wanted if column not in columns]:
+        raise DataError(
+            f"table '{name}' lacks {', '.join(missing)}, which the model reads; it has: {', '.join(columns)}"
+        )
+    if len(wanted) != size:
+        raise DataError(f"the model reads {size} numbers a row, but table '{name}' has {len(wanted)} columns")
+    if extra := [column for column in columns if column not in wanted]:
+        log.warning("table '%s': not read by the model: %s", name, ", ".join(extra))
+    if not len(frame):
+        raise DataError(f"table '{name}' has no rows")
+    x = numeric(name, frame, wanted).reshape(-1, *inputs["shape"])
+    return pd.DataFrame({"row": range(len(frame))}), x
+
+
+def _images(path: Path, inputs: Mapping[str, Any], reading: Mapping[str, Any]) -> tuple[pd.DataFrame, Tensor]:
+    files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES)
+    if not files:
+        raise DataError(f"'{path}' holds no images ({', '.join(SUFFIXES)})")
+    size = reading["options"].get("size")
+    names = [str(file) for file in files]
+    x = stack_images((load_image(file, None if size is None else tuple(size)) for file in files), names)
+    channels, height, width = inputs["shape"]
+    if x.shape[1] == 1 and channels == 3:
+        x = x.expand(-1, 3, -1, -1).contiguous()
+    if tuple(x.shape[1:]) != (channels, height, width):
+        kind = {1: "grey", 3: "colour"}
+        raise DataError(
+            f"the model reads {kind.get(channels, channels)} images of {height} x {width} pixels; '{path}' has "
+            f"{kind[x.shape[1]]} ones of {x.shape[2]} x {x.shape[3]}; make them alike first"
+        )
+    shown = [str(file.relative_to(path)) if file != path else file.name for file in files]
+    return pd.DataFrame({"file": shown}), x
+
+
+def _texts(path: Path, inputs: Mapping[str, Any], reading: Mapping[str, Any]) -> tuple[pd.DataFrame, Tensor]:
+    options = {key: value for key, value in reading["options"].items() if key not in ("path", "samples")}
+    if reading["data"] != INSTRUCTIONS or inputs["task"] == "generation":
+        raise DataError(
+            "new texts are read for models of instructions with options (data=instructions, form choice) alone; of "
+            "others make token ids yourself and call the exported model"
+        )
+    files = files_of(path)
+    source = load_source(INSTRUCTIONS, path=str(path), **options)
+    order = pd.DataFrame({"row": range(len(source))})
+    if len(files) > 1:
+        order.insert(0, "file", [source.group_names["client"][int(k)] for k in source.groups["client"]])
+    return order, source.x
+
+
+def _columns(said: Any, inputs: Mapping[str, Any]) -> pd.DataFrame:
+    """Answers [samples, ...] as named columns."""
+    task, names = inputs["task"], [str(name) for name in inputs.get("classes", ())]
+    count = said.shape[1]
+    if task in ("classification", "binary"):
+        names = names if len(names) == count else _numbers(count)
+        found = pd.DataFrame(said, columns=[f"p({name})" for name in names])
+        found.insert(0, "predicted", [names[k] for k in said.argmax(1)])
+        return found
+    if task == "survival":
+        return pd.DataFrame({"risk": said[:, 0]})
+    what = "p" if task == "multilabel" else "predicted"
+    return pd.DataFrame(said, columns=[what] if count == 1 else [f"{what}({k})" for k in _numbers(count)])
+
+
+def _numbers(count: int) -> list[str]:
+    return [str(k) for k in range(count)]

@@ -1,0 +1,186 @@
+"""Transformers as exports: the base as `save_pretrained` writes it, LoRA as PEFT does, and code of what is on top."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tailorfl.export.source_code import NotWritable
+from tailorfl.models import heads
+from tailorfl.models.bottleneck import Adapted
+from tailorfl.models.heads import Choice, Classifier, Language, Pooled, Reading, Tokens
+from tailorfl.models.lora import lora_layers
+from tailorfl.runs.files import reporting
+
+BASE, ADAPTER = "base", "adapter"
+LEFT_OUT = {Reading: ("check",), Language: ("generate",)}
+"""Methods that an export has no use for."""
+IMPORTS = """\
+import inspect
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+"""
+LOAD = '''
+
+def load(folder=Path(__file__).parent):
+    """The trained network in evaluation mode: its base, the layers of its adapter, and its head."""
+    folder = Path(folder)
+    told = json.loads((folder / "model.json").read_text(encoding="utf-8"))["transformer"]
+    base = transformers.{auto}.from_pretrained(
+        folder / told["base"], attn_implementation=told["attention"], dtype=torch.float32
+    )
+    if getattr(base, "pooler", None) is not None:
+        base.pooler = None  # makes an output of its own, which nothing here reads
+    if told["adapter"]:
+        from peft import PeftModel
+
+        PeftModel.from_pretrained(base, folder / told["adapter"])  # puts its layers into the base
+    net = {made}
+    net.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    return net.eval()
+'''
+
+
+def is_transformer(module: nn.Module) -> bool:
+    """Whether a module is one of those that stand on a transformer."""
+    return isinstance(module, Pooled | Language)
+
+
+def code(module: nn.Module) -> str:
+    """Returns the code of what stands on a base, with `load`."""
+    made, kinds = {
+        Classifier: ('Classifier(base, Reading(**told["reading"]), told["outputs"])', (Pooled, Classifier)),
+        Choice: ('Choice(base, Reading(**told["reading"]), told["outputs"])', (Pooled, Choice)),
+        Language: ('Language(base, Reading(**told["reading"]))', (Language,)),
+    }[type(module)]
+    constants = "".join(f"{name} = {getattr(heads, name)!r}\n" for name in ("POOLINGS", "SCALE", "UNUSED"))
+    parts = [Reading, heads.attention_mask, heads.positions, Tokens, heads._dtype, *kinds]
+    auto = "AutoModelForCausalLM" if isinstance(module, Language) else "AutoModel"
+    body = "".join(f"\n\n{_source(part)}" for part in parts)
+    return f"{IMPORTS}\n{constants}{body}{LOAD.format(auto=auto, made=made)}"
+
+
+def _source(part: Any) -> str:
+    text = inspect.getsource(part)
+    for name in LEFT_OUT.get(part, ()):
+        text = text.replace(inspect.getsource(getattr(part, name)), "")
+    text = text.replace("    @torch.no_grad()\n\n", "").rstrip()
+    return f"{text.removesuffix('@torch.no_grad()').rstrip()}\n"
+
+
+def write_parts(
+    module: nn.Module, live: Collection[str], place: Path, attention: str, *, merge: bool
+) -> dict[str, Any]:
+    """Writes base and adapter, and returns what model.json says under `transformer`.
+
+    The base goes into a folder beside that of the model, where it is the same for all clients (`live` has none of its
+    tensors); else, and where LoRA is merged into it, into the model's own.
+
+    Raises:
+        NotWritable: bottleneck adapters, of which PEFT has none.
+    """
+    if any(isinstance(part, Adapted) for part in module.modules()):
+        raise NotWritable("bottleneck adapters stand inside its blocks")
+    top: Any = module
+    whole: Any = top.__dict__["_causal"] if isinstance(module, Language) else top.base
+    has_lora = bool(lora_layers(whole))
+    own = [
+        n for n in live if "lora_" not in n and not (isinstance(module, Classifier) and n.startswith("head."))
+    ]
+    together = not own and not (merge and has_lora)
+    base = place.parent / BASE if together else place / BASE
+    bare = _without_lora(whole, merge=merge)
+    if not (together and (base / "config.json").is_file()):
+        with reporting(base, "write the base model into"):
+            bare.save_pretrained(base)
+    written = has_lora and not merge
+    if written:
+        _write_adapter(whole, place / ADAPTER, base)
+    return {
+        "base": f"../{BASE}" if together else BASE,
+        "adapter": ADAPTER if written else None,
+        "attention": attention,
+        "reading": vars(top.reading),
+        "outputs": top.slots
+        if isinstance(module, Choice)
+        else getattr(getattr(top, "head", None), "out_features", 0),
+    }
+
+
+def head_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Returns the tensors that are neither the base's nor the adapter's."""
+    if not isinstance(module, Classifier):
+        return {}
+    return {f"head.{name}": tensor for name, tensor in module.head.state_dict().items()}
+
+
+def merged(module: nn.Module) -> nn.Module:
+    """Returns a copy in which LoRA's products are added to the weights beside them."""
+    found = copy.deepcopy(module)
+    top: Any = found
+    _unload(top.base if not isinstance(found, Language) else top.__dict__["_causal"], merge=True)
+    return found
+
+
+def _without_lora(whole: nn.Module, merge: bool) -> Any:
+    """A copy of a Hugging Face model without LoRA, which is added to its weights with `merge`."""
+    bare = copy.deepcopy(whole)
+    _unload(bare, merge)
+    for name in ("peft_config", "_hf_peft_config_loaded"):
+        if name in bare.__dict__:
+            delattr(bare, name)
+    return bare
+
+
+def _unload(whole: nn.Module, merge: bool) -> None:
+    adapted: set[int] = {id(layer) for layer in lora_layers(whole)}
+    for name, part in list(whole.named_modules()):
+        layer: Any = part
+        if id(part) in adapted:
+            if merge:
+                layer.merge()
+            whole.set_submodule(name, layer.get_base_layer())
+
+
+def _write_adapter(whole: Any, place: Path, base: Path) -> None:
+    """Writes LoRA as `PeftModel.save_pretrained` does."""
+    from safetensors.torch import save_file
+
+    settings = copy.deepcopy(_settings(whole))
+    settings.base_model_name_or_path, settings.inference_mode = str(base), True
+    names = sorted(
+        name for name, part in whole.named_modules() if any(part is layer for layer in lora_layers(whole))
+    )
+    settings.target_modules = set(names)
+    found = {
+        f"base_model.model.{name.replace('.default.', '.')}": tensor.detach().clone().contiguous()
+        for name, tensor in whole.state_dict().items()
+        if ".lora_" in name
+    }
+    with reporting(place, "write the adapter into"):
+        place.mkdir()
+        settings.save_pretrained(place)
+        save_file(found, place / "adapter_model.safetensors")
+
+
+def _settings(whole: nn.Module) -> Any:
+    """The LoraConfig that its layers were made with."""
+    for part in whole.modules():
+        found: Any = getattr(part, "peft_config", None)
+        if isinstance(found, dict) and "default" in found:
+            return found["default"]
+    raise NotWritable("its LoRA layers tell no settings")

@@ -1,0 +1,138 @@
+"""Predictions for files of new data, by a run and by an export, are the model's for what was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import tailorfl
+from tailorfl.cli.main import app
+from tailorfl.errors import ConfigError, DataError
+from tailorfl.experiments.deployed import restore
+from tailorfl.export.folder import export
+from tailorfl.export.predict import predict
+
+QUICK: dict[str, Any] = {"seeds": [0], "rounds": 1, "engine": "sequential", "eval": {"every": 0}}
+
+
+def patients(path: Path, task: str) -> pd.DataFrame:
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame({"town": np.repeat(["ash", "elm"], 40), "age": rng.normal(60, 9, 80).round()})
+    frame["dose"] = rng.normal(5, 2, 80).round(2)
+    high = frame["age"] + 3 * frame["dose"] > 75
+    if task in ("classification", "binary"):
+        frame["label"] = np.where(high, "yes", "no")
+    elif task == "regression":
+        frame["label"] = 1000 * frame["dose"] + frame["age"]
+    else:
+        frame["label"], frame["time"] = high.astype(int), rng.exponential(100, 80).round(1) + 1
+    frame.to_csv(path, index=False)
+    return frame
+
+
+@pytest.mark.parametrize("task", ["classification", "binary", "regression", "survival"])
+def test_a_table_is_scaled_as_in_training_and_keeps_its_order(task: str, tmp_path: Path) -> None:
+    frame = patients(tmp_path / "all.csv", task)
+    label = ["label", "time"] if task == "survival" else "label"
+    options = {"label": label, "client": "town", "task": task}
+    data = {"name": "table", "path": str(tmp_path / "all.csv"), "options": options, "normalise": "client"}
+    model = "cox" if task == "survival" else {"name": "mlp", "hidden": [3]}
+    tailorfl.run(QUICK, method="local", data=data, model=model, train={"lr": 1e-3}, out=tmp_path / "run")
+    new = frame[frame["town"] == "elm"].sample(frac=1, random_state=3).head(9)
+    new[["dose", "town", "age"]].to_csv(tmp_path / "new.csv", index=False)  # other order, one column too many
+    found = predict(tmp_path / "run", tmp_path / "new.csv", client="elm")
+    run = restore(tmp_path / "run")
+    module = next(run.models([1])).module
+    with torch.no_grad():
+        outputs = module(run.sim.federation.source.x[torch.tensor(new.index.tolist())]).double().numpy()
+    if task == "classification":
+        shares = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
+        np.testing.assert_allclose(found[["p(no)", "p(yes)"]], shares, atol=1e-6)
+        assert found["predicted"].tolist() == [("no", "yes")[k] for k in outputs.argmax(1)]
+    elif task == "binary":
+        np.testing.assert_allclose(found["p(yes)"], 1 / (1 + np.exp(-outputs[:, 0])), atol=1e-6)
+    else:
+        np.testing.assert_allclose(
+            found["risk" if task == "survival" else "predicted"], outputs[:, 0], atol=1e-4
+        )
+    (one,) = export(tmp_path / "run", tmp_path, clients=["elm"])
+    pd.testing.assert_frame_equal(predict(one.path, tmp_path / "new.csv"), found)
+
+
+def test_what_a_table_lacks_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    patients(tmp_path / "all.csv", "binary")
+    options = {"label": "label", "client": "town", "task": "binary"}
+    data = {"name": "table", "path": str(tmp_path / "all.csv"), "options": options}
+    tailorfl.run(QUICK, method="local", data=data, model="logistic", train={"lr": 1e-4}, out=tmp_path / "run")
+    with pytest.raises(DataError, match="lacks dose, which the model reads; it has: age"):
+        predict(tmp_path / "run", pd.DataFrame({"age": [1.0]}), client="ash")
+    with pytest.raises(DataError, match=r"column 'age' is not a number \(for example 'old'\)"):
+        predict(tmp_path / "run", pd.DataFrame({"age": ["old"], "dose": [1]}), client="ash")
+    with pytest.raises(ConfigError, match="say whose"):
+        predict(tmp_path / "run", tmp_path / "all.csv")
+    predict(tmp_path / "run", pd.DataFrame({"age": [1.0], "ward": ["x"], "dose": [1]}), client="ash")
+    assert "not read by the model: ward" in caplog.text
+    (one,) = export(tmp_path / "run", tmp_path, clients=["ash"])
+    with pytest.raises(ConfigError, match="is the model of ash, not of elm"):
+        predict(one.path, tmp_path / "all.csv", client="elm")
+
+
+def test_images_are_read_by_their_names(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for client in ("north", "south"):
+        for label, light in {"dark": 50, "light": 190}.items():
+            folder = tmp_path / "images" / client / label
+            folder.mkdir(parents=True)
+            for number in range(10):
+                pixels = rng.normal(light, 20, (6, 6)).clip(0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    data = {"name": "folder", "path": str(tmp_path / "images")}
+    tailorfl.run({**QUICK, "rounds": 8}, method="fedavg", data=data, model="logistic", out=tmp_path / "run")
+    words = [
+        "predict",
+        str(tmp_path / "run"),
+        "--client",
+        "south",
+        "--data",
+        str(tmp_path / "images" / "south"),
+    ]
+    done = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "found.csv")])
+    assert done.exit_code == 0, done.output
+    found = pd.read_csv(tmp_path / "found.csv")
+    assert found["file"].tolist() == sorted(
+        f"{label}/{k}.png" for label in ("dark", "light") for k in range(10)
+    )
+    assert found["predicted"].tolist() == [name.partition("/")[0] for name in found["file"]]
+    np.testing.assert_allclose(found["p(dark)"] + found["p(light)"], 1, atol=1e-6)
+    Image.new("L", (5, 6)).save(tmp_path / "other.png")
+    with pytest.raises(DataError, match="grey images of 6 x 6 pixels"):
+        predict(tmp_path / "run", tmp_path / "other.png", client="south")
+
+
+def test_choices_among_options_are_read_from_json_lines(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    lines = [
+        json.dumps({"instruction": f"Pain {k}? OPTIONS:\n- yes\n- no", "output": "yes" if k % 3 else "no"})
+        for k in range(12)
+    ]
+    (tmp_path / "notes").mkdir()
+    for clinic in ("ash", "elm"):
+        (tmp_path / "notes" / f"{clinic}.jsonl").write_text("\n".join(lines))
+    data = {"name": "instructions", "path": str(tmp_path / "notes"), "options": {"options": 2, "length": 20}}
+    model = {"name": "bert", "head": "choice", "vocabulary": 259}
+    tailorfl.run(QUICK, method="local", data=data, model=model, out=tmp_path / "run")
+    found = predict(tmp_path / "run", tmp_path / "notes" / "elm.jsonl", client="elm")
+    assert found["row"].tolist() == list(range(12))
+    run = restore(tmp_path / "run")
+    rows = (run.sim.federation.source.groups["client"] == 1).nonzero()[:, 0]
+    with torch.no_grad():
+        wanted = next(run.models([1])).module(run.sim.federation.source.x[rows]).softmax(1)
+    np.testing.assert_allclose(found[["p(0)", "p(1)"]], wanted, atol=1e-6)
