@@ -11,18 +11,26 @@ from blocks import ROOT
 from tailorfl.core.method import make_method, methods
 
 TABLES = ("defaults", "defaults_cifar")
+README = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_tables_of_defaults_were_made_with_the_defaults_of_today(table: str) -> None:
-    """Where this fails, a default has changed: run the recipe again, or put the default back."""
+    """Where this fails, a default has changed: run the recipe again, or put the default back.
+
+    A run's settings have the options of its day; one that came later must leave as its default what was so before. A
+    method that came later is in the table, or results/README.md says that it is not yet.
+    """
     settings = yaml.safe_load((ROOT / "results" / table / "config.yaml").read_text(encoding="utf-8"))
     left_out = ("name", "label", "train", "weights", "participation")
     kept = {m["name"]: {k: v for k, v in m.items() if k not in left_out} for m in settings["methods"]}
-    assert set(kept) == set(methods())
+    later = re.findall(
+        r"`(\w+)`", "".join(re.findall(r"^Not in the tables of defaults yet: .*$", README, re.MULTILINE))
+    )
+    assert set(kept) <= set(methods()) <= {*kept, *later}
     for name, options in kept.items():
         today = make_method(name).all_options()
-        assert {k: v for k, v in today.items() if k not in left_out} == options, name
+        assert {k: today.get(k) for k in options} == options, name
 
 
 @pytest.mark.parametrize(
