@@ -76,12 +76,17 @@ def test_no_test_sample_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_trials_that_diverge_are_told_apart_and_count_as_whole_ones(tmp_path: Path) -> None:
     found = tuned(
-        tmp_path / "t", Request("3x4", "grid"), methods=["fedavg"], search={"train.lr": [1e30, 0.5, 1e35]}
+        tmp_path / "t",
+        Request("3x4", "grid"),
+        methods=["fedavg"],
+        search={"train.lr": [1e30, 0.5, 1e31, 1e32, 1e33]},
     )
     (fedavg,) = found.methods
     states = {t.values["train.lr"]: t.state for t in fedavg.trials}
-    assert states == {0.5: "complete", 1e30: "failed", 1e35: "failed"}
-    assert len(fedavg.trials) == 3
+    assert sorted(states.values()) == ["complete", "failed", "failed"], (
+        "the budget is three trials, failed or not"
+    )
+    assert states[0.5] == "complete"
     assert fedavg.chosen == {"train.lr": 0.5}
     failed = next(t for t in fedavg.trials if t.state == "failed")
     assert failed.samples < found.samples / 3
