@@ -83,5 +83,5 @@ def sentence(config: ExperimentConfig) -> str:
         return ""
     return (
         f"Budget: every method trained as long as it used the {UNITS[config.budget]}, that FedAvg uses in "
-        f"{config.rounds} rounds; `rounds` are those that it got."
+        f"{config.rounds} rounds; the column of rounds says how many it got."
     )
