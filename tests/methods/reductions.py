@@ -139,6 +139,8 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
             local(line="W = 0", said=False, mixed_part="all", start=0.0, eta=0.0), models=("mlp", "dropout")
         ),
     ),
+    "fedamp": (local(lam=0.0),),
+    "heurfedamp": (local(lam=0.0),),
     "moon": (
         fedavg("μ = 0", mu=0.0, said=True),
         fedavg("Q = 0", history=0, said=True),

@@ -135,6 +135,14 @@ ROWS: dict[str, Row] = {
     ),
     "fedit": Row(Card(whole, whole, whole, False, True)),
     "fedala": Row(Card(whole, whole, whole, True, True), {"first_passes": 2}, still={"eta": 0.0}),
+    "fedamp": Row(
+        Card(whole, whole, whole, True, False),
+        {"lam": 0.5, "alpha": 0.5, "sigma": 2.0},
+        Limit("local", 1, {"lam": 0.0}),
+    ),
+    "heurfedamp": Row(
+        Card(whole, whole, whole, True, False), {"lam": 0.5, "sigma": 2.0}, Limit("local", 1, {"lam": 0.0})
+    ),
     "moon": Row(Card(whole, whole, whole, False, True), {"mu": 0.5, "tau": 1.0}),
     # Its weights are FedAvg's: what is its own is how a deployed model answers.
     "knn_per": Row(Card(whole, whole, whole, True, True), chooses=True),

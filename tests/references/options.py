@@ -11,11 +11,13 @@ from references.settings import (
     CKT,
     DISTIL,
     FEDALA,
+    FEDAMP,
     FEDCLUP,
     FEDOA,
     FEDPAC,
     FOMO,
     GREP,
+    HEURFEDAMP,
     HYPER,
     L2GD,
     LF,
@@ -255,6 +257,20 @@ OPTIONS: dict[str, list[Case]] = {
             for n, v in (("eta", 0.2), ("share", 0.3), ("start", 0.5))
         ),
         Case(FEDALA, "norm", "running statistics", rounds=3),
+    ],
+    "fedamp": [
+        *(
+            Case({**FEDAMP, n: v}, why=f"{n}={v}", rounds=3)
+            for n, v in (("alpha", 4.0), ("sigma", 9.0), ("start", "cloud"))
+        ),
+        Case(FEDAMP, "norm", "running statistics", rounds=3),
+    ],
+    "heurfedamp": [
+        *(
+            Case({**HEURFEDAMP, n: v}, why=f"{n}={v}", rounds=3)
+            for n, v in (("cosine_of", "updates"), ("self_weight", 0.3), ("start", "cloud"))
+        ),
+        Case({**HEURFEDAMP, "start": "cloud"}, "norm", "running statistics", rounds=3),
     ],
     "moon": [
         Case({**MOON, "history": 2}, why="history=2", rounds=5),

@@ -116,6 +116,15 @@ FOMO = {
     "norm": "l2",
 }
 FEDALA = {**AVERAGE, "eta": 1.0, "share": 0.8, "first_passes": 3, "start": 1.0}
+FEDAMP = {"weights": "uniform", "lam": 0.75, "alpha": 0.5, "sigma": 2.0, "start": "own"}
+HEURFEDAMP = {
+    "weights": "uniform",
+    "lam": 0.75,
+    "sigma": 3.0,
+    "self_weight": None,
+    "cosine_of": "models",
+    "start": "own",
+}
 MOON = {**AVERAGE, "mu": 2.0, "tau": 0.5, "history": 1}
 FEDPAC = {"weights": "samples", "lam": 2.0, "head_epochs": 1, "head_lr": None, "mix": True}
 PENALTY = {"server_lr": 1.0, "lam": 0.0, "centre": "start"}

@@ -1,4 +1,4 @@
-"""Weights with which a server mixes models for one client: minima of quadratics over the simplex."""
+"""Weights with which a server mixes models for one client: how near models are, minima over the simplex."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import nnls
+from tensordict import TensorDict
 from torch import Tensor
+
+from tailorfl.training import tree
 
 Matrix = NDArray[np.float64]
 LEAST = 1e-3
@@ -42,3 +45,44 @@ def least_quadratic(a: Matrix) -> Matrix:
     lower = np.linalg.cholesky(a / size + 1e-12 * np.eye(len(a)))
     x, _ = nnls(lower.T, np.linalg.solve(lower, np.ones(len(a))))
     return np.asarray(x / x.sum())
+
+
+def squared_gaps(models: TensorDict, rows: Tensor) -> Tensor:
+    """Returns ‖w_i − w_j‖² of the models at `rows` [m] and all N of a stack [N, ...], [m, N] float64."""
+    flats = _flat(models)
+    gaps = torch.zeros(len(rows), len(flats[0]), dtype=torch.float64)
+    for flat in flats:
+        for k, i in enumerate(rows.tolist()):
+            gaps[k] += (flat - flat[i]).square().sum(1)
+    return gaps
+
+
+def cosines(models: TensorDict, rows: Tensor) -> Tensor:
+    """Returns cos(w_i, w_j) of the models at `rows` [m] and all N of a stack [N, ...], [m, N] float64; 0 of a zero."""
+    flats = _flat(models)
+    inner = torch.zeros(len(rows), len(flats[0]), dtype=torch.float64)
+    square = torch.zeros(inner.shape[1], dtype=torch.float64)
+    for flat in flats:
+        for k, i in enumerate(
+            rows.tolist()
+        ):  # one by one: a product of matrices rounds by how many rows there are
+            inner[k] += flat @ flat[i]
+        square += flat.square().sum(1)
+    size = square.sqrt()
+    return inner / (size[rows][:, None] * size[None, :]).clamp(min=torch.finfo(torch.float64).tiny)
+
+
+def mixed(models: TensorDict, weights: Tensor) -> TensorDict:
+    """Returns Σ_j weights[i, j] · model j of a stack [N, ...] for every row, [m, ...]; counters are the first model's.
+
+    A row comes out the same to the bit, whatever the others are.
+    """
+    rows = [tree.weighted_mean(models, row) for row in weights]
+    return TensorDict(
+        {n: torch.stack([row[n] for row in rows]) for n in tree.tensors(models)}, batch_size=[len(rows)]
+    )
+
+
+def _flat(models: TensorDict) -> list[Tensor]:
+    """The tensors of a stack as matrices [N, scalars] float64."""
+    return [t.double().reshape(len(t), -1) for t in tree.tensors(models).values()]

@@ -1,0 +1,168 @@
+"""FedAMP and HeurFedAMP (Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021).
+
+    min over w_1..w_N:  Σ_i F_i(w_i) + λ Σ_{i<j} A(‖w_i − w_j‖²),   A(x) = 1 − e^{−x/σ}
+
+    server sends client i  u_i = Σ_j ξ_ij w_j  over itself and the clients that have uploaded
+             FedAMP        ξ_ij = α A'(‖w_i − w_j‖²) = (α/σ) e^{−‖w_i − w_j‖²/σ},   ξ_ii = 1 − Σ_{j≠i} ξ_ij
+             HeurFedAMP    ξ_ii fixed,   ξ_ij = (1 − ξ_ii) softmax_{j≠i}(σ cos(w_i, w_j))
+    client i:  w_i = LocalSGD(w_i, E, prox (λ/α, u_i));   sends w_i
+    server:    keeps w_i                                                       deployed: w_i
+
+u_i = w_i − (α/2) ∇_{w_i} Σ A: a gradient step on the server, a proximal one on the client. Distances and cosines are
+of parameters; running statistics are mixed with the same ξ. Where Σ_{j≠i} ξ_ij > 1 (close models, a large α) it is
+scaled to 1 and ξ_ii = 0. The paper does not print where training starts: at w_i, or `start=cloud` at u_i. Before its
+first upload a client's w_i is the initial model. A newcomer starts from the mean of the uploads. Ports differ in the
+values: α = 10⁴ and σ = 25, α falling over the rounds, or both 0.1; here α = 1 and λ = 0.03, which steps of usual size
+stand. A port of HeurFedAMP compares w_i − w⁰ and not w_i, with ξ_ii = 0.3 and σ = 10: `cosine_of=updates`.
+
+| symbol | here |
+|---|---|
+| w_i | client state; on the server the parameters `models` [N, ...], other tensors `rest` |
+| who has uploaded | server state `uploaded` [N] |
+| λ, α, σ | `lam`, `alpha`, `sigma`; HeurFedAMP's `lam` is λ/α |
+| ξ_ii | `self_weight` (default 1/N) |
+| w⁰ | server state `origin` |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.messages import PerClient, Replies
+from tailorfl.core.method import Family, Method, register
+from tailorfl.core.reduction import Facts, Reduction, to_local
+from tailorfl.methods.mixtures import cosines, mixed, squared_gaps
+from tailorfl.training import tree
+
+
+class Clouds(Method):
+    """Every client has a personal cloud model on the server, mixed out of everybody's last upload."""
+
+    family: ClassVar[Family] = "mixture"
+    has_global: ClassVar[bool] = False
+    personal_receives: ClassVar[bool] = False
+    lam: float = Field(0.03, ge=0, description="λ: pull of a client's model towards its cloud model")
+    start: Literal["own", "cloud"] = Field(
+        "own", description="where training starts: the client's own model or its cloud model"
+    )
+
+    @property
+    def pull(self) -> float:
+        """Weight of ½‖w_i − u_i‖²."""
+        return self.lam
+
+    def others(self, server: TensorDict, rows: Tensor, among: Tensor) -> Tensor:
+        """Returns ξ_ij of j ≠ i, [m, N] float64, 0 where not `among` [m, N]; `rows` [m] are the clients."""
+        raise NotImplementedError
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        every = {n: t.expand(ctx.num_clients, *t.shape).clone() for n, t in tree.tensors(ctx.init).items()}
+        models = {n: t for n, t in every.items() if n in ctx.split.trainable}
+        rest = {n: t for n, t in every.items() if n not in models}
+        uploaded = torch.zeros(ctx.num_clients, dtype=torch.bool)
+        return TensorDict({"models": TensorDict(models), "rest": TensorDict(rest), "uploaded": uploaded})
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        return ctx.init
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> PerClient:
+        xi = self.mixing(server, clients)
+        return PerClient(tree.merge(*(mixed(server[part], xi) for part in ("models", "rest"))))
+
+    def mixing(self, server: TensorDict, clients: tuple[int, ...]) -> Tensor:
+        """Returns ξ of these clients, [m, N] float64; rows sum to 1."""
+        rows = torch.tensor(clients)
+        own = torch.nn.functional.one_hot(rows, len(server["uploaded"])).bool()
+        xi = self.others(server, rows, server["uploaded"] & ~own)
+        return torch.where(own, (1 - xi.sum(1, keepdim=True)).clamp(min=0.0), xi)
+
+    def welcome(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        there = server["uploaded"] if bool(server["uploaded"].any()) else ~server["uploaded"]
+        share = there.double() / there.sum()
+        return tree.merge(*(tree.weighted_mean(server[part], share) for part in ("models", "rest")))
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        first = state if self.start == "own" else received
+        w = client.fit(first, prox=(self.pull, received) if self.pull > 0 else None)
+        return w, w
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        rows, new = torch.tensor(replies.clients), dict(server.items())
+        for part in ("models", "rest"):
+            kept = tree.tensors(server[part])
+            new[part] = TensorDict({n: t.index_copy(0, rows, replies.stack[n]) for n, t in kept.items()})
+        return TensorDict({**new, "uploaded": server["uploaded"].index_fill(0, rows, True)})
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        return state
+
+    def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
+        return received
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        return (to_local("with λ = 0"),) if self.lam == 0 and self.start == "own" else ()
+
+
+@register
+class FedAMP(Clouds):
+    """Clients whose models are alike pull each other, the more the nearer they are."""
+
+    name: ClassVar[str] = "fedamp"
+    title: ClassVar[str] = "FedAMP"
+    paper: ClassVar[str] = "Huang et al., AAAI 2021"
+    alpha: float = Field(1.0, gt=0, description="α: step of the cloud models; λ/α is the pull of a client's")
+    sigma: float = Field(25.0, gt=0, description="σ: squared distance over which attention falls")
+
+    @property
+    def pull(self) -> float:
+        return self.lam / self.alpha
+
+    def others(self, server: TensorDict, rows: Tensor, among: Tensor) -> Tensor:
+        return attention(squared_gaps(server["models"], rows), among, self.alpha, self.sigma)
+
+
+@register
+class HeurFedAMP(Clouds):
+    """FedAMP with a fixed weight of the own model, and cosines, which suit large networks, for distances."""
+
+    name: ClassVar[str] = "heurfedamp"
+    title: ClassVar[str] = "HeurFedAMP"
+    paper: ClassVar[str] = "Huang et al., AAAI 2021"
+    sigma: float = Field(25.0, ge=0, description="σ: how much more weight a larger cosine gives")
+    self_weight: float | None = Field(None, ge=0, le=1, description="ξ_ii; default 1/N")
+    cosine_of: Literal["models", "updates"] = Field(
+        "models", description="cosines of models, or of what they moved from the initial one"
+    )
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        state = super().server_state(ctx)
+        if self.cosine_of == "updates":
+            state["origin"] = ctx.init.select(*ctx.split.trainable)
+        return state
+
+    def others(self, server: TensorDict, rows: Tensor, among: Tensor) -> Tensor:
+        compared = server["models"]
+        if self.cosine_of == "updates":
+            origin = server["origin"]
+            compared = TensorDict({n: t - origin[n] for n, t in tree.tensors(compared).items()})
+        own = 1 / among.shape[1] if self.self_weight is None else self.self_weight
+        return preference(cosines(compared, rows), among, own, self.sigma)
+
+
+def attention(gap: Tensor, among: Tensor, alpha: float, sigma: float) -> Tensor:
+    """Returns FedAMP's ξ_ij of j ≠ i from squared distances [m, N]; a row that sums to more than 1 is scaled to 1."""
+    xi = torch.where(among, alpha / sigma * (-gap / sigma).exp(), 0.0)
+    return xi / xi.sum(1, keepdim=True).clamp(min=1.0)
+
+
+def preference(cosine: Tensor, among: Tensor, own: float, sigma: float) -> Tensor:
+    """Returns HeurFedAMP's ξ_ij of j ≠ i from cosines [m, N]; a row without others is 0."""
+    score = torch.where(among, sigma * cosine, -torch.inf)
+    return torch.where(among, (1 - own) * score.softmax(1), 0.0)
