@@ -34,7 +34,7 @@ from rich.console import Console
 
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
-from tailorfl.experiments import runner
+from tailorfl.experiments import one_job, runner
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.progress import Lines
 from tailorfl.rounds.simulation import Simulation
@@ -52,13 +52,13 @@ ROUNDS = {"logistic": 21, "mlp": 21, "cnn2": 6}
 METHODS = ("fedavg", "ditto")
 PARTS: dict[str, tuple[Any, str]] = {
     "training": (Simulation, "step"),
-    "evaluation": (runner, "evaluate"),
-    "means": (runner, "means"),
+    "evaluation": (one_job, "evaluate"),
+    "means": (one_job, "means"),
     "clients": (RunStore, "append_clients"),
     "rounds": (RunStore, "append_round"),
     "dump": (Simulation, "dump"),
     "checkpoint": (RunStore, "save_checkpoint"),
-    "summary": (runner, "summary_of"),
+    "summary": (one_job, "summary_of"),
     "finish": (RunStore, "finish"),
 }
 """What is timed, by the name of its line in the results."""

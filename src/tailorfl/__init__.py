@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tailorfl import modules
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tailorfl.training.plan import Length
     from tailorfl.training.terms import Seen, Term
     from tailorfl.training.update import Optimizer
+    from tailorfl.tuning.run import Tuning
 
 __version__ = "0.1.0"
 
@@ -67,6 +68,7 @@ __all__ = [
     "Split",
     "Term",
     "TrainConfig",
+    "Tuning",
     "__version__",
     "bench",
     "build_federation",
@@ -80,6 +82,7 @@ __all__ = [
     "register",
     "reproduce",
     "run",
+    "tune",
 ]
 
 _HOMES = {
@@ -95,6 +98,7 @@ _HOMES = {
     "Model": "tailorfl.models.functional:Model",
     "Observer": "tailorfl.experiments.jobs:Observer",
     "Optimizer": "tailorfl.training.update:Optimizer",
+    "Tuning": "tailorfl.tuning.run:Tuning",
     "Replies": "tailorfl.core.messages:Replies",
     "RoundResult": "tailorfl.rounds.one_round:RoundResult",
     "Seen": "tailorfl.training.terms:Seen",
@@ -233,6 +237,47 @@ def reproduce(
         force=force,
         progress=progress,
     )
+
+
+def tune(
+    config: str | Path | Mapping[str, Any] | ExperimentConfig | None = None,
+    *,
+    budget: str = "20",
+    sampler: Literal["random", "tpe", "grid", "halving", "hyperband"] = "random",
+    seed: int = 0,
+    widen: bool = False,
+    workers: int = 1,
+    out: str | Path | None = None,
+    resume: bool = False,
+    imports: Sequence[str] = (),
+    **settings: Any,
+) -> Tuning:
+    """Tunes every method fairly and returns what was found; the same as `tailorfl tune`.
+
+    >>> tuning = tailorfl.tune("demo", budget="16x20x2")  # doctest: +SKIP
+    >>> result = tailorfl.compare(tuning.experiment)  # doctest: +SKIP
+
+    Args:
+        config: as for `run`; where no methods are named, six that are unlike each other are tuned.
+        budget: TRIALS, TRIALSxROUNDS or TRIALSxROUNDSxSEEDS, which every method gets in samples.
+        sampler: how values are proposed.
+        seed: of what is drawn.
+        widen: extend a grid at the side where the best value lies, within the same budget.
+        workers: processes that train trials.
+        out: folder of the tuning; by default runs/NAME-tuning, or the next free.
+        resume: go on with the tuning in `out`, as it was begun.
+        imports: as for `run`.
+        settings: in place of the config's, as for `run`; `search={...}` has the spaces.
+
+    Raises:
+        TailorflError: the settings or the budget do not fit, or Optuna is missing; the message says what to do.
+    """
+    from tailorfl.tuning.api import tune as tune_here
+    from tailorfl.tuning.run import Request
+
+    modules.load(imports)
+    request = Request(budget, sampler, seed, widen)
+    return tune_here(config, settings, request, workers=workers, out=out, resume=resume)
 
 
 def pretrain(

@@ -169,3 +169,16 @@ def test_what_cannot_be_tuned_is_refused(tmp_path: Path) -> None:
     (tmp_path / "full" / "thesis.tex").write_text("")
     with pytest.raises(RunError, match="is not empty"):
         begin(tmp_path / "full", plan(experiment(), Request("2")))
+
+
+def test_from_python_it_is_the_same(tmp_path: Path) -> None:
+    made = tailorfl.tune(TINY, budget="2x2", out=tmp_path / "python", search=SEARCH)
+    tuned(tmp_path / "t", Request("2x2"), search=SEARCH)
+    assert untimed(made.folder / "tuning.json") == untimed(tmp_path / "t" / "tuning.json")
+    assert made.experiment.read_text(encoding="utf-8") == (tmp_path / "t" / "tuned.yaml").read_text(
+        encoding="utf-8"
+    )
+    again = tailorfl.tune(out=tmp_path / "python", resume=True)
+    assert again.as_json() == made.as_json()
+    with pytest.raises(ConfigError, match="as it was begun"):
+        tailorfl.tune(TINY, out=tmp_path / "python", resume=True)

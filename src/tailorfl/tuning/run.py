@@ -81,6 +81,11 @@ class Tuning:
     metric: str
     methods: Sequence[Tuned]
 
+    @property
+    def experiment(self) -> Path:
+        """The experiment with what was chosen, for `tailorfl.compare`."""
+        return self.folder / TUNED
+
     def as_json(self) -> dict[str, Any]:
         """Returns the content of tuning.json."""
         plan = self.plan

@@ -1,0 +1,55 @@
+"""`tailorfl.tune`: from Python values to a tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tailorfl.errors import ConfigError
+from tailorfl.experiments.check import check
+from tailorfl.experiments.config import load
+from tailorfl.experiments.folders import new_folder
+from tailorfl.experiments.overrides import name_modules
+from tailorfl.settings.experiment import COMPARED, ExperimentConfig
+from tailorfl.tuning.run import Plan, Request, Tuning, begin, plan, plan_in
+from tailorfl.tuning.run import tune as tune_in
+
+
+def tune(
+    config: str | Path | Mapping[str, Any] | ExperimentConfig | None,
+    settings: Mapping[str, Any],
+    request: Request,
+    *,
+    workers: int,
+    out: str | Path | None,
+    resume: bool,
+) -> Tuning:
+    """Tunes every method of an experiment; see `tailorfl.tune`."""
+    folder, made = _begun(config, settings, request, out, resume)
+    return tune_in(folder, made, workers=workers)
+
+
+def _begun(
+    config: str | Path | Mapping[str, Any] | ExperimentConfig | None,
+    settings: Mapping[str, Any],
+    request: Request,
+    out: str | Path | None,
+    resume: bool,
+) -> tuple[Path, Plan]:
+    """The folder of a tuning that is begun or goes on, and what is to be done there."""
+    if resume:
+        if out is None or config is not None or settings or request != Request():
+            raise ConfigError(
+                "resume=True goes on with the tuning in `out` as it was begun; give out and nothing beside workers"
+            )
+        return Path(out), plan_in(Path(out))
+    name_modules(settings)
+    chosen = load(config, settings, methods=COMPARED)
+    check(chosen)
+    made = plan(chosen, request)
+    folder = (
+        new_folder(chosen.model_copy(update={"name": f"{chosen.name}-tuning"})) if out is None else Path(out)
+    )
+    begin(folder, made)
+    return folder, made
