@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import cast
 
@@ -50,6 +51,12 @@ def test_it_writes_says_where_and_is_used(tmp_path: Path) -> None:
         "data.samples=120",
         "model.hidden=[8]",
     ]
+    printed = json.loads(invoke(*SMALL, "--out", "net.safetensors", "--overwrite", "--json").stdout)
+    assert printed == {
+        "weights": "net.safetensors",
+        "report": "net.json",
+        "scalars": 64 * 8 + 8 + 8 * 10 + 10,
+    }
     start = ["model.weights=net.safetensors", "model.skip_head=true"]
     assert CliRunner().invoke(app, [*used, *start]).exit_code == 0
 

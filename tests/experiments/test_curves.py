@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -195,11 +196,14 @@ def test_a_landscape_of_a_stored_run_has_its_models_losses(run: ExperimentResult
     table = pd.read_csv(numbers)
     assert table.shape == (25, 3)
     assert table["loss"].to_numpy() == pytest.approx(found.loss.ravel(), rel=1e-6)
-    said = CliRunner().invoke(
-        app, ["landscape", str(run.path), "--method", "ditto", "--points", "3", "-o", str(tmp_path / "g.png")]
-    )
+    asked = ["landscape", str(run.path), "--method", "ditto", "--points", "3", "-o", str(tmp_path / "g.png")]
+    said = CliRunner().invoke(app, asked)
     assert said.exit_code == 0, said.output
     assert "ditto, seed 0, global" in said.output
+    printed = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
+    written = pd.read_csv(tmp_path / "g.csv")
+    assert written["loss"].to_numpy() == pytest.approx(np.ravel(printed["loss"]), rel=1e-6)
+    assert printed["marks"] == {"global": [0.0, 0.0]}
 
 
 def test_what_cannot_be_drawn_is_refused_with_what_there_is(run: ExperimentResult, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from tailorfl.cli.arguments import Imports
-from tailorfl.cli.screen import say, stdout
+from tailorfl.cli.listing import AsJson
+from tailorfl.cli.screen import print_json, say, stdout
 
 
 def command(
@@ -29,6 +30,7 @@ def command(
         "landscape.png"
     ),
     imports: Imports = None,
+    as_json: AsJson = False,
 ) -> None:
     """Draw the loss around a model of a run, or on the plane through three of them."""
     from typing import Any, cast
@@ -45,8 +47,13 @@ def command(
         points=points,
         samples=samples,
     )
+    files = found.write(out)
+    if as_json:
+        numbers = {"a": found.a.tolist(), "b": found.b.tolist(), "loss": found.loss.tolist()}
+        print_json({"title": found.title, **numbers, "marks": found.marks, "files": [*map(str, files)]})
+        return
     console = stdout()
     say(console, found.title)
     say(console, f"lowest {found.loss.min():.4g}, highest {found.loss.max():.4g}")
-    written = ", ".join(map(str, found.write(out)))
+    written = ", ".join(map(str, files))
     say(console, f"written: {written}")

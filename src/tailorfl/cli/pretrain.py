@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 
 from tailorfl.cli.arguments import Imports, Quiet, again, experiment, like_run
-from tailorfl.cli.screen import say, stdout
+from tailorfl.cli.listing import AsJson
+from tailorfl.cli.screen import print_json, say, stdout
 from tailorfl.cli.state import State, quoted
 from tailorfl.errors import ConfigError
 
@@ -27,6 +28,7 @@ def command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
     quiet: Quiet = False,
     imports: Imports = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train a backbone on a labelled data set in one place, for model.weights of experiments."""
     if resume is not None and (arguments or out is not None or overwrite):
@@ -52,6 +54,9 @@ def command(
     with watcher(Console(stderr=True), quiet=quiet) as watch:
         found = pretrain(config, file, resume=resume is not None, overwrite=overwrite, watch=watch)
     state.done()
+    if as_json:
+        print_json({"weights": str(found.weights), "report": str(found.report), "scalars": found.scalars})
+        return
     for line in (
         f"weights: {found.weights} ({found.scalars:,} scalars)",
         f"report: {found.report}",
