@@ -266,8 +266,7 @@ def tune(
         workers: processes that train trials.
         out: folder of the tuning; by default runs/NAME-tuning, or the next free.
         resume: go on with the tuning in `out`, as it was begun.
-        imports: as for `run`.
-        settings: in place of the config's, as for `run`; `search={...}` has the spaces.
+        imports, settings: as for `run`; `search={...}` has the spaces.
 
     Raises:
         TailorflError: the settings or the budget do not fit, or Optuna is missing; the message says what to do.
@@ -301,11 +300,7 @@ def pretrain(
         overwrite: replace `out`.
         watch: told of the progress.
         source: your own data in place of `data.name`.
-        imports: as for `run`.
-        settings: in place of the config's, as for `run`.
-
-    Raises:
-        TailorflError: the settings, data or model cannot be used; the message says why and what to do.
+        imports, settings: as for `run`, as errors are.
     """
     from tailorfl.experiments.api import pretrain as pretrain_here
 
@@ -333,11 +328,7 @@ def bench(
         profile: also tell which operators take the time, and how near to the machine's limits a round is.
         source: your own data in place of `data.name`.
         watch: told what is being done.
-        imports: as for `run`.
-        settings: in place of the config's, as for `run`.
-
-    Raises:
-        TailorflError: the settings, data or model cannot be used; the message says why and what to do.
+        imports, settings: as for `run`, as errors are.
     """
     from tailorfl.experiments.api import bench as bench_here
 

@@ -275,7 +275,7 @@ FULL: dict[str, Any] = {
     "seeds": 1,
     "rounds": 6,
     "methods": ["local", "ditto"],
-    "data": {"samples": 300, "clients": 8},
+    "data": {"samples": 480, "clients": 20},
     "model": {"name": "mlp", "hidden": [8]},
     "engine": "vectorized",
     "eval": {"every": 1},

@@ -13,7 +13,8 @@ from methods.small import NEWCOMER, SIZES, federation, simulation
 from tailorfl.core.answers import Memory, Shown
 from tailorfl.core.method import make_method
 from tailorfl.evaluation.protocols import Protocol, evaluate
-from tailorfl.methods.knn_per import KNNPer, Voting, best_weight, chosen
+from tailorfl.methods.knn_per import KNNPer
+from tailorfl.methods.nearest import Voting, best_weight, chosen
 from tailorfl.rounds.simulation import Simulation
 
 SETS = ("val", "local", "global", "heldout")

@@ -73,8 +73,7 @@ def build(
     """
     _check(seed, normalise, corruptions)
     loader = name if source is None else None
-    if source is None:
-        source = _load(name, path, options, samples)
+    source = _load(name, path, options, samples) if source is None else source
     if augment != "none":
         source = replace(source, augment=augment)
     rule = read_split(split, official=source.test is not None)
@@ -105,8 +104,8 @@ def build(
     if len(own_public):
         public = public_from_rows(source, own_public)
     elif public is not None:
-        public = public_source(public, public_samples, source, _stream(seed, "public"))
-        public = replace(public, augment=source.augment)
+        taken = public_source(public, public_samples, source, _stream(seed, "public"))
+        public = replace(taken, augment=source.augment)
     federation = replace(federation, public=public, shifted=shifted)
     validate(federation)
     return federation

@@ -93,13 +93,9 @@ def run_experiment(
         diverged: list[DivergenceError] = []
         for position, job in enumerate(jobs, start=1):
             folder = out / job.folder
-            if resume and _is_finished(folder) and not (way == "extend" and is_longer(job, folder)):
-                damage = RunStore.open(folder, readonly=True).problems()
-                if not damage:
-                    watch.job_kept(job)
-                    continue
-                log.warning("%s, seed %d, is done again: %s", job.method.label, job.seed, ", ".join(damage))
-                RunStore.discard(folder)
+            if resume and _is_kept(job, folder, way):
+                watch.job_kept(job)
+                continue
             if resume:
                 check_source(out, source)
             seed = config.data.seed_of(job.seed)
@@ -132,6 +128,17 @@ def run_experiment(
         if (out / "report.md").is_file():
             write_report(result)
     return result
+
+
+def _is_kept(job: Job, folder: Path, way: Way) -> bool:
+    """Whether a job is finished and whole; one that is damaged is deleted, to be done again."""
+    if not _is_finished(folder) or (way == "extend" and is_longer(job, folder)):
+        return False
+    damage = RunStore.open(folder, readonly=True).problems()
+    if damage:
+        log.warning("%s, seed %d, is done again: %s", job.method.label, job.seed, ", ".join(damage))
+        RunStore.discard(folder)
+    return not damage
 
 
 def _is_finished(folder: Path) -> bool:

@@ -15,8 +15,7 @@ it is one window of consecutive samples. Running statistics are w's. `train.clip
 
 | symbol | here |
 |---|---|
-| w | server state `w` |
-| θ_i, W_i on the last layers, whether W_i has learnt | client state `theta`, `mix`, `met` |
+| w; θ_i, W_i on the last layers, whether W_i has learnt | server state `w`; client state `theta`, `mix`, `met` |
 | last layers, s, η_W | `mixed_part`, `share`, `eta` |
 """
 
@@ -75,7 +74,6 @@ class FedALA(FedAvg):
         steps = client.steps(Length(epochs=self.share)) * passes
 
         def change(mix: TensorDict, grad: Gradient, w: TensorDict, theta: TensorDict) -> TensorDict:
-            """What W loses in a step of rate 1."""
             slope = grad(mixture(mix, w, theta)) * (w - theta)
             return mix - (mix - slope * self.eta).clamp(0.0, 1.0)
 
@@ -91,8 +89,8 @@ class FedALA(FedAvg):
         return tail(state, learnt).clamp(0.0, 1.0)
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        mix = self.learn(client, state, received)
-        return tree.merge(received, mixture(mix, tail(state, received), state["theta"]))
+        mixed = mixture(self.learn(client, state, received), tail(state, received), state["theta"])
+        return tree.merge(received, mixed)
 
     def unprotected(self, level: PrivacyLevel) -> str:
         return "a number of steps of W that is only known while it runs" if level == "sample" else ""

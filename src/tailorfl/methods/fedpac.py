@@ -16,8 +16,7 @@ its solver fails.) A newcomer gets the mean of the last heads.
 
 | symbol | here |
 |---|---|
-| φ, P̄, which classes have one | server state `body`, `prototypes`, `present` |
-| H_1 … H_N, mean of the last h | server state `heads`, `head` |
+| φ, P̄, which classes have one, H_1 … H_N, mean of last h | state `body`, `prototypes`, `present`, `heads`, `head` |
 | λ, E_h, rate of the head | `lam`, `head_epochs`, `head_lr` (default: the run's; official code 0.1) |
 """
 
@@ -84,7 +83,6 @@ class FedPAC(Method):
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         model, split = self.personal(client, state, received), client.split
         means, counts, square = class_means(client, model)
-        told = moments(means, counts, square)
         term: tuple[Term, ...] = ()
         if self.lam > 0 and client.round > 0:
             targets = torch.where(received["present"][:, None], received["prototypes"], means)
@@ -94,7 +92,7 @@ class FedPAC(Method):
         model = client.fit(model, train=split.shared, term=term)
         sent = {"body": split.select_shared(model), "head": split.select_personal(model)}
         after = {"means": class_means(client, model)[0], "counts": counts}
-        return state, TensorDict({**sent, **told, **after})
+        return state, TensorDict({**sent, **moments(means, counts, square), **after})
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         sent, mean = replies.stack, replies.mean()
@@ -117,6 +115,6 @@ class FedPAC(Method):
             return ()
         because = "without mixing and pull" if facts.rounds > 1 else "in its only round without mixing"
         head, body = length(self.head_epochs, self.head_steps), length(facts.train.epochs, facts.train.steps)
-        lengths = {**{f"head_{n}": v for n, v in head.items()}, **{f"body_{n}": v for n, v in body.items()}}
-        options = {"weights": self.weights, **{n: v for n, v in lengths.items() if v is not None}}
+        lengths = [(f"{part}_{n}", v) for part, of in (("head", head), ("body", body)) for n, v in of.items()]
+        options = {"weights": self.weights, **{n: v for n, v in lengths if v is not None}}
         return (Reduction(because, "personal", "fedrep", "personal", options),)
