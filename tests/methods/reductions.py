@@ -81,6 +81,7 @@ def in_run(same: Same, **run: Any) -> Same:
 
 
 SHARED_HEAD = {"personal_part": "none"}
+SGD = {"optimizer": "sgd", "schedule": "constant"}
 FULL_STEP = {"batch_size": 0, "steps": 1, "epochs": None}
 QUICK_HN = {"hidden": 8, "depth": 1, "embedding": 3, "server_lr": 1e-3}
 ONE = {"epochs": 1, "steps": None}
@@ -141,6 +142,17 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
     ),
     "fedamp": (local(lam=0.0),),
     "heurfedamp": (local(lam=0.0),),
+    "qfedavg": (replace(fedavg("q = 0", exact=False, q=0.0, said=True), other_train=PLAIN),),
+    "fednova": (
+        # With batch norm a client of one sample takes no step.
+        replace(
+            fedavg("equal steps", exact=False, said=True),
+            train={"steps": 3, "epochs": None},
+            models=("mlp", "dropout"),
+            other_train=SGD,
+        ),
+        in_run(replace(fedavg("one client a round", exact=False), other_train=SGD), fraction=0.2),
+    ),
     "moon": (
         fedavg("μ = 0", mu=0.0, said=True),
         fedavg("Q = 0", history=0, said=True),
@@ -450,5 +462,6 @@ ELSEWHERE = {
     "plgu_grep": "FedRep with two steps on one batch at ρ = 0: test_plgu.py",
     "pfedhn": "the vjp: test_hypernetwork.py (T08)",
     "per_fedavg": "directions on quadratics, α = 0: test_per_fedavg.py",
+    "afl": "its mixture does not move, or to the worst client; a saddle: test_fairness.py",
     "l2gd": "p to 0, time average: test_l2gd.py (T05)",
 }

@@ -45,6 +45,11 @@ def twice(parts: Parts) -> int:
     return 2 * parts.d
 
 
+def and_one(parts: Parts) -> int:
+    """A model and a number beside it."""
+    return parts.d + 1
+
+
 CLASSES = 4
 """Of the federation of these tests."""
 
@@ -143,6 +148,10 @@ ROWS: dict[str, Row] = {
     "heurfedamp": Row(
         Card(whole, whole, whole, True, False), {"lam": 0.5, "sigma": 2.0}, Limit("local", 1, {"lam": 0.0})
     ),
+    # Beside a change of the model a number: its curvature, a loss, the steps taken.
+    "qfedavg": Row(Card(whole, and_one, whole, False, True), {"q": 0.5}, Limit("pooled", 1, {"q": 0.0})),
+    "afl": Row(Card(whole, and_one, whole, False, True)),
+    "fednova": Row(Card(whole, and_one, whole, False, True), limit=Limit("pooled")),
     "moon": Row(Card(whole, whole, whole, False, True), {"mu": 0.5, "tau": 1.0}),
     # Its weights are FedAvg's: what is its own is how a deployed model answers.
     "knn_per": Row(Card(whole, whole, whole, True, True), chooses=True),

@@ -66,7 +66,7 @@ def test_the_runs_weights_are_those_of_every_method_that_has_none_of_its_own(nam
     own = simulation(make(name, weights="samples"), weights="uniform", **settings)
     assert own.weights == "samples"
     # Nothing is averaged in private training, on pooled data, or where clients weigh by what helps them.
-    alike = name in {"local", "centralized", "fedfomo", "fedamp", "heurfedamp"}
+    alike = name in {"local", "centralized", "fedfomo", "fedamp", "heurfedamp", "afl"}
     assert alike == all(torch.equal(t, uniform[p]) for p, t in everything(own).items())
 
 

@@ -272,6 +272,24 @@ OPTIONS: dict[str, list[Case]] = {
         ),
         Case({**HEURFEDAMP, "start": "cloud"}, "norm", "running statistics", rounds=3),
     ],
+    "qfedavg": [
+        Case({"weights": "uniform", "q": 0.3}, why="uniform, q=0.3", rounds=3),
+        Case({"weights": "samples", "q": 1.5}, "norm", "running statistics", rounds=3),
+    ],
+    "afl": [
+        Case({"weights": "uniform", "gamma": 3.0}, why="gamma=3", rounds=4),
+        Case({"weights": "uniform", "gamma": 0.2}, "norm", "running statistics", rounds=3),
+    ],
+    "fednova": [
+        Case({**AVERAGE, "mu": 0.5}, why="mu=0.5", rounds=3),
+        Case(
+            {**AVERAGE, "mu": 0.0, "server": {**SERVER, "momentum": 0.7}},
+            why="momentum of the server",
+            rounds=3,
+        ),
+        Case({**AVERAGE, "mu": 0.0}, "norm", "running statistics", rounds=3, train="momentum"),
+        Case({**AVERAGE, "mu": 0.0}, why="adamw", rounds=3, train="adamw"),
+    ],
     "moon": [
         Case({**MOON, "history": 2}, why="history=2", rounds=5),
         Case(MOON, "norm", "running statistics", rounds=3),

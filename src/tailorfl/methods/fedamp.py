@@ -36,7 +36,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
-from tailorfl.core.method import Family, Method, register
+from tailorfl.core.method import Family, Grid, Method, register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.mixtures import cosines, mixed, squared_gaps
 from tailorfl.training import tree
@@ -117,6 +117,7 @@ class FedAMP(Clouds):
     name: ClassVar[str] = "fedamp"
     title: ClassVar[str] = "FedAMP"
     paper: ClassVar[str] = "Huang et al., AAAI 2021"
+    grid: ClassVar[Grid] = {"lam": (0.01, 0.03, 0.1, 1.0), "sigma": (1.0, 25.0, 100.0)}
     alpha: float = Field(1.0, gt=0, description="α: step of the cloud models; λ/α is the pull of a client's")
     sigma: float = Field(25.0, gt=0, description="σ: squared distance over which attention falls")
 
@@ -135,6 +136,7 @@ class HeurFedAMP(Clouds):
     name: ClassVar[str] = "heurfedamp"
     title: ClassVar[str] = "HeurFedAMP"
     paper: ClassVar[str] = "Huang et al., AAAI 2021"
+    grid: ClassVar[Grid] = {"lam": (0.01, 0.03, 0.1, 1.0), "sigma": (1.0, 10.0, 25.0)}
     sigma: float = Field(25.0, ge=0, description="σ: how much more weight a larger cosine gives")
     self_weight: float | None = Field(None, ge=0, le=1, description="ξ_ii; default 1/N")
     cosine_of: Literal["models", "updates"] = Field(

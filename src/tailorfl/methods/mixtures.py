@@ -47,6 +47,14 @@ def least_quadratic(a: Matrix) -> Matrix:
     return np.asarray(x / x.sum())
 
 
+def on_simplex(point: Tensor) -> Tensor:
+    """Returns the nearest point of the simplex to `point` [N]: max(point − t, 0) with the t that makes it sum to 1."""
+    falling = point.sort(descending=True).values
+    excess = (falling.cumsum(0) - 1) / torch.arange(1, len(point) + 1, dtype=point.dtype)
+    threshold = excess[int((falling > excess).sum()) - 1]
+    return (point - threshold).clamp(min=0.0)
+
+
 def squared_gaps(models: TensorDict, rows: Tensor) -> Tensor:
     """Returns ‖w_i − w_j‖² of the models at `rows` [m] and all N of a stack [N, ...], [m, N] float64."""
     flats = _flat(models)

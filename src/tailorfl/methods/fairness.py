@@ -1,0 +1,159 @@
+"""Global models that do not leave the clients with the largest losses behind.
+
+q-FedAvg (Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020)
+
+    min over w:  Σ_k p_k F_k(w)^{q+1} / (q+1)
+
+    server sends w
+    client k:  F_k = loss of the received w on all its training data (+ 10⁻¹⁰);   θ = LocalSGD(w, E);   G = (w − θ)/η
+               sends Δ_k = F_k^q G   and   h_k = q F_k^{q−1} ‖G‖² + F_k^q / η
+    server:    w = w − Σ_S a_k Δ_k / Σ_S a_k h_k
+
+Steps are plain SGD: η must be what a step is long. The official code samples clients by their samples and adds without
+Steps are plain SGD: η must be what a step is long. The official code samples clients by their samples and adds
+without weights. Here clients are drawn alike and a_k are the run's weights; `weights: uniform` is the code's sum.
+
+AFL (Mohri et al., "Agnostic Federated Learning", ICML 2019)
+
+    min over w  max over λ in the simplex:  Σ_i λ_i F_i(w)
+
+    server sends w
+    client i:  θ_i = w − η ∇F_i(w), on one batch;   sends θ_i and F_i(w), of all its training data
+    server:    w = Σ_i λ_i θ_i;   λ = projection of λ + γ F on the simplex;   w̄ = mean of all w so far
+                                                                                               deployed: w̄
+
+λ starts at 1/N. Where only some clients take part, their λ_i (θ_i − w) and F_i are scaled by N/m, the unbiased
+estimates of the paper's stochastic form; with all of them that is the above. A newcomer gets w̄. λ takes the place of
+the run's weights.
+
+| symbol | here |
+|---|---|
+| w, w̄, λ | server state (q-FedAvg), `w`, `mean`, `mixture` [N] (AFL) |
+| q, γ | `q`, `gamma` |
+| η | the run's learning rate |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.messages import Replies
+from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.methods.bases import ServerModel
+from tailorfl.methods.mixtures import on_simplex
+from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training import tree
+from tailorfl.training.plan import Length
+from tailorfl.training.update import PLAIN, Optimizer
+
+_TINY = 1e-10
+
+
+@register
+class QFedAvg(ServerModel):
+    """FedAvg that gives clients more weight the larger their loss is."""
+
+    name: ClassVar[str] = "qfedavg"
+    title: ClassVar[str] = "q-FedAvg"
+    paper: ClassVar[str] = "Li et al., ICLR 2020"
+    family: ClassVar[Family] = "one model"
+    has_personal: ClassVar[bool] = False
+    grid: ClassVar[Grid] = {"q": (0.001, 0.1, 1.0, 2.0, 5.0)}
+    q: float = Field(1.0, ge=0, description="q: how much more a larger loss counts; 0: FedAvg")
+
+    @property
+    def averages_replies(self) -> bool:
+        return False  # a quotient of two means
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        w, eta = client.parameters(received), client.config.lr
+        loss = client.loss(received) + _TINY
+        theta = client.fit(received, optimizer=Optimizer.plain())
+        moved = (w - client.parameters(theta)) / eta
+        grown = loss**self.q
+        h = self.q * loss ** (self.q - 1) * tree.dot(moved, moved) + grown / eta
+        rest = {n: t for n, t in tree.tensors(theta).items() if n not in tree.tensors(w)}
+        return state, TensorDict({"change": moved * grown, "h": h, "rest": TensorDict(rest)})
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        mean = replies.mean()
+        change = mean["change"]
+        moved = server.select(*change.keys()) - change / mean["h"]
+        return tree.merge(server, mean.get("rest", tree.empty()), moved)
+
+    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
+        return tree.empty()
+
+    def unprotected(self, level: PrivacyLevel) -> str:
+        return "the training loss of the received model, by which each update is scaled"
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if self.q > 0:
+            return ()
+        options = {"weights": self.weights}
+        return (Reduction("with q = 0", "global", "fedavg", "global", options, dict(PLAIN)),)
+
+
+@register
+class AFL(Method):
+    """A global model for the worst mixture of clients."""
+
+    name: ClassVar[str] = "afl"
+    title: ClassVar[str] = "AFL"
+    paper: ClassVar[str] = "Mohri et al., ICML 2019"
+    family: ClassVar[Family] = "one model"
+    has_personal: ClassVar[bool] = False
+    grid: ClassVar[Grid] = {"gamma": (0.001, 0.01, 0.1, 1.0)}
+    gamma: float = Field(
+        0.01, ge=0, description="γ: step of the mixture λ towards clients with larger losses"
+    )
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        mixture = torch.full((ctx.num_clients,), 1 / ctx.num_clients, dtype=torch.float64)
+        return TensorDict({"w": ctx.init, "mean": ctx.init, "mixture": mixture, "iterates": torch.tensor(0)})
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        w: TensorDict = server["w"]
+        return w
+
+    def welcome(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        return self.shared(server)
+
+    def shared(self, server: TensorDict) -> TensorDict:
+        mean: TensorDict = server["mean"]
+        return mean
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        theta = client.fit(received, length=Length(steps=1), optimizer=Optimizer.plain())
+        return state, TensorDict({"theta": theta, "loss": client.loss(received)})
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        rows, mixture = torch.tensor(replies.clients), server["mixture"]
+        drawn = len(mixture) / len(rows)
+        theta = tree.weighted_mean(replies.stack["theta"], mixture[rows] * drawn)
+        left = 1 - drawn * float(
+            mixture[rows].sum()
+        )  # Σ of those weights is 1 where all take part: nothing of w
+        w = added(theta, server["w"], left)
+        slope = torch.zeros_like(mixture)
+        slope[rows] = replies.stack["loss"].double() * drawn
+        count = server["iterates"] + 1
+        mean = added(w, added(server["mean"], w, -1.0), 1 - 1 / float(count))
+        mixture = on_simplex(mixture + self.gamma * slope)
+        return TensorDict({"w": w, "mean": mean, "mixture": mixture, "iterates": count})
+
+    def unprotected(self, level: PrivacyLevel) -> str:
+        return "the training losses of clients, by which the server weighs them"
+
+
+def added(model: TensorDict, other: TensorDict, factor: float) -> TensorDict:
+    """Returns model + factor · other; counters are the model's."""
+    found = tree.tensors(model)
+    return TensorDict({n: t + other[n] * factor if t.is_floating_point() else t for n, t in found.items()})

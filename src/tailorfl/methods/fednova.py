@@ -1,0 +1,115 @@
+"""FedNova (Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
+NeurIPS 2020).
+
+    min over w:  Σ_i p_i F_i(w), without the bias of clients that take unequally many steps
+
+    server sends w
+    client i:  θ = τ_i steps from w;   d_i = (w − θ)/a_i;   sends d_i and a_i
+               a_i = τ_i                                       plain SGD
+                   = (τ_i − ρ(1 − ρ^τ_i)/(1 − ρ))/(1 − ρ)      momentum ρ
+                   = (1 − (1 − ημ)^τ_i)/(ημ)                   proximal term (μ/2)‖θ − w‖²
+    server:    Δ = −τ_eff Σ_S p_i d_i,   τ_eff = Σ_S p_i a_i, with a proximal term Σ_S p_i τ_i
+               w = server_optimizer(w, Δ)                      (plain: w + Δ)
+
+The official code counts each step once too often where momentum and the proximal term meet; the pair is refused. Its
+τ_eff with a proximal term is what is followed. a_i supposes SGD at a constant rate, so a fit here has that whatever the
+run says, with the run's momentum and weight decay. p_i are shares of the cohort; running statistics are averaged.
+
+| symbol | here |
+|---|---|
+| w | server state `w` |
+| ρ | the run's momentum |
+| μ | `mu` |
+| p_i | the run's weights; samples in the paper |
+| momentum of the server | `server` |
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.messages import Replies
+from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.errors import ConfigError
+from tailorfl.methods.fedavg import FedAvg
+from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training import tree
+from tailorfl.training.update import Optimizer
+
+
+@register
+class FedNova(FedAvg):
+    """FedAvg of updates a step, so that clients with more steps do not count more."""
+
+    name: ClassVar[str] = "fednova"
+    title: ClassVar[str] = "FedNova"
+    paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
+    family: ClassVar[Family] = "one model"
+    grid: ClassVar[Grid] = {}
+    mu: float = Field(0.0, ge=0, description="μ of a proximal term (μ/2)‖θ − w‖², not with momentum")
+
+    @property
+    def averages_replies(self) -> bool:
+        return False  # a product of two means
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        if self.mu > 0 and ctx.train.momentum > 0:
+            raise ConfigError(
+                f"FedNova counts steps with momentum or with a proximal term, but train.momentum = "
+                f"{ctx.train.momentum:g} and mu = {self.mu:g}; set one of them to 0"
+            )
+        return super().server_state(ctx)
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        config, w = client.config, client.parameters(received)
+        prox = (self.mu, received) if self.mu > 0 else None
+        rule = Optimizer(kind="sgd", schedule="constant")
+        theta = client.fit(received, prox=prox, optimizer=rule)
+        dtype = next(iter(tree.tensors(w).values())).dtype
+        tau = client.steps().double()
+        a = accumulated(tau, config.momentum, config.lr * self.mu).to(dtype)
+        each = (w - client.parameters(theta)) / torch.where(a > 0, a, 1.0)
+        rest = {n: t for n, t in tree.tensors(theta).items() if n not in tree.tensors(w)}
+        length = {"steps": tau.to(dtype) if self.mu > 0 else a}
+        return state, TensorDict({"each": each, **length, "rest": TensorDict(rest)})
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        w, mean = server["w"], replies.mean()
+        update = mean["each"] * -mean["steps"]
+        new, optimizer = self.server.step(w.select(*update.keys()), update, server["optimizer"])
+        w = tree.merge(w, mean.get("rest", tree.empty()), new)
+        return TensorDict({"w": w, "optimizer": optimizer})
+
+    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
+        return tree.empty()
+
+    def unprotected(self, level: PrivacyLevel) -> str:
+        return "the number of a client's steps, by which updates are scaled" if level == "client" else ""
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        """Where all clients of a round take equally many steps."""
+        train: dict[str, Any] = {"optimizer": "sgd", "schedule": "constant"}
+        options = {"weights": self.weights, "server": self.server.model_dump()}
+        because = {
+            "with one client a round": facts.most == 1,
+            "with equally many steps on every client": facts.train.steps is not None,
+        }
+        found = [text for text, so in because.items() if so]
+        if self.mu > 0 or not found:
+            return ()
+        return (Reduction(found[0], "global", "fedavg", "global", options, train),)
+
+
+def accumulated(tau: Tensor, momentum: float, pull: float) -> Tensor:
+    """Returns a_i: how many plain steps τ_i steps weigh, with momentum ρ or a proximal term of ημ."""
+    if pull > 0:
+        return (1 - (1 - pull) ** tau) / pull
+    return (tau - momentum * (1 - momentum**tau) / (1 - momentum)) / (1 - momentum)
