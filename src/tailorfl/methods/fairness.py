@@ -9,9 +9,9 @@ q-FedAvg (Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020
                sends Δ_k = F_k^q G   and   h_k = q F_k^{q−1} ‖G‖² + F_k^q / η
     server:    w = w − Σ_S a_k Δ_k / Σ_S a_k h_k
 
-Steps are plain SGD: η must be what a step is long. The official code samples clients by their samples and adds without
-weights: `sampling=proportional` with `weights=uniform`. Else a_k are the run's weights. F_k is each client's own loss of the
-model it received, neither one loss for all nor the running loss of its training, which ports take.
+Steps are plain SGD: η must be what a step is long. The official code samples clients by their samples and adds
+without weights: `sampling=proportional` with `weights=uniform`. Else a_k are the run's weights. F_k is each client's own
+loss of the received model, neither one loss for all nor the running loss of its training, which ports take.
 
 AFL (Mohri et al., "Agnostic Federated Learning", ICML 2019)
 
