@@ -10,8 +10,8 @@ q-FedAvg (Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020
     server:    w = w − Σ_S a_k Δ_k / Σ_S a_k h_k
 
 Steps are plain SGD: η must be what a step is long. The official code samples clients by their samples and adds
-without weights: `sampling=proportional` with `weights=uniform`. Else a_k are the run's weights. F_k is each client's own
-loss of the received model, neither one loss for all nor the running loss of its training, which ports take.
+without weights: `sampling=proportional` with `weights=uniform`. Else a_k are the run's weights. F_k is each client's
+own loss of the received model, neither one loss for all nor the running loss of its training, which ports take.
 
 AFL (Mohri et al., "Agnostic Federated Learning", ICML 2019)
 
