@@ -153,6 +153,10 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
         ),
         in_run(replace(fedavg("one client a round", exact=False), other_train=SGD), fraction=0.2),
     ),
+    "pfedgraph": (
+        in_run(local(line="one round"), rounds=1),
+        in_run(local(line="one client a round", lam=0.0), fraction=0.2),
+    ),
     "moon": (
         fedavg("μ = 0", mu=0.0, said=True),
         fedavg("Q = 0", history=0, said=True),

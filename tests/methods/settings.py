@@ -152,6 +152,7 @@ ROWS: dict[str, Row] = {
     "qfedavg": Row(Card(whole, and_one, whole, False, True), {"q": 0.5}, Limit("pooled", 1, {"q": 0.0})),
     "afl": Row(Card(whole, and_one, whole, False, True)),
     "fednova": Row(Card(whole, and_one, whole, False, True), limit=Limit("pooled")),
+    "pfedgraph": Row(Card(twice, whole, whole, True, False), {"lam": 0.1}),
     "moon": Row(Card(whole, whole, whole, False, True), {"mu": 0.5, "tau": 1.0}),
     # Its weights are FedAvg's: what is its own is how a deployed model answers.
     "knn_per": Row(Card(whole, whole, whole, True, True), chooses=True),

@@ -49,6 +49,7 @@ OF_ONE: dict[tuple[str, str], tuple[list[Any], list[Any]]] = {
     ("feddyn", "alpha"): POSITIVE,
     ("heurfedamp", "sigma"): NOT_NEGATIVE_REAL,
     ("knn_per", "lam"): SHARE,
+    ("pfedgraph", "alpha"): POSITIVE,
     ("per_fedavg", "alpha"): NOT_NEGATIVE_REAL,
     ("l2gd", "lam"): POSITIVE,
     ("l2gd", "p"): INSIDE_0_1,

@@ -1,4 +1,4 @@
-"""Clients that are sent models mixed out of each other's, by how near their models are: FedAMP, HeurFedAMP."""
+"""Clients are sent models mixed out of each other's, by how near they are: FedAMP, HeurFedAMP, pFedGraph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from references.plain import Outcome, Problem, State, fit, mean, pull
+from references.fairness import project
+from references.global_models import head_names
+from references.plain import Batch, Outcome, Problem, State, Term, clone, fit, mean, pull, weights_of
 from references.two_models import everywhere
 
 Row = Callable[[int, list[int], list[State]], dict[int, float]]
@@ -73,3 +75,44 @@ def heurfedamp(
         return {j: (1 - own) * s / sum(score.values()) for j, s in score.items()}
 
     return clouds(p, row, lam, start)
+
+
+def pfedgraph(
+    p: Problem, lam: float, alpha: float, variant: str, measure: str, released: bool, weights: str
+) -> Outcome:
+    names = p.parameters if measure == "all" else list(head_names(p))
+    w, sent = everywhere(p), [clone(p.init) for _ in p.clients]
+    along: list[State] = [{n: torch.zeros_like(p.init[n]) for n in names} for _ in p.clients]
+
+    def vector(state: State) -> Tensor:
+        return torch.cat([state[n].flatten() for n in names])
+
+    def towards(g: State) -> Term:
+        def term(state: State, batch: Batch) -> Tensor:
+            cosine = vector(g) @ vector(state) / vector(state).norm()
+            return lam * cosine if released else -lam * cosine
+
+        return term
+
+    for t, sampled in enumerate(p.rounds):
+        for i in sampled:
+            g = along[i]
+            if variant == "approximate":
+                g = {n: sent[i][n] / vector(sent[i]).norm() for n in names}
+            w[i] = fit(p, sent[i], p.batches(i, t), term=towards(g) if t > 0 else None)
+        share = weights_of(p, sampled, weights)
+        origin = vector(p.init)
+        for i in sampled:
+            row = []
+            for j, a in zip(sampled, share, strict=True):
+                u, v = vector(w[i]) - origin, vector(w[j]) - origin
+                sizes = float(u.norm() * v.norm())
+                cosine = float(u @ v) / sizes if sizes else 0.0
+                row.append(a / sum(share) + (1.0 if cosine > 0.9 else cosine) / (2 * alpha))
+            graph = project(row)
+            sent[i] = mean([w[j] for j in sampled], graph)
+            along[i] = {
+                n: sum(a * w[j][n] / vector(w[j]).norm() for a, j in zip(graph, sampled, strict=True))  # type: ignore[misc]
+                for n in names
+            }
+    return Outcome(None, w, {f"models/{n}": torch.stack([s[n] for s in sent]) for n in p.parameters})

@@ -26,6 +26,7 @@ from references.settings import (
     PENALTY,
     PER,
     PERADA,
+    PFEDGRAPH,
     PFEDHN,
     PFEDME,
     SERVER,
@@ -289,6 +290,19 @@ OPTIONS: dict[str, list[Case]] = {
         ),
         Case({**AVERAGE, "mu": 0.0}, "norm", "running statistics", rounds=3, train="momentum"),
         Case({**AVERAGE, "mu": 0.0}, why="adamw", rounds=3, train="adamw"),
+    ],
+    "pfedgraph": [
+        *(
+            Case({**PFEDGRAPH, n: v}, why=f"{n}={v}", rounds=3)
+            for n, v in (
+                ("variant", "approximate"),
+                ("measure", "head"),
+                ("released", True),
+                ("alpha", 0.1),
+                ("weights", "uniform"),
+            )
+        ),
+        Case(PFEDGRAPH, "norm", "running statistics", rounds=3),
     ],
     "moon": [
         Case({**MOON, "history": 2}, why="history=2", rounds=5),

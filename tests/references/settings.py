@@ -125,6 +125,14 @@ HEURFEDAMP = {
     "cosine_of": "models",
     "start": "own",
 }
+PFEDGRAPH = {
+    "weights": "samples",
+    "lam": 0.5,
+    "alpha": 0.8,
+    "variant": "exact",
+    "measure": "all",
+    "released": False,
+}
 MOON = {**AVERAGE, "mu": 2.0, "tau": 0.5, "history": 1}
 FEDPAC = {"weights": "samples", "lam": 2.0, "head_epochs": 1, "head_lr": None, "mix": True}
 PENALTY = {"server_lr": 1.0, "lam": 0.0, "centre": "start"}

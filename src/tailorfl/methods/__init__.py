@@ -29,6 +29,7 @@ from tailorfl.methods import (
     per_fedavg,
     perada,
     perfed_ckt,
+    pfedgraph,
     pfedme,
     plgu,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "per_fedavg",
     "perada",
     "perfed_ckt",
+    "pfedgraph",
     "pfedme",
     "plgu",
 ]

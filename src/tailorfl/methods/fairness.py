@@ -66,7 +66,7 @@ class QFedAvg(ServerModel):
     family: ClassVar[Family] = "one model"
     has_personal: ClassVar[bool] = False
     grid: ClassVar[Grid] = {"q": (0.001, 0.1, 1.0, 2.0, 5.0)}
-    q: float = Field(1.0, ge=0, description="q: how much more a larger loss counts; 0: FedAvg")
+    q: float = Field(0.1, ge=0, description="q: how much more a larger loss counts; 0: FedAvg")
 
     @property
     def averages_replies(self) -> bool:

@@ -1,0 +1,168 @@
+"""pFedGraph (Ye et al., "Personalized Federated Learning with Inferred Collaboration Graphs", ICML 2023).
+
+    min over w_i and rows a_i of the simplex:  Σ_i F_i(w_i) − λ Σ_j a_ij cos(w_i, w_j) + α ‖a_i − p‖²
+
+    server sends client i  u_i = Σ_j a_ij w_j   and   g_i = Σ_j a_ij w_j/‖w_j‖
+    client i:  w_i = LocalSGD(u_i, E) along  ∇F_i(w) − λ ∇⟨g_i, w⟩/‖w‖ (no term before its first graph);   sends w_i
+    server:    for i, j in S:  C_ij = cos(w_i − w⁰, w_j − w⁰), above 0.9 taken as 1;   p_j = weights within S
+               a_i = projection of p + C_i/(2α) on the simplex                                    deployed: w_i
+
+The official code solves that projection with a quadratic program. Its four ports ADD λ cos, which drives a model away
+from those it is mixed with, against its own graph: `released=True` does that. Its variant `approximate` pulls along
+cos(u_i, w), and only u_i travels. Deployed is the last w_i, not the best by validation. Cosines and the term look at
+all trainable parameters or at `measure=head` alone. A client that was not in S keeps its last u_i and g_i; a newcomer
+gets the mean of the last cohort's models.
+
+| symbol | here |
+|---|---|
+| w_i | client state |
+| u_i, g_i of all clients | server state `models` [N, ...], `pulls` [N, ...] |
+| w⁰, mean of the last cohort's models | server state `origin`, `mean` |
+| λ, α | `lam`, `alpha` |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.messages import PerClient, Replies
+from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.reduction import Facts, Reduction, to_local
+from tailorfl.methods.mixtures import cosines, mixed, on_simplex
+from tailorfl.training import tree
+from tailorfl.training.gradients import Direction, Gradient
+
+ALIKE = 0.9
+"""A larger cosine counts as 1."""
+
+
+@register
+class PFedGraph(Method):
+    """Every client starts from a mixture of models whose updates point where its own does, and is pulled to them."""
+
+    name: ClassVar[str] = "pfedgraph"
+    title: ClassVar[str] = "pFedGraph"
+    paper: ClassVar[str] = "Ye et al., ICML 2023"
+    family: ClassVar[Family] = "mixture"
+    grid: ClassVar[Grid] = {"alpha": (0.1, 0.4, 0.8, 1.6), "lam": (0.0, 0.001, 0.01, 0.1)}
+    has_global: ClassVar[bool] = False
+    personal_receives: ClassVar[bool] = False
+    lam: float = Field(
+        0.01, ge=0, description="λ: pull of a model's direction towards those it is mixed with"
+    )
+    alpha: float = Field(0.8, gt=0, description="α: how near the graph stays to the clients' weights")
+    variant: Literal["exact", "approximate"] = Field(
+        "exact", description="pull along g_i, or along the mixture itself, which saves sending g_i"
+    )
+    measure: Literal["all", "head"] = Field("all", description="the part that cosines and the pull look at")
+    released: bool = Field(False, description="the sign of the official code, which pushes models apart")
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        names = ctx.split.trainable if self.measure == "all" else ctx.model.split("head").personal
+        origin = ctx.init.select(*(n for n in names if n in ctx.split.trainable))
+        pulls = TensorDict({n: stacked(t * 0, ctx.num_clients) for n, t in tree.tensors(origin).items()})
+        models = TensorDict({n: stacked(t, ctx.num_clients) for n, t in tree.tensors(ctx.init).items()})
+        return TensorDict({"models": models, "pulls": pulls, "origin": origin, "mean": ctx.init})
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        return ctx.init
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> PerClient:
+        rows = torch.tensor(clients)
+        payload = {"model": chosen(server["models"], rows)}
+        if self.variant == "exact":
+            payload["pull"] = chosen(server["pulls"], rows)
+        return PerClient(TensorDict(payload, batch_size=[len(clients)]))
+
+    def welcome(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        payload = {"model": server["mean"]}
+        if self.variant == "exact":
+            payload["pull"] = server["origin"] * 0.0
+        return TensorDict(payload)
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        u = received["model"]
+        if self.lam == 0 or client.round == 0:
+            w = client.fit(u)
+        elif self.variant == "exact":
+            w = client.fit(u, direction=self.pulled(), given=(received["pull"],))
+        else:
+            part = client.parameters(u)
+            if self.measure == "head":
+                part = part.select(*(n for n in client.select("head") if n in tree.tensors(part)))
+            w = client.fit(u, direction=self.pulled(), given=(part / tree.norm(part),))
+        return w, TensorDict({"model": w})
+
+    def pulled(self) -> Direction:
+        """Returns the direction ∇F(w) − λ ∇⟨g, w⟩/‖w‖, or with the sign of the official code."""
+        step = -self.lam if self.released else self.lam
+
+        def direction(w: TensorDict, grad: Gradient, g: TensorDict) -> TensorDict:
+            slope = grad(w)
+            names = tuple(tree.tensors(g))
+            return tree.merge(slope, slope.select(*names) - turn(w.select(*names), g) * step)
+
+        return direction
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        stack, rows = TensorDict(tree.tensors(replies.stack["model"])), torch.tensor(replies.clients)
+        measured = stack.select(*server["origin"].keys())
+        moved = {n: t - server["origin"][n] for n, t in tree.tensors(measured).items()}
+        everyone = torch.arange(len(rows))
+        graph = collaboration(cosines(TensorDict(moved), everyone), replies.weights(), self.alpha)
+        squares = [t.double().square().reshape(len(rows), -1).sum(1) for t in tree.tensors(measured).values()]
+        size = torch.stack(squares).sum(0).sqrt()
+        found = {"models": mixed(stack, graph), "pulls": mixed(measured, graph / size.clamp(min=1e-12))}
+        new = {
+            part: TensorDict(
+                {n: t.index_copy(0, rows, found[part][n]) for n, t in tree.tensors(server[part]).items()}
+            )
+            for part in found
+        }
+        mean = tree.weighted_mean(stack, torch.full((len(rows),), 1 / len(rows), dtype=torch.float64))
+        return TensorDict({**dict(server.items()), **new, "mean": mean})
+
+    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
+        return received.select("model")
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        return state
+
+    def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
+        model: TensorDict = received["model"]
+        return model
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if facts.rounds == 1:
+            return (to_local("in its only round, before which there is no graph,"),)
+        alone = self.lam == 0 and facts.most == 1
+        return (to_local("with λ = 0 and one client a round"),) if alone else ()
+
+
+def collaboration(cosine: Tensor, weights: Tensor, alpha: float) -> Tensor:
+    """Returns the graph a [m, m] float64 from cosines of updates [m, m] and p [m]; rows are on the simplex."""
+    near = torch.where(cosine > ALIKE, 1.0, cosine)
+    return torch.stack([on_simplex(weights + row / (2 * alpha)) for row in near])
+
+
+def turn(w: TensorDict, g: TensorDict) -> TensorDict:
+    """Returns ∇_w ⟨g, w⟩/‖w‖, which is orthogonal to w."""
+    size = tree.norm(w)
+    return g / size - w * (tree.dot(g, w) / size**3)
+
+
+def stacked(tensor: Tensor, count: int) -> Tensor:
+    """Returns `count` copies, [count, ...]."""
+    return tensor.expand(count, *tensor.shape).clone()
+
+
+def chosen(table: TensorDict, rows: Tensor) -> TensorDict:
+    """Returns rows of a table."""
+    return TensorDict({n: t[rows] for n, t in tree.tensors(table).items()}, batch_size=[len(rows)])
