@@ -157,6 +157,10 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
         in_run(local(line="one round"), rounds=1),
         in_run(local(line="one client a round", lam=0.0), fraction=0.2),
     ),
+    "cfl": (
+        nothing_personal("before a split", first_split=20),
+        replace(nothing_personal("two clients", first_split=0), data={"sizes": (7, 9)}),
+    ),
     "moon": (
         fedavg("μ = 0", mu=0.0, said=True),
         fedavg("Q = 0", history=0, said=True),

@@ -153,6 +153,9 @@ ROWS: dict[str, Row] = {
     "afl": Row(Card(whole, and_one, whole, False, True)),
     "fednova": Row(Card(whole, and_one, whole, False, True), limit=Limit("pooled")),
     "pfedgraph": Row(Card(twice, whole, whole, True, False), {"lam": 0.1}),
+    "cfl": Row(
+        Card(whole, whole, whole, True, False), {"eps1": 1e3, "eps2": 0.0, "first_split": 0}, chooses=True
+    ),
     "moon": Row(Card(whole, whole, whole, False, True), {"mu": 0.5, "tau": 1.0}),
     # Its weights are FedAvg's: what is its own is how a deployed model answers.
     "knn_per": Row(Card(whole, whole, whole, True, True), chooses=True),

@@ -39,12 +39,14 @@ OF_ALL: dict[str, tuple[list[Any], list[Any]]] = {
     "eta": NOT_NEGATIVE_REAL, "gamma": NOT_NEGATIVE_REAL, "personal_rate": NOT_NEGATIVE_REAL, "tau": POSITIVE,
     "capacity": NOT_NEGATIVE, "neighbours": AT_LEAST_1, "scale": POSITIVE,
     "head_lr": POSITIVE, "history": NOT_NEGATIVE, "projection": NOT_NEGATIVE, "first_passes": AT_LEAST_1,
+    "eps1": NOT_NEGATIVE_REAL, "eps2": NOT_NEGATIVE_REAL, "first_split": NOT_NEGATIVE,
     "q": NOT_NEGATIVE_REAL, "sigma": POSITIVE, "self_weight": SHARE,
     "start": SHARE, "share": ([SMALL, 1.0], [0.0, 1.0 + SMALL]),
     "explore": SHARE, "server_momentum": SHARE_BELOW_1, "p": ABOVE_1,
 }  # fmt: skip
 OF_ONE: dict[tuple[str, str], tuple[list[Any], list[Any]]] = {
     ("apfl", "alpha"): SHARE,
+    ("cfl", "gamma"): SHARE,
     ("fedamp", "alpha"): POSITIVE,
     ("feddyn", "alpha"): POSITIVE,
     ("heurfedamp", "sigma"): NOT_NEGATIVE_REAL,

@@ -27,6 +27,7 @@ from references.plain import Outcome
 from references.settings import (
     APFL,
     AVERAGE,
+    CFL,
     CKT,
     DISTIL,
     FEDALA,
@@ -106,6 +107,7 @@ MAIN: dict[str, tuple[Reference, Case]] = {
     "afl": (fairness.afl, Case({"weights": "uniform", "gamma": 0.2}, rounds=3)),
     "fednova": (fairness.fednova, Case({**AVERAGE, "mu": 0.0}, rounds=3)),
     "pfedgraph": (collaborators.pfedgraph, Case(PFEDGRAPH, rounds=3)),
+    "cfl": (clustering.cfl, Case(CFL, rounds=4)),
     "moon": (class_features.moon, Case(MOON, rounds=3)),
     "fedrod": (class_features.fedrod, Case({**AVERAGE, "gamma": 0.7, "personal_rate": 0.6})),
     "fedproto": (class_features.fedproto, Case({"weights": "samples", "lam": 2.0}, rounds=3)),

@@ -1,4 +1,4 @@
-"""Several models: HypCluster's on the server, FedFomo's mixtures of other clients' models."""
+"""Several models: HypCluster's and CFL's on the server, FedFomo's mixtures of other clients' models."""
 
 from __future__ import annotations
 
@@ -65,3 +65,53 @@ def worth(p: Problem, i: int, baseline: State, model: State, norm: str) -> float
     apart = {n: model[n] - baseline[n] for n in p.parameters}
     gap = norm_of(apart) if norm == "l2" else sum(t.abs().sum() for t in apart.values())
     return (validation_loss(p, baseline, i) - validation_loss(p, model, i)) / (float(gap) + 1e-5)
+
+
+def cfl(
+    p: Problem, eps1: float, eps2: float, first_split: int, gamma: float, weights: str, **options: Any
+) -> Outcome:
+    """Clusters as lists of clients; two parts by joining the nearest until two are left."""
+    models, groups = [clone(p.init)], [list(p.clients)]
+
+    def cluster_of(i: int) -> int:
+        return next(c for c, group in enumerate(groups) if i in group)
+
+    for t, sampled in enumerate(p.rounds):
+        theta = {i: fit(p, models[cluster_of(i)], p.batches(i, t)) for i in sampled}
+        moved = {
+            i: torch.cat([(theta[i][n] - models[cluster_of(i)][n]).flatten() for n in p.parameters])
+            for i in sampled
+        }
+        for c in range(len(groups)):
+            group = groups[c]
+            if t < first_split or len(group) < 3 or not set(group) <= set(sampled):
+                continue
+            a = weights_of(p, group, weights)
+            middle = sum(moved[i] * x for i, x in zip(group, a, strict=True)) / sum(a)
+            if float(middle.norm()) >= eps1 or max(float(moved[i].norm()) for i in group) <= eps2:  # type: ignore[union-attr]
+                continue
+            parts = [[i] for i in group]
+            cosine = {
+                (i, j): float(torch.cosine_similarity(moved[i], moved[j], 0)) for i in group for j in group
+            }
+            while len(parts) > 2:
+                pairs = [(k, m) for m in range(len(parts)) for k in range(m)]
+                k, m = max(pairs, key=lambda q: min(cosine[i, j] for i in parts[q[0]] for j in parts[q[1]]))
+                parts[k] += parts.pop(m)
+            nearest = max(cosine[i, j] for i in parts[0] for j in parts[1])
+            if gamma and ((1 - nearest) / 2) ** 0.5 <= gamma:
+                continue
+            stays, leaves = sorted(parts, key=min)
+            groups[c] = stays
+            groups.append(leaves)
+            models.append(models[c])
+        for c, group in enumerate(groups):
+            here = [i for i in group if i in sampled]
+            if here:
+                found = mean([theta[i] for i in here], weights_of(p, here, weights))
+                models[c] = {
+                    n: s if s.is_floating_point() else torch.stack([theta[i][n] for i in here]).amax(0)
+                    for n, s in found.items()
+                }
+    member = torch.tensor([cluster_of(i) for i in p.clients])
+    return Outcome(None, [clone(models[cluster_of(i)]) for i in p.clients], {"member": member})

@@ -8,6 +8,7 @@ from typing import Any
 from references.settings import (
     APFL,
     AVERAGE,
+    CFL,
     CKT,
     DISTIL,
     FEDALA,
@@ -303,6 +304,11 @@ OPTIONS: dict[str, list[Case]] = {
             )
         ),
         Case(PFEDGRAPH, "norm", "running statistics", rounds=3),
+    ],
+    "cfl": [
+        Case({**CFL, "weights": "uniform", "first_split": 1}, why="uniform, later", rounds=4),
+        Case({**CFL, "gamma": 0.6}, why="gamma=0.6", rounds=4),
+        Case(CFL, "norm", "running statistics", rounds=3),
     ],
     "moon": [
         Case({**MOON, "history": 2}, why="history=2", rounds=5),

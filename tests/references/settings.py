@@ -133,6 +133,7 @@ PFEDGRAPH = {
     "measure": "all",
     "released": False,
 }
+CFL = {"weights": "samples", "eps1": 10.0, "eps2": 0.01, "first_split": 0, "gamma": 0.0}
 MOON = {**AVERAGE, "mu": 2.0, "tau": 0.5, "history": 1}
 FEDPAC = {"weights": "samples", "lam": 2.0, "head_epochs": 1, "head_lr": None, "mix": True}
 PENALTY = {"server_lr": 1.0, "lam": 0.0, "centre": "start"}

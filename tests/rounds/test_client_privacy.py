@@ -38,7 +38,18 @@ PLAIN = replace(TRAIN, momentum=0.0, weight_decay=0.0)
 NOISY = ClientDP(0.3, 1.0)
 OPEN = ClientDP(math.inf, 0.0)
 COVERED = [name for name in NAMES if not make(name).unprotected("client") and not make(name).pooled]
-EACH = {"fedamp", "feddf", "fedfomo", "heurfedamp", "pfedhn", "plgu_ghn", "perada", "perfed_ckt", "pfedgraph"}
+EACH = {
+    "cfl",
+    "fedamp",
+    "feddf",
+    "fedfomo",
+    "heurfedamp",
+    "pfedhn",
+    "plgu_ghn",
+    "perada",
+    "perfed_ckt",
+    "pfedgraph",
+}
 """Methods whose server looks at replies one by one."""
 
 

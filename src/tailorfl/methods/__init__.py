@@ -2,6 +2,7 @@
 
 from tailorfl.methods import (
     apfl,
+    cfl,
     ditto,
     drift,
     fairness,
@@ -36,6 +37,7 @@ from tailorfl.methods import (
 
 __all__ = [
     "apfl",
+    "cfl",
     "ditto",
     "drift",
     "fairness",
