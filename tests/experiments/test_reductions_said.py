@@ -74,7 +74,7 @@ def test_a_fully_personal_split_says_that_every_client_trains_alone() -> None:
 
 KNOWN = {
     "all_methods": {"PLGU-LF": "no layer stays personal"},
-    "defaults_cifar": {"fedclup": "mr_mtl"},
+    "defaults_cifar": {"fedclup": "mr_mtl", "cfl": "fedavg"},
     "defaults_digits": {"fedclup": "mr_mtl"},
     "fedoa_flan": {"PerAda": "ditto"},
     "fedoa_pacs": {"PerAda": "ditto"},
