@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def test_no_model_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     shown(*SMALL)
 
 
-def test_shifted_sets_are_named(tmp_path: Path) -> None:
+def test_shifted_sets_are_named(need_data: Callable[[str], Path]) -> None:
+    need_data("pacs64_jpeg.npz")
     text = shown("data=pacs", "data.samples=400", "data.heldout_domain=sketch", "data.clients=3").stdout
     assert "shifted set sketch:" in text
     assert "held out" in text
