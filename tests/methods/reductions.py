@@ -455,6 +455,7 @@ REMARKS: dict[str, tuple[tuple[Mapping[str, Any], str, str], ...]] = {
 """Settings under which a method is something simple that has no name here: (options, words, where it is proved)."""
 
 NEVER_SAID = {
+    "afl": "one plain step a round, and the model that is used is the mean over rounds",
     "local": "the end itself",
     "local_average": "LocalTrain's personal models whatever its settings",
     "centralized": "the end itself",
