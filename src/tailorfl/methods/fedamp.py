@@ -26,6 +26,7 @@ stand. A port of HeurFedAMP compares w_i − w⁰ and not w_i, with ξ_ii = 0.3 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar, Literal
 
 import torch
@@ -58,9 +59,9 @@ class Clouds(Method):
         """Weight of ½‖w_i − u_i‖²."""
         return self.lam
 
+    @abstractmethod
     def others(self, server: TensorDict, rows: Tensor, among: Tensor) -> Tensor:
         """Returns ξ_ij of j ≠ i, [m, N] float64, 0 where not `among` [m, N]; `rows` [m] are the clients."""
-        raise NotImplementedError
 
     def server_state(self, ctx: Context) -> TensorDict:
         every = {n: t.expand(ctx.num_clients, *t.shape).clone() for n, t in tree.tensors(ctx.init).items()}

@@ -28,6 +28,7 @@ u = u − η_s Σ_S a_i (u − u_i).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -253,9 +254,9 @@ class Penalised(KeepsPart):
             return v, u
         return TensorDict({"v": v, "start": state["start"]}), u
 
+    @abstractmethod
     def train_held(self, client: Client, model: TensorDict, centre: TensorDict) -> TensorDict:
         """Returns the whole model after local training with the penalty; `centre` has the personal parameters."""
-        raise NotImplementedError
 
     def holds_start(self, state: TensorDict) -> bool:
         """Whether a client's state has v_i⁰ beside v_i: not where nothing is personal, and the state is empty."""
