@@ -111,10 +111,10 @@ def command(
 
         plan, folder = plan_in(resume), resume
     else:
-        from tailorfl.experiments.folders import new_folder
+        from tailorfl.tuning.run import default_folder
 
         plan = told.plan(config)
-        folder = out or new_folder(config.model_copy(update={"name": f"{config.name}-tuning"}))
+        folder = out or default_folder(config)
     if dry_run:
         from tailorfl.cli.tuned import show_plan
 
@@ -189,14 +189,13 @@ def show(found: Tuning, as_json: bool = False) -> None:
     """Prints what a tuning came to."""
     from tailorfl.cli.tuned import show_tuning
     from tailorfl.runs.files import encode
-    from tailorfl.tuning.outcome import TUNED
 
     if as_json:
         typer.echo(encode(found.as_json(), indent=1))
         return
     show_tuning(stdout(), found)
     say(stdout(), f"tuning: {found.folder}")
-    say(stdout(), f"to compare: tailorfl compare{again()} {quoted(found.folder / TUNED)}")
+    say(stdout(), f"to compare: tailorfl compare{again()} {quoted(found.experiment)}")
 
 
 @contextmanager

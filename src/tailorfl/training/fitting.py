@@ -78,14 +78,12 @@ class Fit:
         by_steps = None if order is None else torch.from_numpy(order).to(cohort.device)
         inputs = self._arranged(tensors, Layout(dims, clients, by_steps))
         ranked = positions if order is None else tuple(positions[k] for k in order)
-        given = inputs["given"]
         carries = [
             Carry(
                 inputs["trained"][name],
                 inputs["moving"][name],
                 {n: t.tensor for n, t in inputs["fixed"][name].items() if t.by_client},
                 {n: t.tensor for n, t in inputs["fixed"][name].items() if not t.by_client},
-                frozenset(inputs["trained"][name]),
                 inputs["terms"],
             )
             for name in options.components
@@ -95,7 +93,7 @@ class Fit:
         active = Active(
             carries,
             params,
-            given,
+            inputs["given"],
             None if centre is None else [t for own in centre.values() for t in own.values()],
             inputs["strength"],
             inputs["rate"],

@@ -43,10 +43,13 @@ class Carry:
     """Neither trained nor owned, each client's."""
     common: dict[str, Tensor]
     """The same without a client axis: all clients share them."""
-    names: frozenset[str]
-    """Of what is trained."""
     given: Packed
     """What each term of the loss is given, [clients, ...]."""
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Of what is trained."""
+        return frozenset(self.trained)
 
     def keep(self, buffers: dict[str, Tensor]) -> None:
         """Writes new batch-norm buffers."""

@@ -9,10 +9,9 @@ from typing import Any
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.check import check
 from tailorfl.experiments.config import load
-from tailorfl.experiments.folders import new_folder
 from tailorfl.experiments.overrides import name_modules
 from tailorfl.settings.experiment import COMPARED, ExperimentConfig
-from tailorfl.tuning.run import Plan, Request, Tuning, begin, plan, plan_in
+from tailorfl.tuning.run import Plan, Request, Tuning, begin, default_folder, plan, plan_in
 from tailorfl.tuning.run import tune as tune_in
 
 
@@ -48,8 +47,6 @@ def _begun(
     chosen = load(config, settings, methods=COMPARED)
     check(chosen)
     made = plan(chosen, request)
-    folder = (
-        new_folder(chosen.model_copy(update={"name": f"{chosen.name}-tuning"})) if out is None else Path(out)
-    )
+    folder = default_folder(chosen) if out is None else Path(out)
     begin(folder, made)
     return folder, made

@@ -25,7 +25,7 @@ from tailorfl import modules
 from tailorfl.errors import ConfigError, RunError, WorkerError
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.experiments.config import load
-from tailorfl.experiments.folders import check_name
+from tailorfl.experiments.folders import check_name, new_folder
 from tailorfl.experiments.tuned import NAME
 from tailorfl.runs.files import FolderLock, decode, encode, reporting, write_text
 from tailorfl.runs.signals import ended_in_order
@@ -120,6 +120,11 @@ def plan(config: ExperimentConfig, request: Request) -> Plan:
     for label, space in found.items():
         check(_search(label, request, budget, True), space)
     return Plan(config, request, budget, tuned_on(config, budget), found)
+
+
+def default_folder(config: ExperimentConfig) -> Path:
+    """Returns the folder of a tuning where none is named: runs/NAME-tuning, or the next free one."""
+    return new_folder(config.model_copy(update={"name": f"{config.name}-tuning"}))
 
 
 def begin(folder: Path, plan: Plan) -> None:
