@@ -132,6 +132,22 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
         fedavg("T01", distil={"rounds": 0}, said=True),
     ),
     "hypcluster": (Same("T01", {"clusters": 1}, "fedavg", {}, "personal", "global", said=True),),
+    "ifca": (
+        Same("T01", {"clusters": 1}, "fedavg", {}, "personal", "global", said=True),
+        Same("T01", {"clusters": 1, "warm_rounds": 2}, "fedavg", {}, "personal", "global", said=True),
+        Same(
+            "gradients",
+            {"clusters": 1, "send": "gradients"},
+            "fedavg",
+            {},
+            "personal",
+            "global",
+            exact=False,
+            said=True,
+            other_train={**FULL_STEP, **PLAIN},
+            models=("mlp", "dropout"),
+        ),
+    ),
     "fedala": (
         fedavg("η_W = 0", eta=0.0, said=True),
         nothing_personal("η_W = 0", eta=0.0),

@@ -266,6 +266,7 @@ ROWS: dict[str, Row] = {
         limit=Limit("pooled", 1, {"clusters": 1}),
         chooses=True,
     ),
+    "ifca": Row(Card(lambda s: 2 * s.d, whole, whole, True, False), {"clusters": 2}, chooses=True),
     # From the second round on: of 2 uploads the one that is not a client's own, and its Δ beside θ_i.
     "fedfomo": Row(
         Card(whole, whole, whole, True, False),

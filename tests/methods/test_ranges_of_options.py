@@ -42,6 +42,7 @@ OF_ALL: dict[str, tuple[list[Any], list[Any]]] = {
     "eps1": NOT_NEGATIVE_REAL, "eps2": NOT_NEGATIVE_REAL, "first_split": NOT_NEGATIVE,
     "q": NOT_NEGATIVE_REAL, "sigma": POSITIVE, "self_weight": SHARE,
     "start": SHARE, "share": ([SMALL, 1.0], [0.0, 1.0 + SMALL]),
+    "warm_rounds": NOT_NEGATIVE,
     "explore": SHARE, "server_momentum": SHARE_BELOW_1, "p": ABOVE_1,
 }  # fmt: skip
 OF_ONE: dict[tuple[str, str], tuple[list[Any], list[Any]]] = {

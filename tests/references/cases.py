@@ -38,6 +38,7 @@ from references.settings import (
     FOMO,
     GREP,
     HEURFEDAMP,
+    IFCA,
     L2GD,
     LF,
     MOON,
@@ -97,6 +98,7 @@ MAIN: dict[str, tuple[Reference, Case]] = {
     "pfedhn": (hypernetworks.pfedhn, Case(PFEDHN)),
     "plgu_ghn": (hypernetworks.pfedhn, Case({**PFEDHN, "rho": 0.3})),
     "hypcluster": (clustering.hypcluster, Case({"weights": "samples", "clusters": 2})),
+    "ifca": (clustering.ifca, Case(IFCA, rounds=3)),
     "fedfomo": (clustering.fedfomo, Case(FOMO, rounds=3)),
     # What it answers has a reference of its own, in tests/methods/test_knn_per.py.
     "knn_per": (global_models.deployed_everywhere, Case(AVERAGE)),

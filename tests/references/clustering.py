@@ -1,4 +1,4 @@
-"""Several models: HypCluster's and CFL's on the server, FedFomo's mixtures of other clients' models."""
+"""Several models: HypCluster's, IFCA's and CFL's on the server, FedFomo's mixtures of other clients' models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from references.plain import Outcome, Problem, State, clone, fit, mean, norm_of, weights_of
+from references.plain import Outcome, Problem, State, Trainer, clone, fit, mean, norm_of, weights_of
 from references.two_models import everywhere, validation_loss
 
 
@@ -26,6 +26,39 @@ def hypcluster(p: Problem, clusters: int, weights: str) -> Outcome:
                 w[j] = mean([trained[i] for i in members], weights_of(p, members, weights))
     server = {f"{j}/{n}": s for j in range(clusters) for n, s in w[j].items()}
     return Outcome(None, [clone(w[best(i)]) for i in p.clients], server)
+
+
+def ifca(p: Problem, clusters: int, weights: str, send: str, warm_rounds: int) -> Outcome:
+    """Which clients begin with which model is drawn: `member` of the server's first state."""
+    w = [{n: p.first_server[f"{j}/{n}"].clone() for n in p.init} for j in range(clusters)]
+
+    def best(i: int, t: int) -> int:
+        if t < warm_rounds:
+            return int(p.first_server["member"][i])
+        losses = [validation_loss(p, model, i, "train") for model in w]
+        return losses.index(min(losses))
+
+    for t, sampled in enumerate(p.rounds):
+        choice = {i: best(i, t) for i in sampled}
+        everyone = weights_of(p, sampled, weights)
+        for j in range(clusters):
+            members = [i for i in sampled if choice[i] == j]
+            if not members:
+                continue
+            if send == "models":
+                trained = [fit(p, w[j], p.batches(i, t)) for i in members]
+                w[j] = mean(trained, weights_of(p, members, weights))
+                continue
+            new = clone(w[j])
+            for i, a in zip(sampled, everyone, strict=True):
+                if i in members:
+                    trainer = Trainer(p, w[j], 1)
+                    step = trainer.clipped(trainer.gradient(p.whole(i, "train")))
+                    for n in p.parameters:
+                        new[n] -= p.train.lr * a / sum(everyone) * step[n]
+            w[j] = new
+    server = {f"{j}/{n}": s for j in range(clusters) for n, s in w[j].items()}
+    return Outcome(None, [clone(w[best(i, len(p.rounds))]) for i in p.clients], server)
 
 
 def fedfomo(p: Problem, fallback: str, norm: str, **options: Any) -> Outcome:

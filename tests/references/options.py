@@ -20,6 +20,7 @@ from references.settings import (
     GREP,
     HEURFEDAMP,
     HYPER,
+    IFCA,
     L2GD,
     LF,
     MOON,
@@ -304,6 +305,13 @@ OPTIONS: dict[str, list[Case]] = {
             )
         ),
         Case(PFEDGRAPH, "norm", "running statistics", rounds=3),
+    ],
+    "ifca": [
+        Case({**IFCA, "weights": "samples"}, why="samples", rounds=3),
+        Case({**IFCA, "send": "gradients", "clusters": 3}, why="gradients", rounds=3),
+        Case({**IFCA, "warm_rounds": 2}, why="two warm rounds", rounds=4),
+        Case({**IFCA, "warm_rounds": 9}, why="never chooses", rounds=3),
+        Case(IFCA, "norm", "running statistics", rounds=3),
     ],
     "cfl": [
         Case({**CFL, "weights": "uniform", "first_split": 1}, why="uniform, later", rounds=4),

@@ -133,6 +133,7 @@ PFEDGRAPH = {
     "measure": "all",
     "released": False,
 }
+IFCA = {"weights": "uniform", "clusters": 2, "send": "models", "warm_rounds": 0}
 CFL = {"weights": "samples", "eps1": 10.0, "eps2": 0.01, "first_split": 0, "gamma": 0.0}
 MOON = {**AVERAGE, "mu": 2.0, "tau": 0.5, "history": 1}
 FEDPAC = {"weights": "samples", "lam": 2.0, "head_epochs": 1, "head_lr": None, "mix": True}

@@ -1,0 +1,124 @@
+"""IFCA (Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020).
+
+    min over w_1..w_c:  Σ_i p_i min_j F_i(w_j)
+
+    server sends w_1..w_c
+    client i:  j* = argmin_j F_i(w_j) on its TRAINING data (the lowest index of equals)
+               models:     θ = LocalSGD(w_j*, E);                sends (j*, θ)
+               gradients:  θ = w_j* − η ∇F_i(w_j*), all its data;   sends (j*, θ)
+    server:    models:     w_j = Σ over the clients that chose j of a_i θ_i / Σ of their a_i
+               gradients:  w_j = w_j + Σ over the clients that chose j of a_i (θ_i − w_j),   Σ_S a_i = 1
+               a cluster nobody chose stays as it is                          deployed: w_j* of now
+
+This is HypCluster's alternation with what IFCA's code has beside it: steps that are divided by all participants, and a
+start in which every model is trained on a random equal share of the clients. There all models are the same at first,
+and a client is sent the model of its share alone; after `warm_rounds` of that it chooses. The code weighs the clients of
+a cluster alike (`weights: uniform`), and by samples in its experiments built on LEAF. Its test clients of MNIST and
+CIFAR choose by the loss on their test labels; here every client, a newcomer too, chooses by its training loss. A common
+body with heads by cluster is in the paper alone, and not here.
+
+| symbol | here |
+|---|---|
+| c | `clusters` |
+| w_j | server state, entry j |
+| what is averaged | `send` |
+| rounds on random shares, whose they are, how many are left | `warm_rounds`, server state `member`, `warm` |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.messages import PerClient, Replies
+from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.methods.hypcluster import HypCluster
+from tailorfl.training import tree
+from tailorfl.training.keys import generator
+from tailorfl.training.plan import Length
+from tailorfl.training.update import PLAIN, Optimizer
+
+ONE_STEP = {"steps": 1, "epochs": None, "batch_size": 0}
+
+
+@register
+class IFCA(HypCluster):
+    """Several global models, each averaged or stepped by the clients that it fits best."""
+
+    name: ClassVar[str] = "ifca"
+    title: ClassVar[str] = "IFCA"
+    paper: ClassVar[str] = "Ghosh et al., NeurIPS 2020"
+    family: ClassVar[Family] = "mixture"
+    grid: ClassVar[Grid] = {"clusters": (2, 3, 4, 6), "warm_rounds": (0, 5, 20)}
+    clusters: int = Field(4, ge=1, description="c: number of global models")
+    send: Literal["models", "gradients"] = Field(
+        "models", description="local models, or one full-batch gradient divided by all participants"
+    )
+    warm_rounds: int = Field(
+        0, ge=0, description="first rounds, on random equal shares of the clients from one common start"
+    )
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        if not self.warm_rounds:
+            return super().server_state(ctx)
+        share = generator(ctx.seed, "shares of clusters").permutation(ctx.num_clients) % self.clusters
+        models = {str(j): ctx.init for j in range(self.clusters)}
+        return TensorDict(
+            {**models, "member": torch.from_numpy(share), "warm": torch.tensor(self.warm_rounds)}
+        )
+
+    def models(self, server: TensorDict) -> TensorDict:
+        """Returns w_1..w_c of the server's state."""
+        return server.select(*map(str, range(self.clusters)))
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict | PerClient:
+        if not self.warm_rounds or int(server["warm"]) == 0:
+            return self.models(server)
+        every = [tree.tensors(server[str(j)]) for j in range(self.clusters)]
+        table = {n: torch.stack([model[n] for model in every]) for n in every[0]}
+        table["cluster"] = torch.arange(self.clusters)
+        return PerClient(TensorDict(table, batch_size=[self.clusters]), server["member"][list(clients)])
+
+    def welcome(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        return self.models(server)
+
+    def choose(self, client: Client, received: TensorDict) -> tuple[Tensor, TensorDict]:
+        """Returns (j*, w_j*), the first 0-d int64: what was received where that is a single model."""
+        if "cluster" in received.keys():
+            return received["cluster"], received.exclude("cluster")
+        return super().choose(client, received)
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        if self.send == "models":
+            return super().local(client, state, received)
+        best, w = self.choose(client, received)
+        theta = client.fit(w, length=Length(steps=1, batch_size=0), optimizer=Optimizer.plain())
+        return state, TensorDict({"cluster": best, "theta": theta})
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        new = super().aggregate(self.models(server), replies)
+        if self.send == "gradients":
+            weights, chosen = replies.weights(), replies.stack["cluster"]
+            for j in range(self.clusters):
+                old, mean = replies.of_parameters(server[str(j)]), replies.of_parameters(new[str(j)])
+                share = float(weights[chosen == j].sum())  # Σ a_i (θ_i − w) = share · (mean of θ − w)
+                new[str(j)] = tree.merge(new[str(j)], old + (mean - old) * share)
+        if not self.warm_rounds:
+            return new
+        warm = (server["warm"] - 1).clamp(min=0)
+        return TensorDict({**dict(new.items()), "member": server["member"], "warm": warm})
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if self.clusters > 1:
+            return ()
+        train = {} if self.send == "models" else {**ONE_STEP, **PLAIN}
+        return (
+            Reduction("with c = 1", "personal", "fedavg", "global", {"weights": self.weights}, train=train),
+        )
