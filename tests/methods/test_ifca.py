@@ -30,7 +30,7 @@ def test_k_of_m_members_move_a_model_by_k_of_m_as_far_with_gradients() -> None:
     """Clients at 1, 2 and −1, models at 3 and −3: means of members' gradients are 1.5 and −2, of 2/3 and 1/3."""
     moved = {}
     for send in ("models", "gradients"):
-        sim = populations([1.0, 2.0, -1.0], "ifca", send=send, weights="uniform")
+        sim = populations([1.0, 2.0, -1.0], "ifca", clusters=2, send=send, weights="uniform")
         for j, start in enumerate(STARTS):
             sim.server[str(j)]["head.weight"] = torch.tensor([start])
         sim.step()
@@ -42,7 +42,7 @@ def test_k_of_m_members_move_a_model_by_k_of_m_as_far_with_gradients() -> None:
 
 def test_a_cluster_nobody_chose_stays_as_it_is() -> None:
     for send in ("models", "gradients"):
-        sim = populations([1.0, 2.0], "ifca", send=send)
+        sim = populations([1.0, 2.0], "ifca", clusters=2, send=send)
         for j, start in enumerate(STARTS):
             sim.server[str(j)]["head.weight"] = torch.tensor([start])
         sim.step()
@@ -51,7 +51,7 @@ def test_a_cluster_nobody_chose_stays_as_it_is() -> None:
 
 def test_two_populations_find_both_optima() -> None:
     for send in ("models", "gradients"):
-        sim = populations([1.0, -1.0, 1.2, -1.2], "ifca", send=send)
+        sim = populations([1.0, -1.0, 1.2, -1.2], "ifca", clusters=2, send=send)
         for j, start in enumerate(STARTS):
             sim.server[str(j)]["head.weight"] = torch.tensor([start])
         for _ in range(100):

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.messages import Replies
+from tailorfl.core.messages import Broadcast, Replies
 from tailorfl.core.method import Family, Grid, Method, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.settings.privacy import PrivacyLevel
@@ -49,7 +49,7 @@ class HypCluster(Method):
         starts = {str(j): ctx.init if j == 0 else ctx.fresh(j) for j in range(self.clusters)}
         return TensorDict(starts)
 
-    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> Broadcast:
         return server
 
     def unprotected(self, level: PrivacyLevel) -> str:

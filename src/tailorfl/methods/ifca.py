@@ -12,8 +12,8 @@
 
 This is HypCluster's alternation with what IFCA's code has beside it: steps that are divided by all participants, and a
 start in which every model is trained on a random equal share of the clients. There all models are the same at first,
-and a client is sent the model of its share alone; after `warm_rounds` of that it chooses. The code weighs the clients of
-a cluster alike (`weights: uniform`), and by samples in its experiments built on LEAF. Its test clients of MNIST and
+and a client is sent the model of its share alone; after `warm_rounds` of that it chooses. The code weighs the clients
+of a cluster alike (`weights: uniform`), and by samples in its experiments built on LEAF. Its test clients of MNIST and
 CIFAR choose by the loss on their test labels; here every client, a newcomer too, chooses by its training loss. A common
 body with heads by cluster is in the paper alone, and not here.
 
@@ -36,7 +36,7 @@ from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.messages import PerClient, Replies
+from tailorfl.core.messages import Broadcast, PerClient, Replies
 from tailorfl.core.method import Family, Grid, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.methods.hypcluster import HypCluster
@@ -78,7 +78,7 @@ class IFCA(HypCluster):
         """Returns w_1..w_c of the server's state."""
         return server.select(*map(str, range(self.clusters)))
 
-    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict | PerClient:
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> Broadcast:
         if not self.warm_rounds or int(server["warm"]) == 0:
             return self.models(server)
         every = [tree.tensors(server[str(j)]) for j in range(self.clusters)]
@@ -91,7 +91,7 @@ class IFCA(HypCluster):
 
     def choose(self, client: Client, received: TensorDict) -> tuple[Tensor, TensorDict]:
         """Returns (j*, w_j*), the first 0-d int64: what was received where that is a single model."""
-        if "cluster" in received.keys():
+        if "cluster" in received:
             return received["cluster"], received.exclude("cluster")
         return super().choose(client, received)
 
