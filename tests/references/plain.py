@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 State = dict[str, Tensor]
 """A model: tensors by name, without the frozen ones."""
 Batch = tuple[Tensor, Tensor]
-"""(inputs, labels)."""
+"""(inputs, labels); labels may carry `class_weights` [classes], those of their client."""
 Batches = list[list[Batch]]
 """Steps of one or more batches each."""
 
@@ -108,6 +108,14 @@ class Outcome:
     """Some of the server's state, by path."""
     private: list[State] = field(default_factory=list)
     """Some of every client's state, by path."""
+
+
+def mean_loss(outputs: Tensor, y: Tensor) -> Tensor:
+    """The mean of cross entropies, each times what its class counts."""
+    counted = getattr(y, "class_weights", None)
+    if counted is None:
+        return cross_entropy(outputs, y)
+    return cross_entropy(outputs, y, weight=counted.to(outputs), reduction="sum") / len(y)
 
 
 def clone(state: State) -> State:
@@ -209,7 +217,7 @@ class Trainer:
         point = {n: t.detach().clone().requires_grad_() for n, t in (self.now if at is None else at).items()}
         rest = self.rest if update_norms else clone(self.rest)
         state = {**rest, **point}
-        loss = cross_entropy(functional_call(self.module, state, (batch[0],)), batch[1])
+        loss = mean_loss(functional_call(self.module, state, (batch[0],)), batch[1])
         if term is not None:
             loss = loss + term(state, batch)
         found = torch.autograd.grad(loss, list(point.values()))

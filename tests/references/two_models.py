@@ -16,6 +16,7 @@ from references.plain import (
     clone,
     fit,
     mean,
+    mean_loss,
     outputs,
     plain,
     pull,
@@ -90,7 +91,7 @@ def validation_loss(p: Problem, state: State, client: int, part: str = "val") ->
     x, y = p.whole(client, part)
     if not len(y):
         return 0.0
-    return float(torch.nn.functional.cross_entropy(outputs(p, state, x), y))
+    return float(mean_loss(outputs(p, state, x), y))
 
 
 def pfedme(

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor, nn
 
 from references.plain import Batch, Batches, Problem, Settings, State
@@ -146,7 +147,11 @@ def problem(sim: Simulation, rounds: int) -> Problem:
         ),
         sizes=list(SIZES),
         batches=lambda *request, **more: _batches(sim, *request, **more),
-        whole=lambda client, part: _samples(data.source, torch.from_numpy(data.part(part)[client])),  # type: ignore[arg-type]
+        whole=lambda client, part: _weighed(
+            sim,
+            client,
+            [_samples(data.source, torch.from_numpy(data.part(part)[client]))],  # type: ignore[arg-type]
+        )[0],
         validation=_samples(data.source, torch.from_numpy(data.server)),
         public=data.public.x if data.public is not None else torch.empty(0),
         public_batches=lambda client, t, size, steps: list(
@@ -205,6 +210,21 @@ def _samples(source: Source, rows: Tensor) -> Batch:
     return source.take(rows), source.y[rows]
 
 
+def _weighed(sim: Simulation, client: int, batches: list[Batch]) -> list[Batch]:
+    """Gives the labels of batches what classes count for a client, in scikit-learn's words."""
+    wanted, data = sim.train.class_weights, sim.federation
+    if wanted != "none":
+        alone = wanted == "client" and client >= 0
+        rows = data.train[client] if alone else np.concatenate([*data.train[: data.num_clients]])
+        labels = data.source.y[torch.from_numpy(rows)].numpy()
+        there = np.unique(labels)
+        counted = torch.ones(CLASSES, dtype=torch.float64)
+        counted[there] = torch.from_numpy(compute_class_weight("balanced", classes=there, y=labels))
+        for _, y in batches:
+            y.class_weights = counted
+    return batches
+
+
 def _batches(
     sim: Simulation,
     client: int,
@@ -225,5 +245,5 @@ def _batches(
         for k in range(plan.rows.shape[1])
         if plan.count[0, k]
     ]
-    found = [_samples(sim.federation.source, r) for r in rows]
+    found = _weighed(sim, client, [_samples(sim.federation.source, r) for r in rows])
     return [found[k : k + per_step] for k in range(0, len(found), per_step)]

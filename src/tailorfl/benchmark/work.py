@@ -229,5 +229,7 @@ class _Counting(Client):
         terms = given.get("term", ())
         for term in (terms,) if isinstance(terms, Term) else terms:
             yield "a term on public data" if term.public is not None else "a term of the loss"
+        if self.config.class_weights != "none":
+            yield "class weights"
         if self.config.dp is not None:
             yield "the clipped, noisy gradient of every sample"

@@ -29,6 +29,7 @@ from tailorfl.rounds.sampling import round_half_up
 from tailorfl.settings.experiment import DEFAULT, Sampling, Weights
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
+from tailorfl.training.class_weights import check_class_weights
 from tailorfl.training.cohort import Cohort, TrainConfig
 from tailorfl.training.ledger import Ledger, Purpose, Record
 
@@ -63,6 +64,7 @@ class FederatedRun:
         if self.level is not None:
             check_private(method, self.level, self.weights)
         check_data(federation.source, self.level)
+        check_class_weights(train.class_weights, federation.source, self.level)
         groups = make_groups(method, federation, model, assignment, train, seed, state_folder)
         self.groups = tuple(replace(g, states=self.engine.hold(g.states)) for g in groups)
         first = self.groups[0]

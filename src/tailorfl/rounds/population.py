@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
+
+from torch import Tensor
 
 from tailorfl.data.federation import Federation
-from tailorfl.data.rows import Rows
+from tailorfl.data.rows import Ints, Rows
 from tailorfl.rounds.groups import Group, by_group
+from tailorfl.training.class_weights import balanced, class_counts
 from tailorfl.training.cohort import Cohort, TrainConfig
 from tailorfl.training.objective import LOSSES
 
@@ -40,9 +44,10 @@ class Population:
         federation = self._federation
         members, val = (federation.train, federation.val) if own else (self._train, self._val)
         share = train.round_schedule.deployed(round) if own else train.round_schedule.share(round)
+        rows = tuple(members[i] for i in ids)
         return Cohort(
             ids=tuple(ids),
-            members=tuple(members[i] for i in ids),
+            members=rows,
             val=tuple(val[i] for i in ids),
             source=federation.source,
             model=group.model,
@@ -53,4 +58,18 @@ class Population:
             seed=self._seed,
             round=round,
             limit=limit,
+            class_weights=self._class_weights(train, rows),
         )
+
+    @cached_property
+    def _overall(self) -> Tensor:
+        """Training samples of each class of all clients that may be sampled, [classes]."""
+        return class_counts(self._federation.source, self._train).sum(0)
+
+    def _class_weights(self, train: TrainConfig, rows: Sequence[Ints]) -> Tensor | None:
+        """What samples of a class count, of clients with these training rows, [clients, classes]."""
+        if train.class_weights == "none":
+            return None
+        if train.class_weights == "client":
+            return balanced(class_counts(self._federation.source, rows))
+        return balanced(self._overall).expand(len(rows), -1)

@@ -19,6 +19,8 @@ Fall = Literal["constant", "step", "cosine", "inverse"]
 """Of the learning rate over rounds."""
 Deployment = Literal["last", "first"]
 """The round whose rate tunes models before they are used."""
+ClassWeights = Literal["none", "client", "federated"]
+"""Whose labels say what the samples of a class count in the loss of training."""
 MOST_STEPS = 10**9
 MOST_EPOCHS = 10**6
 
@@ -82,6 +84,11 @@ class TrainSettings(Settings):
     )
     momentum: Number = Field(default=0.0, ge=0, lt=1, description="of sgd")
     weight_decay: Number = Field(default=0.0, ge=0, description="of adamw apart from the gradient")
+    class_weights: ClassWeights = Field(
+        default="none",
+        description="of samples in the training loss, n/(K n_c) by the client's own labels or by those of all "
+        "training clients, who then send how many samples of each class they have",
+    )
     clip: Number | None = Field(
         default=None,
         gt=0,

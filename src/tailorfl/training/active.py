@@ -34,6 +34,8 @@ class Active:
     """int64 [clients], also of the one there is."""
     release: Release | None
     """How private sums become gradients."""
+    classes: Tensor | None
+    """[clients, classes] what samples of a class count in the loss, also of the one client there is."""
     memory: list[Tensor]
     """What the optimizer remembers: zeros at first of the shapes of `params`, `Rule.memories` times."""
 
@@ -62,6 +64,7 @@ class Active:
             None if self.rate is None else self.rate[which],
             self.keys[which],
             None if self.release is None else self.release.of(which),
+            None if self.classes is None else self.classes[which],
             take(self.memory),
         )
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.errors import TailorflError
+from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.training.cohort import Cohort, TrainConfig
 from tailorfl.training.directed import Directions
 from tailorfl.training.fitting import Fit, Inputs
@@ -157,6 +157,11 @@ def _check(cohort: Cohort, components: Components, asked: Asked) -> None:
         _check_closure(what, function)
     for term in asked.terms:
         _check_closure("term", term.function)
+    if cohort.class_weights is not None and any(term.replaces for term in asked.terms):
+        raise ConfigError(
+            f"train.class_weights={cohort.config.class_weights} weighs samples in the run's loss, but this method puts "
+            "a loss of its own in its place; leave class_weights out of its line (train: {class_weights: none})"
+        )
     if asked.optimizer.clip_each and direction is None:
         raise TailorflError("Optimizer(clip_each=True) clips what a `direction` asks for, but none was given")
 

@@ -16,7 +16,7 @@ from tailorfl.data.source import Source
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 from tailorfl.settings.experiment import DEFAULT
-from tailorfl.settings.train import OptimizerName, Schedule
+from tailorfl.settings.train import ClassWeights, OptimizerName, Schedule
 from tailorfl.training.keys import derive
 from tailorfl.training.ledger import Record
 from tailorfl.training.objective import Loss
@@ -54,6 +54,7 @@ class TrainConfig:
     """As `train.dp` with level sample, and the noise that its ε needs."""
     optimizer: OptimizerName = DEFAULT.train.optimizer
     schedule: Schedule = DEFAULT.train.schedule
+    class_weights: ClassWeights = DEFAULT.train.class_weights
     round_schedule: RoundSchedule = CONSTANT
     decay: float = 1.0
     """What `lr` was multiplied by in this round, and rates of a method's own have to be."""
@@ -88,6 +89,8 @@ class Cohort:
     round: int
     public: Source | None = None
     """Unlabelled samples that every client has."""
+    class_weights: Tensor | None = None
+    """[clients, classes] what a sample of a class counts in each client's loss; None: all alike."""
     limit: int | None = None
     """At most this many batches a training, however many fits it is cut into; 0 turns training off."""
     record: Record | None = field(default=None, compare=False)
@@ -106,6 +109,7 @@ class Cohort:
             ids=tuple(self.ids[p] for p in take),
             members=tuple(self.members[p] for p in take),
             val=tuple(self.val[p] for p in take),
+            class_weights=None if self.class_weights is None else self.class_weights[take],
             plans={},
         )
 
@@ -125,6 +129,10 @@ class Cohort:
     def min_batch(self) -> int:
         """Smallest batch a step may use: batch norm cannot train on a single sample."""
         return 2 if self.model.has_batch_statistics else 1
+
+    def weights_of_classes(self, positions: Sequence[int]) -> Tensor | None:
+        """Returns `class_weights` of the clients at `positions`, where the clients' tensors are."""
+        return None if self.class_weights is None else self.class_weights[list(positions)].to(self.device)
 
     def keys(self, positions: Sequence[int], purpose: str) -> np.ndarray[Any, np.dtype[np.uint64]]:
         """Returns one key a client for this round and purpose, uint64 [positions]."""

@@ -196,7 +196,7 @@ class Passes:
             return how.objective.value(state, carry.moving, carry.names, Pass(x, y, weight, key), given)
 
         assert how.dp is not None
-        x, y, weight, key = seen
+        x, y, weight, key = seen[:4]  # no class weights: privacy does not go with them
         noise = fold_key(fold_key(key, how.number), sum(self.taken))
         gradient, value = private_gradient(loss_of, at, x, y, weight, how.dp, noise, key, release)
         return gradient, value if clients is None else clients.all(value)

@@ -99,6 +99,7 @@ class Fit:
             inputs["rate"],
             self._keys(plan),
             None if options.dp is None else self._release(options.dp, ranked),
+            cohort.weights_of_classes(ranked),
             [torch.zeros_like(p) for _ in range(options.rule.memories) for p in params],
         )
         public = self._public(inputs["public"], ranked, plan.rows.shape[1] // options.batches, stacked)

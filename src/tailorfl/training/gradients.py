@@ -71,6 +71,8 @@ class Pass(NamedTuple):
     """1 for real samples, 0 for padding; None if all are real."""
     key: Tensor
     """int64 0-d, of the dropout masks and of privacy noise."""
+    classes: Tensor | None = None
+    """[classes] what a sample of a class counts in the loss; None: all alike."""
 
 
 @dataclass(frozen=True)
@@ -85,18 +87,23 @@ class Batch:
     """[clients] int64 keys of the dropout masks and of privacy noise."""
     release: Release | None = None
     """How a private sum becomes a gradient; None without privacy."""
+    classes: Tensor | None = None
+    """[clients, classes] what a sample of a class counts in the loss; None: all alike."""
 
     def seen(self, clients: Level) -> Pass:
         """The batch as the code of one client sees it inside a map over clients."""
         tensors = {"x": self.x, "y": self.y, "key": self.keys}
         if self.weight is not None:
             tensors["weight"] = self.weight
+        if self.classes is not None:
+            tensors["classes"] = self.classes
         found = clients.each(tensors)
-        return Pass(found["x"], found["y"], found.get("weight"), found["key"])
+        return Pass(found["x"], found["y"], found.get("weight"), found["key"], found.get("classes"))
 
     def only(self) -> Pass:
         """That of the one client there is, without the client axis."""
-        return Pass(self.x[0], self.y[0], None if self.weight is None else self.weight[0], self.keys[0])
+        weight, classes = (None if t is None else t[0] for t in (self.weight, self.classes))
+        return Pass(self.x[0], self.y[0], weight, self.keys[0], classes)
 
 
 @dataclass(frozen=True)
@@ -121,14 +128,14 @@ class Objective:
         `state` has all tensors of its model, `moving` names the buffers to update; `given` is what each term is given.
         """
         buffers = {n: state[n].clone() for n in moving}
-        state = {**state, **buffers}
+        state, loss = {**state, **buffers}, self.loss.weighed(batch.classes)
         # A mask key is set where masks are drawn: without dropout that is nowhere.
         with dropout_key(batch.key) if self.model.has_dropout else nullcontext():
             if not self.terms:
                 outputs = self.model.forward_train(state, batch.x, trained)
-                return self.loss(outputs, batch.y, batch.weight), buffers
+                return loss(outputs, batch.y, batch.weight), buffers
             outputs, features = self.model.features_train(state, batch.x, trained)
-        seen = Seen(self.model, self.loss, batch[:3], outputs, features, state)
+        seen = Seen(self.model, loss, batch[:3], outputs, features, state)
         parts = [] if any(term.replaces for term in self.terms) else [seen.loss]
         parts += [term.function(seen, *own) for term, own in zip(self.terms, given, strict=True)]
         return reduce(torch.add, parts), buffers

@@ -125,7 +125,7 @@ class LocalSGD:
             loaded, at = self._loaded(step, now.keys), step.number * options.batches
             for again in range(options.repeat):
                 batches = [
-                    Batch(x, y, w, now.keys + (of * options.repeat + again), now.release)
+                    Batch(x, y, w, now.keys + (of * options.repeat + again), now.release, now.classes)
                     for of, x, y, w in loaded
                 ]
                 moment = Moment(step.number * options.repeat + again, step.who, now.rate)

@@ -29,27 +29,33 @@ class Loss:
     def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
         cohort, source = self.cohort, self.cohort.source
 
-        def one(state: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-            return cohort.loss(cohort.model(state, x), y, weight)
+        def one(
+            state: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None, classes: Tensor | None
+        ) -> Tensor:
+            return cohort.loss.weighed(classes)(cohort.model(state, x), y, weight)
 
         state = dict(zip(self.names, tensors, strict=True))
         if cohort.counting:
             return (torch.zeros(()) if dims is None else torch.zeros(len(positions)),)
+        classes = cohort.weights_of_classes(positions)
         if dims is None:
+            own = None if classes is None else classes[0]
             rows = torch.from_numpy(self.rows[positions[0]]).to(source.x.device)
             weight = (
                 None if len(rows) else torch.zeros(0, device=cohort.device)
             )  # a mean over nothing is 0, as for a client that is all padding
             pieces = self._pieces(rows, 1)
-            values = [one(state, source.take(r), source.targets(r), weight) for r in pieces]
+            values = [one(state, source.take(r), source.targets(r), weight, own) for r in pieces]
             return (_mean_of(values, [torch.tensor(float(len(r))) for r in pieces]),)
         rows, weight = padded([self.rows[p] for p in positions])
         rows, weight = rows.to(source.x.device), weight.to(cohort.device)
-        mapped = torch.func.vmap(one, in_dims=(dict(zip(self.names, dims, strict=True)), 0, 0, 0))
+        at = None if classes is None else 0
+        mapped = torch.func.vmap(one, in_dims=(dict(zip(self.names, dims, strict=True)), 0, 0, 0, at))
         pieces = self._pieces(rows, len(positions))
         weights = torch.split(weight, pieces[0].shape[1], dim=1)
         values = [
-            mapped(state, source.take(r), source.targets(r), w) for r, w in zip(pieces, weights, strict=True)
+            mapped(state, source.take(r), source.targets(r), w, classes)
+            for r, w in zip(pieces, weights, strict=True)
         ]
         return (_mean_of(values, [w.sum(1) for w in weights]),)
 
@@ -80,22 +86,25 @@ class Summed:
         rows, weight = rows.to(source.x.device), weight.to(cohort.device)
         length = rows_at_once(source, len(positions))
         pieces = zip(torch.split(rows, length, dim=1), torch.split(weight, length, dim=1), strict=True)
-        total: Tensor | None = None
+        classes, total = cohort.weights_of_classes(positions), None
         for some, counted in pieces:
             x, y = source.take(some), source.targets(some)
             if dims is None:
-                value = self._one(list(tensors), x[0], y[0], counted[0])
+                own = None if classes is None else classes[0]
+                value = self._one(list(tensors), x[0], y[0], counted[0], own)
             else:
-                value = torch.func.vmap(self._one, in_dims=(list(dims), 0, 0, 0))(
-                    list(tensors), x, y, counted
-                )
+                at = None if classes is None else 0
+                mapped = torch.func.vmap(self._one, in_dims=(list(dims), 0, 0, 0, at))
+                value = mapped(list(tensors), x, y, counted, classes)
             total = value if total is None else total + value
         assert total is not None  # a table has at least one piece, if an empty one
         return (total,)
 
-    def _one(self, tensors: list[Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    def _one(
+        self, tensors: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, classes: Tensor | None
+    ) -> Tensor:
         state, given = Packed(tensors, self.form).unpack()
-        model, loss = self.cohort.model, self.cohort.loss
+        model, loss = self.cohort.model, self.cohort.loss.weighed(classes)
         each = self.of(Seen.evaluated(model, loss, (x, y, weight), tree.tensors(state)), *given)
         if each.shape[:1] != weight.shape:
             raise TailorflError(

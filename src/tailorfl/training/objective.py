@@ -27,6 +27,13 @@ class Loss:
     def __call__(self, outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
         return self.of_batch(outputs, y, weight)
 
+    def weighed(self, classes: Tensor | None) -> Loss:
+        """Returns the loss in which a sample counts what `classes` [classes] says of its class; None: all alike."""
+        if classes is None:
+            return self
+        assert isinstance(self.of_batch, _Mean)  # of tasks with classes alone: `check_class_weights`
+        return Loss(_Weighed(self.of_batch.of_samples, classes))
+
 
 def mean_of(per_sample: Tensor, weight: Tensor | None) -> Tensor:
     """Returns the mean over real samples of [batch] numbers, 0-d; over none it is 0."""
@@ -114,6 +121,18 @@ class _Mean:
 
     def __call__(self, outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
         return mean_of(self.of_samples(outputs, y), weight)
+
+
+@dataclass(frozen=True)
+class _Weighed:
+    """The mean over samples of what the class of each counts, times its loss."""
+
+    of_samples: Callable[[Tensor, Tensor], Tensor]
+    classes: Tensor
+
+    def __call__(self, outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+        losses = self.of_samples(outputs, y)
+        return mean_of(losses * self.classes.gather(0, y).to(losses.dtype), weight)
 
 
 LOSSES = {
