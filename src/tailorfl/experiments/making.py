@@ -12,13 +12,15 @@ from tailorfl.data.build import build as build_federation
 from tailorfl.data.federation import Federation
 from tailorfl.data.validate import weaknesses
 from tailorfl.engines.make import make_engine
-from tailorfl.errors import DataError
+from tailorfl.errors import ConfigError, DataError
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.models import make_model
 from tailorfl.experiments.privacy import with_privacy
 from tailorfl.privacy.client_privacy import ClientDP
+from tailorfl.rounds.acceptance import Trace
 from tailorfl.rounds.groups import assign_by_size
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.store import TRACE
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.keys import generator
@@ -79,9 +81,29 @@ def make_simulation(job: Job, federation: Federation, folder: Path | None = None
             weights=config.weights,
             state_folder=folder if config.engine.states == "disk" else None,
             client_dp=client_dp,
+            min_replies=config.system.min_replies,
+            trace=trace_of(job),
         )
 
     return with_privacy(job, build)
+
+
+def trace_of(job: Job) -> Trace | None:
+    """Returns the recorded run that a job is to play again: that of its file, or the job's own in a result folder.
+
+    Raises:
+        RunError: it cannot be read, or is no trace.
+        ConfigError: it has fewer rounds than the job.
+    """
+    if job.config.system.trace is None:
+        return None
+    place = Path(job.config.system.trace)
+    trace = Trace.read(place / job.folder / TRACE if place.is_dir() else place)
+    if len(trace) < job.rounds and job.config.budget == "rounds":
+        raise ConfigError(
+            f"{job.name} has {job.rounds} rounds, but '{trace.name}' has {len(trace)}; set rounds={len(trace)}"
+        )
+    return trace
 
 
 def train_config(job: Job) -> TrainConfig:

@@ -24,8 +24,9 @@ from tailorfl.rounds.divergence import listed
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.amending import amend, record_of
 from tailorfl.runs.files import write_text
+from tailorfl.runs.reading import numbers
 from tailorfl.runs.signals import raise_if_told, why
-from tailorfl.runs.store import RunStore
+from tailorfl.runs.store import TRACE, RunStore
 from tailorfl.settings.experiment import ExperimentConfig
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ def run_job(
         if exists:
             _keep_engine(sim, store)
             store.truncate_after(sim.round)
-            _check_records(store, sim.round)
+            _check_records(store, sim.round, sim.is_traced)
         expensive = long_final(sim, _protocol(job.config, final=True), job.rounds)
         if expensive is not None:
             log.warning("%s", expensive)
@@ -101,14 +102,15 @@ def _keep_engine(sim: Simulation, store: RunStore) -> None:
         keep_choice(sim.engine, str(done["engine"].iloc[-1]))
 
 
-def _check_records(store: RunStore, rounds: int) -> None:
+def _check_records(store: RunStore, rounds: int, traced: bool) -> None:
     """Raises RunError where the records of the rounds that a checkpoint has behind it are not all there."""
     done, clients = store.rounds(), store.clients()
     lost = sorted(set(range(1, rounds + 1)) - set(done["round"].tolist()))
     measured = [c for c in done.columns if c.startswith(MODELS)]
     evaluated = done["round"][done[measured].notna().any(axis=1)] if measured else done["round"][:0]
     unseen = sorted(set(evaluated.tolist()) - set(clients["round"].tolist()))
-    for name, rounds_lost in (("rounds.jsonl", lost), ("clients.jsonl", unseen)):
+    untold = sorted(set(range(1, rounds + 1)) - set(numbers(store.path / TRACE))) if traced else []
+    for name, rounds_lost in (("rounds.jsonl", lost), ("clients.jsonl", unseen), (TRACE, untold)):
         if rounds_lost:
             raise RunError(
                 f"'{store.path / name}' has lost the records of rounds {listed(rounds_lost)}, so this job's curves "
@@ -167,6 +169,8 @@ def _rounds(
             record |= found | quantiles(records, metric) | epsilon_so_far(job, sim)
             store.append_clients(records)
             watch.evaluated(job, sim.round, first_named(found, metric))
+        if done.acceptance is not None:
+            store.append_trace(done.acceptance.line())
         store.append_round(record)
         told = time.perf_counter()
         watch.recorded(job, record)

@@ -23,6 +23,8 @@ def round_record(sim: Simulation, done: RoundResult, seconds: float) -> dict[str
     traffic = sim.traffic.as_dict()
     # Where ε counts on nobody seeing who took part, no record says it.
     who = {} if sim.cohort_is_secret else {"clients": list(done.clients), "rejected": list(done.rejected)}
+    if done.acceptance is not None:
+        who["absent"] = list(done.absent)
     return {
         "round": sim.round,
         **who,

@@ -21,6 +21,7 @@ from tailorfl.engines.results import Parts
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
 from tailorfl.privacy.client_privacy import ClientDP
+from tailorfl.rounds.acceptance import Acceptance, Trace
 from tailorfl.rounds.client_code import Deployment, deployment_message, in_parts
 from tailorfl.rounds.groups import Group, by_group, make_groups
 from tailorfl.rounds.population import Population
@@ -52,6 +53,8 @@ class FederatedRun:
         weights: Weights = DEFAULT.weights,
         state_folder: Path | None = None,
         client_dp: ClientDP | None = None,
+        min_replies: int = DEFAULT.system.min_replies,
+        trace: Trace | None = None,
     ) -> None:
         keep_freed_memory()
         if not 0 < fraction <= 1:
@@ -59,7 +62,7 @@ class FederatedRun:
         self.method, self.federation, self.train = method, federation, train
         self.engine: Engine = engine if engine is not None else Auto()
         self.seed, self.fraction, self.sampling = seed, fraction, sampling
-        self.client_dp = client_dp
+        self.client_dp, self.min_replies, self.trace = client_dp, min_replies, trace
         self.weights = method.weighting(weights)
         if self.level is not None:
             check_private(method, self.level, self.weights)
@@ -79,6 +82,27 @@ class FederatedRun:
         self._replied: dict[str, tree.Shapes] = {}  # of every reply that a group has sent so far
         self._blamed = False  # whether a client that diverged was looked at for the term to blame
         self.population = Population(federation, self.groups, seed, method.pooled)
+        if self.cohort_is_secret and (min_replies or trace is not None):
+            raise ConfigError(
+                "the epsilon of this privacy counts on nobody seeing who takes part in a round, which a trace and "
+                "min_replies show; leave system out, or take sampling=uniform"
+            )
+        for one in trace or ():
+            self.check_asked(one)
+
+    def check_asked(self, acceptance: Acceptance) -> None:
+        """Nothing if the clients that were asked in a recorded round are there; raises ConfigError otherwise."""
+        strange = [i for i in acceptance.asked if i >= self.participants]
+        if strange:
+            raise ConfigError(
+                f"the trace asks client {strange[0]} in round {acceptance.round}, but there are {self.participants}, "
+                "from 0 on: it was recorded with other data"
+            )
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether it is recorded what became of every client that was asked; not where all answer in any case."""
+        return self.trace is not None
 
     @property
     def level(self) -> PrivacyLevel | None:

@@ -169,7 +169,7 @@ def message_for(message: Broadcast, group: Group, positions: Sequence[int]) -> T
     if isinstance(message, PerArchitecture):
         return message[group.name]
     if isinstance(message, PerClient):
-        return PerClient(message.payloads, message.rows[torch.tensor(positions)])
+        return PerClient(message.payloads, message.rows[torch.tensor(positions, dtype=torch.int64)])
     return message
 
 

@@ -12,17 +12,20 @@ from tensordict import TensorDict
 
 from tailorfl.core.messages import Broadcast, PerClient, Replies, Traffic
 from tailorfl.engines.base import Stored, Visit
-from tailorfl.errors import DivergenceError
+from tailorfl.engines.results import Updates
+from tailorfl.errors import ConfigError, DivergenceError
+from tailorfl.rounds.acceptance import NOT_FINITE, TOO_FEW, Acceptance
 from tailorfl.rounds.authors import changed_replies_named, shapes_of_replies
 from tailorfl.rounds.client_code import WORK, Training
 from tailorfl.rounds.diagnosis import term_to_blame
 from tailorfl.rounds.divergence import check_server, listed, why_all_diverged
 from tailorfl.rounds.federated_run import FederatedRun
 from tailorfl.rounds.groups import Group, by_group, gather, message_for
-from tailorfl.rounds.one_round import RoundResult, Trained, count_traffic, means_of
+from tailorfl.rounds.one_round import Collected, RoundResult, Trained, count_traffic, means_of
 from tailorfl.rounds.private_updates import nobody
 from tailorfl.rounds.sampling import sample_clients
 from tailorfl.training import tree
+from tailorfl.training.ledger import Record
 
 log = logging.getLogger(__name__)
 
@@ -39,69 +42,79 @@ class Simulation(FederatedRun):
         weights: what clients count in averages, unless the method's own `weights` say something else.
         state_folder: where private states are memory-mapped; None keeps them in memory.
         client_dp: client-level privacy of what clients send (that of their samples is in `train`).
+        min_replies: a round with fewer finite replies that count changes nothing, neither server nor clients.
+        trace: a recorded run whose rounds are played again; clients that did not answer then do not answer now.
 
-    Attributes `gradients` (of single samples) is what all clients computed so far, `turns` how often one was sampled.
+    Attributes `gradients` (of single samples) is what all clients computed so far, `turns` how often one that was
+    sampled answered.
     Attributes `model`, `split`, `init`, `start` and `states` are those of the first architecture; `groups` has all.
 
     Raises:
         ConfigError: `fraction` outside (0, 1]; the method needs a public set or one architecture, or does what the
-            wanted privacy does not cover.
+            wanted privacy does not cover; the trace is of other data.
     """
 
     def step(
-        self, sampled: tuple[int, ...] | None = None, training: tuple[int, ...] | None = None
+        self,
+        sampled: tuple[int, ...] | None = None,
+        training: tuple[int, ...] | None = None,
+        acceptance: Acceptance | None = None,
     ) -> RoundResult:
         """Runs the next round and returns what it did.
 
         `sampled` are the clients whose replies count, in rising order, by default drawn; `training` those that
-        train, by default as the method's participation says.
+        train, by default as the method's participation says. `acceptance` plays a round again as it was recorded: all
+        who were asked are sent to, those whose reply was accepted train.
 
         Raises:
-            DivergenceError: no client that trained returned a finite update, or the server's state is not finite.
+            DivergenceError: no client that answered returned a finite update, or the server's state is not finite.
+            ConfigError: `acceptance` is of another round or federation.
         """
+        if acceptance is None and sampled is None and training is None and self.trace is not None:
+            acceptance = self.trace.of(self.round + 1)
+        if acceptance is not None:
+            if acceptance.round != self.round + 1:
+                raise ConfigError(
+                    f"round {self.round + 1} cannot be played again as round {acceptance.round} was recorded"
+                )
+            self.check_asked(acceptance)
+            sampled, training = acceptance.sampled, acceptance.asked
         try:
-            return self._step(sampled, training)
+            return self._step(sampled, training, acceptance)
         except BaseException:  # Ctrl-C too: a round takes place as a whole or not at all
             for group in self.groups:
                 group.states.rollback()
             raise
 
-    def _step(self, sampled: tuple[int, ...] | None, training: tuple[int, ...] | None) -> RoundResult:
+    def _step(
+        self,
+        sampled: tuple[int, ...] | None,
+        training: tuple[int, ...] | None,
+        acceptance: Acceptance | None,
+    ) -> RoundResult:
         begin = time.perf_counter()
         sampled = self.sample(self.round) if sampled is None else sampled
         training = self.trainees(sampled) if training is None else training
         message = self.method.broadcast(self.server, training)
-        done = [
-            self._train(group, tuple(training[k] for k in where), message_for(message, group, where))
-            for group, where in by_group(self.groups, training)
-        ]
-        rejected = tuple(
-            sorted(c for t in done for c, ok in zip(t.ids, t.finite.tolist(), strict=True) if not ok)
-        )
-        if 0 < len(rejected) < len(training):
-            log.warning(
-                "round %d: update of client %s is not finite and was rejected (%s)",
-                self.round + 1,
-                listed(rejected),
-                (not self._blamed and self._blamed_term(done)) or "learning rate too high?",
-            )
-            self._blamed = True
-        # With client-level privacy a stop would tell what a single client's update was.
-        if training and len(rejected) == len(training) and self.client_dp is None:
-            raise DivergenceError(
-                f"round {self.round + 1}: all {len(training)} clients diverged (updates are NaN or infinite); "
-                + (self._blamed_term(done) or why_all_diverged(self.server, self.method.server_settings))
-            )
-        accepted = [t.of([int(k) for k in t.finite.nonzero()[:, 0]]) for t in done]
+        collected = self._collect(message, sampled, training, acceptance)
+        done, acceptance = collected.parts, collected.acceptance
+        rejected = self._rejected(done)
         wanted = set(sampled)
+        accepted = [t.of([int(k) for k in t.finite.nonzero()[:, 0]]) for t in done]
         # Under client-level privacy an update that is not finite counts as none: that there was one must not show.
-        asked = [t.among(wanted) for t in (accepted if self.client_dp is None else done)]
-        asked = self._with_the_absent(asked)
+        counted = accepted if self.client_dp is None else done
+        enough = sum(i in wanted for t in counted for i in t.ids) >= self.min_replies
+        if acceptance is not None:
+            acceptance = acceptance.refused(() if self.client_dp else rejected, NOT_FINITE)
+            acceptance = acceptance if enough else acceptance.refused(acceptance.asked, TOO_FEW)
+        if not enough:  # the round has not taken place for anybody
+            accepted = counted = []
+        asked = self._with_the_absent([t.among(wanted) for t in counted])
         arrived = {part.group.name: self._shown(part) for part in asked}
-        traffic = self._count(message, done, wanted)
+        traffic = self._count(message, done, wanted, acceptance)
         middle = time.perf_counter()
         server = self.server
-        if arrived:  # else the server keeps what it has: idle clients trained, those that were asked diverged
+        if arrived:  # else the server keeps what it has: of those that were asked nobody has an update
             server = tree.contiguous(self._aggregated(server, gather(arrived)))
             check_server(self.server, server, self.round + 1, self.method.server_settings)
         end = time.perf_counter()
@@ -112,18 +125,82 @@ class Simulation(FederatedRun):
         self._book(done, asked)
         self.traffic.add(traffic)
         gradients = sum(part.gradients for part in done)
-        self.gradients, self.turns = self.gradients + gradients, self.turns + len(sampled)
+        self.gradients += gradients
+        self.turns += sum(i in wanted for t in done for i in t.ids)
         result = RoundResult(
-            self.round, sampled, rejected, losses, end - begin, traffic, gradients, end - middle
+            self.round, sampled, rejected, losses, end - begin, traffic, gradients, end - middle, acceptance
         )
         self.round += 1
         return result
+
+    def _collect(
+        self,
+        message: Broadcast,
+        sampled: tuple[int, ...],
+        training: tuple[int, ...],
+        acceptance: Acceptance | None,
+    ) -> Collected:
+        """Returns what comes back of a message to the clients `training`, of whom `sampled` would count.
+
+        Here those that answer train at once: all of them, or as `acceptance` has it. Who collects otherwise, from real
+        clients, overrides this, and may return fewer clients than were asked: whoever is missing took no part. It then
+        says in the acceptance what became of each, and makes parts with `trained`.
+        """
+        here = set(training if acceptance is None else acceptance.answered)
+        parts = []
+        for group, where in by_group(self.groups, training):
+            where = tuple(k for k in where if training[k] in here)
+            if where:
+                ids = tuple(training[k] for k in where)
+                parts.append(self._train(group, ids, message_for(message, group, where)))
+        return Collected(parts, acceptance)
+
+    def _rejected(self, done: Sequence[Trained]) -> tuple[int, ...]:
+        """Returns the clients that answered with an update that is not finite, in rising order.
+
+        Raises:
+            DivergenceError: all of them did.
+        """
+        answered = sum(len(t.ids) for t in done)
+        rejected = tuple(
+            sorted(c for t in done for c, ok in zip(t.ids, t.finite.tolist(), strict=True) if not ok)
+        )
+        if 0 < len(rejected) < answered:
+            log.warning(
+                "round %d: update of client %s is not finite and was rejected (%s)",
+                self.round + 1,
+                listed(rejected),
+                (not self._blamed and self._blamed_term(done)) or "learning rate too high?",
+            )
+            self._blamed = True
+        # With client-level privacy a stop would tell what a single client's update was.
+        if answered and len(rejected) == answered and self.client_dp is None:
+            raise DivergenceError(
+                f"round {self.round + 1}: all {answered} clients diverged (updates are NaN or infinite); "
+                + (self._blamed_term(done) or why_all_diverged(self.server, self.method.server_settings))
+            )
+        return rejected
 
     def _train(self, group: Group, ids: tuple[int, ...], message: TensorDict | PerClient) -> Trained:
         record = self._record()
         visit = Visit.of(self.local, replace(self.cohort(ids), record=record), message)
         with torch.no_grad():
             found = self.engine.train(visit, group.states)
+        return self.trained(group, ids, found, message, record)
+
+    def trained(
+        self,
+        group: Group,
+        ids: tuple[int, ...],
+        found: Updates,
+        message: TensorDict | PerClient,
+        record: Record | None,
+    ) -> Trained:
+        """Returns the part of a round that clients of a group are, from what their training returned.
+
+        Raises:
+            ClientError: the replies are shaped otherwise than those of earlier rounds.
+        """
         before = self._replied.get(group.name, {})
         self._replied[group.name] = shapes_of_replies(self.method, found.replies, ids, self.round, before)
         uses = {} if record is None else record.uses
@@ -217,9 +294,20 @@ class Simulation(FederatedRun):
         """The client function of a round."""
         return Training(self.method)
 
-    def _count(self, message: Broadcast, done: Sequence[Trained], sampled: set[int]) -> Traffic:
-        """Returns the traffic of a round: whoever trains has received (or everyone), only the sampled send."""
+    def _count(
+        self, message: Broadcast, done: Sequence[Trained], sampled: set[int], acceptance: Acceptance | None
+    ) -> Traffic:
+        """Returns the traffic of a round: who was asked has received (or everyone), the sampled that answer send."""
         if self.method.pooled:
             return Traffic()
-        everyone = range(self.participants) if self.method.reaches_all else [i for t in done for i in t.ids]
+        reached: Sequence[int] = [i for t in done for i in t.ids]
+        if acceptance is not None:
+            reached = acceptance.reached
+            if isinstance(message, PerClient):
+                got = set(reached)
+                rows = torch.tensor(
+                    [k for k, i in enumerate(acceptance.asked) if i in got], dtype=torch.int64
+                )
+                message = PerClient(message.payloads, message.rows[rows])
+        everyone = range(self.participants) if self.method.reaches_all else reached
         return count_traffic(message, self.groups, done, sampled, everyone)

@@ -34,6 +34,11 @@ def parsed(path: Path, lines: Sequence[bytes]) -> list[dict[str, Any]]:
     return records
 
 
+def numbers(path: Path) -> list[int]:
+    """Returns the rounds that the records of a file are of, in its order. Raises RunError where one is damaged."""
+    return [int(record["round"]) for record in parsed(path, read_lines(path))]
+
+
 def table(path: Path) -> pd.DataFrame:
     """Returns the records of a file, one row each; a column of nulls alone, which stand for NaN, is of floats."""
     import pandas as pd

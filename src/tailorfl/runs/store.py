@@ -6,6 +6,7 @@
 | status.json | running, finished, failed or interrupted, with process id, times and message |
 | rounds.jsonl | one record a round, appended |
 | clients.jsonl | one record {round, client, set, model, metric values} a client and evaluation, appended |
+| trace.jsonl | what became of each client that was asked, a line a round, where not all of them answer in any case |
 | checkpoint-NNNNNN.safetensors, .json | the state after round NNNNNN, last two kept |
 | summary.json, rounds.parquet, clients.parquet | written when the run finishes |
 | manifest.json | sizes and digests of these files, written when the run finishes |
@@ -61,7 +62,8 @@ _RESULTS = (
     "selection.csv",
     manifest.NAME,
 )
-_RECORDS = ("rounds.jsonl", "clients.jsonl")
+TRACE = "trace.jsonl"
+_RECORDS = ("rounds.jsonl", "clients.jsonl", TRACE)
 
 
 class RunStore:
@@ -187,6 +189,10 @@ class RunStore:
         self._append("rounds.jsonl", [record])
         if time.monotonic() - self._synced_at >= SYNC_SECONDS:
             self._sync()
+
+    def append_trace(self, record: Mapping[str, Any]) -> None:
+        """Append what became of the clients that were asked in a round, before the record of that round."""
+        self._append(TRACE, [record])
 
     def append_clients(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Append long records {round, client, set, model, metric values}, before that of their round."""

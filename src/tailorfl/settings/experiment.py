@@ -24,6 +24,7 @@ from tailorfl.settings.data import DataConfig
 from tailorfl.settings.engine import EngineConfig
 from tailorfl.settings.eval import EvalConfig
 from tailorfl.settings.model import ModelConfig
+from tailorfl.settings.system import SystemConfig
 from tailorfl.settings.track import TrackConfig
 from tailorfl.settings.train import TrainOverrides, TrainSettings
 
@@ -92,6 +93,7 @@ class ExperimentConfig(Settings):
         default="samples",
         description="what clients count in averages: n_i / Σn, or all alike; a method's line may say its own",
     )
+    system: SystemConfig = SystemConfig()
     engine: EngineConfig = EngineConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint_every: Whole | None = Field(

@@ -1,0 +1,191 @@
+"""The acceptance trace: what became of every client that was asked in a round, as written and as read back.
+
+Whoever collects the replies of a round, a simulation of devices or a real deployment, says it by an `Acceptance`. In a
+file each is a line of JSON; played back, it gives the same states to the bit, since nothing else is left to chance:
+
+    {"round": 1, "sampled": [0, 4], "answers": [{"client": 0, "fate": "accepted", "seconds": 3.5}, ...], ...}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from tailorfl.errors import RunError
+
+Fate = Literal["accepted", "refused", "late", "lost", "unavailable"]
+"""What became of a client: its reply counted; was there and not taken; came too late; never came; it was not asked."""
+NOT_FINITE = "not finite"
+"""Why a reply is refused that holds NaN or infinity; in a replay such a client trains again, and again in vain."""
+TOO_FEW = "too few replies"
+"""Why replies are refused of a round that has fewer than it needs."""
+
+
+class Answer(NamedTuple):
+    """What became of one client."""
+
+    client: Annotated[int, Field(ge=0, strict=True)]
+    fate: Fate = "accepted"
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """From the question to the answer, or to when nobody waited any more; None where nobody knows."""
+    reason: str = ""
+    """Of a refusal."""
+    version: Annotated[int, Field(ge=0, strict=True)] | None = None
+    """How many aggregations the server had done when the client started; None: all before this round."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether a reply arrived in time: it counts, or only what is in it is to blame."""
+        return self.fate == "accepted" or (self.fate == "refused" and self.reason == NOT_FINITE)
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What became of the clients that were asked in one round."""
+
+    round: Annotated[int, Field(ge=1, strict=True)]
+    """Its number, the first is 1."""
+    sampled: tuple[Annotated[int, Field(ge=0, strict=True)], ...]
+    """The clients whose replies would count, in rising order."""
+    answers: tuple[Answer, ...]
+    """One of every client that was asked to train, in rising order."""
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """How long the round lasted."""
+    simulated: bool = True
+    """Whether seconds are simulated; if not, they were measured."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """The clients that were asked to train, in rising order, each once."""
+        return tuple(sorted({a.client for a in self.answers}))
+
+    @property
+    def answered(self) -> tuple[int, ...]:
+        """The clients whose reply arrived in time, finite or not, in rising order."""
+        return tuple(sorted(a.client for a in self.answers if a.answered))
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """The clients that were asked and took no part, in rising order."""
+        return tuple(sorted(set(self.asked) - set(self.answered)))
+
+    @property
+    def reached(self) -> tuple[int, ...]:
+        """The clients that received the message of the round, in rising order."""
+        return tuple(sorted({a.client for a in self.answers if a.fate != "unavailable"}))
+
+    def refused(self, clients: Collection[int], reason: str) -> Acceptance:
+        """Returns it with the replies of `clients` refused for a reason."""
+        if not clients:
+            return self
+        hit = set(clients)
+        answers = (
+            a._replace(fate="refused", reason=reason) if a.answered and a.client in hit else a
+            for a in self.answers
+        )
+        return replace(self, answers=tuple(answers))
+
+    def line(self) -> dict[str, Any]:
+        """Returns it as plain values, as JSON can hold them; an answer without what nothing is known of."""
+        plain = [
+            {k: v for k, v in a._asdict().items() if v not in (None, "") or k == "client"}
+            for a in self.answers
+        ]
+        return {**asdict(replace(self, answers=())), "answers": plain}
+
+
+_READER: TypeAdapter[Acceptance] = TypeAdapter(Acceptance)
+_ANSWER = Answer._fields
+
+
+class Trace:
+    """The rounds of a run that was recorded, to be played again."""
+
+    def __init__(self, rounds: Iterable[Acceptance], name: str = "the trace") -> None:
+        self.name = name
+        self._rounds = {one.round: one for one in rounds}
+
+    def __len__(self) -> int:
+        """How many rounds there are."""
+        return len(self._rounds)
+
+    def __iter__(self) -> Iterator[Acceptance]:
+        """Yields the rounds in order."""
+        return (self._rounds[number] for number in sorted(self._rounds))
+
+    def of(self, round: int) -> Acceptance:
+        """Returns what happened in a round; the first is 1.
+
+        Raises:
+            RunError: it has none such.
+        """
+        if round not in self._rounds:
+            raise RunError(
+                f"'{self.name}' has no round {round}: it ends after {len(self._rounds)}; set rounds={len(self._rounds)}"
+            )
+        return self._rounds[round]
+
+    @classmethod
+    def read(cls, path: Path) -> Trace:
+        """Returns the trace in a file.
+
+        Raises:
+            RunError: it cannot be read, or a line is not of a trace; says which.
+        """
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise RunError(
+                f"cannot read the trace '{path}': {reason}; give the trace.jsonl of a job's folder"
+            ) from error
+        return cls(list(_checked(path, lines)), str(path))
+
+
+def _checked(path: Path, lines: Sequence[str]) -> Iterator[Acceptance]:
+    for number, line in enumerate(lines, start=1):
+        try:
+            found = _parsed(line)
+            if found.round != number:
+                raise ValueError(f"it is of round {found.round}, and round {number} belongs here")
+        except (ValueError, RecursionError) as error:
+            raise RunError(
+                f"line {number} of '{path}' is no line of an acceptance trace ({error}); restore the file from a copy, "
+                "or give the trace.jsonl of another job"
+            ) from error
+        yield found
+
+
+def _parsed(line: str) -> Acceptance:
+    """Returns what a line says; raises ValueError with one sentence about what is wrong with it."""
+    plain = json.loads(line)
+    if not isinstance(plain, dict) or not isinstance(plain.get("answers"), list):
+        raise ValueError(f"it has no answers of clients; the keys are {', '.join(_keys())}")
+    for answer in plain["answers"]:
+        extra = (
+            sorted(set(answer) - set(_ANSWER)) if isinstance(answer, dict) else ["an answer without names"]
+        )
+        if extra:
+            raise ValueError(f"it has {extra[0]}, but what is said of a client is {', '.join(_ANSWER)}")
+    try:
+        found = _READER.validate_python(plain)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{where or 'it'}: {first['msg']}, got {str(first['input'])[:40]}") from error
+    if len(set(found.answered)) < len(found.answered) or list(found.sampled) != sorted(set(found.sampled)):
+        raise ValueError("it has a client twice, or sampled clients out of order")
+    if not set(found.sampled) <= set(found.asked):
+        raise ValueError("it samples clients that were not asked")
+    return found
+
+
+def _keys() -> list[str]:
+    return [field.name for field in fields(Acceptance)]

@@ -1,0 +1,99 @@
+"""`system.trace`: a run leaves a trace in its folder, and another one plays it again, also after a kill."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tailorfl
+from tailorfl.errors import ConfigError, RunError
+from tailorfl.runs.files import read_lines
+from tailorfl.runs.store import RunStore
+
+SMALL: dict[str, Any] = {
+    "seeds": [0, 1],
+    "methods": ["fedavg", "ditto"],
+    "data": {"samples": 200, "clients": 5},
+    "model": "logistic",
+    "rounds": 3,
+    "engine": "sequential",
+    "eval": {"every": 1},
+    "checkpoint_every": 1,
+}
+MEASURED = ("seconds", "round_seconds")
+
+
+def records(folder: Path) -> dict[str, Any]:
+    """What was recorded of each job, times apart."""
+    return {
+        str(file.relative_to(folder)): [
+            {k: v for k, v in json.loads(line).items() if k not in MEASURED} for line in read_lines(file)
+        ]
+        for file in sorted(folder.rglob("*.jsonl"))
+    }
+
+
+def trace_file(folder: Path, rounds: int = 3) -> Path:
+    lines = []
+    for number in range(1, rounds + 1):
+        fates = ["accepted"] * 5
+        fates[number % 5] = "late"
+        answers = [{"client": i, "fate": fate, "seconds": 2.0 + i} for i, fate in enumerate(fates)]
+        lines.append({"round": number, "sampled": [0, 1, 2, 3, 4], "answers": answers, "simulated": False})
+    file = folder / "given.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def test_a_trace_of_a_file_and_of_the_folder_that_it_left(tmp_path: Path) -> None:
+    tailorfl.run({**SMALL, "system": {"trace": str(trace_file(tmp_path))}}, out=tmp_path / "a")
+    found = records(tmp_path / "a")
+    assert [r["absent"] for r in found["ditto/seed-1/rounds.jsonl"]] == [[1], [2], [3]]
+    tailorfl.run({**SMALL, "system": {"trace": str(tmp_path / "a")}}, out=tmp_path / "b")
+    assert records(tmp_path / "b") == found
+    tailorfl.run(SMALL, out=tmp_path / "c")
+    assert "fedavg/seed-0/trace.jsonl" not in records(tmp_path / "c")
+    assert "absent" not in records(tmp_path / "c")["fedavg/seed-0/rounds.jsonl"][0]
+
+
+def test_a_resumed_job_has_one_line_a_round(tmp_path: Path) -> None:
+    settings = {**SMALL, "seeds": [0], "methods": ["ditto"], "system": {"trace": str(trace_file(tmp_path))}}
+    tailorfl.run(settings, out=tmp_path / "whole")
+    tailorfl.run(settings, out=tmp_path / "cut")
+    job = tmp_path / "cut" / "ditto" / "seed-0"
+    with RunStore.open(job) as store:
+        store.truncate_after(2)
+        store.mark("interrupted")
+        store.append_trace({"round": 3})  # what a job that was killed in its third round may have left
+    tailorfl.run(settings, out=tmp_path / "cut", resume=True)
+    assert records(tmp_path / "cut") == records(tmp_path / "whole")
+    with RunStore.open(job) as store:
+        store.truncate_after(2)
+        store.mark("interrupted")
+    (job / "trace.jsonl").write_bytes(read_lines(job / "trace.jsonl")[0] + b"\n")
+    with pytest.raises(RunError, match=r"trace\.jsonl' has lost the records of rounds 2"):
+        tailorfl.run(settings, out=tmp_path / "cut", resume=True)
+
+
+def test_a_trace_that_cannot_be_played_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    short = trace_file(tmp_path, rounds=2)
+    with pytest.raises(ConfigError, match=r"has 3 rounds, but .* has 2; set rounds=2"):
+        tailorfl.run({**SMALL, "system": {"trace": str(short)}}, out=tmp_path / "a")
+    with pytest.raises(RunError, match="cannot read the trace"):
+        tailorfl.run({**SMALL, "system": {"trace": str(tmp_path / "none.jsonl")}}, out=tmp_path / "b")
+    few = {**SMALL, "rounds": 2, "data": {"samples": 200, "clients": 4}}
+    with pytest.raises(ConfigError, match="asks client 4 in round 1, but there are 4"):
+        tailorfl.run({**few, "system": {"trace": str(short)}}, out=tmp_path / "c")
+    secret = {
+        "sampling": "bernoulli",
+        "fraction": 0.5,
+        "weights": "uniform",
+        "rounds": 2,
+        "methods": ["fedavg"],
+    }
+    dp = {"dp": {"level": "client", "clip": 1.0, "noise": 1.0}}
+    with pytest.raises(ConfigError, match="nobody seeing who takes part"):
+        tailorfl.run({**SMALL, **secret, "train": dp, "system": {"trace": str(short)}}, out=tmp_path / "d")

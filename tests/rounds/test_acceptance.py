@@ -1,0 +1,189 @@
+"""A recorded round played again: the same states to the bit, whoever was missing; and what a trace must look like."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from methods.settings import make
+from methods.small import TRAIN, federation, model, simulation
+from tailorfl.engines.make import make_engine
+from tailorfl.errors import ConfigError, RunError
+from tailorfl.rounds.acceptance import NOT_FINITE, TOO_FEW, Acceptance, Answer, Trace
+from tailorfl.rounds.one_round import Collected
+from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
+
+METHODS = ("fedavg", "ditto", "scaffold", "fedfomo", "l2gd")
+MODELS = {"small": model("mlp"), "large": model("batch_norm")}
+ASSIGNMENT = ("large", "small", "small", "large", "small", "large")
+
+
+def digest(sim: Simulation) -> str:
+    """Of the server's state and of every client's."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(sim.dump()[0].items()):
+        if not name.endswith("/clients"):
+            found.update(name.encode() + tensor.contiguous().numpy().tobytes())
+    for group in sim.groups:
+        for client in group.states.clients:
+            found.update(str(client).encode())
+            for path, tensor in tree.leaves(group.states.get((client,))):
+                found.update(path.encode() + tensor.contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def absent(round: int, asked: tuple[int, ...], missing: dict[int, str]) -> Acceptance:
+    answers = tuple(Answer(i, missing.get(i, "accepted"), 1.0 + i) for i in asked)  # type: ignore[arg-type]
+    return Acceptance(round, asked, answers, 9.0)
+
+
+class Unreliable(Simulation):
+    """A server as a deployment's: all that were asked train, and some of their replies never arrive."""
+
+    lost: tuple[int, ...] = (1, 3)
+
+    def _collect(self, message: Any, sampled: Any, training: Any, acceptance: Any) -> Collected:
+        everyone = super()._collect(message, sampled, training, acceptance)
+        gone = set(self.lost) if self.round != 1 else set(training)
+        answers = tuple(Answer(i, "lost" if i in gone else "accepted", 0.25) for i in training)
+        parts = [p.among(set(training) - gone) for p in everyone.parts]
+        return Collected(
+            [p for p in parts if p.ids], Acceptance(self.round + 1, sampled, answers, 1.0, False)
+        )
+
+
+def unreliable(sim: Simulation) -> Simulation:
+    sim.__class__ = Unreliable
+    return sim
+
+
+def two_architectures(**settings: Any) -> Simulation:
+    engine = make_engine("sequential")
+    return Simulation(
+        make("perfed_ckt"), federation(), MODELS, TRAIN, assignment=ASSIGNMENT, engine=engine, **settings
+    )
+
+
+@pytest.mark.parametrize("name", [*METHODS, "perfed_ckt"])
+def test_a_trace_plays_a_run_again_to_the_bit(name: str, tmp_path: Path) -> None:
+    """The second round of the recorded run has no reply at all; the trace passes through its file."""
+
+    def begin() -> Simulation:
+        return two_architectures(seed=3) if name == "perfed_ckt" else simulation(name, seed=3)
+
+    first = unreliable(begin())
+    results = [first.step() for _ in range(4)]
+    lines = [json.dumps(r.acceptance.line()) for r in results if r.acceptance is not None]
+    file = tmp_path / "trace.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    trace = Trace.read(file)
+    assert [list(one.absent) for one in trace] == [[1, 3], [0, 1, 2, 3, 4], [1, 3], [1, 3]]
+    again, other = begin(), begin()
+    again.trace = trace
+    played = [again.step() for _ in range(4)]
+    assert digest(again) == digest(first)
+    assert [r.acceptance for r in played] == [r.acceptance for r in results]
+    assert [r.traffic for r in played] == [r.traffic for r in results]
+    for _ in range(4):
+        other.step()
+    assert digest(other) != digest(first)
+
+
+def test_whoever_is_absent_keeps_everything_and_sends_nothing() -> None:
+    sim = simulation("ditto", rounds=1)
+    before = {i: [t.clone() for _, t in tree.leaves(sim.states.get((i,)))] for i in range(5)}
+    whole = simulation("ditto", rounds=2).traffic
+    done = sim.step(acceptance=absent(2, (0, 1, 2, 3, 4), {1: "late", 4: "unavailable"}))
+    assert done.absent == (1, 4)
+    for i in range(5):
+        after = [t for _, t in tree.leaves(sim.states.get((i,)))]
+        assert all(map(torch.equal, before[i], after)) is (i in (1, 4))
+    # Of five clients three sent, and four received: who is late has received, who is unavailable has not.
+    assert sim.traffic.up * 10 == whole.up * 8
+    assert sim.traffic.down_unicast * 10 == whole.down_unicast * 9
+
+
+def test_the_server_averages_those_that_answered() -> None:
+    """FedAvg of clients 0, 2 and 3 alone, by their samples: 15, 7 and 9."""
+    sim = simulation("fedavg", rounds=0)
+    alone = {i: simulation("fedavg", rounds=0) for i in (0, 2, 3)}
+    for i, one in alone.items():
+        one.step(sampled=(i,), training=(i,))
+    sim.step(acceptance=absent(1, (0, 1, 2, 3, 4), {1: "lost", 4: "late"}))
+    for path, tensor in tree.leaves(sim.server):
+        parts = {i: dict(tree.leaves(one.server))[path].double() for i, one in alone.items()}
+        wanted = (15 * parts[0] + 7 * parts[2] + 9 * parts[3]) / 31
+        assert torch.allclose(tensor.double(), wanted, atol=1e-7)
+
+
+def test_a_round_of_nobody_leaves_the_server_and_is_counted() -> None:
+    sim = simulation("scaffold", rounds=1)
+    before = digest(sim)
+    done = sim.step(acceptance=absent(2, (0, 3), {0: "lost", 3: "lost"}))
+    assert (done.absent, done.losses, sim.round) == ((0, 3), {}, 2)
+    assert digest(sim) == before
+
+
+def test_too_few_replies_change_nothing() -> None:
+    sim = simulation("ditto", rounds=1)
+    sim.min_replies = 4
+    before = digest(sim)
+    done = sim.step(acceptance=absent(2, (0, 1, 2, 3, 4), {1: "lost", 4: "late"}))
+    assert digest(sim) == before
+    assert done.acceptance is not None
+    fates = [(a.fate, a.reason) for a in done.acceptance.answers]
+    assert fates == [
+        ("refused", TOO_FEW),
+        ("lost", ""),
+        ("refused", TOO_FEW),
+        ("refused", TOO_FEW),
+        ("late", ""),
+    ]
+    sim.step(acceptance=absent(3, (0, 1, 2, 3, 4), {1: "lost"}))
+    assert digest(sim) != before
+
+
+def test_a_reply_that_is_not_finite_is_refused_and_played_again() -> None:
+    answers = tuple(Answer(i) for i in range(5))
+    refused = Acceptance(1, (0, 1, 2, 3, 4), answers).refused((2,), NOT_FINITE)
+    assert refused.answered == (0, 1, 2, 3, 4)
+    assert refused.absent == ()
+    assert refused.refused(refused.asked, TOO_FEW).answered == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "Expecting property name"),
+        ('{"round": 1}', "no answers"),
+        ('{"round": 1, "loss/train": 0.3, "clients": [0]}', "no answers"),
+        ('{"round": 1, "sampled": [0], "answers": [{"client": 0, "fate": "asleep"}]}', "fate"),
+        ('{"round": 1, "sampled": [0], "answers": [{"client": 0, "mood": 1}]}', "it has mood"),
+        ('{"round": 1, "sampled": [0], "answers": [{"client": -1}]}', "client"),
+        ('{"round": 1, "sampled": [0], "answers": [{"client": 0}], "more": 1}', "more"),
+        ('{"round": 1, "sampled": [0], "answers": [{"client": 0}, {"client": 0}]}', "twice"),
+        ('{"round": 1, "sampled": [3], "answers": [{"client": 0}]}', "not asked"),
+        ('{"round": 2, "sampled": [0], "answers": [{"client": 0}]}', "round 1 belongs here"),
+    ],
+)
+def test_a_line_that_is_none_is_named(line: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_text(line + "\n")
+    with pytest.raises(RunError, match=r"line 1 of .* is no line of an acceptance trace") as caught:
+        Trace.read(tmp_path / "trace.jsonl")
+    assert said in str(caught.value)
+
+
+def test_a_trace_of_other_data_is_refused() -> None:
+    sim = simulation("fedavg", rounds=0)
+    with pytest.raises(ConfigError, match="asks client 7 in round 1, but there are 5"):
+        sim.step(acceptance=absent(1, (0, 7), {}))
+    with pytest.raises(ConfigError, match="round 1 cannot be played again as round 2"):
+        sim.step(acceptance=absent(2, (0, 1), {}))
+    with pytest.raises(RunError, match="has no round 1: it ends after 0"):
+        Trace([]).of(1)
