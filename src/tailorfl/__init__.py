@@ -211,6 +211,7 @@ def compare(
 def reproduce(
     recipe: str | Path,
     *,
+    scale: Literal["smoke", "small", "paper"] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -222,7 +223,7 @@ def reproduce(
 ) -> dict[str, ExperimentResult]:
     """Runs a recipe and returns its results by variant ("" where it has none); the same as `tailorfl reproduce`.
 
-    Arguments and errors are those of `run`.
+    Arguments and errors are those of `run`; `scale` is one of a recipe that has several.
     """
     from tailorfl.experiments.api import reproduce as reproduce_here
 
@@ -230,6 +231,7 @@ def reproduce(
     return reproduce_here(
         recipe,
         settings,
+        scale=scale,
         out=out,
         resume=resume,
         overwrite=overwrite,

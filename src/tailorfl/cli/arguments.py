@@ -50,11 +50,12 @@ def experiment(
     arguments: Sequence[str] | None,
     methods: Sequence[str] | None = None,
     base: ExperimentConfig | None = None,
+    scale: str | None = None,
 ) -> ExperimentConfig:
     """Returns the experiment of a command's arguments: a file or recipe if the first is none KEY=VALUE, and changes.
 
     Without a file or recipe, changes are those of `base`, or of the default experiment; `methods` are what is compared
-    where neither names any.
+    where neither names any, `scale` one of the scales of a recipe.
 
     Modules that stand in KEY=VALUE it may name, those of a file only if they were imported.
 
@@ -73,7 +74,7 @@ def experiment(
             _refuse_words(given[number : number + 2])
     changes = given[1:] if named else given
     name_modules(changes)
-    config = load(given[0] if named else base, changes, methods=methods)
+    config = load(given[0] if named else base, changes, methods=methods, scale=scale)
     if "torch" not in sys.modules:  # else the registries themselves are as quick
         from tailorfl.experiments.first_look import first_look
 

@@ -174,7 +174,18 @@ def reproduce(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.", show_default=False)
     ] = None,
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SCALE",
+            help="smoke, small or paper, of recipes that have them; by default as they stand.",
+        ),
+    ] = None,
     out: Out = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Continue the recipe in this result folder, or begin it there."),
+    ] = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     imports: Imports = None,
@@ -185,7 +196,7 @@ def reproduce(
     from tailorfl.experiments.config import read
 
     read(recipe)  # refuses what is neither a recipe nor a file, KEY=VALUE too
-    request = Request([recipe, *(settings or ())], None, out, overwrite=overwrite)
+    request = Request([recipe, *(settings or ())], None, out, resume, overwrite=overwrite, scale=scale)
     perform(ctx.ensure_object(State), request, dry_run, quiet, as_json)
 
 

@@ -30,6 +30,8 @@ class Request:
     extend: Path | None = None
     overwrite: bool = False
     force: bool = False
+    scale: str | None = None
+    """Of a recipe, what of its scales is run."""
 
     def check(self) -> None:
         """Raises ConfigError where options contradict each other."""
@@ -51,6 +53,8 @@ def perform(state: State, request: Request, dry_run: bool, quiet: bool, as_json:
     """Loads, checks and runs an experiment, or estimates it; prints tables, or as JSON a list of what they say."""
     request.check()
     config, way = _asked(request)
+    if request.scale is not None:
+        _say_what_it_takes(config)
 
     # From here on torch is needed, which takes a second to import.
     from tailorfl.experiments.check import check
@@ -108,6 +112,16 @@ def perform(state: State, request: Request, dry_run: bool, quiet: bool, as_json:
         show_result(result)
 
 
+def _say_what_it_takes(config: ExperimentConfig) -> None:
+    """Prints, before anything is loaded, what the scale that was asked for needs and costs."""
+    assert config.scale is not None
+    chosen = config.scales[config.scale]
+    said = {"scale:": config.scale, "needs:": chosen.needs, "costs:": chosen.costs}
+    for mark, text in said.items():
+        if text:
+            stderr().print(remark(mark, " ".join(text.split()), "bold"), soft_wrap=True)
+
+
 def _asked(request: Request) -> tuple[ExperimentConfig, Way]:
     """The experiment, and whether it is new, resumed or extended."""
     from tailorfl.experiments.folders import experiment_in, experiment_to_resume
@@ -117,7 +131,7 @@ def _asked(request: Request) -> tuple[ExperimentConfig, Way]:
         return experiment_to_resume(request.resume), "resume"
     base = None if request.extend is None else experiment_in(request.extend)
     with messages(stderr()):
-        given = experiment(request.arguments, request.methods, base)
+        given = experiment(request.arguments, request.methods, base, request.scale)
     if request.resume is None and request.extend is None:
         return given, "new"
     from tailorfl.experiments.starting import resumed, with_more

@@ -98,6 +98,7 @@ def reproduce(
     config: str | Path,
     settings: Mapping[str, Any],
     *,
+    scale: str | None,
     out: str | Path | None,
     resume: bool,
     overwrite: bool,
@@ -107,7 +108,9 @@ def reproduce(
 ) -> dict[str, ExperimentResult]:
     """Runs every variant of an experiment; see `tailorfl.reproduce`."""
     place = None if out is None else Path(out)
-    chosen, way = _chosen(config, settings, place, None, None, resume, False, overwrite, force)
+    name_modules(settings)
+    given = load(config, settings, scale=scale)
+    chosen, way = _chosen(given, {}, place, None, None, resume, False, overwrite, force)
     check(chosen)
     folder = new_folder(chosen, overwrite) if place is None else place
     with watching(chosen, observer, progress) as watch:

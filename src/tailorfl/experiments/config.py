@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tailorfl.errors import ConfigError, nearest
+from tailorfl.errors import ConfigError, nearest, unknown
 from tailorfl.experiments.mistakes import Elsewhere, explain
 from tailorfl.experiments.overrides import SHORT_FORMS, apply, as_list
 from tailorfl.experiments.places import meant, written
@@ -30,6 +30,7 @@ def load(
     overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
     methods: Sequence[str] | None = None,
+    scale: str | None = None,
 ) -> ExperimentConfig:
     """The experiment of a YAML file, a packaged recipe or plain values, changed by overrides.
 
@@ -41,6 +42,7 @@ def load(
             `methods.ditto.lam=1` for one with several. What another name puts out of force is said in a warning.
             Or a mapping from Python, whose groups are merged key by key.
         methods: what to compare where neither names a method.
+        scale: one of its `scales`, whose changes are made before the overrides.
 
     Raises:
         ConfigError: the settings have mistakes; names the place of each, what was expected, the nearest key.
@@ -52,6 +54,8 @@ def load(
     raw = _plain(given)
     where = f"'{given}'" if isinstance(given, str | Path) and not overrides else "the settings"
     _use_plural(raw, where)
+    if scale is not None:
+        _use_scale(raw, scale, where)
     before = deepcopy(raw)
     raw.setdefault("model", ExperimentConfig().to_dict()["model"])
     if methods is not None:
@@ -125,6 +129,18 @@ def _use_plural(raw: dict[str, Any], where: str) -> None:
     if "methods" in raw:
         raise ConfigError(f"in {where}: both 'method' and 'methods' are given; give one of them")
     raw["methods"] = as_list(raw.pop("method"))
+
+
+def _use_scale(raw: dict[str, Any], scale: str, where: str) -> None:
+    """Makes the changes of one of the `scales` of settings."""
+    known = raw.get("scales") or {}
+    if not isinstance(known, Mapping) or not known:
+        raise ConfigError(f"{where} has no scales, so scale={scale} means nothing; leave it out")
+    if scale not in known:
+        raise unknown("scale", scale, list(known))
+    found = known[scale]
+    apply(raw, (found.get("settings") or {}) if isinstance(found, Mapping) else {})
+    raw["scale"] = scale
 
 
 def _parse(raw: Mapping[str, Any], where: str, python: Mapping[str, Any]) -> ExperimentConfig:

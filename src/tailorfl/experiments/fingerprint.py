@@ -32,6 +32,8 @@ HARMLESS = (
     "published",
     "search",
     "variants",
+    "scales",
+    "scale",
     "seeds",
     "methods",
     "engine",

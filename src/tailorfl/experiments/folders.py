@@ -21,8 +21,11 @@ ALWAYS = ("seeds", "data", "model", "methods", "train", "rounds")
 
 
 def new_folder(config: ExperimentConfig, overwrite: bool = False) -> Path:
-    """runs/NAME, or where that exists and must stay, the first free of runs/NAME-2, runs/NAME-3, ..."""
-    folder = first = ROOT / slug(config.name)
+    """runs/NAME, or where that exists and must stay, the first free of runs/NAME-2, runs/NAME-3, ...
+
+    Of a scale of a recipe, NAME-SCALE.
+    """
+    folder = first = ROOT / slug(config.name if config.scale is None else f"{config.name}-{config.scale}")
     number = 2
     while folder.exists() and not overwrite:
         folder = first.with_name(f"{first.name}-{number}")

@@ -24,6 +24,7 @@ from tailorfl.settings.data import DataConfig
 from tailorfl.settings.engine import EngineConfig
 from tailorfl.settings.eval import EvalConfig
 from tailorfl.settings.model import ModelConfig
+from tailorfl.settings.scales import Scale, ScaleConfig
 from tailorfl.settings.system import SystemConfig
 from tailorfl.settings.track import TrackConfig
 from tailorfl.settings.train import TrainOverrides, TrainSettings
@@ -103,6 +104,12 @@ class ExperimentConfig(Settings):
     threads: Whole = Field(default=1, ge=1, le=1024, description="threads of torch")
     variants: dict[str, dict[str, Any]] = Field(
         default={}, description="name -> changes of settings, each an experiment of its own"
+    )
+    scales: dict[Scale, ScaleConfig] = Field(
+        default={}, description="smoke, small, paper -> {settings, needs, costs}, for `reproduce --scale`"
+    )
+    scale: Scale | None = Field(
+        default=None, description="the scale that these settings are of; written by --scale"
     )
     search: dict[str, Any] = Field(
         default={},
