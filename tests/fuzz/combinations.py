@@ -36,6 +36,7 @@ CHOICES: dict[str, list[Any]] = {
     "train.momentum": [0.0, 0.9],
     "train.weight_decay": [0.0, 0.01],
     "train.clip": [None, 0.5],
+    "train.objective": ["task", "balanced_softmax"],
     "train.schedule": ["constant", "linear"],
     "train.round_schedule": [{"kind": "step"}, {"kind": "cosine"}, {"kind": "inverse"}],
     "train.dp": [None, {"clip": 1.0, "noise": 1.0}, {"clip": 1.0, "epsilon": 8.0, "delta": 1e-3}],

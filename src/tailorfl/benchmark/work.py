@@ -231,5 +231,7 @@ class _Counting(Client):
             yield "a term on public data" if term.public is not None else "a term of the loss"
         if self.config.class_weights != "none":
             yield "class weights"
+        if self.config.balanced:
+            yield "the balanced softmax"
         if self.config.dp is not None:
             yield "the clipped, noisy gradient of every sample"

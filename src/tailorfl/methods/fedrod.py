@@ -36,10 +36,12 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.method import Family, Grid, register
 from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.errors import ConfigError
 from tailorfl.methods.class_features import linear_head
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
+from tailorfl.training.objective import class_prior
 from tailorfl.training.terms import Seen, Term
 from tailorfl.training.update import Optimizer
 
@@ -65,13 +67,20 @@ class FedRoD(FedAvg):
         description="κ: rate of the personal head in units of the run's",
     )
 
+    def server_state(self, ctx: Context) -> TensorDict:
+        if ctx.train.balanced:
+            raise ConfigError(
+                "FedRoD has a balanced softmax of its own, in place of the run's loss; set its gamma, and leave out "
+                "train.objective in its line: {name: fedrod, train: {objective: task}}"
+            )
+        return super().server_state(ctx)
+
     def client_state(self, ctx: Context) -> TensorDict:
         return ctx.init.select(*linear_head(ctx, self.title)) * 0.0
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         names = tuple(str(n) for n in state.keys())  # noqa: SIM118
-        counts = client.class_counts().to(received[names[0]].dtype)
-        prior = self.gamma * counts.clamp(min=1e-12).log()  # of a class without samples far down, but finite
+        prior = class_prior(client.class_counts().to(received[names[0]].dtype), self.gamma)
         start = tree.merge(received, TensorDict({OWN + n: state[n] for n in names}))
         both = Term(partial(two_heads, names=names), given=(prior,), replaces=True)
         trained = client.fit(start, term=both, optimizer=Optimizer(own=self.personal_rate))

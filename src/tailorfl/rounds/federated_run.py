@@ -25,7 +25,7 @@ from tailorfl.rounds.acceptance import Acceptance, Trace
 from tailorfl.rounds.client_code import Deployment, deployment_message, in_parts
 from tailorfl.rounds.groups import Group, by_group, make_groups
 from tailorfl.rounds.population import Population
-from tailorfl.rounds.private_updates import PrivateUpdates, check_data, check_private
+from tailorfl.rounds.private_updates import PrivateUpdates, check_data, check_objective, check_private
 from tailorfl.rounds.sampling import round_half_up
 from tailorfl.settings.experiment import DEFAULT, Sampling, Weights
 from tailorfl.settings.privacy import PrivacyLevel
@@ -68,6 +68,7 @@ class FederatedRun:
             check_private(method, self.level, self.weights)
         check_data(federation.source, self.level)
         check_class_weights(train.class_weights, federation.source, self.level)
+        check_objective(federation.source, train)
         groups = make_groups(method, federation, model, assignment, train, seed, state_folder)
         self.groups = tuple(replace(g, states=self.engine.hold(g.states)) for g in groups)
         first = self.groups[0]

@@ -21,7 +21,7 @@ from tailorfl.rounds.one_round import Trained
 from tailorfl.settings.experiment import Sampling, Weights
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
-from tailorfl.training.cohort import Cohort
+from tailorfl.training.cohort import Cohort, TrainConfig
 from tailorfl.training.ledger import EVERYONE, Uses
 
 
@@ -60,6 +60,26 @@ def check_data(source: Source, level: PrivacyLevel | None) -> None:
         raise ConfigError(
             f"the samples of '{source.name}' are scaled by {scaled.by}, so one sample changes all others, which "
             f"sample-level privacy does not cover; scale them by public constants ({scaled.instead})"
+        )
+
+
+def check_objective(source: Source, train: TrainConfig) -> None:
+    """Nothing if clients of these data can descend what `train.objective` says.
+
+    Raises:
+        ConfigError: the balanced softmax of a task without classes, or under sample-level privacy.
+    """
+    if not train.balanced:
+        return
+    if source.task != "classification":
+        raise ConfigError(
+            f"objective = balanced_softmax weighs classes (data with task classification), which a task of "
+            f"{source.task} does not have; leave it out"
+        )
+    if train.dp is not None:
+        raise ConfigError(
+            "objective = balanced_softmax uses the number of a client's samples of each class, which sample-level "
+            "privacy does not cover; leave it out, or train.dp, or take train.dp.level=client"
         )
 
 

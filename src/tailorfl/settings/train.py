@@ -13,6 +13,8 @@ from tailorfl.settings.base import Number, Settings, Whole
 from tailorfl.settings.privacy import PrivacyConfig
 
 OptimizerName = Literal["sgd", "adamw"]
+ObjectiveName = Literal["task", "balanced_softmax"]
+"""What clients descend: the loss of the task, or the cross entropy of logits shifted by γ log n_c."""
 Schedule = Literal["constant", "linear"]
 """Of the learning rate inside a fit."""
 Fall = Literal["constant", "step", "cosine", "inverse"]
@@ -73,6 +75,13 @@ class TrainSettings(Settings):
     )
     batch_size: Whole = Field(default=10, ge=0, description="samples a step; 0 is the client's whole data")
     lr: Number = Field(default=0.05, gt=0, description="learning rate")
+    objective: ObjectiveName = Field(
+        default="task",
+        description="the task's loss; or balanced_softmax: cross entropy of logits + gamma · log(own class counts)",
+    )
+    gamma: Number = Field(
+        default=1.0, ge=0, description="of balanced_softmax: how much it makes up for unequal classes"
+    )
     optimizer: OptimizerName = Field(default="sgd", description="of the clients; starts anew in every round")
     schedule: Schedule = Field(
         default="constant",
@@ -109,6 +118,13 @@ class TrainSettings(Settings):
     def _one_length(self) -> Self:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("needs either epochs or steps; give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _gamma_is_of_the_balanced(self) -> Self:
+        given = self.gamma != type(self).model_fields["gamma"].default
+        if given and self.objective == "task" and not isinstance(self, TrainOverrides):
+            raise ValueError("has gamma, which belongs to objective=balanced_softmax, but objective=task")
         return self
 
     @model_validator(mode="after")

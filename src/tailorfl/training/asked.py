@@ -14,6 +14,7 @@ from tailorfl.training.cohort import Cohort, TrainConfig
 from tailorfl.training.directed import Directions
 from tailorfl.training.fitting import Fit, Inputs
 from tailorfl.training.local_sgd import FitOptions
+from tailorfl.training.objective import class_prior
 from tailorfl.training.operations import apply
 from tailorfl.training.packing import Packed
 from tailorfl.training.plan import Length
@@ -101,7 +102,7 @@ def run_fit(
         strength=strength if isinstance(strength, Tensor) else None,
         rate=optimizer.lr if isinstance(optimizer.lr, Tensor) else None,
         given=asked.given,
-        terms=tuple([term.given for term in private]),
+        terms=(*[term.given for term in private], *_prior(cohort, position)),
         public=tuple([term.given for term in public]),
     )
     packed = Packed.of(inputs)
@@ -111,6 +112,14 @@ def run_fit(
         state |= zip((*names, *moving), rest, strict=False)
         models[name] = TensorDict(state, batch_size=[])
     return Done(loss, work, models)
+
+
+def _prior(cohort: Cohort, position: Tensor) -> tuple[tuple[Tensor, ...], ...]:
+    """What the run's own loss is given of a client: γ log n_c of the balanced softmax, else nothing."""
+    if not cohort.config.balanced:
+        return ()
+    prior = class_prior(cohort.label_counts[position], cohort.config.gamma)
+    return ((prior.to(cohort.device),),)
 
 
 def resolved(config: TrainConfig, length: Length) -> tuple[int, float | None, int | Tensor | None]:

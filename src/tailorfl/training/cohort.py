@@ -16,7 +16,7 @@ from tailorfl.data.source import Source
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 from tailorfl.settings.experiment import DEFAULT
-from tailorfl.settings.train import ClassWeights, OptimizerName, Schedule
+from tailorfl.settings.train import ClassWeights, ObjectiveName, OptimizerName, Schedule
 from tailorfl.training.keys import derive
 from tailorfl.training.ledger import Record
 from tailorfl.training.objective import Loss
@@ -52,6 +52,8 @@ class TrainConfig:
     clip: float | None = DEFAULT.train.clip
     dp: SampleDP | None = None
     """As `train.dp` with level sample, and the noise that its ε needs."""
+    objective: ObjectiveName = DEFAULT.train.objective
+    gamma: float = DEFAULT.train.gamma
     optimizer: OptimizerName = DEFAULT.train.optimizer
     schedule: Schedule = DEFAULT.train.schedule
     class_weights: ClassWeights = DEFAULT.train.class_weights
@@ -65,6 +67,11 @@ class TrainConfig:
     def decayed(self, share: float) -> TrainConfig:
         """Returns the settings of a round in which rates are that share of what they were at first."""
         return replace(self, lr=self.lr * share, decay=share)
+
+    @property
+    def balanced(self) -> bool:
+        """Whether clients descend the balanced softmax."""
+        return self.objective == "balanced_softmax"
 
     @cached_property
     def rule(self) -> Rule:

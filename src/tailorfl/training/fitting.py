@@ -44,7 +44,7 @@ class Inputs(NamedTuple):
     given: tuple[Given, ...]
     """Of the direction."""
     terms: tuple[tuple[Given, ...], ...]
-    """What each term on private batches is given."""
+    """What each term on private batches is given; last, of the balanced softmax, (γ log n_c,)."""
     public: tuple[tuple[Given, ...], ...]
     """What each term on public samples is given."""
 
@@ -103,7 +103,8 @@ class Fit:
             [torch.zeros_like(p) for _ in range(options.rule.memories) for p in params],
         )
         public = self._public(inputs["public"], ranked, plan.rows.shape[1] // options.batches, stacked)
-        loop = LocalSGD(Objective(cohort.model, cohort.loss, options.terms), cohort.source, options, stacked)
+        objective = Objective(cohort.model, cohort.loss, options.terms, cohort.config.balanced)
+        loop = LocalSGD(objective, cohort.source, options, stacked)
         loss, gradients = loop.run(active, plan, public)
         work = account(cohort, options, ranked, gradients, plan.count)
         out = [loss, work if stacked else work[0]]

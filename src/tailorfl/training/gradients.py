@@ -114,6 +114,13 @@ class Objective:
     loss: Loss
     terms: tuple[Term, ...] = ()
     """What a method adds to the loss, or puts in its place."""
+    balanced: bool = False
+    """Whether the last that is given is (γ log n_c,), by which the run's loss shifts the outputs in training."""
+
+    @property
+    def takes(self) -> bool:
+        """Whether it is given anything of each client."""
+        return bool(self.terms) or self.balanced
 
     def value(
         self,
@@ -129,6 +136,9 @@ class Objective:
         """
         buffers = {n: state[n].clone() for n in moving}
         state, loss = {**state, **buffers}, self.loss.weighed(batch.classes)
+        if self.balanced:
+            *given, (prior,) = given
+            loss = loss.shifted(prior)
         # A mask key is set where masks are drawn: without dropout that is nowhere.
         with dropout_key(batch.key) if self.model.has_dropout else nullcontext():
             if not self.terms:
@@ -201,10 +211,10 @@ def _losses(
     at = dict(zip(carry.trained, leaves, strict=True))
     if not stacked:
         state = {**carry.common, **carry.own, **carry.moving, **at}
-        given = carry.given_one if objective.terms else ()
+        given = carry.given_one if objective.takes else ()
         return objective.value(state, carry.moving, carry.names, batch.only(), given)
     with over_clients(len(batch.keys)) as clients:
         state = {**carry.common, **clients.each({**carry.own, **carry.moving, **at})}
-        given = carry.given.map(clients.one).unpack() if objective.terms else ()
+        given = carry.given.map(clients.one).unpack() if objective.takes else ()
         value, moved = objective.value(state, carry.moving, carry.names, batch.seen(clients), given)
         return clients.all(value), {name: clients.all(t) for name, t in moved.items()}

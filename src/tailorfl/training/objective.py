@@ -7,13 +7,16 @@ differentiable, has no data-dependent control flow and works under `torch.func.v
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from tailorfl.data.source import NO_TARGET
+
+LEAST_COUNT = 1e-12
+"""A class without samples counts as so many: its logarithm is finite, and 0 times it is 0."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,10 @@ class Loss:
         assert isinstance(self.of_batch, _Mean)  # of tasks with classes alone: `check_class_weights`
         return Loss(_Weighed(self.of_batch.of_samples, classes))
 
+    def shifted(self, prior: Tensor) -> Loss:
+        """Returns the loss of outputs + `prior` [outputs]."""
+        return replace(self, of_batch=lambda outputs, y, weight: self.of_batch(outputs + prior, y, weight))
+
 
 def mean_of(per_sample: Tensor, weight: Tensor | None) -> Tensor:
     """Returns the mean over real samples of [batch] numbers, 0-d; over none it is 0."""
@@ -46,6 +53,14 @@ def cross_entropies(outputs: Tensor, y: Tensor) -> Tensor:
     """Cross entropy of each sample, [batch], of logits [batch, classes] and labels [batch] int64."""
     # As F.cross_entropy, which torch.func.vmap maps by a decomposition several times as slow.
     return -F.log_softmax(outputs, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+
+
+def class_prior(counts: Tensor, gamma: float) -> Tensor:
+    """Returns γ log n_c, [classes], by which the balanced softmax (Ren et al., NeurIPS 2020) shifts logits in training.
+
+    `counts` [classes] float: the client's training samples. Of a class without any it is far down, but finite.
+    """
+    return gamma * counts.clamp(min=LEAST_COUNT).log()
 
 
 def binaries(outputs: Tensor, y: Tensor) -> Tensor:
