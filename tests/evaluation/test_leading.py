@@ -67,7 +67,7 @@ def test_a_metric_that_the_task_has_not_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"eval.metric.*Did you mean 'auc'"):
         leading(source(0.5), "aucc")
     with pytest.raises(ConfigError, match="classification task"):
-        leading(source(0.5, task="classification"), "auc")
+        leading(source(0.5, task="classification"), "c_index")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tailorfl.core.method import Method
 from tailorfl.data.source import Source
 from tailorfl.data.thinning import thinned
 from tailorfl.engines.base import Engine, Inference
+from tailorfl.evaluation.calibration import further_parts
 from tailorfl.evaluation.features import features
 from tailorfl.evaluation.generation import earned, teacher_forced
 from tailorfl.evaluation.metrics import compute_parts, credited
@@ -52,19 +53,26 @@ class Judge(Protocol):
 
 
 def make_judge(
-    engine: Engine, task: str, generation: GenerationConfig, portions: Portions, method: Method
+    engine: Engine,
+    task: str,
+    generation: GenerationConfig,
+    portions: Portions,
+    method: Method,
+    further: Sequence[str] = (),
 ) -> Judge:
-    """The judge of a task and a method."""
+    """The judge of a task and a method; `further` are metrics out of `tailorfl.evaluation.calibration.FURTHER`."""
     if task == "generation":
         return Texts(engine, generation)
-    return Answers(engine, portions, method) if method.answers else Outputs(engine, portions)
+    return (
+        Answers(engine, portions, method, further) if method.answers else Outputs(engine, portions, further)
+    )
 
 
 class Outputs:
     """Judges by the outputs of models."""
 
-    def __init__(self, engine: Engine, portions: Portions) -> None:
-        self.engine, self.portions = engine, portions
+    def __init__(self, engine: Engine, portions: Portions, further: Sequence[str] = ()) -> None:
+        self.engine, self.portions, self.further = engine, portions, tuple(further)
 
     def own(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
         """[rows, outputs] of every client."""
@@ -98,6 +106,7 @@ class Outputs:
         sizes, every = [len(r) for r in rows], torch.cat(list(rows))
         outputs, y = torch.cat(list(found)), source.targets(every)
         measured = compute_parts(source.task, outputs, y, sizes)
+        measured |= further_parts(source.task, outputs, y, sizes, self.further)
         numbers = {"loss": _losses(source.task, outputs, y, sizes)}
         numbers |= {n: v.tolist() for n, v in measured.items()}
         if source.credit is not None:
@@ -115,8 +124,10 @@ class Outputs:
 class Answers(Outputs):
     """Judges by what a method makes of the outputs of deployed models and of their clients' own samples."""
 
-    def __init__(self, engine: Engine, portions: Portions, method: Method) -> None:
-        super().__init__(engine, portions)
+    def __init__(
+        self, engine: Engine, portions: Portions, method: Method, further: Sequence[str] = ()
+    ) -> None:
+        super().__init__(engine, portions, further)
         self.method = method
         self.known: tuple[TensorDict, list[nn.Module]] | None = None
         """The models that were asked last, and what makes the answers of each."""

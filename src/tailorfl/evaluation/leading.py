@@ -6,14 +6,15 @@ balanced accuracy, the mean recall of the classes, comes first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailorfl.data.source import Source
 from tailorfl.errors import unknown
-from tailorfl.evaluation.metrics import METRICS, primary
+from tailorfl.evaluation.calibration import FURTHER, all_metrics
+from tailorfl.evaluation.metrics import primary
 
 DOMINANT = 0.8
 """Share of one class of two from which on it dominates, of all samples or of a natural client's."""
@@ -30,10 +31,22 @@ def leading(source: Source, wanted: str | None = None) -> str:
         ConfigError: the task has no such metric; names those that it has.
     """
     if wanted is not None:
-        if wanted not in METRICS[source.task]:
-            raise unknown(f"metric (eval.metric) of a {source.task} task", wanted, METRICS[source.task])
+        if wanted not in all_metrics(source.task):
+            raise unknown(f"metric (eval.metric) of a {source.task} task", wanted, all_metrics(source.task))
         return wanted
     return "balanced_accuracy" if dominated(source) else primary(source.task)[0]
+
+
+def further(source: Source, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Returns which of the metrics that are wanted are not measured anyway, each once.
+
+    Raises:
+        ConfigError: the task has no such metric; names those that it has.
+    """
+    for name in wanted:
+        if name not in all_metrics(source.task):
+            raise unknown(f"metric (eval.metrics) of a {source.task} task", name, all_metrics(source.task))
+    return tuple(name for name in FURTHER.get(source.task, ()) if name in wanted)
 
 
 def dominated(source: Source) -> str:

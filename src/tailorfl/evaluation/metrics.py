@@ -42,7 +42,7 @@ METRICS: dict[str, tuple[str, ...]] = {
     "survival": ("c_index",),
     "generation": ("rouge1", "rouge1_precision", "rouge1_recall", "token_accuracy"),
 }
-LOWER_IS_BETTER = frozenset({"mse", "loss", "sharpness"})
+LOWER_IS_BETTER = frozenset({"mse", "loss", "sharpness", "brier", "ece"})
 PAIR_BLOCK = 1 << 22  # most pairs that `concordance_index` compares at once: keeps it within tens of MB
 
 

@@ -33,6 +33,7 @@ from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.source import Source
 from tailorfl.evaluation.features import feature_distances, features
 from tailorfl.evaluation.judges import make_judge
+from tailorfl.evaluation.leading import further
 from tailorfl.evaluation.metrics import primary
 from tailorfl.evaluation.portions import Portions, tensors
 from tailorfl.evaluation.selection import Selection
@@ -63,6 +64,8 @@ class Protocol:
             `tailorfl.evaluation.features`.
         sharpness: ρ of the metric `sharpness` that records have then, see `tailorfl.evaluation.sharpness`; None: none.
         generation: how the responses of a generation task are made.
+        metrics: further metrics of classes, see `tailorfl.evaluation.calibration`; those that a task measures anyway
+            change nothing.
     """
 
     sets: tuple[str, ...] = DEFAULT.eval.sets
@@ -71,6 +74,7 @@ class Protocol:
     feature_distance: bool = DEFAULT.eval.feature_distance
     sharpness: float | None = DEFAULT.eval.sharpness
     generation: GenerationConfig = DEFAULT.eval.generation
+    metrics: tuple[str, ...] = DEFAULT.eval.metrics
 
 
 def evaluate(
@@ -136,8 +140,9 @@ class _Measure:
     def __init__(self, sim: Simulation, protocol: Protocol) -> None:
         self.sim, self.protocol = sim, protocol
         self.portions = Portions(sim)
-        task = sim.federation.source.task
-        self.judge = make_judge(sim.engine, task, protocol.generation, self.portions, sim.method)
+        source = sim.federation.source
+        more = further(source, protocol.metrics)
+        self.judge = make_judge(sim.engine, source.task, protocol.generation, self.portions, sim.method, more)
         self.records: dict[tuple[str, str], list[Record]] = {}
         """By (model, set)."""
 

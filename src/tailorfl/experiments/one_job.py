@@ -210,6 +210,7 @@ def _protocol(config: ExperimentConfig, final: bool) -> EvaluationProtocol:
         config.eval.feature_distance,
         config.eval.sharpness,
         config.eval.generation,
+        tuple(dict.fromkeys((*config.eval.metrics, *([config.eval.metric] if config.eval.metric else ())))),
     )
 
 

@@ -16,7 +16,7 @@ import torch
 
 from tailorfl.data.federation import Federation
 from tailorfl.errors import DivergenceError
-from tailorfl.evaluation.leading import dominated, leading
+from tailorfl.evaluation.leading import dominated, further, leading
 from tailorfl.experiments.curves import check_target
 from tailorfl.experiments.extending import is_longer, reopen
 from tailorfl.experiments.faults import told
@@ -179,7 +179,8 @@ def _say_secrets(job: Job, sim: Simulation, said: set[str]) -> None:
 
 
 def _leading(config: ExperimentConfig, federation: Federation, said: set[str]) -> str:
-    """The metric that comes first; where the data decide that, it is said once."""
+    """The metric that comes first; where the data decide that, it is said once. Refuses metrics that the task lacks."""
+    further(federation.source, config.eval.metrics)
     metric, why = leading(federation.source, config.eval.metric), dominated(federation.source)
     if why and config.eval.metric is None and why not in said:
         log.warning(

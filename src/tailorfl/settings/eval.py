@@ -51,6 +51,11 @@ class EvalConfig(Settings):
         description="what methods are compared by, models chosen by and shown first, such as auc; by default the "
         "task's first metric, balanced accuracy where one class has most samples of the data or of a client",
     )
+    metrics: Annotated[tuple[Literal["auc", "brier", "ece"], ...], BeforeValidator(listed)] = Field(
+        default=(),
+        description="further metrics of classes: auc (of several classes each against the rest), Brier score, expected "
+        "calibration error",
+    )
     select: Literal["last", "val"] = Field(
         default="last",
         description="the personal model that each client deploys: the last, or that of its best validation score "

@@ -1,0 +1,148 @@
+"""Whether probabilities can be believed: Brier score, expected calibration error, and what a reliability diagram shows.
+
+Brier score: of two classes mean (p − y)², of more mean Σ_k (p_k − [y = k])² (Brier, 1950), as in scikit-learn.
+
+Expected calibration error: the confidence of a sample is the probability of the class that is predicted (a tie is won
+by the lower class). Samples are ordered by it and cut into B = min(15, n) bins of equally many (±1); samples of exactly
+one confidence are taken to be right alike, by their mean, so that their order does not matter. Then
+
+    ECE = Σ_b (n_b / n) |accuracy_b − mean confidence_b|
+
+With few samples a bin this is biased upwards: true probabilities (of two classes, Beta(2, 2)) have 0.20 with 50
+samples, 0.10 with 200 and 0.04 with 1,000. `error_by_chance` says what to expect of true ones.
+
+Both are NaN without samples and where an output is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import softmax
+
+from tailorfl.data.rows import Ints
+from tailorfl.evaluation import parts
+from tailorfl.evaluation.metrics import METRICS, auc_parts
+from tailorfl.evaluation.parts import Bools, Floats
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BINS = 15
+DRAWS = 200
+NAN = float("nan")
+FURTHER: dict[str, tuple[str, ...]] = {"classification": ("auc", "brier", "ece"), "binary": ("brier", "ece")}
+"""What is measured where it is asked for (`eval.metrics`), beside `METRICS`."""
+
+
+def all_metrics(task: str) -> tuple[str, ...]:
+    """Returns the names of all metrics that a task has."""
+    return (*METRICS[task], *FURTHER.get(task, ()))
+
+
+def probabilities(task: str, outputs: Tensor | NDArray[Any], temperature: float = 1.0) -> Floats:
+    """Returns the probabilities of the classes, [samples, classes] (two of a binary task), of outputs / temperature.
+
+    `outputs` are logits [samples, classes], of a binary task [samples] or [samples, 1].
+    """
+    logits = _numpy(outputs) / temperature
+    if task == "binary":
+        flat = logits.reshape(-1, 1)
+        logits = np.concatenate([np.zeros_like(flat), flat], axis=1)
+    with np.errstate(invalid="ignore"):  # of a diverged model: its probabilities are NaN
+        found: Floats = softmax(logits, axis=1)
+    return found
+
+
+def further_parts(
+    task: str,
+    outputs: Tensor | NDArray[Any],
+    y: Tensor | NDArray[Any],
+    sizes: ArrayLike,
+    names: Iterable[str],
+) -> dict[str, Floats]:
+    """The metrics `names` out of `FURTHER` of every part of the samples, by name [parts], as `compute_parts` does it.
+
+    `auc` of several classes is the mean over classes of that of each against the rest, by its probability: over the
+    classes of which the part has samples, but not those alone. NaN where there are none.
+    """
+    wanted, lengths = set(names), np.asarray(sizes, dtype=np.int64)
+    if not wanted:
+        return {}
+    p, labels = probabilities(task, outputs), _numpy(y).ravel().astype(np.int64)
+    found: dict[str, Floats] = {}
+    if "auc" in wanted:
+        found["auc"] = auc_parts(p, np.eye(p.shape[1])[labels], lengths)
+    cuts = np.cumsum(lengths)[:-1]
+    each = list(zip(np.split(p, cuts), np.split(labels, cuts), strict=True))
+    if "brier" in wanted:
+        found["brier"] = np.array([brier(*one) for one in each])
+    if "ece" in wanted:
+        found["ece"] = np.array([Reliability.of(*one).error for one in each])
+    return found
+
+
+def brier(p: Floats, y: Ints) -> float:
+    """The Brier score of probabilities [samples, classes] and classes [samples]."""
+    if not len(y):
+        return NAN
+    if p.shape[1] == 2:
+        return float(np.square(p[:, 1] - y).mean())
+    return float(np.square(p - np.eye(p.shape[1])[y]).sum(axis=1).mean())
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """The bins of a reliability diagram, in the order of their confidence, [bins] each; none without samples."""
+
+    samples: Ints
+    confidence: Floats
+    """Mean probability of the predicted class."""
+    accuracy: Floats
+
+    @classmethod
+    def of(cls, p: Floats, y: Ints) -> Reliability:
+        """The bins of probabilities [samples, classes] and classes [samples]; one of NaN where a probability is NaN."""
+        predicted = p.argmax(axis=1)
+        confidence = np.take_along_axis(p, predicted[:, None], axis=1)[:, 0]
+        return cls.binned(confidence, predicted == y)
+
+    @classmethod
+    def binned(cls, confidence: Floats, right: Bools) -> Reliability:
+        """The bins of samples by their confidence and whether the prediction is right, [samples] each."""
+        if np.isnan(confidence).any():
+            return cls(np.array([len(right)]), np.array([NAN]), np.array([NAN]))
+        order = np.argsort(confidence, kind="stable")
+        ranked = confidence[order]
+        _, tie, count = np.unique(ranked, return_inverse=True, return_counts=True)
+        alike = np.bincount(tie, weights=right[order], minlength=len(count)) / count
+        bins = min(BINS, len(right))
+        sizes = np.array([len(part) for part in np.array_split(order, bins)] if bins else [], dtype=np.int64)
+        return cls(sizes, parts.means(ranked, sizes), parts.means(alike[tie], sizes))
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error."""
+        if not len(self.samples):
+            return NAN
+        gap = np.abs(self.accuracy - self.confidence)
+        return float((self.samples * gap).sum() / self.samples.sum())
+
+
+def error_by_chance(p: Floats, rng: np.random.Generator) -> float:
+    """The calibration error to expect if probabilities [samples, classes] were true: the mean of `DRAWS` draws."""
+    if not len(p) or np.isnan(p).any():
+        return NAN
+    confidence = p.max(axis=1)  # of the classes it matters alone whether the predicted one is right
+    drawn = rng.random((DRAWS, len(p))) < confidence
+    return float(np.mean([Reliability.binned(confidence, right).error for right in drawn]))
+
+
+def _numpy(values: Tensor | NDArray[Any]) -> Floats:
+    if not isinstance(values, np.ndarray):
+        values = values.detach().cpu().double().numpy()
+    return np.asarray(values, dtype=np.float64)
