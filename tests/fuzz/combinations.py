@@ -27,7 +27,7 @@ CHOICES: dict[str, list[Any]] = {
     "data.public": [None],
     "data.split": [{"train": 0.5, "val": 0.25}, {"train": 0.8}],
     "fraction": [1.0, 0.5],
-    "sampling": ["uniform", "bernoulli", "proportional"],
+    "sampling": ["uniform", "bernoulli", "proportional", "cyclic"],
     "weights": ["samples", "uniform"],
     "budget": ["rounds", "gradients", "bytes"],
     "rounds": [1, 2, 3],

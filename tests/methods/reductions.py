@@ -100,7 +100,12 @@ ALONE = {"lam": 0.0, "own_init": True}
 WITHOUT = {"distil": {"steps": 0}}
 
 REDUCTIONS: dict[str, tuple[Same, ...]] = {
-    "fedavg": (Same("one client", {}, "centralized", said=True, data={"sizes": (11,)}),),
+    "fedavg": (
+        Same("one client", {}, "centralized", said=True, data={"sizes": (11,)}),
+        in_run(Same("visits", {}, "cyclic"), sampling="cyclic", fraction=1.0),
+        in_run(Same("visits", {}, "cyclic", {"order": "fixed"}), sampling="cyclic_fixed", fraction=1.0),
+    ),
+    "cyclic": (Same("one client", {}, "centralized", said=True, data={"sizes": (11,)}),),
     "fedit": (
         fedavg("T07"),
         Same("one client", {}, "centralized", said=True, data={"sizes": (11,)}),

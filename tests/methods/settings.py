@@ -108,6 +108,8 @@ class Row:
     """Whether messages leave out rows that are not there yet, or that a client has not: the card says the most."""
     indexed: bool = False
     """Whether the server keeps something of its own for every client id (an embedding)."""
+    in_turn: bool = False
+    """Whether one client a round takes part, in an order by ids, however the run samples."""
 
 
 PROX_STEPS = 10
@@ -152,6 +154,7 @@ ROWS: dict[str, Row] = {
     "qfedavg": Row(Card(whole, and_one, whole, False, True), {"q": 0.5}, Limit("pooled", 1, {"q": 0.0})),
     "afl": Row(Card(whole, and_one, whole, False, True)),
     "fednova": Row(Card(whole, and_one, whole, False, True), limit=Limit("pooled")),
+    "cyclic": Row(Card(whole, whole, whole, False, True), in_turn=True),
     "pfedgraph": Row(Card(twice, whole, whole, True, False), {"lam": 0.1}),
     "cfl": Row(
         Card(whole, whole, whole, True, False), {"eps1": 1e3, "eps2": 0.0, "first_split": 0}, chooses=True

@@ -66,7 +66,7 @@ def test_the_runs_weights_are_those_of_every_method_that_has_none_of_its_own(nam
     own = simulation(make(name, weights="samples"), weights="uniform", **settings)
     assert own.weights == "samples"
     # Nothing is averaged in private training, on pooled data, or where clients weigh by what helps them.
-    alike = name in {"local", "centralized", "fedfomo", "fedamp", "heurfedamp", "afl"}
+    alike = name in {"local", "centralized", "fedfomo", "fedamp", "heurfedamp", "afl", "cyclic"}
     assert alike == all(torch.equal(t, uniform[p]) for p, t in everything(own).items())
 
 
@@ -84,7 +84,7 @@ def test_traffic_is_that_of_the_card(name: str) -> None:
         down, back = by_round(r, size)
         up, unicast = up + len(result.clients) * back, unicast + len(training) * down
         multicast += distinct * down
-        assert len(result.clients) == (1 if sim.method.pooled else 2)
+        assert len(result.clients) == (1 if sim.method.pooled or row(name).in_turn else 2)
     found = (sim.traffic.up, sim.traffic.down_unicast, sim.traffic.down_multicast)
     if row(name).sparse:
         assert all(a <= b for a, b in zip(found, (up, unicast, multicast), strict=True))

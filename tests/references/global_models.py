@@ -93,6 +93,19 @@ def deployed_everywhere(p: Problem, **options: Any) -> Outcome:
     return Outcome(found.shared, [found.shared for _ in p.clients])
 
 
+def cyclic(p: Problem, order: str, transfer: bool, **options: Any) -> Outcome:
+    """One client a round, drawn or by number, trains the model that the one before it left, or its own."""
+    models = [clone(p.init) for _ in p.clients]
+    w = clone(p.init)
+    for t, (i,) in enumerate(p.rounds):
+        assert order == "drawn" or i == t % len(p.sizes)
+        if transfer:
+            w = fit(p, w, p.batches(i, t))
+        else:
+            models[i] = fit(p, models[i], p.batches(i, t))
+    return Outcome(w, []) if transfer else Outcome(models[0], [], {}, models)
+
+
 def fedprox(p: Problem, mu: float, weights: str, server: dict[str, Any]) -> Outcome:
     def local(i: int, t: int, w: State) -> State:
         return fit(p, w, p.batches(i, t), term=pull(mu, w))

@@ -10,6 +10,7 @@ from references.settings import (
     AVERAGE,
     CFL,
     CKT,
+    CYCLIC,
     DISTIL,
     FEDALA,
     FEDAMP,
@@ -305,6 +306,11 @@ OPTIONS: dict[str, list[Case]] = {
             )
         ),
         Case(PFEDGRAPH, "norm", "running statistics", rounds=3),
+    ],
+    "cyclic": [
+        Case({**CYCLIC, "order": "fixed"}, why="by number", rounds=7),
+        Case({**CYCLIC, "transfer": False}, why="no transfer", rounds=7),
+        Case(CYCLIC, "norm", "running statistics", rounds=3),
     ],
     "ifca": [
         Case({**IFCA, "weights": "samples"}, why="samples", rounds=3),

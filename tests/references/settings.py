@@ -133,6 +133,7 @@ PFEDGRAPH = {
     "measure": "all",
     "released": False,
 }
+CYCLIC = {"weights": "uniform", "order": "drawn", "transfer": True}
 IFCA = {"weights": "uniform", "clusters": 2, "send": "models", "warm_rounds": 0}
 CFL = {"weights": "samples", "eps1": 10.0, "eps2": 0.01, "first_split": 0, "gamma": 0.0}
 MOON = {**AVERAGE, "mu": 2.0, "tau": 0.5, "history": 1}

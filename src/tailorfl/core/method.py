@@ -26,7 +26,7 @@ from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
-from tailorfl.settings.experiment import Weights
+from tailorfl.settings.experiment import Sampling, Weights
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
 
@@ -141,6 +141,10 @@ class Method(BaseModel):
     def weighting(self, run: Weights) -> Weights:
         """Returns what clients count in averages where the run says `run`: its own `weights`, if it was given any."""
         return self.weights or run
+
+    def sampled(self, run: Sampling) -> Sampling:
+        """Returns how clients are sampled where the run says `run`: the same, but for methods that are an order."""
+        return run
 
     def wrap(self, model: Model) -> Model:
         """Returns the model that clients train and deploy, where the method changes its structure."""

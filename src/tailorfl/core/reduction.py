@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tailorfl.models.split import Split
+from tailorfl.settings.experiment import DEFAULT, Sampling
 from tailorfl.training.cohort import TrainConfig
 
 Which = Literal["personal", "global"]
@@ -31,6 +32,7 @@ class Facts:
     everyone: bool
     """Whether every client takes part in every round."""
     rounds: int
+    sampling: Sampling = DEFAULT.sampling
     validation: bool = True
     """Whether any client has validation samples."""
     architectures: int = 1

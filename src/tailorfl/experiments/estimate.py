@@ -31,7 +31,7 @@ from tailorfl.experiments.reductions import remarks
 from tailorfl.rounds.groups import by_group
 from tailorfl.rounds.sampling import sampled_clients
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.experiment import CYCLIC, ExperimentConfig
 
 PROBE_CLIENTS, PROBE_ROUNDS = 2, 4
 PROBE_SECONDS = 3.0
@@ -104,7 +104,9 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
     return Estimate(
         clients=federation.num_clients,
         heldout_clients=len(federation) - federation.num_clients,
-        clients_per_round=sampled_clients(config.fraction, federation.num_clients),
+        clients_per_round=1
+        if config.sampling in CYCLIC
+        else sampled_clients(config.fraction, federation.num_clients),
         samples=_sizes(federation),
         methods=rows,
         reductions=reductions,

@@ -30,6 +30,7 @@ def facts_of(sim: Simulation, rounds: int) -> Facts:
         most=most,
         everyone=everyone,
         rounds=rounds,
+        sampling=sim.sampling,
         validation=bool(sim.federation.sizes("val")[:clients].any()),
         architectures=len(sim.groups),
     )

@@ -3,6 +3,7 @@
 from tailorfl.methods import (
     apfl,
     cfl,
+    cyclic,
     ditto,
     drift,
     fairness,
@@ -39,6 +40,7 @@ from tailorfl.methods import (
 __all__ = [
     "apfl",
     "cfl",
+    "cyclic",
     "ditto",
     "drift",
     "fairness",

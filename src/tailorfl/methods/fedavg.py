@@ -35,6 +35,7 @@ from tailorfl.core.method import Family, Grid, Method, register
 from tailorfl.core.reduction import Facts, Reduction, Which, none
 from tailorfl.core.server_optim import ServerOptimizer
 from tailorfl.methods.ascent import sam
+from tailorfl.settings.experiment import CYCLIC
 from tailorfl.training import tree
 from tailorfl.training.plan import Length
 
@@ -80,9 +81,14 @@ class FedAvg(Method):
         return TensorDict({"w": w, "optimizer": optimizer})
 
     def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if facts.clients > 1 or not self.server.is_plain_average:
+        if not self.server.is_plain_average:
             return ()
-        return (Reduction("with a single client", "global", "centralized", "global"),)
+        if facts.clients == 1:
+            return (Reduction("with a single client", "global", "centralized", "global"),)
+        if facts.sampling not in CYCLIC:
+            return ()
+        order = "drawn" if facts.sampling == "cyclic" else "fixed"
+        return (Reduction("with one client after another", "global", "cyclic", "global", {"order": order}),)
 
     def as_fedavg(self, because: str, other: str = "fedavg", **options: Any) -> tuple[Reduction, ...]:
         """This method is FedAvg, or one of its kind, with the same weights and server optimizer."""

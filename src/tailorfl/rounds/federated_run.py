@@ -27,7 +27,7 @@ from tailorfl.rounds.groups import Group, by_group, make_groups
 from tailorfl.rounds.population import Population
 from tailorfl.rounds.private_updates import PrivateUpdates, check_data, check_objective, check_private
 from tailorfl.rounds.sampling import round_half_up
-from tailorfl.settings.experiment import DEFAULT, Sampling, Weights
+from tailorfl.settings.experiment import CYCLIC, DEFAULT, Sampling, Weights
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.class_weights import check_class_weights
@@ -61,7 +61,11 @@ class FederatedRun:
             raise ConfigError(f"fraction must lie in (0, 1], but is {fraction}")
         self.method, self.federation, self.train = method, federation, train
         self.engine: Engine = engine if engine is not None else Auto()
-        self.seed, self.fraction, self.sampling = seed, fraction, sampling
+        if sampling in CYCLIC and fraction != 1:
+            raise ConfigError(
+                f"sampling={sampling} has one client a round, so fraction={fraction} says nothing; leave it out"
+            )
+        self.seed, self.fraction, self.sampling = seed, fraction, method.sampled(sampling)
         self.client_dp, self.min_replies, self.trace = client_dp, min_replies, trace
         self.weights = method.weighting(weights)
         if self.level is not None:
@@ -83,6 +87,8 @@ class FederatedRun:
         self._replied: dict[str, tree.Shapes] = {}  # of every reply that a group has sent so far
         self._blamed = False  # whether a client that diverged was looked at for the term to blame
         self.population = Population(federation, self.groups, seed, method.pooled)
+        if self.sampling in CYCLIC:
+            self.fraction = 1 / self.participants
         if self.cohort_is_secret and (min_replies or trace is not None):
             raise ConfigError(
                 "the epsilon of this privacy counts on nobody seeing who takes part in a round, which a trace and "

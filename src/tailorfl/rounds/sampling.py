@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tailorfl.settings.experiment import Sampling
+from tailorfl.settings.experiment import CYCLIC, Sampling
 from tailorfl.training.keys import generator
 
 REDRAWS = 10_000
@@ -25,9 +25,15 @@ def sample_clients(
 
     `sizes` [clients] training samples; uniform and proportional sampling take the share `fraction`, at least one.
     Bernoulli sampling draws again where nobody was drawn, unless the cohort `may_be_empty`: then each client is in it
-    with probability `fraction`, which drawing again raises to fraction/(1 − (1 − fraction)^N).
+    with probability `fraction`, which drawing again raises to fraction/(1 − (1 − fraction)^N). Cyclic sampling has one
+    client a round, whatever the fraction, and everyone once in N rounds.
     """
     total = len(sizes)
+    if sampling in CYCLIC:
+        cycle, turn = divmod(round, total)
+        drawn = sampling == "cyclic"
+        order = generator(seed, "cycle", cycle).permutation(total) if drawn else np.arange(total)
+        return (int(order[turn]),)
     rng = generator(seed, "sample", round)
     if sampling == "bernoulli":
         for _ in range(REDRAWS):

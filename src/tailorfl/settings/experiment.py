@@ -38,8 +38,9 @@ CLIENTS = "clients"
 """Key of published numbers that are one a client."""
 
 Budget = Literal["rounds", "gradients", "bytes"]
-Sampling = Literal["uniform", "proportional", "bernoulli"]
-"""How the clients of a round are drawn."""
+Sampling = Literal["uniform", "proportional", "bernoulli", "cyclic", "cyclic_fixed"]
+"""How the clients of a round are drawn; the last two: one a round, in a new order each cycle or by number."""
+CYCLIC: tuple[Sampling, ...] = ("cyclic", "cyclic_fixed")
 Weights = Literal["samples", "uniform"]
 """What clients count in an average: a_i = n_i / Σ n over those that are averaged, or all alike."""
 
@@ -88,7 +89,8 @@ class ExperimentConfig(Settings):
     fraction: Number = Field(default=1.0, gt=0, le=1, description="share of the clients sampled each round")
     sampling: Sampling = Field(
         default="uniform",
-        description="how clients are sampled: all alike, by their training samples, or each by itself",
+        description="how clients are sampled: all alike, by their training samples, each by itself, or one a round in "
+        "turns, drawn anew each cycle or by number",
     )
     weights: Weights = Field(
         default="samples",

@@ -1,0 +1,89 @@
+"""Cyclic weight transfer and cyclic sampling: whose turn it is, and where the model has been."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from methods.settings import make
+from methods.small import SIZES, TRAIN, assert_close, assert_same, federation, replaced, shared, simulation
+from methods.test_cfl import populations
+from tailorfl.data.federation import Federation
+from tailorfl.errors import ConfigError, DivergenceError
+from tailorfl.experiments.config import load
+from tailorfl.experiments.estimate import estimate
+from tailorfl.rounds.sampling import sample_clients
+
+N = len(SIZES)
+
+
+@pytest.mark.parametrize("order", ["drawn", "fixed"])
+def test_everyone_is_visited_once_in_a_cycle(order: str) -> None:
+    """Whatever the run samples; orders differ from cycle to cycle and from seed to seed, or are 0..N-1."""
+    sim = simulation(make("cyclic", order=order), fraction=0.4, sampling="bernoulli")
+    turns = [sim.sample(t) for t in range(6 * N)]
+    assert all(len(turn) == 1 for turn in turns)
+    cycles = [tuple(i for (i,) in turns[N * c : N * (c + 1)]) for c in range(6)]
+    assert all(sorted(cycle) == list(range(N)) for cycle in cycles)
+    assert (len(set(cycles)) == 1) == (order == "fixed")
+    other = simulation(make("cyclic", order=order), seed=1)
+    assert ([other.sample(t) for t in range(6 * N)] == turns) == (order == "fixed")
+
+
+def test_a_run_may_sample_in_turns_whatever_its_method() -> None:
+    sim = simulation("ditto", sampling="cyclic")
+    assert sim.sample(3) == simulation("cyclic").sample(3)
+    assert sim.step().clients == sim.sample(0)
+    with pytest.raises(ConfigError, match=r"one client a round, so fraction=0\.5 says nothing"):
+        simulation("ditto", sampling="cyclic", fraction=0.5)
+    sizes = np.array([3, 1, 2])
+    assert [sample_clients(0, t, sizes, 1.0, "cyclic_fixed") for t in range(4)] == [(0,), (1,), (2,), (0,)]
+
+
+def test_a_dry_run_counts_one_client_a_round() -> None:
+    settings = {"data": {"clients": 4, "samples": 200}, "methods": "fedavg", "rounds": 2, "seeds": 1}
+    assert estimate(load({**settings, "sampling": "cyclic"})).clients_per_round == 1
+    assert estimate(load(settings)).clients_per_round == 4
+
+
+def test_identical_clients_are_one_client_with_as_many_steps() -> None:
+    base = federation((9,))
+    same = Federation(
+        base.source, [base.train[0]] * 3, [base.val[0]] * 3, [base.test[0]] * 3, ("a", "b", "c"), 3
+    )
+    full = replace(TRAIN, batch_size=0, epochs=None, steps=2, momentum=0.0)
+    visits = simulation("cyclic", rounds=4, data=same, train=full)
+    alone = simulation("local", rounds=1, data=base, train=replace(full, steps=8))
+    (models,) = (models for _, models in alone.personal_models((0,)))
+    assert_close(shared(visits), {n: t[0] for n, t in models.items()})
+
+
+def test_with_exact_training_w_is_the_optimum_of_who_was_visited_last() -> None:
+    """F_i(w) = ½ (w − c_i)², and as many steps as it takes."""
+    centres = [1.0, -1.0, 2.0, -3.0]
+    sim = populations(centres, "cyclic")
+    sim.train = replace(sim.train, epochs=None, steps=200)
+    for t in range(6):
+        sim.step()
+        assert float(shared(sim)["head.weight"]) == pytest.approx(centres[sim.sample(t)[0]], abs=1e-5)
+
+
+def test_without_transfer_it_is_client_0_alone_in_its_turns() -> None:
+    sim, local = simulation(make("cyclic", transfer=False)), simulation("local", sampling="cyclic")
+    for _ in range(2 * N):
+        result = sim.step()
+        local.step()
+        (found,) = (models for _, models in local.personal_models((0,)))
+        assert_same(shared(sim), {n: t[0] for n, t in found.items()})
+        assert result.traffic.down_unicast == 0
+
+
+def test_a_visit_that_diverges_ends_the_run() -> None:
+    """Nobody else is in the round, so there is nothing to go on with."""
+    bad = replaced(federation(), 0, lambda x: x * torch.inf)
+    sim = simulation(make("cyclic", order="fixed"), data=bad)
+    with pytest.raises(DivergenceError):
+        sim.step()
