@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from tailorfl.data.federation import Federation
-from tailorfl.data.normalise import standardise_clients
+from tailorfl.data.normalise import standardised
+from tailorfl.data.scaling import Scaling
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError
 
@@ -34,7 +37,7 @@ def features() -> torch.Tensor:
 
 def test_every_client_uses_its_own_training_statistics() -> None:
     x = features()
-    scaled = standardise_clients(federation(x)).source.x
+    scaled = standardised(federation(x), "client").source.x
     for start in (0, 10, 20):
         train = x[start : start + 6].double()
         mean, deviation = train.mean(dim=0), train.std(dim=0)
@@ -47,7 +50,7 @@ def test_the_servers_rows_use_the_training_clients_together() -> None:
     pooled = torch.cat([x[0:6], x[10:16]]).double()
     expected = (x[30:].double() - pooled.mean(dim=0)) / pooled.std(dim=0)
     torch.testing.assert_close(
-        standardise_clients(federation(x)).source.x[30:].double(), expected, atol=1e-5, rtol=1e-5
+        standardised(federation(x), "client").source.x[30:].double(), expected, atol=1e-5, rtol=1e-5
     )
 
 
@@ -55,7 +58,10 @@ def test_test_rows_do_not_influence_the_statistics() -> None:
     x = features()
     changed = x.clone()
     changed[[8, 9, 18, 19, 28, 29]] = 1e6
-    one, two = standardise_clients(federation(x)).source.x, standardise_clients(federation(changed)).source.x
+    one, two = (
+        standardised(federation(x), "client").source.x,
+        standardised(federation(changed), "client").source.x,
+    )
     kept = [row for row in range(32) if row % 10 < 8 or row >= 30]
     assert torch.equal(one[kept], two[kept])
 
@@ -63,13 +69,13 @@ def test_test_rows_do_not_influence_the_statistics() -> None:
 def test_a_constant_feature_is_shifted_only() -> None:
     x = features()
     x[:10, 1] = 0.1
-    assert (standardise_clients(federation(x)).source.x[:10, 1].abs() < 1e-6).all()
+    assert (standardised(federation(x), "client").source.x[:10, 1].abs() < 1e-6).all()
 
 
 def test_the_original_is_left_alone() -> None:
     x = features()
     kept = x.clone()
-    standardise_clients(federation(x))
+    standardised(federation(x), "client")
     assert torch.equal(x, kept)
 
 
@@ -77,9 +83,33 @@ def test_refusals() -> None:
     shared = federation(features())
     test = (np.array([8, 9]),) * 3
     with pytest.raises(DataError, match="clients share a test set"):
-        standardise_clients(
-            Federation(shared.source, shared.train, shared.val, test, shared.names, num_clients=2)
+        standardised(
+            Federation(shared.source, shared.train, shared.val, test, shared.names, num_clients=2), "client"
         )
     images = federation(torch.zeros(32, 1, 2, 2, dtype=torch.uint8))
     with pytest.raises(DataError, match="is for float features"):
-        standardise_clients(images)
+        standardised(images, "client")
+
+
+def test_federated_statistics_are_those_of_all_training_clients() -> None:
+    x = features()
+    pooled = torch.cat([x[0:6], x[10:16]]).double()
+    expected = (x.double() - pooled.mean(dim=0)) / pooled.std(dim=0)
+    found = standardised(federation(x), "federated").source
+    torch.testing.assert_close(found.x.double(), expected, atol=1e-5, rtol=1e-5)
+    assert found.info["scaling"].clients == ()
+
+
+def test_a_second_scaling_keeps_the_first() -> None:
+    x = features()
+    first = Scaling(torch.tensor([[1.0, 2, 3], [4, 5, 6]]), torch.full((2, 3), 2.0), ("b",), clip=3.0)
+    given = federation(x)
+    scaled = torch.cat([first.apply(x[:10]), first.apply(x[10:20], "b"), first.apply(x[20:])])
+    source = replace(given.source, x=scaled, info={"scaling": first})
+    found = standardised(replace(given, source=source), "client").source
+    for name, start in {"a": 0, "b": 10, "late": 20}.items():
+        raw = x[start : start + 10]
+        assert torch.equal(found.info["scaling"].apply(raw, name), found.x[start : start + 10])
+    assert found.info["scaling"].of("b")["before"] == {
+        "mean": [1.0, 2.0, 3.0], "deviation": [2.0, 2.0, 2.0], "clip": 3.0,
+    }  # fmt: skip

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
-from tailorfl.data.normalise import standardise_clients
+from tailorfl.data.normalise import standardised
 from tailorfl.data.rows import Rows
 from tailorfl.data.source import Source
 from tailorfl.data.validate import weaknesses
@@ -142,7 +142,7 @@ def test_a_federation_of_rows_is_one_of_tuples(convert: Any) -> None:
     assert two.global_test().tolist() == one.global_test().tolist() == [7, 10, 11, 17]
     assert two.summary() == one.summary()
     assert weaknesses(two) == weaknesses(one)
-    assert torch.equal(standardise_clients(two).source.x, standardise_clients(one).source.x)
+    assert torch.equal(standardised(two, "client").source.x, standardised(one, "client").source.x)
 
 
 @pytest.mark.parametrize("name", ["ditto", "fedavg", "centralized"])

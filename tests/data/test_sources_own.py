@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tailorfl.data.build import build
 from tailorfl.data.own import from_datasets, from_folder, from_table, from_tensors
 from tailorfl.data.registry import load_source
 from tailorfl.errors import DataError, MissingExtraError
@@ -212,17 +213,17 @@ def test_an_empty_cell_is_named_by_column_and_row(frame: pd.DataFrame, column: s
     with pytest.raises(
         DataError, match=rf"column '{column}' is empty \(NaN\) in 1 of 4 rows, the first is row 2"
     ):
-        from_table(frame, label="outcome", client="site", features=["dose"])
+        build(source=from_table(frame, label="outcome", client="site", features=["dose"]))
 
 
 def test_text_dates_and_infinity_are_no_features(frame: pd.DataFrame) -> None:
     with pytest.raises(
         DataError, match=r"column 'part' is not a number \(for example 'train'\) in 4 of 4 rows"
     ):
-        from_table(frame, label="outcome", client="site")
+        build(source=from_table(frame, label="outcome", client="site"))
     dates = frame.assign(when=pd.to_datetime("2020-01-01"))
     with pytest.raises(DataError, match=r"column 'when' is not a number"):
-        from_table(dates, label="outcome", features=["when"])
+        build(source=from_table(dates, label="outcome", features=["when"]))
     frame.loc[3, "dose"] = 1e300
     with pytest.raises(DataError, match=r"column 'dose' is infinite.*first is row 3"):
         from_table(frame, label="outcome", features=["dose"])

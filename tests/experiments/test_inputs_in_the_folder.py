@@ -47,8 +47,8 @@ def test_raw_rows_are_judged_as_the_run_judged_them_from_the_folder_alone(tmp_pa
     }
     for client, site in enumerate(sites):
         rows = frame[(frame["site"] == site) & (frame["part"] == "test")]
-        own = inputs["scaling"]["clients"][site]
-        x = (rows[inputs["features"]].to_numpy() - own["mean"]) / own["deviation"]
+        own = inputs["preparation"]["clients"][site]["columns"]
+        x = np.stack([(rows[name] - c["mean"]) / c["deviation"] for name, c in own.items()], axis=1)
         scores = x @ states["clients/state/head.weight"][client].T + states["clients/state/head.bias"][client]
         said = np.array(inputs["classes"])[scores.argmax(1)]
         assert (said == rows["ill"]).mean() == pytest.approx(stored[client], abs=1e-6)

@@ -62,10 +62,13 @@ def test_a_regression_takes_raw_features_and_gives_the_target_in_its_own_unit(
     ash = found[0].facts
     assert ash["inputs"]["features"] == ["size", "age"]
     train = raw[torch.from_numpy(np.asarray(run.sim.federation.train[0]))].double()
-    assert ash["inputs"]["scaling"]["mean"] == pytest.approx(train.mean(0).tolist())
-    assert ash["inputs"]["scaling"]["deviation"] == pytest.approx(train.std(0).tolist())
-    assert "clients" not in ash["inputs"]["scaling"]  # other clients' constants stay with them
-    assert found[3].facts["inputs"]["scaling"] != ash["inputs"]["scaling"]
+    prepared = ash["inputs"]["preparation"]
+    means = [column["mean"] for column in prepared["columns"].values()]
+    assert means == pytest.approx(train.mean(0).tolist())
+    deviations = [column["deviation"] for column in prepared["columns"].values()]
+    assert deviations == pytest.approx(train.std(0).tolist())
+    assert "clients" not in prepared  # other clients' constants stay with them
+    assert found[3].facts["inputs"]["preparation"] != prepared
 
 
 def test_metrics_are_those_of_the_last_evaluation_and_the_origin_is_told(sold: Path, tmp_path: Path) -> None:

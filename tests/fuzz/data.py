@@ -64,8 +64,11 @@ def case(random_: random.Random, folder: Path) -> None:
         harmful(name) or len(name) > 200 for name in [*names, source.name, *source.info.get("classes", ())]
     )
     assert source.x.dtype in (torch.float32, torch.uint8, torch.int64)
+    how = random_.choice(["none", "client", "federated"]) if "table" in source.info else "none"
+    split = {"train": 0.6, "test": 0.4}
+    federation = build(source=source, clients=None if source.groups else 2, split=split, normalise=how)
+    source = federation.source
     assert source.holds_tokens or bool(torch.isfinite(source.x.float()).all())
-    federation = build(source=source, clients=None if source.groups else 2, split={"train": 0.6, "test": 0.4})
     rows = np.concatenate([federation.part(part).flat() for part in ("train", "val", "test")])
     assert len(rows) == len(set(rows.tolist())), "a sample in two places"
 

@@ -14,7 +14,7 @@ from tailorfl.data.corruptions import corrupted_sets
 from tailorfl.data.dealing import capped, deal_rows, fitting_partition, official_part
 from tailorfl.data.federation import Federation
 from tailorfl.data.heldout import Dealt, domain_rows, to_be_tested
-from tailorfl.data.normalise import standardise_clients
+from tailorfl.data.preparing import plain, prepared
 from tailorfl.data.public import own_public_rows, public_from_rows, public_source, subset
 from tailorfl.data.registry import load_source
 from tailorfl.data.rows import Ints, Rows
@@ -45,7 +45,7 @@ def build(
     corruptions: Mapping[str, Any] | None = None,
     official_set: bool = _SET.official_set,
     shifts: Mapping[str, Any] | None = None,
-    normalise: str = _SET.normalise,
+    normalise: Normalisation = _SET.normalise,
     augment: Augmentation = _SET.augment,
     path: str | None = None,
     options: Mapping[str, Any] | None = None,
@@ -76,13 +76,15 @@ def build(
     source = _load(name, path, options, samples) if source is None else source
     if augment != "none":
         source = replace(source, augment=augment)
+    if normalise == "none":
+        source = plain(source)
     rule = read_split(split, official=source.test is not None)
-    rows = capped(source, samples, _stream(seed, "samples"))
+    rows = capped(source, samples, stream(seed, "samples"))
     domains = _domains(source, rows, heldout_domain)
     rows = _without(rows, *domains.values())
     own_public = np.empty(0, dtype=np.int64)
     if isinstance(public, str) and public == source.name:
-        own_public = own_public_rows(source, rows, public_samples, _stream(seed, "public"))
+        own_public = own_public_rows(source, rows, public_samples, stream(seed, "public"))
         rows = _without(rows, own_public)
     dealt = deal_rows(
         source,
@@ -92,19 +94,19 @@ def build(
         clients=clients,
         heldout=heldout_clients,
         deal_test=rule.source == "official",
-        streams=(_stream(seed, "partition"), _stream(seed, "held out")),
+        streams=(stream(seed, "partition"), stream(seed, "held out")),
     )
     dealt = _with_domains(dealt, source, domains)
-    federation = _split(source, rows, dealt, rule, _stream(seed, "split"))
-    if normalise == "client":
-        federation = standardise_clients(federation)
+    federation = _split(source, rows, dealt, rule, stream(seed, "split"))
+    if normalise != "none":
+        federation = prepared(federation, normalise)
     source = federation.source
     shifted = _shifted(federation, rows, domains, corruptions, official_set, seed)
     shifted |= own_shifts(source, shifts or {}, loader, options or {}, shifted)
     if len(own_public):
         public = public_from_rows(source, own_public)
     elif public is not None:
-        taken = public_source(public, public_samples, source, _stream(seed, "public"))
+        taken = public_source(public, public_samples, source, stream(seed, "public"))
         public = replace(taken, augment=source.augment)
     federation = replace(federation, public=public, shifted=shifted)
     validate(federation)
@@ -116,9 +118,9 @@ def _check(seed: int, normalise: str, corruptions: Mapping[str, Any] | None) -> 
         raise ConfigError(f"seed must be a whole number of at least 0, but is {seed!r}")
     if normalise not in get_args(Normalisation):
         raise unknown("normalisation", normalise, get_args(Normalisation))
-    if normalise == "client" and corruptions is not None:
+    if normalise != "none" and corruptions is not None:
         raise ConfigError(
-            "normalise='client' changes pixel values, which corruptions need as they are; choose one"
+            f"normalise='{normalise}' changes pixel values, which corruptions need as they are; choose one"
         )
 
 
@@ -159,7 +161,8 @@ def _shifted(
     return shifted
 
 
-def _stream(seed: int, purpose: str) -> Generator:
+def stream(seed: int, purpose: str) -> Generator:
+    """The randomness of one purpose, such as "split"."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode())])
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tailorfl.data.labels import check_classes
 from tailorfl.data.source import Task
+from tailorfl.data.words import in_order, word_of
 from tailorfl.errors import DataError, nearest
 
 
@@ -88,20 +89,42 @@ def target_columns(
     if task not in ("classification", "binary"):
         y = target_tensor(name, numeric(name, frame, labels), task)
         return y, outputs_of(y, task), {}
-    if len(labels) != 1:
-        raise DataError(f"table '{name}': a {task} task has one label column, but {len(labels)} are given")
-    column = filled(name, frame, labels[0])
+    classes = class_names(name, frame, labels)
+    column = frame[labels[0]]
     if task == "classification":
         check_classes(
             f"table '{name}': column '{labels[0]}'", column, "task='regression' (data.options.task)"
         )
-    ids, classes = numbered(column)
     if task == "binary" and len(classes) != 2:
         shown = ", ".join(classes[:10])
         raise DataError(
             f"table '{name}': a binary label has two values, but '{labels[0]}' has {len(classes)}: {shown}"
         )
-    return ids, 1 if task == "binary" else len(classes), {"classes": classes}
+    y = class_numbers(name, frame, labels[0], classes)
+    return y, 1 if task == "binary" else len(classes), {"classes": classes}
+
+
+def class_names(name: str, frame: pd.DataFrame, labels: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of the classes of a label column, in order.
+
+    Raises:
+        DataError: there are several such columns, or a cell is empty.
+    """
+    if len(labels) != 1:
+        raise DataError(
+            f"table '{name}': a task with classes has one label column, but {len(labels)} are given"
+        )
+    return tuple(in_order([word_of(value) for value in filled(name, frame, labels[0])]))
+
+
+def class_numbers(name: str, frame: pd.DataFrame, label: str, classes: Sequence[str]) -> Tensor:
+    """int64 `[rows]` place of each row's class among `classes`. Raises DataError for a class that is none of them."""
+    place = {known: number for number, known in enumerate(classes)}
+    words = [word_of(value) for value in filled(name, frame, label)]
+    if unknown := [word for word in words if word not in place]:
+        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+        raise DataError(f"class '{unknown[0]}' does not occur in the training data, which have {shown}")
+    return torch.tensor([place[word] for word in words], dtype=torch.int64)
 
 
 def test_column(name: str, frame: pd.DataFrame, split: str) -> Tensor:

@@ -133,7 +133,8 @@ def read_table(table: str | Path | pd.DataFrame) -> tuple[str, pd.DataFrame]:
 
 
 def _read_folder(folder: Path) -> pd.DataFrame:
-    files = sorted(f for f in folder.iterdir() if f.suffix.lower() in TABLES and not f.name.startswith("."))
+    found = [f for f in folder.iterdir() if f.suffix.lower() in TABLES and not f.name.startswith(".")]
+    files = sorted(found, key=lambda f: (f.stem, f.name))  # the order of the clients, so that rows follow it
     if not files:
         raise DataError(f"folder '{folder}' holds no tables ({', '.join(TABLES)})")
     frames: dict[str, pd.DataFrame] = {}
@@ -168,12 +169,15 @@ def plain_frame(table: pd.DataFrame) -> pd.DataFrame:
     return named
 
 
-def check_roles(label: Any, client: Any, features: Any, split: Any) -> None:
+def check_roles(
+    label: Any, client: Any, features: Any, split: Any, words: Any = (), na_values: Any = ()
+) -> None:
     """Raises DataError where the columns that mean something are not given by name."""
     for what, given in (("client", client), ("split", split)):
         if given is not None and not isinstance(given, str):
             raise DataError(f"{what} should be the name of a column, got {str(given)[:50]!r}")
-    for what, given in (("label", label), ("features", features)):
+    lists = {"label": label, "features": features, "words": words, "na_values": na_values}
+    for what, given in lists.items():
         several = isinstance(given, list | tuple) and all(isinstance(one, str) for one in given)
         if not (several or isinstance(given, str) or (given is None and what == "features")):
             raise DataError(

@@ -26,8 +26,12 @@ def make_source(
     test: Tensor | None,
     info: Mapping[str, Any],
     scaling: Channels = "train",
+    *,
+    unprepared: bool = False,
 ) -> Source:
     """Returns the checked source; `owners` are ids of any kind, images are scaled as `scaling` says.
+
+    Features that are `unprepared` may be NaN.
 
     Raises:
         DataError: no training samples, or numbers that are not finite.
@@ -42,5 +46,6 @@ def make_source(
         mean, std, scaled = channel_scaling(x if test is None else x[~test], scaling)
         info = {**info, **scaled}
     source = Source(name, x, y, task, outputs, test, groups, names, mean, std, info)
-    check_finite(source)
+    if not unprepared:
+        check_finite(source)
     return source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pandas as pd
 import torch
@@ -12,19 +12,21 @@ import torch
 from tailorfl.data.columns import (
     filled,
     need_columns,
-    numeric,
     outputs_of,
     target_columns,
     target_tensor,
     test_column,
 )
+from tailorfl.data.constants import Constants
 from tailorfl.data.folder import from_folder
 from tailorfl.data.huggingface import from_datasets
 from tailorfl.data.intake import FILE, check_roles, client_ids, flags, read_table, real_tensor
 from tailorfl.data.labels import check_classes, from_zero, named
 from tailorfl.data.making import make_source
+from tailorfl.data.preparing import TABLE, RawTable, by_constants
 from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task
+from tailorfl.data.summaries import made_roles
 from tailorfl.errors import DataError, unknown
 
 __all__ = ["from_datasets", "from_folder", "from_table", "from_tensors"]
@@ -87,6 +89,11 @@ def from_table(
     features: Sequence[str] | None = None,
     task: Task = "classification",
     split: str | None = None,
+    words: str | Sequence[str] = (),
+    impute: Literal["mean", "median"] = "mean",
+    indicator: bool = False,
+    na_values: str | Sequence[str] = (),
+    constants: str | Path | Constants | None = None,
 ) -> Source:
     """A source from a CSV, TSV or parquet file, a folder of such files, or a data frame, one row a sample.
 
@@ -97,36 +104,36 @@ def from_table(
             survival the columns (event, time).
         client: the column that says whose a row is; None for a table without natural clients, and for a folder
             whose files are the clients.
-        features: the numeric input columns; by default every column not named otherwise.
+        features: the input columns; by default every column not named otherwise. Words and empty cells become numbers
+            when a federation is built with `normalise`, after the split (`tailorfl.data.preparing`).
         task: what the label means.
         split: the column that holds "train" or "test"; None for no given split.
+        words, impute, indicator, na_values: how features are prepared, see `tailorfl.data.summaries.Roles`.
+        constants: prepare the features at once by these, which looked at none of the rows; or a JSON file of them.
 
     Raises:
         DataError: for an unreadable file, missing columns, empty or non-numeric cells (names column and row).
     """
     name, frame = read_table(path)
-    if not isinstance(path, pd.DataFrame) and Path(path).expanduser().is_dir():
-        if client is None:
-            client = FILE
-        elif client != FILE:
-            frame = frame.drop(columns=FILE)
+    folder = not isinstance(path, pd.DataFrame) and Path(path).expanduser().is_dir()
     if task not in get_args(Task):
         raise unknown("task", str(task), get_args(Task))
-    check_roles(label, client, features, split)
-    labels = [label] if isinstance(label, str) else list(label)
-    roles = [*labels, *(column for column in (client, split) if column is not None)]
-    inputs = (
-        [str(column) for column in frame.columns if column not in roles]
-        if features is None
-        else list(features)
-    )
-    need_columns(name, frame, [*roles, *inputs])
+    check_roles(label, client, features, split, words, na_values)
+    owners = frame[FILE] if folder and client is None else None
+    if folder and client != FILE:
+        frame = frame.drop(columns=FILE)
+    roles = made_roles(label, client, features, task, split, words, impute, indicator, na_values)
+    inputs = roles.inputs(frame)
+    need_columns(name, frame, [*roles.label, *roles.others, *inputs])
     if not len(frame) or not inputs:
         raise DataError(
             f"table '{name}' has {len(frame)} rows and {len(inputs)} feature columns; both must be above 0"
         )
-    y, outputs, classes = target_columns(name, frame, labels, task)
+    y, outputs, classes = target_columns(name, frame, roles.label, task)
     test = None if split is None else test_column(name, frame, split)
-    owners = None if client is None else filled(name, frame, client)
-    info = {"features": tuple(inputs), "label": tuple(labels)} | classes
-    return make_source(name, numeric(name, frame, inputs), y, task, outputs, owners, test, info)
+    if client is not None:
+        owners = filled(name, frame, client)
+    table = RawTable(frame, roles)
+    info = {"features": tuple(inputs), "label": roles.label, **classes, TABLE: table}
+    source = make_source(name, table.numbers(name), y, task, outputs, owners, test, info, unprepared=True)
+    return source if constants is None else by_constants(source, constants)

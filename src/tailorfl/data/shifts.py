@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tailorfl.data.columns import filled, need_columns, numeric, target_columns
+from tailorfl.data.columns import class_numbers, need_columns, numeric, target_columns
 from tailorfl.data.folder import from_folder
 from tailorfl.data.intake import read_table
+from tailorfl.data.preparing import PREPARATION, Preparation
 from tailorfl.data.registry import load_source
 from tailorfl.data.scaling import SCALING, Scaling
 from tailorfl.data.source import Source, check_finite
@@ -120,20 +121,19 @@ def _table(source: Source, given: Any) -> Source:
         raise DataError(
             "the training data are images of a data set; hand over a tailorfl.Source of such images"
         )
-    need_columns(name, frame, [*labels, *features])
     if not len(frame):
         raise DataError(f"table '{name}' has no rows")
+    preparation: Preparation | None = source.info.get(PREPARATION)
+    if preparation is not None:
+        x, y = preparation.everyone.apply(frame, name)
+        return Source(name, x, y, source.task, source.outputs, info=dict(source.info))
+    need_columns(name, frame, [*labels, *features])
     x = numeric(name, frame, list(features))
     classes = source.info.get("classes")
     if classes is None:
         y, outputs, info = target_columns(name, frame, labels, source.task)
         return Source(name, x, y, source.task, outputs, info={**info, "features": features})
-    column = filled(name, frame, labels[0])
-    numbers = {known: number for number, known in enumerate(classes)}
-    found = column.astype(str).map(numbers)
-    if found.isna().any():
-        raise _unknown_class(str(column[found.isna()].iloc[0]), classes)
-    y = torch.tensor(found.to_numpy(dtype="int64", copy=True))
+    y = class_numbers(name, frame, labels[0], classes)
     return Source(name, x, y, source.task, source.outputs, info={"features": features, "classes": classes})
 
 
@@ -164,8 +164,4 @@ def _scaled(source: Source, found: Source, x: Tensor) -> Tensor:
     scaling: Scaling | None = source.info.get(SCALING)
     if scaling is None or found.info.get(SCALING) is not None or x.dtype != torch.float32:
         return x
-    flat = x.reshape(len(x), -1).to(torch.float64)
-    flat = (flat - scaling.mean[-1].to(torch.float64)) / scaling.deviation[-1].to(torch.float64)
-    if scaling.clip is not None:
-        flat = flat.clamp(-scaling.clip, scaling.clip)
-    return flat.to(torch.float32).reshape(x.shape)
+    return scaling.apply(x)

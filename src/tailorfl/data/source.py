@@ -111,14 +111,7 @@ class Source:
 
         The class; for multilabel the id of the combination of labels; for survival the event; else 0.
         """
-        if self.task == "multilabel":
-            combination: Tensor = torch.unique(self.y, dim=0, return_inverse=True)[1]
-            return combination
-        if self.task == "survival":
-            return self.y[:, 0].to(torch.int64)
-        if self.task in ("regression", "generation"):
-            return torch.zeros(len(self), dtype=torch.int64)
-        return self.y
+        return strata_of(self.y, self.task)
 
     def take(self, rows: Tensor) -> Tensor:
         """The samples `rows`, `[...]` int64 -> `[..., *input_shape]` float32; images are normalised.
@@ -256,6 +249,18 @@ class Source:
         self._expect("credit", self.credit, (len(self), self.outputs), torch.float32)
         if not bool(((self.credit >= 0) & (self.credit <= 1)).all()):
             raise DataError(f"source '{self.name}': credit must lie in 0..1")
+
+
+def strata_of(y: Tensor, task: Task) -> Tensor:
+    """`[samples]` int64 label by which targets `y` of a task are balanced, see `Source.strata`."""
+    if task == "multilabel":
+        combination: Tensor = torch.unique(y, dim=0, return_inverse=True)[1]
+        return combination
+    if task == "survival":
+        return y[:, 0].to(torch.int64)
+    if task in ("regression", "generation"):
+        return torch.zeros(len(y), dtype=torch.int64)
+    return y
 
 
 def check_finite(source: Source) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tailorfl.data.federation import Federation
+from tailorfl.data.preparing import PREPARATION, Preparation
 from tailorfl.data.scaling import SCALING, Scaling
 from tailorfl.data.source import Source
 from tailorfl.errors import RunError
@@ -239,7 +240,8 @@ def meaning(source: Source) -> dict[str, Any]:
 
     `shape` and `type` are of an input; `task`, `outputs` and `classes` say what comes out. `image`: a byte b of a
     channel becomes (b / 255 - mean) / deviation. `scaling`: a raw number r of a feature becomes (r - mean) / deviation,
-    with the constants of the client whose it is or else those above them, and is cut off at ± clip where that is given.
+    with the constants of the client whose it is or else those above them, and is cut off at ± clip where that is given;
+    `before` is a scaling that comes first. `preparation`: of raw tables, see `tailorfl.data.constants.Constants`.
     """
     kinds = {torch.uint8: "image", torch.int64: "tokens"}
     facts: dict[str, Any] = {
@@ -257,4 +259,7 @@ def meaning(source: Source) -> dict[str, Any]:
     scaling: Scaling | None = source.info.get(SCALING)
     if scaling is not None:
         facts["scaling"] = scaling.facts()
+    preparation: Preparation | None = source.info.get(PREPARATION)
+    if preparation is not None:
+        facts["preparation"] = preparation.facts()
     return facts

@@ -6,6 +6,8 @@ import hashlib
 import math
 from typing import Any
 
+from tailorfl.data.preparing import PREPARATION
+from tailorfl.data.scaling import SCALING
 from tailorfl.evaluation.summary import OF_RECORD
 from tailorfl.experiments.deployed import Deployed, Restored
 from tailorfl.experiments.fingerprint import decisive, environment, meaning
@@ -38,11 +40,12 @@ def facts_of(run: Restored, model: Deployed) -> dict[str, Any]:
 
 def inputs_of(run: Restored, model: Deployed) -> dict[str, Any]:
     """Returns how raw samples become inputs of one model; of the scaling constants its client's own alone."""
-    facts = meaning(run.sim.federation.source)
-    scaling = facts.get("scaling")
-    if scaling is not None:
-        own = scaling.pop("clients", {})
-        facts["scaling"] = {**scaling, **own.get(model.name if model.client is not None else "", {})}
+    source = run.sim.federation.source
+    facts, client = meaning(source), None if model.client is None else model.name
+    if SCALING in source.info:
+        facts["scaling"] = source.info[SCALING].of(client)
+    if PREPARATION in source.info:
+        facts["preparation"] = source.info[PREPARATION].of(client).to_dict()
     return facts
 
 

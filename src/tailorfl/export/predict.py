@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tailorfl.data.columns import numeric
+from tailorfl.data.constants import Constants
 from tailorfl.data.folder import SUFFIXES, load_image, stack_images
 from tailorfl.data.instruction_files import files_of
 from tailorfl.data.intake import read_table
@@ -61,10 +62,11 @@ def predict(
     """
     net, code, facts = _model(Path(folder), client, method, seed, steps, source)
     frame, raw = _read(data, facts)
+    ready = "preparation" in facts["inputs"]
     said = []
     with torch.no_grad():
         for part in torch.split(raw, AT_ONCE):
-            said.append(code["answers"](net(code["prepare"](part))).double())
+            said.append(code["answers"](net(part if ready else code["prepare"](part))).double())
     return pd.concat([frame, _columns(torch.cat(said).numpy(), facts["inputs"])], axis=1)
 
 
@@ -102,7 +104,7 @@ def _model(
 
 
 def _read(data: str | Path | pd.DataFrame, facts: Mapping[str, Any]) -> tuple[pd.DataFrame, Tensor]:
-    """(what names each sample, the raw samples)."""
+    """(what names each sample, the raw samples; of a table with constants the prepared ones)."""
     inputs, reading = facts["inputs"], facts["reading"]
     if isinstance(data, pd.DataFrame):
         return _table(data, inputs)
@@ -120,19 +122,22 @@ def _table(data: Path | pd.DataFrame, inputs: Mapping[str, Any]) -> tuple[pd.Dat
     name, frame = read_table(data)
     size = int(np.prod(inputs["shape"]))
     columns = [str(column) for column in frame.columns]
-    wanted = list(inputs.get("features", columns))
+    constants = Constants.from_dict(inputs["preparation"], "model.json") if "preparation" in inputs else None
+    wanted = list(inputs.get("features", columns) if constants is None else constants.columns)
     if missing := [column for column in wanted if column not in columns]:
         raise DataError(
             f"table '{name}' lacks {', '.join(missing)}, which the model reads; it has: {', '.join(columns)}"
         )
-    if len(wanted) != size:
+    if constants is None and len(wanted) != size:
         raise DataError(f"the model reads {size} numbers a row, but table '{name}' has {len(wanted)} columns")
     if extra := [column for column in columns if column not in wanted]:
         log.warning("table '%s': not read by the model: %s", name, ", ".join(extra))
     if not len(frame):
         raise DataError(f"table '{name}' has no rows")
-    x = numeric(name, frame, wanted).reshape(-1, *inputs["shape"])
-    return pd.DataFrame({"row": range(len(frame))}), x
+    rows = pd.DataFrame({"row": range(len(frame))})
+    if constants is not None:
+        return rows, constants.inputs(frame, name)
+    return rows, numeric(name, frame, wanted).reshape(-1, *inputs["shape"])
 
 
 def _images(path: Path, inputs: Mapping[str, Any], reading: Mapping[str, Any]) -> tuple[pd.DataFrame, Tensor]:

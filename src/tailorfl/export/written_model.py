@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from tailorfl.export.written_table import numbers_alone, prepare_table
+
 HEAD = '''"""{title}
 
 Needs torch and safetensors{beside}; model.json beside this file says what goes in and how good it was.
@@ -53,7 +55,7 @@ def text_of(title: str, network: str, facts: Mapping[str, Any], *, program: bool
     inputs = facts["inputs"]
     names = inputs.get("classes")
     says, made = ANSWERS[inputs["task"]]
-    imports, network = _parted(network)
+    imports, network = _parted(f"import re\n{network}" if _has_words(inputs) else network)
     parts = [
         HEAD.format(title=title.replace("\\", "").replace('"""', ""), beside=beside, imports=imports),
         network,
@@ -82,6 +84,9 @@ def lines_for(folder: str, facts: Mapping[str, Any]) -> str:
     shape = ", ".join(map(str, [1, *inputs["shape"]]))
     kind = {"image": ", dtype=torch.uint8", "tokens": ", dtype=torch.int64"}.get(inputs["type"], "")
     what = {"image": "bytes of an image", "tokens": "token ids"}.get(inputs["type"])
+    raw = f"torch.zeros({shape}{kind})"
+    if _has_words(inputs):
+        raw, what = "[{}]", "columns of a row and its cells"
     told = what or ", ".join(inputs.get("features", ())) or "numbers as they were measured"
     return "\n".join(
         [
@@ -93,10 +98,14 @@ def lines_for(folder: str, facts: Mapping[str, Any]) -> str:
             "import model",
             "",
             "net = model.load()",
-            f"raw = torch.zeros({shape}{kind})  # {told if len(told) < 40 else told[:37] + '...'}",
+            f"raw = {raw}  # {told if len(told) < 40 else told[:37] + '...'}",
             "print(model.predict(net, raw))",
         ]
     )
+
+
+def _has_words(inputs: Mapping[str, Any]) -> bool:
+    return "preparation" in inputs and not numbers_alone(inputs["preparation"])
 
 
 def _prepare(inputs: Mapping[str, Any]) -> str:
@@ -115,18 +124,26 @@ def _prepare(inputs: Mapping[str, Any]) -> str:
             for name, key in (("MEAN", "mean"), ("DEVIATION", "deviation"))
         )
         return f"\n\n{constants}" + _function("images", what, "(images.float() / 255.0 - MEAN) / DEVIATION")
+    if "preparation" in inputs:
+        return prepare_table(inputs["preparation"])
     scaling = inputs.get("scaling")
     if scaling is None:
         return _function("x", f"Numbers [samples, {shape}] as they are.", "x.float()")
-    clip = scaling.get("clip")
-    cut = "" if clip is None else f".clamp({-clip!r}, {clip!r})"
-    constants = "".join(
-        f"{name} = torch.tensor({scaling[key]!r}, dtype=torch.float64)\n"
-        for name, key in (("MEAN", "mean"), ("DEVIATION", "deviation"))
-    )
-    made = f"((x.double().flatten(1) - MEAN) / DEVIATION){cut}.float().reshape(x.shape)"
+    steps = [scaling]
+    while "before" in steps[0]:
+        steps.insert(0, steps[0]["before"])
+    constants, made = "", "x"
+    for number, step in enumerate(steps):
+        name = "" if len(steps) == 1 else f"_{number + 1}"
+        constants += "".join(
+            f"{what}{name} = torch.tensor({step[key]!r}, dtype=torch.float64)\n"
+            for what, key in (("MEAN", "mean"), ("DEVIATION", "deviation"))
+        )
+        clip = step.get("clip")
+        cut = "" if clip is None else f".clamp({-clip!r}, {clip!r})"
+        made = f"(({made}.double().flatten(1) - MEAN{name}) / DEVIATION{name}){cut}.float()"
     return f"\n\n{constants}" + _function(
-        "x", f"Raw numbers [samples, {shape}] -> what the network takes.", made
+        "x", f"Raw numbers [samples, {shape}] -> what the network takes.", f"{made}.reshape(x.shape)"
     )
 
 

@@ -14,7 +14,7 @@ from pydantic import (
 from tailorfl.settings.base import Names, Number, Settings, Whole
 
 Augmentation = Literal["none", "flip", "flip_crop"]
-Normalisation = Literal["none", "client"]
+Normalisation = Literal["none", "client", "federated"]
 
 
 class SplitShares(Settings):
@@ -91,7 +91,9 @@ class DataConfig(Settings):
         description="test sets of your own, {NAME: FILE or folder} of the same form as the data, each a shifted set",
     )
     normalise: Normalisation = Field(
-        default="none", description="client: by the mean and deviation of each client's training features"
+        default="none",
+        description="standardise numbers (of tables also fill gaps and encode words) by training samples: each "
+        "client's own, or those of all clients together",
     )
     augment: Augmentation = Field(
         default="none",

@@ -1,0 +1,239 @@
+"""The constants that make model inputs of raw tables: what fills gaps, what scales numbers, which words there are."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tailorfl.data.cells import numbers_of, tidy, words_of
+from tailorfl.data.columns import class_numbers, need_columns, numeric, target_tensor
+from tailorfl.data.rows import Ints
+from tailorfl.data.summaries import CLASSES, ColumnSummary, Finite, Record, Roles, Summary, moments
+from tailorfl.data.words import in_order
+from tailorfl.errors import DataError
+
+MOST_LEVELS = 100
+"""Of the words of a column; one with more is a name, a number of a patient or a text, and no feature."""
+_CONSTANT = 1e-12
+Positive = Annotated[float, Field(allow_inf_nan=False, gt=0)]
+
+
+class NumberColumn(Record):
+    """A number v becomes (v - mean) / deviation, a gap (fill - mean) / deviation.
+
+    With `indicator` a column follows that is 1 where the cell was missing.
+    """
+
+    kind: Literal["number"] = "number"
+    mean: Finite = 0.0
+    deviation: Positive = 1.0
+    fill: Finite = 0.0
+    indicator: bool = False
+
+
+class WordColumn(Record):
+    """A word becomes a 0/1 column a level; a missing word and one that is no level are 0 in all of them.
+
+    With `indicator` a column follows that is 1 where the cell was missing.
+    """
+
+    kind: Literal["word"] = "word"
+    levels: tuple[str, ...]
+    indicator: bool = False
+
+
+class Constants(Record):
+    """How raw rows become inputs and targets of a model; JSON by `to_dict`, `from_dict`.
+
+    Attributes:
+        roles: what columns mean.
+        columns: by feature, in the order in which models read them.
+        classes: names of the classes in the order of their numbers; empty for other tasks.
+    """
+
+    roles: Roles
+    columns: dict[str, Annotated[NumberColumn | WordColumn, Field(discriminator="kind")]]
+    classes: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns of x, such as "age", "pain=typical" and "age missing"."""
+        found: list[str] = []
+        for name, column in self.columns.items():
+            found += [name] if column.kind == "number" else [f"{name}={level}" for level in column.levels]
+            found += [f"{name} missing"] if column.indicator else []
+        return tuple(found)
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a model: classes, labels or targets; 1 for binary and survival."""
+        if self.roles.task == "classification":
+            return len(self.classes)
+        return 1 if self.roles.task in ("binary", "survival") else len(self.roles.label)
+
+    def apply(self, frame: pd.DataFrame, name: str = "table") -> tuple[Tensor, Tensor]:
+        """(x float32 `[rows, len(names)]`, y as `tailorfl.data.source.Source` has it) of raw rows.
+
+        Raises:
+            DataError: a column is missing, a cell of a number is a word, a label is empty or an unknown class.
+        """
+        return self.inputs(frame, name), self.targets(frame, name)
+
+    def inputs(self, frame: pd.DataFrame, name: str = "table") -> Tensor:
+        """x float32 `[rows, len(names)]` of raw rows; label columns are not looked at.
+
+        Raises:
+            DataError: a column is missing, or a cell of a number is a word.
+        """
+        need_columns(name, frame, list(self.columns))
+        blocks: list[Any] = []
+        for feature, column in self.columns.items():
+            values = tidy(frame[feature], self.roles.na_values)
+            if column.kind == "number":
+                numbers = numbers_of(name, feature, values)
+                known = np.where(np.isnan(numbers), column.fill, numbers)
+                blocks.append(((known - column.mean) / column.deviation)[:, None])
+            else:
+                place = {level: number for number, level in enumerate(column.levels)}
+                codes = np.array([place.get(word or "", -1) for word in words_of(values)], dtype=np.int64)
+                blocks.append(codes[:, None] == np.arange(len(place)))
+            if column.indicator:
+                blocks.append(values.isna().to_numpy(dtype=bool)[:, None])
+        x = np.concatenate([np.empty((len(frame), 0), dtype=np.float32), *blocks], axis=1, dtype=np.float32)
+        return torch.from_numpy(x)
+
+    def targets(self, frame: pd.DataFrame, name: str = "table") -> Tensor:
+        """y of raw rows, in the shape and type of the task.
+
+        Raises:
+            DataError: a label is missing, empty, out of range or an unknown class.
+        """
+        label, task = self.roles.label, self.roles.task
+        need_columns(name, frame, list(label))
+        if task not in CLASSES:
+            return target_tensor(name, numeric(name, frame, label), task)
+        return class_numbers(name, frame, label[0], self.classes)
+
+    def fitted_to(
+        self, frame: pd.DataFrame, train_rows: Ints | Sequence[int], name: str = "table"
+    ) -> Constants:
+        """Returns the same columns with a client's own means, deviations and fills, which never leave it.
+
+        Where it has no number of a column, the constants of all stay. Levels and classes are those of all.
+
+        Args:
+            frame: the client's table.
+            train_rows: int64 rows that it trains on.
+            name: of the client.
+        """
+        train = frame.iloc[np.asarray(train_rows, dtype=np.int64)]
+        columns: dict[str, Any] = {}
+        for feature, column in self.columns.items():
+            columns[feature] = column
+            if column.kind == "number":
+                values = numbers_of(name, feature, tidy(train[feature], self.roles.na_values))
+                held = values[~np.isnan(values)]
+                if len(held):
+                    own = _number(*moments(values), indicator=column.indicator)
+                    if self.roles.impute == "median":
+                        own = own.model_copy(update={"fill": float(np.median(held))})
+                    columns[feature] = own
+        return self.model_copy(update={"columns": columns})
+
+
+def combine(summaries: Sequence[Summary]) -> Constants:
+    """Returns the constants of all training rows of the clients together, gaps filled by means.
+
+    Medians are no sums: with `impute` "median" each client takes its own by `Constants.fitted_to`.
+
+    Args:
+        summaries: one a client, in the order of the clients, which decides the order of the features.
+
+    Raises:
+        DataError: clients differ in their columns, in what these mean or in what they hold; a column is empty
+            everywhere or has too many words; a binary label has not two classes. The message names the clients.
+    """
+    first = summaries[0]
+    for other in summaries[1:]:
+        if other.roles != first.roles:
+            raise DataError(
+                f"'{other.name}' and '{first.name}' do not take their columns for the same; give all one file"
+            )
+        if apart := sorted({*other.columns} ^ {*first.columns}):
+            raise DataError(
+                f"the tables of a federation have the same columns, but '{other.name}' and '{first.name}' do not "
+                f"share: {', '.join(apart)}"
+            )
+    rows = sum(summary.rows for summary in summaries)
+    columns = {
+        name: _column(name, [(one.name, one.columns[name]) for one in summaries], rows, first.roles)
+        for name in first.columns
+    }
+    classes = in_order([name for summary in summaries for name in summary.classes])
+    if first.roles.task == "binary" and len(classes) != 2:
+        raise DataError(
+            f"a binary label has two values, but '{first.roles.label[0]}' has {len(classes)}: {', '.join(classes[:10])}"
+        )
+    return Constants(roles=first.roles, columns=columns, classes=tuple(classes))
+
+
+def read_constants(path: str | Path) -> Constants:
+    """Returns the constants in a JSON file. Raises DataError if it cannot be read or holds something else."""
+    place = Path(path).expanduser()
+    try:
+        found = json.loads(place.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"constants '{place}' cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"constants '{place}' should be an object with roles, columns and classes")
+    return Constants.from_dict(found, f"constants '{place}'")
+
+
+def _column(
+    name: str, told: Sequence[tuple[str, ColumnSummary]], rows: int, roles: Roles
+) -> NumberColumn | WordColumn:
+    held = [one for _, one in told if one.kind != "empty"]
+    if not held:
+        raise DataError(f"column '{name}' is empty in all training rows; leave it out of the features")
+    kinds = {kind: [who for who, one in told if one.kind == kind] for kind in ("number", "word")}
+    if kinds["number"] and kinds["word"]:
+        odd, level = next((who, one.levels[-1][:50]) for who, one in told if one.kind == "word")
+        raise DataError(
+            f"column '{name}' holds numbers at {', '.join(kinds['number'][:5])} and words at "
+            f"{', '.join(kinds['word'][:5])} (such as '{level}' at {odd}); if it is a code, name it in "
+            "data.options.words, if the word means an empty cell, name that in data.options.na_values, or mend the "
+            "table"
+        )
+    count = sum(one.count for one in held)
+    indicator = roles.indicator and count < rows
+    if kinds["word"]:
+        levels = in_order([level for one in held for level in one.levels])
+        if len(levels) > MOST_LEVELS:
+            raise DataError(
+                f"column '{name}' has {len(levels)} different words, such as '{levels[0][:50]}'; at most {MOST_LEVELS} "
+                "are encoded, since more are names or texts: leave it out of the features, or group them"
+            )
+        return WordColumn(levels=tuple(levels), indicator=indicator)
+    total = math.fsum(one.total for one in held)
+    mean = total / count
+    squares = math.fsum(
+        part for one in held for part in (one.squares, one.count * (one.total / one.count - mean) ** 2)
+    )
+    return _number(count, total, squares, indicator=indicator)
+
+
+def _number(count: int, total: float, squares: float, *, indicator: bool) -> NumberColumn:
+    mean = total / count
+    deviation = math.sqrt(squares / (count - 1)) if count > 1 else 0.0
+    if deviation <= _CONSTANT * (1 + abs(mean)):
+        deviation = 1.0  # a constant is shifted only
+    return NumberColumn(mean=mean, deviation=deviation, fill=mean, indicator=indicator)

@@ -1,0 +1,192 @@
+"""Features made what models can read, after the split: words encoded, gaps filled, numbers standardised.
+
+All constants are of training rows of training clients. Tables go through `summarise`, `combine` and `Constants`, as
+clients do that hold only their own file; other numbers through `tailorfl.data.normalise`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from tailorfl.data.cells import kind_of, numbers_of, tidy
+from tailorfl.data.columns import numeric
+from tailorfl.data.constants import Constants, combine, read_constants
+from tailorfl.data.federation import Federation
+from tailorfl.data.normalise import standardised
+from tailorfl.data.rows import Ints
+from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
+from tailorfl.data.source import Source
+from tailorfl.data.summaries import Roles, summarise
+from tailorfl.errors import ConfigError, DataError
+from tailorfl.settings.data import Normalisation
+
+TABLE = "table"
+"""Key of `Source.info`: the `RawTable` that a source was read from, until it is prepared."""
+
+PREPARATION = "preparation"
+"""Key of `Source.info`: the `Preparation` that made `Source.x` of a table."""
+
+
+@dataclass(frozen=True, eq=False)
+class RawTable:
+    """A table as it was read, and what its columns mean."""
+
+    frame: pd.DataFrame
+    roles: Roles
+
+    def numbers(self, name: str) -> Tensor:
+        """float32 `[rows, features]`, NaN where a cell is missing and in all of a column of words.
+
+        Raises:
+            DataError: a number that float32 cannot hold.
+        """
+        columns = []
+        for column in self.roles.inputs(self.frame):
+            values = tidy(self.frame[column], self.roles.na_values)
+            known = column not in self.roles.words and kind_of(values) == "number"
+            columns.append(numbers_of(name, column, values) if known else np.full(len(values), np.nan))
+        return torch.from_numpy(np.stack(columns, axis=1).astype(np.float32))
+
+
+@dataclass(frozen=True, eq=False)
+class Preparation:
+    """The constants of a federation of tables.
+
+    Attributes:
+        everyone: of all training clients; for whoever has none of its own.
+        own: by the name of a client.
+    """
+
+    everyone: Constants
+    own: Mapping[str, Constants] = field(default_factory=dict)
+
+    def of(self, client: str | None) -> Constants:
+        """Returns the constants of a client."""
+        return self.everyone if client is None else self.own.get(client, self.everyone)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the constants as JSON can hold them."""
+        own = {name: constants.to_dict() for name, constants in self.own.items()}
+        return {**self.everyone.to_dict(), **({"clients": own} if own else {})}
+
+
+def plain(source: Source) -> Source:
+    """Returns a source to which nothing is done.
+
+    Raises:
+        DataError: it is a table with words or empty cells.
+    """
+    table: RawTable | None = source.info.get(TABLE)
+    if table is None:
+        return source
+    if bool(source.x.isnan().any()):
+        if table.roles.words or table.roles.na_values:
+            raise ConfigError(
+                "data.options.words and na_values are for tables that are prepared; set data.normalise=federated or "
+                "client"
+            )
+        try:
+            numeric(source.name, table.frame, table.roles.inputs(table.frame))
+        except DataError as error:
+            raise DataError(
+                f"{error}; data.normalise=federated (or client) encodes words, fills empty cells and scales numbers"
+            ) from error
+    return replace(source, info=_without_table(source))
+
+
+def by_constants(source: Source, constants: str | Path | Constants) -> Source:
+    """Returns the source of a table prepared by constants that are given, such as public ones.
+
+    Raises:
+        ConfigError: they are for another label or task.
+        DataError: they cannot be read, or the table does not fit them.
+    """
+    table: RawTable = source.info[TABLE]
+    known = constants if isinstance(constants, Constants) else read_constants(constants)
+    ours, theirs = table.roles, known.roles
+    if (ours.label, ours.task) != (theirs.label, theirs.task):
+        raise ConfigError(
+            f"the constants are for the label {', '.join(theirs.label)} ({theirs.task}), but the label is "
+            f"{', '.join(ours.label)} ({ours.task})"
+        )
+    if not known.classes:
+        known = known.model_copy(update={"classes": tuple(source.info.get("classes", ()))})
+    x, y = known.apply(table.frame, source.name)
+    info = {**_without_table(source), "features": known.names, PREPARATION: Preparation(known)}
+    if known.classes:
+        info["classes"] = known.classes
+    return replace(source, x=x, y=y, outputs=known.outputs, info=info)
+
+
+def prepared(federation: Federation, by: Normalisation) -> Federation:
+    """The federation with every feature made ready by statistics of training rows.
+
+    Args:
+        federation: its source holds floats, or a table.
+        by: "federated": of all training clients together; "client": of each client by itself (words are encoded alike
+            for all). Rows of no client take those of all training clients.
+
+    Raises:
+        ConfigError: medians are asked for and the statistics are federated.
+        DataError: a column cannot be prepared, see `combine`; features are neither floats nor a table.
+    """
+    table: RawTable | None = federation.source.info.get(TABLE)
+    if table is None:
+        if PREPARATION in federation.source.info:
+            raise ConfigError(
+                f"the constants of '{federation.source.name}' were given (data.options.constants); leave out "
+                "data.normalise, or the constants"
+            )
+        return standardised(federation, by)
+    source, frame, roles = federation.source, table.frame, table.roles
+    if by == "federated" and roles.impute == "median":
+        raise ConfigError(
+            "medians of all clients together are no sums of theirs; set data.options.impute=mean, or let each client "
+            "take its own (data.normalise=client)"
+        )
+    parts = [_parts(federation, client) for client in range(len(federation))]
+    told = [
+        summarise(frame.iloc[rows], roles, train, federation.names[client])
+        for client, (rows, train) in enumerate(parts[: federation.num_clients])
+    ]
+    # Classes are those of every row of the source, discarded ones too: a client's summary of its file has them as well.
+    everyone = combine(told).model_copy(update={"classes": tuple(source.info.get("classes", ()))})
+    x, own = everyone.inputs(frame, source.name), {}
+    if by == "client":
+        if len(np.unique(np.concatenate([rows for rows, _ in parts]))) < sum(len(rows) for rows, _ in parts):
+            raise DataError(
+                "normalise='client' needs test rows of one client each, but clients share a test set"
+            )
+        for client, (rows, train) in enumerate(parts):
+            name, mine = federation.names[client], frame.iloc[rows]
+            own[name] = everyone.fitted_to(mine, train, name)
+            x[torch.from_numpy(rows)] = own[name].inputs(mine, name)
+    whose = "each client's own training rows" if by == "client" else "the training rows of all clients"
+    info = {
+        **_without_table(source),
+        "features": everyone.names,
+        PREPARATION: Preparation(everyone, own),
+        PRIVATE_SCALING: PrivateScaling(
+            f"constants of {whose}", f"data.options.constants=FILE, without data.normalise={by}"
+        ),
+    }
+    return replace(federation, source=replace(source, x=x, info=info))
+
+
+def _parts(federation: Federation, client: int) -> tuple[Ints, Ints]:
+    """(all rows of a client, ascending; the places of its training rows among them)."""
+    held = [federation.part(part)[client] for part in ("train", "val", "test")]
+    rows = np.unique(np.concatenate(held))
+    return rows, np.searchsorted(rows, held[0])
+
+
+def _without_table(source: Source) -> dict[str, Any]:
+    return {key: value for key, value in source.info.items() if key != TABLE}

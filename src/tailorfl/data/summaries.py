@@ -1,0 +1,200 @@
+"""What one client tells of its table so that all can prepare theirs alike: counts, sums and levels, and no row.
+
+A federation of tables is prepared in three steps, each a pure function, whether all clients are simulated in one
+process or each is a process of its own that sees only its own file:
+
+    summarise(frame, roles, train_rows) -> Summary      at each client; `Summary.to_dict()` is JSON
+    combine([summaries in the order of the clients]) -> Constants      at the server (`tailorfl.data.constants`)
+    constants.apply(frame) -> (x, y)      at each client
+
+Where each client standardises by its own numbers (`data.normalise=client`), `constants.fitted_to(frame, train_rows)`
+takes the place of the constants; nothing more leaves the client.
+
+With the same files, roles and training rows x and y are the same to the bit, wherever the steps run: sums are rounded
+once (`math.fsum`), and JSON writes numbers so that they come back as they were. `made_roles` makes roles of the options
+of a table. Training rows of a client that knows nothing of the others but their sizes:
+`tailorfl.data.one_client.own_rows`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tailorfl.data.cells import Kind, kind_of, numbers_of, tidy, words_of
+from tailorfl.data.columns import class_names, need_columns
+from tailorfl.data.rows import Ints
+from tailorfl.data.source import Task
+from tailorfl.data.words import in_order
+from tailorfl.errors import DataError
+from tailorfl.settings.base import listed
+
+CLASSES = ("classification", "binary")
+"""Tasks whose label is a class."""
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(allow_inf_nan=False, ge=0)]
+
+
+class Record(BaseModel):
+    """A frozen record that JSON can hold."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the record as JSON can hold it."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any], where: str = "") -> Self:
+        """Returns what `to_dict` gave. Raises DataError for anything else; `where` it was found, for the message."""
+        try:
+            return cls.model_validate(found)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "it"
+            raise DataError(
+                f"{where or f'a {cls.__name__}'} is not as expected: {place}: {first['msg']}"
+            ) from error
+
+
+class Roles(Record):
+    """What the columns of a table mean, the same for all clients of a federation.
+
+    Attributes:
+        label: the target columns; for survival (event, time).
+        task: what the label means.
+        features: the input columns in order; None: all that are nothing else, in the order of the first client's table.
+        others: columns that are neither, such as the client's.
+        words: features that are words although they look like numbers, such as codes.
+        impute: what fills the gaps of a number: the mean of training rows, or (of each client by itself) the median.
+        indicator: whether each feature that is missing somewhere gets a column that says where.
+        na_values: words that mean that a cell is empty, such as "?".
+    """
+
+    label: tuple[str, ...]
+    task: Task = "classification"
+    features: tuple[str, ...] | None = None
+    others: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    impute: Literal["mean", "median"] = "mean"
+    indicator: bool = False
+    na_values: tuple[str, ...] = ()
+
+    def inputs(self, frame: pd.DataFrame) -> list[str]:
+        """Returns the names of the feature columns of a table."""
+        if self.features is not None:
+            return list(self.features)
+        taken = {*self.label, *self.others}
+        return [str(column) for column in frame.columns if str(column) not in taken]
+
+
+def made_roles(
+    label: str | Sequence[str],
+    client: str | None = None,
+    features: str | Sequence[str] | None = None,
+    task: Task = "classification",
+    split: str | None = None,
+    words: str | Sequence[str] = (),
+    impute: str = "mean",
+    indicator: bool = False,
+    na_values: str | Sequence[str] = (),
+) -> Roles:
+    """Returns the roles that options of the source `table` mean (`data.options` but for `constants`)."""
+    return Roles.from_dict(
+        {
+            "label": listed(label),
+            "task": task,
+            "features": None if features is None else listed(features),
+            "others": [column for column in (client, split) if column is not None],
+            "words": listed(words),
+            "impute": impute,
+            "indicator": indicator,
+            "na_values": listed(na_values),
+        },
+        "options of the table",
+    )
+
+
+class ColumnSummary(Record):
+    """What a client tells of one feature, of its training rows alone.
+
+    Attributes:
+        kind: what its cells are.
+        count: cells that are not empty.
+        total: their sum.
+        squares: the sum of their squared distances from their own mean.
+        levels: the different words.
+    """
+
+    kind: Kind
+    count: Annotated[int, Field(ge=0)] = 0
+    total: Finite = 0.0
+    squares: NotNegative = 0.0
+    levels: tuple[str, ...] = ()
+
+
+class Summary(Record):
+    """What one client tells of its table.
+
+    Attributes:
+        name: of the client, for messages.
+        roles: what it took the columns for.
+        rows: training rows.
+        columns: by feature, in the order of its table.
+        classes: the names of the classes that it has, in its training rows or others; empty for other tasks.
+    """
+
+    name: str
+    roles: Roles
+    rows: Annotated[int, Field(ge=0)]
+    columns: dict[str, ColumnSummary]
+    classes: tuple[str, ...] = ()
+
+
+def summarise(
+    frame: pd.DataFrame, roles: Roles, train_rows: Ints | Sequence[int], name: str = "table"
+) -> Summary:
+    """Returns what a client tells of its table.
+
+    Args:
+        frame: its table, as `tailorfl.data.intake.read_table` reads it, all rows.
+        roles: what the columns mean.
+        train_rows: int64 rows that it trains on, counted from 0; features of others are not looked at.
+        name: of the client.
+
+    Raises:
+        DataError: a column is missing, or holds what is neither a number nor a word.
+    """
+    inputs = roles.inputs(frame)
+    need_columns(name, frame, [*roles.label, *inputs])
+    train = frame.iloc[np.asarray(train_rows, dtype=np.int64)]
+    columns = {column: _column(name, column, train[column], roles) for column in inputs}
+    classes = class_names(name, frame, roles.label) if roles.task in CLASSES else ()
+    return Summary(name=name, roles=roles, rows=len(train), columns=columns, classes=classes)
+
+
+def moments(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[int, float, float]:
+    """(how many are not NaN, their sum, the sum of their squared distances from their mean), rounded once."""
+    held = values[~np.isnan(values)]
+    if not len(held):
+        return 0, 0.0, 0.0
+    total = math.fsum(held)
+    return len(held), total, math.fsum((held - total / len(held)) ** 2)
+
+
+def _column(name: str, column: str, values: pd.Series[Any], roles: Roles) -> ColumnSummary:
+    plain = tidy(values, roles.na_values)
+    kind = kind_of(plain)
+    if kind == "empty":
+        return ColumnSummary(kind=kind)
+    if kind == "word" or column in roles.words:
+        words = [word for word in words_of(plain) if word is not None]
+        return ColumnSummary(kind="word", count=len(words), levels=tuple(in_order(words)))
+    count, total, squares = moments(numbers_of(name, column, plain))
+    return ColumnSummary(kind=kind, count=count, total=total, squares=squares)
