@@ -67,9 +67,12 @@ def make_simulation(job: Job, federation: Federation, folder: Path | None = None
     chance = generator(job.seed, "architectures") if drawn else None
     owners = assign_by_size(federation.sizes().tolist(), list(models), chance) if several else ()
 
+    method = make_method(job.method.name, job.method.options)
+    trace = None if method.pooled else trace_of(job)
+
     def build(sample_dp: SampleDP | None, client_dp: ClientDP | None) -> Simulation:
         return Simulation(
-            make_method(job.method.name, job.method.options),
+            method,
             federation,
             models if several else next(iter(models.values())),
             replace(train_config(job), dp=sample_dp),
@@ -81,8 +84,8 @@ def make_simulation(job: Job, federation: Federation, folder: Path | None = None
             weights=config.weights,
             state_folder=folder if config.engine.states == "disk" else None,
             client_dp=client_dp,
-            min_replies=config.system.min_replies,
-            trace=trace_of(job),
+            system=config.system,
+            trace=trace,
         )
 
     return with_privacy(job, build)

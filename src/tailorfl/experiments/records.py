@@ -22,9 +22,13 @@ def round_record(sim: Simulation, done: RoundResult, seconds: float) -> dict[str
     """Returns what is stored of a round, evaluations apart; `seconds` that the job has taken so far."""
     traffic = sim.traffic.as_dict()
     # Where ε counts on nobody seeing who took part, no record says it.
-    who = {} if sim.cohort_is_secret else {"clients": list(done.clients), "rejected": list(done.rejected)}
+    who: dict[str, Any] = (
+        {} if sim.cohort_is_secret else {"clients": list(done.clients), "rejected": list(done.rejected)}
+    )
     if done.acceptance is not None:
         who["absent"] = list(done.absent)
+    if done.acceptance is not None and done.acceptance.simulated:
+        who["simulated_seconds"] = sim.clock
     return {
         "round": sim.round,
         **who,

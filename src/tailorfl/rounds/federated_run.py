@@ -22,13 +22,15 @@ from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
 from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.acceptance import Acceptance, Trace
-from tailorfl.rounds.client_code import Deployment, deployment_message, in_parts
+from tailorfl.rounds.client_code import Deployment, Training, deployment_message, in_parts
 from tailorfl.rounds.groups import Group, by_group, make_groups
 from tailorfl.rounds.population import Population
 from tailorfl.rounds.private_updates import PrivateUpdates, check_data, check_objective, check_private
 from tailorfl.rounds.sampling import round_half_up
+from tailorfl.rounds.system import System
 from tailorfl.settings.experiment import CYCLIC, DEFAULT, Sampling, Weights
 from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.settings.system import SystemConfig
 from tailorfl.training import tree
 from tailorfl.training.class_weights import check_class_weights
 from tailorfl.training.cohort import Cohort, TrainConfig
@@ -53,7 +55,7 @@ class FederatedRun:
         weights: Weights = DEFAULT.weights,
         state_folder: Path | None = None,
         client_dp: ClientDP | None = None,
-        min_replies: int = DEFAULT.system.min_replies,
+        system: SystemConfig = DEFAULT.system,
         trace: Trace | None = None,
     ) -> None:
         keep_freed_memory()
@@ -66,7 +68,7 @@ class FederatedRun:
                 f"sampling={sampling} has one client a round, so fraction={fraction} says nothing; leave it out"
             )
         self.seed, self.fraction, self.sampling = seed, fraction, method.sampled(sampling)
-        self.client_dp, self.min_replies, self.trace = client_dp, min_replies, trace
+        self.client_dp, self.min_replies, self.trace = client_dp, system.min_replies, trace
         self.weights = method.weighting(weights)
         if self.level is not None:
             check_private(method, self.level, self.weights)
@@ -85,15 +87,19 @@ class FederatedRun:
         self.gradients = self.turns = 0
         self.round = 0
         self._replied: dict[str, tree.Shapes] = {}  # of every reply that a group has sent so far
-        self._blamed = False  # whether a client that diverged was looked at for the term to blame
+        self.is_blamed = False  # whether a client that diverged was looked at for the term to blame
         self.population = Population(federation, self.groups, seed, method.pooled)
         if self.sampling in CYCLIC:
             self.fraction = 1 / self.participants
-        if self.cohort_is_secret and (min_replies or trace is not None):
+        if self.cohort_is_secret and (system.min_replies or system.is_simulated or trace is not None):
             raise ConfigError(
-                "the epsilon of this privacy counts on nobody seeing who takes part in a round, which a trace and "
-                "min_replies show; leave system out, or take sampling=uniform"
+                "the epsilon of this privacy counts on nobody seeing who takes part in a round, which settings of "
+                "system show; leave them out, or take sampling=uniform"
             )
+        # A trace says what happened; and where all data lie in one place, nobody is asked.
+        simulated = system.is_simulated and trace is None and not method.pooled
+        self.system = System.of(system, seed, federation.names) if simulated else None
+        self.clock = 0.0
         for one in trace or ():
             self.check_asked(one)
 
@@ -109,12 +115,17 @@ class FederatedRun:
     @property
     def is_traced(self) -> bool:
         """Whether it is recorded what became of every client that was asked; not where all answer in any case."""
-        return self.trace is not None
+        return self.trace is not None or self.system is not None
 
     @property
     def level(self) -> PrivacyLevel | None:
         """What privacy hides: a sample, a client, or None without."""
         return "sample" if self.train.dp is not None else "client" if self.client_dp is not None else None
+
+    @property
+    def local(self) -> Training:
+        """The client function of a round."""
+        return Training(self.method)
 
     @property
     def participants(self) -> int:
@@ -229,6 +240,8 @@ class FederatedRun:
         tensors = {f"server/{p}": t for p, t in tree.leaves(self.server)}
         for group in self.groups:
             tensors |= {f"{_place(group)}{p}": t for p, t in group.states.dump().items()}
+        if self.is_traced:
+            facts["clock"] = self.clock
         return tensors, {**facts, "ledger": self.ledger.dump()} if self.ledger else facts
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -242,6 +255,7 @@ class FederatedRun:
             group.states.load({p.removeprefix(place): t for p, t in tensors.items() if p.startswith(place)})
         self.round, self.traffic = int(facts["round"]), Traffic(**facts["traffic"])
         self.gradients, self.turns = int(facts["gradients"]), int(facts["turns"])
+        self.clock = float(facts.get("clock", 0.0))
         self.ledger = Ledger.restore(facts["ledger"]) if "ledger" in facts else Ledger()
         keep_choice(self.engine, str(facts["engine"]))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,23 +10,22 @@ import torch
 from tensordict import TensorDict
 
 from tailorfl.core.messages import Broadcast, PerClient, Replies, Traffic
-from tailorfl.engines.base import Stored, Visit
+from tailorfl.engines.base import Visit
 from tailorfl.engines.results import Updates
-from tailorfl.errors import ConfigError, DivergenceError
+from tailorfl.errors import ConfigError
 from tailorfl.rounds.acceptance import NOT_FINITE, TOO_FEW, Acceptance
 from tailorfl.rounds.authors import changed_replies_named, shapes_of_replies
-from tailorfl.rounds.client_code import WORK, Training
-from tailorfl.rounds.diagnosis import term_to_blame
-from tailorfl.rounds.divergence import check_server, listed, why_all_diverged
+from tailorfl.rounds.client_code import WORK
+from tailorfl.rounds.divergence import check_server
 from tailorfl.rounds.federated_run import FederatedRun
 from tailorfl.rounds.groups import Group, by_group, gather, message_for
 from tailorfl.rounds.one_round import Collected, RoundResult, Trained, count_traffic, means_of
 from tailorfl.rounds.private_updates import nobody
+from tailorfl.rounds.rejecting import rejected_clients
 from tailorfl.rounds.sampling import sample_clients
+from tailorfl.rounds.work import simulated_acceptance, uses_unheard
 from tailorfl.training import tree
 from tailorfl.training.ledger import Record
-
-log = logging.getLogger(__name__)
 
 
 class Simulation(FederatedRun):
@@ -42,11 +40,11 @@ class Simulation(FederatedRun):
         weights: what clients count in averages, unless the method's own `weights` say something else.
         state_folder: where private states are memory-mapped; None keeps them in memory.
         client_dp: client-level privacy of what clients send (that of their samples is in `train`).
-        min_replies: a round with fewer finite replies that count changes nothing, neither server nor clients.
+        system: devices and availability that are simulated, and what the server does about them.
         trace: a recorded run whose rounds are played again; clients that did not answer then do not answer now.
 
     Attributes `gradients` (of single samples) is what all clients computed so far, `turns` how often one that was
-    sampled answered.
+    sampled answered, `clock` how many seconds its rounds have taken in a simulated system, or had when recorded.
     Attributes `model`, `split`, `init`, `start` and `states` are those of the first architecture; `groups` has all.
 
     Raises:
@@ -93,12 +91,15 @@ class Simulation(FederatedRun):
         acceptance: Acceptance | None,
     ) -> RoundResult:
         begin = time.perf_counter()
+        simulated = acceptance is None and sampled is None and training is None
         sampled = self.sample(self.round) if sampled is None else sampled
         training = self.trainees(sampled) if training is None else training
         message = self.method.broadcast(self.server, training)
+        if simulated and self.system is not None:
+            acceptance = simulated_acceptance(self, self.system, message, sampled, training)
         collected = self._collect(message, sampled, training, acceptance)
         done, acceptance = collected.parts, collected.acceptance
-        rejected = self._rejected(done)
+        rejected = rejected_clients(self, done)
         wanted = set(sampled)
         accepted = [t.of([int(k) for k in t.finite.nonzero()[:, 0]]) for t in done]
         # Under client-level privacy an update that is not finite counts as none: that there was one must not show.
@@ -123,6 +124,10 @@ class Simulation(FederatedRun):
             part.group.states.commit(part.ids)
         self.server = server
         self._book(done, asked)
+        if acceptance is not None:
+            self.clock += acceptance.seconds or 0.0
+            heard = {i for part in done for i in part.ids}
+            self.ledger.book("training", uses_unheard(self, message, acceptance, heard))
         self.traffic.add(traffic)
         gradients = sum(part.gradients for part in done)
         self.gradients += gradients
@@ -154,32 +159,6 @@ class Simulation(FederatedRun):
                 ids = tuple(training[k] for k in where)
                 parts.append(self._train(group, ids, message_for(message, group, where)))
         return Collected(parts, acceptance)
-
-    def _rejected(self, done: Sequence[Trained]) -> tuple[int, ...]:
-        """Returns the clients that answered with an update that is not finite, in rising order.
-
-        Raises:
-            DivergenceError: all of them did.
-        """
-        answered = sum(len(t.ids) for t in done)
-        rejected = tuple(
-            sorted(c for t in done for c, ok in zip(t.ids, t.finite.tolist(), strict=True) if not ok)
-        )
-        if 0 < len(rejected) < answered:
-            log.warning(
-                "round %d: update of client %s is not finite and was rejected (%s)",
-                self.round + 1,
-                listed(rejected),
-                (not self._blamed and self._blamed_term(done)) or "learning rate too high?",
-            )
-            self._blamed = True
-        # With client-level privacy a stop would tell what a single client's update was.
-        if answered and len(rejected) == answered and self.client_dp is None:
-            raise DivergenceError(
-                f"round {self.round + 1}: all {answered} clients diverged (updates are NaN or infinite); "
-                + (self._blamed_term(done) or why_all_diverged(self.server, self.method.server_settings))
-            )
-        return rejected
 
     def _train(self, group: Group, ids: tuple[int, ...], message: TensorDict | PerClient) -> Trained:
         record = self._record()
@@ -213,16 +192,6 @@ class Simulation(FederatedRun):
         before = set[str]().union(*self._replied.values())
         with changed_replies_named(self.method, self.round, now, before):
             return self.method.aggregate(server, replies)
-
-    def _blamed_term(self, done: Sequence[Trained]) -> str:
-        """Which term of the method made the update of the first client that is not finite so; "" if none did."""
-        if self.client_dp is not None:
-            return ""
-        part, k = next((t, t.finite.tolist().index(False)) for t in done if not t.finite.all())
-        message = message_for(part.message, part.group, (k,))
-        visit = Visit.of(self.local, self.cohort((part.ids[k],)), message)
-        with torch.no_grad():
-            return term_to_blame(self.method, visit, Stored(part.group.states), self.engine)
 
     def _book(self, done: Sequence[Trained], asked: Sequence[Trained]) -> None:
         """Writes into the ledger what a round used: all that trained, and the updates that left a client."""
@@ -280,7 +249,7 @@ class Simulation(FederatedRun):
             self.seed,
             round,
             self.population.sizes,
-            self.fraction,
+            self.fraction if self.system is None else self.system.asked(self.fraction),
             self.sampling,
             may_be_empty=self.cohort_is_secret,
         )
@@ -288,11 +257,6 @@ class Simulation(FederatedRun):
     def trainees(self, sampled: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the clients that train where `sampled` are those that are aggregated."""
         return tuple(range(self.participants)) if self.method.participation == "all" else sampled
-
-    @property
-    def local(self) -> Training:
-        """The client function of a round."""
-        return Training(self.method)
 
     def _count(
         self, message: Broadcast, done: Sequence[Trained], sampled: set[int], acceptance: Acceptance | None

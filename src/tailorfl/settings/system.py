@@ -1,19 +1,185 @@
-"""The settings of the system that clients run on, `system`: who answers when, and what the server does about it."""
+"""The settings of the system that clients run on, `system`: who answers when, and what the server does about it.
+
+Nothing of it is there by default: all clients that are asked answer at once. All that is drawn is drawn from keys of
+(seed, client, round), so every engine and a resumed run see the same. docs/system.md has the formulas.
+"""
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any, Literal, Self
 
-from tailorfl.settings.base import Settings, Whole
+from pydantic import Field, model_validator
+
+from tailorfl.settings.base import Number, Settings, Whole
+
+AvailabilityKind = Literal["always", "share", "wave", "file"]
+Distribution = Literal["instant", "fixed", "lognormal", "half_normal", "uniform", "file"]
+Redraw = Literal["client", "round"]
+"""Whether something is drawn once for each client, or anew each time that it is asked."""
+Mode = Literal["synchronous", "buffered"]
+Staleness = Literal["polynomial", "constant"]
+
+
+_SIMULATED = (
+    "mode",
+    "availability",
+    "speed",
+    "bandwidth",
+    "stragglers",
+    "dropout",
+    "deadline",
+    "over_selection",
+)
+
+
+def _only_of(group: Settings, kinds: dict[str, tuple[str, ...]], kind: str) -> None:
+    """Raises ValueError where an option was changed that the chosen kind does not look at."""
+    for name, wanted in kinds.items():
+        if kind not in wanted and getattr(group, name) != type(group).model_fields[name].default:
+            raise ValueError(f"has {name}, which belongs to kind={' or '.join(wanted)}, but kind={kind}")
+
+
+class AvailabilityConfig(Settings):
+    """When clients can be reached; the kind alone is a short form."""
+
+    kind: AvailabilityKind = Field(
+        default="always",
+        description="share: each client in a share of the rounds, by chance; wave: in a share of every day; "
+        "file: as a CSV file says",
+    )
+    share: Number = Field(default=0.5, gt=0, le=1, description="of share and wave: how much of the time")
+    period: Number = Field(
+        default=86400.0, gt=0, description="of wave: seconds of a day, from one night to the next"
+    )
+    spread: Number = Field(
+        default=1.0, ge=0, le=1, description="of wave: share of a day over which clients' mornings are spread"
+    )
+    file: str | None = Field(
+        default=None, description="of file: CSV with the columns client, start, end, in seconds"
+    )
+    repeat: Number | None = Field(
+        default=None, gt=0, description="of file: seconds after which it begins again; null: never"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_alone(cls, given: Any) -> Any:
+        return {"kind": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _of_this_kind(self) -> Self:
+        own = {"share": ("share", "wave"), "period": ("wave",), "spread": ("wave",), "file": ("file",)}
+        _only_of(self, {**own, "repeat": ("file",)}, self.kind)
+        if self.kind == "file" and self.file is None:
+            raise ValueError("is of kind file, which needs file: the CSV")
+        return self
+
+
+class RateConfig(Settings):
+    """How many a second; the median alone is a short form of `fixed`."""
+
+    kind: Distribution = Field(
+        default="instant",
+        description="instant takes no time; lognormal, half_normal and uniform are drawn; file: a CSV file",
+    )
+    median: Number = Field(default=100.0, gt=0, description="half of all clients have more")
+    spread: Number = Field(
+        default=0.5,
+        ge=0,
+        description="of lognormal: deviation of the logarithm; of uniform (below 1): ± share of the median",
+    )
+    redraw: Redraw = Field(default="client", description="once for each client, or anew in each round")
+    file: str | None = Field(default=None, description="of file: CSV with the columns client, per_second")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        if isinstance(given, int | float) and not isinstance(given, bool):
+            return {"kind": "fixed", "median": given}
+        return {"kind": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _of_this_kind(self) -> Self:
+        drawn = ("lognormal", "half_normal", "uniform")
+        own = {"median": ("fixed", *drawn), "spread": ("lognormal", "uniform"), "redraw": drawn}
+        _only_of(self, {**own, "file": ("file",)}, self.kind)
+        if self.kind == "file" and self.file is None:
+            raise ValueError("is of kind file, which needs file: the CSV")
+        if self.kind == "uniform" and self.spread >= 1:
+            raise ValueError(
+                f"has spread = {self.spread:g} with kind=uniform, whose lowest would be 0; it is below 1"
+            )
+        return self
+
+
+class StragglersConfig(Settings):
+    """Clients that take longer than their device would."""
+
+    share: Number = Field(default=0.0, ge=0, le=1, description="how many of the clients")
+    factor: Number = Field(default=10.0, ge=1, description="times as long as the others take")
+    redraw: Redraw = Field(default="client", description="always the same clients, or others in each round")
 
 
 class SystemConfig(Settings):
     """Who answers when, and what the server does about those that do not; as it stands, all answer at once."""
 
+    mode: Mode = Field(
+        default="synchronous",
+        description="synchronous: rounds of a cohort; buffered: FedBuff, which aggregates every so many replies",
+    )
+    availability: AvailabilityConfig = AvailabilityConfig()
+    speed: RateConfig = Field(
+        default=RateConfig(), description="of a device: gradients of single samples a second"
+    )
+    bandwidth: RateConfig = Field(
+        default=RateConfig(), description="of a client's connection: bytes a second"
+    )
+    upload: Number = Field(default=1.0, gt=0, description="bandwidth upwards, as a share of that downwards")
+    stragglers: StragglersConfig = StragglersConfig()
+    dropout: Number = Field(
+        default=0.0, ge=0, lt=1, description="chance that a client that was reached never answers"
+    )
+    deadline: Number | None = Field(
+        default=None, gt=0, description="simulated seconds after which nobody is waited for"
+    )
+    over_selection: Number = Field(
+        default=0.0,
+        ge=0,
+        description="so many more clients are asked, as a share; those that answer first count",
+    )
     min_replies: Whole = Field(
         default=0, ge=0, description="a round with fewer replies changes neither the server nor a client"
     )
+    buffer: Whole | None = Field(
+        default=None,
+        ge=1,
+        description="of buffered: replies of one aggregation; by default 10, or all clients",
+    )
+    concurrency: Whole | None = Field(
+        default=None, ge=1, description="of buffered: clients that train at once; by default all"
+    )
+    staleness: Staleness = Field(
+        default="polynomial",
+        description="of buffered: polynomial weighs an update from τ versions ago by 1/√(1 + τ), constant by 1",
+    )
     trace: str | None = Field(
         default=None,
-        description="play a recorded run again: trace.jsonl of a job, or the result folder that has one for each job",
+        description="play a recorded run again: trace.jsonl of a job, or the result folder that has one for each job; "
+        "it takes the place of what else is simulated",
     )
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether it is simulated who answers when."""
+        fields = type(self).model_fields
+        return any(getattr(self, name) != fields[name].default for name in _SIMULATED)
+
+    @model_validator(mode="after")
+    def _of_this_mode(self) -> Self:
+        synchronous = ("over_selection", "min_replies")
+        buffered = ("buffer", "concurrency", "staleness")
+        for name in buffered if self.mode == "synchronous" else synchronous:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                other = "buffered" if self.mode == "synchronous" else "synchronous"
+                raise ValueError(f"has {name}, which belongs to mode={other}, but mode={self.mode}")
+        return self

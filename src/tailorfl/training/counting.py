@@ -19,7 +19,7 @@ from torch import Tensor
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.directed import gradients_asked
 from tailorfl.training.local_sgd import FitOptions
-from tailorfl.training.plan import batches_of, batches_per_pass
+from tailorfl.training.plan import batch_sizes, batches_of, batches_per_pass
 
 
 def account(
@@ -75,8 +75,9 @@ def count(
     positions: Sequence[int],
     trained: Mapping[str, TensorDict],
     given: Sequence[Any],
-) -> None:
-    """Records what a fit of the clients at `positions` would use.
+) -> Tensor:
+    """Records what a fit of the clients at `positions` would use; returns how many gradients of single samples it would
+    compute, float [clients] (what is expected of Poisson batches).
 
     Args:
         cohort: those that run together.
@@ -95,6 +96,13 @@ def count(
         cohort.left(options.first),
         options.batches,
     )
-    taken = batches_of(cohort.sizes[list(positions)], *length)
+    sizes = cohort.sizes[list(positions)]
+    taken = batches_of(sizes, *length)
     each = np.tile(asked, int(taken.max(initial=0)) // options.batches)
-    _note(cohort, options, positions, each * (np.arange(len(each)) < taken[:, None]))
+    gradients = each * (np.arange(len(each)) < taken[:, None])
+    if options.dp is not None and options.dp.sampling == "poisson":
+        whole = np.minimum(sizes, options.batch) if options.batch > 0 else sizes
+        samples = np.broadcast_to(whole[:, None], gradients.shape)
+    else:
+        samples = batch_sizes(sizes, options.batch, taken, options.first, cohort.min_batch)
+    return account(cohort, options, positions, gradients, samples)

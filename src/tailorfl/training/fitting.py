@@ -136,7 +136,7 @@ class Fit:
         positions: tuple[int, ...],
         layout: Layout,
     ) -> tuple[Tensor, ...]:
-        """Records what would be used and returns what comes of no training: a loss of 0, no gradient, the start."""
+        """Records what would be used; returns a loss of 0, the gradients that training would take, and the start."""
         stacked, inputs = layout.dims is not None, self._arranged(tensors, layout)
 
         def one(tensor: Tensor) -> Tensor:
@@ -146,14 +146,14 @@ class Fit:
             name: TensorDict({n: one(t) for n, t in inputs["trained"][name].items()}, batch_size=[])
             for name in options.components
         }
-        count(self.cohort, options, positions, trained, inputs["given"].map(one).unpack())
+        work = count(self.cohort, options, positions, trained, inputs["given"].map(one).unpack())
         unmoved = [
             t
             for name in options.components
             for t in (*inputs["trained"][name].values(), *inputs["moving"][name].values())
         ]
         loss = torch.zeros(len(positions)) if stacked else torch.zeros(())
-        return (loss, torch.zeros_like(loss), *unmoved)
+        return (loss, work if stacked else work[0], *unmoved)
 
     def _release(self, dp: SampleDP, positions: Sequence[int]) -> Release:
         """What the private gradients of the clients at `positions` are divided by and made noisy with."""

@@ -163,6 +163,17 @@ def batches_of(
     return wanted if limit is None else np.minimum(wanted, limit // batches * batches)
 
 
+def batch_sizes(sizes: Rows, batch: int, wanted: Rows, first: int = 0, min_batch: int = 1) -> Rows:
+    """Returns how many samples each of the `wanted` [clients] batches of a plan has, [clients, batches]; nothing drawn.
+
+    Other arguments as in `make_plan`. Of Poisson batches it is what is expected where every batch is said to be whole.
+    """
+    numbers = np.arange(int(wanted.max(initial=0)))[None, :]
+    place = (first + numbers) % np.maximum(batches_per_pass(sizes, batch, min_batch), 1)[:, None]
+    found = np.clip(sizes[:, None] - place * batch, 0, batch if batch > 0 else None)
+    return np.asarray(found * (numbers < wanted[:, None]), dtype=np.int64)
+
+
 def make_plan(
     members: Sequence[Rows],
     keys: Keys,

@@ -1,0 +1,176 @@
+"""When the clients of a simulated system can be reached."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from tailorfl.errors import ConfigError, DataError
+from tailorfl.rounds.client_files import rows_of
+from tailorfl.settings.system import AvailabilityConfig
+from tailorfl.training.keys import bits, derive
+
+
+def uniform(seed: int, what: str, client: int, occasion: int) -> float:
+    """Returns a number in [0, 1), a function of its arguments only."""
+    return float(bits(derive(seed, "system", what, client, occasion), 1)[0] >> 11) * 2.0**-53
+
+
+class Availability(Protocol):
+    """Says of every client when it can be reached; times are simulated seconds."""
+
+    def until(self, client: int, time: float, occasion: int) -> float | None:
+        """Returns when a client that can be reached at a time goes; infinite: it stays; None: it is not there.
+
+        `occasion` numbers the times that somebody is asked for, from which chance is drawn.
+        """
+
+    def next(self, client: int, time: float) -> float:
+        """Returns the earliest time from `time` on at which a client can be reached, infinite if never."""
+
+
+class Always:
+    """Everybody is there."""
+
+    def until(self, client: int, time: float, occasion: int) -> float | None:
+        """Returns infinity."""
+        return math.inf
+
+    def next(self, client: int, time: float) -> float:
+        """Returns the time itself."""
+        return time
+
+
+class ByChance:
+    """Each client is there with probability `share` each time that it is asked, whatever the time."""
+
+    def __init__(self, seed: int, share: float) -> None:
+        self._seed, self._share = seed, share
+
+    def until(self, client: int, time: float, occasion: int) -> float | None:
+        """Returns infinity, or None where the client is not there on this occasion."""
+        return math.inf if uniform(self._seed, "available", client, occasion) < self._share else None
+
+    def next(self, client: int, time: float) -> float:
+        """Returns the time itself: another occasion may come at once."""
+        return time
+
+
+class Wave:
+    """Each client is there for `share` of every day, from its own morning φ_i on: frac(t/period − φ_i) < share.
+
+    Mornings are spread evenly at random over `spread` of a day.
+    """
+
+    def __init__(self, seed: int, share: float, period: float, spread: float) -> None:
+        self._seed, self._share, self._period, self._spread = seed, share, period, spread
+
+    def _hour(self, client: int, time: float) -> float:
+        """Returns how much of the client's day has passed, in [0, 1)."""
+        return (time / self._period - self._spread * uniform(self._seed, "morning", client, 0)) % 1.0
+
+    def until(self, client: int, time: float, occasion: int) -> float | None:
+        """Returns the client's next evening, or None by night."""
+        hour = self._hour(client, time)
+        return time + (self._share - hour) * self._period if hour < self._share else None
+
+    def next(self, client: int, time: float) -> float:
+        """Returns the time itself by day, else the next morning."""
+        hour = self._hour(client, time)
+        if hour < self._share:
+            return time
+        # Rounding may leave the morning a hair before it begins.
+        return math.nextafter(time + (1.0 - hour) * self._period, math.inf) + 1e-9 * self._period
+
+
+class Listed:
+    """Each client is there in intervals [start, end); with `repeat` they begin again after so many seconds."""
+
+    def __init__(
+        self, intervals: Mapping[int, Iterable[tuple[float, float]]], repeat: float | None = None
+    ) -> None:
+        self._repeat = repeat
+        self._found: dict[int, list[tuple[float, float]]] = {}
+        for client, given in intervals.items():
+            joined: list[tuple[float, float]] = []
+            for start, end in sorted(given):
+                if joined and start <= joined[-1][1]:
+                    joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+                else:
+                    joined.append((start, end))
+            self._found[client] = joined
+
+    @classmethod
+    def read(cls, path: Path, names: Sequence[str], repeat: float | None) -> Listed:
+        """Returns what a CSV file with the columns client, start, end says; a client that it lacks is never there.
+
+        Raises:
+            DataError: it cannot be read, or an interval does not end after it starts, from 0 to `repeat`.
+        """
+        found: dict[int, list[tuple[float, float]]] = {}
+        for client, (start, end) in rows_of(path, ("start", "end"), names):
+            if not 0 <= start < end <= (math.inf if repeat is None else repeat):
+                most = (
+                    "" if repeat is None else f", and ends at most at {repeat:g}, where it all begins again"
+                )
+                raise DataError(
+                    f"'{path}' has the interval {start:g} to {end:g}; one starts at 0 or later and ends after it "
+                    f"starts{most}"
+                )
+            found.setdefault(client, []).append((start, end))
+        if not found:
+            raise DataError(f"'{path}' has no intervals, so no client could ever be reached")
+        return cls(found, repeat)
+
+    def until(self, client: int, time: float, occasion: int) -> float | None:
+        """Returns the end of the interval, or None outside of all."""
+        base, now = self._within(time)
+        mine = self._found.get(client, [])
+        at = bisect_right(mine, (now, math.inf)) - 1
+        if at < 0 or now >= mine[at][1]:
+            return None
+        end = mine[at][1]
+        if self._repeat is not None and end == self._repeat and mine[0][0] == 0:
+            return (
+                math.inf if mine[0] == (0.0, end) else base + end + mine[0][1]
+            )  # it goes on into the next one
+        return base + end
+
+    def next(self, client: int, time: float) -> float:
+        """Returns the time itself, or the start of the next interval."""
+        mine = self._found.get(client, [])
+        if not mine or self.until(client, time, 0) is not None:
+            return time if mine else math.inf
+        base, now = self._within(time)
+        later = [start for start, _ in mine if start > now]
+        if later:
+            return base + later[0]
+        return math.inf if self._repeat is None else base + self._repeat + mine[0][0]
+
+    def _within(self, time: float) -> tuple[float, float]:
+        """Returns when the list has begun for the last time, and the time since."""
+        if self._repeat is None:
+            return 0.0, time
+        base = math.floor(time / self._repeat) * self._repeat
+        return base, time - base
+
+
+def make_availability(config: AvailabilityConfig, seed: int, names: Sequence[str]) -> Availability:
+    """Returns when the clients, which have `names`, can be reached.
+
+    Raises:
+        DataError: a file cannot be used.
+        ConfigError: the kind is of a file, and none is given.
+    """
+    if config.kind == "share":
+        return ByChance(seed, config.share)
+    if config.kind == "wave":
+        return Wave(seed, config.share, config.period, config.spread)
+    if config.kind == "file":
+        if config.file is None:
+            raise ConfigError("system.availability is of kind file; give system.availability.file")
+        return Listed.read(Path(config.file), names, config.repeat)
+    return Always()
