@@ -36,6 +36,7 @@ from tailorfl.evaluation.judges import make_judge
 from tailorfl.evaluation.leading import further
 from tailorfl.evaluation.metrics import primary
 from tailorfl.evaluation.portions import Portions, tensors
+from tailorfl.evaluation.predictions import Kept
 from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.sharpness import sharpness
 from tailorfl.evaluation.summary import OF_RECORD, Record
@@ -82,14 +83,15 @@ def evaluate(
     protocol: Protocol,
     participants: Sequence[int] = (),
     selection: Selection | None = None,
+    kept: Kept | None = None,
 ) -> list[Record]:
     """Returns one record per client, set and model, of the simulation as it stands.
 
     `participants` are the clients that the last round had sampled; the set of that name is of them (and of all clients
     where training is pooled). With `selection`, which is told of the present ones, the personal models of training
-    clients are those that it has chosen.
+    clients are those that it has chosen. `kept` notes what deployed models say of clients' own samples.
     """
-    measure = _Measure(sim, protocol)
+    measure = _Measure(sim, protocol, kept)
     training = tuple(range(sim.federation.num_clients))
     heldout = tuple(range(sim.federation.num_clients, len(sim.federation.train)))
     own = [s for s in ("val", "local") if s in protocol.sets]
@@ -137,8 +139,8 @@ def headline(sim: Simulation) -> tuple[str, str]:
 
 
 class _Measure:
-    def __init__(self, sim: Simulation, protocol: Protocol) -> None:
-        self.sim, self.protocol = sim, protocol
+    def __init__(self, sim: Simulation, protocol: Protocol, kept: Kept | None = None) -> None:
+        self.sim, self.protocol, self.kept = sim, protocol, kept
         self.portions = Portions(sim)
         source = sim.federation.source
         more = further(source, protocol.metrics)
@@ -188,6 +190,8 @@ class _Measure:
                     found = self.judge.common(cohort, models, source, held[0])
                 else:
                     found = self.judge.own(cohort, models, rows)
+                if self.kept is not None:
+                    self.kept.note(model, name or part, ids, found, source, rows)
                 self._add(
                     model, name or part, ids, found, source, rows, self._further(cohort, models, source, rows)
                 )
@@ -287,6 +291,9 @@ class _Measure:
                 rows = tensors(once)
                 found = self.judge.shared(cohort, model, source, rows)
                 sharp = self._sharp(cohort.model, [model] * len(rows), source, rows)
+                if self.kept is not None:
+                    every = ([each[k] for k in which] for each in (found, rows))
+                    self.kept.note("global", name or part, ids, next(every), source, next(every))
                 self._add("global", name or part, ids, found, source, rows, sharp, which)
             for set_name, (source, r) in common.items():
                 found = self.judge.shared(cohort, model, source, [r])

@@ -71,6 +71,11 @@ def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
         check_private(made, privacy.level, made.weighting(config.weights))
         if config.eval.select == "val" and made.has_personal:
             refuse_private(privacy.level)
+        if config.eval.calibrate != "none" and privacy.level == "sample":
+            raise ConfigError(
+                f"eval.calibrate={config.eval.calibrate} fits a number of each client to its validation samples "
+                "without noise, which sample-level privacy does not cover; leave one of the two out"
+            )
 
 
 def _check_model(model: OneModelConfig) -> None:

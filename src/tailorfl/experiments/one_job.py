@@ -17,6 +17,7 @@ from tailorfl.evaluation.summary import means, quantiles
 from tailorfl.experiments.budget import limit_of
 from tailorfl.experiments.extending import MODELS, is_due
 from tailorfl.experiments.jobs import Job, Observer
+from tailorfl.experiments.keeping import finish, keeper
 from tailorfl.experiments.privacy import epsilon_so_far, spent
 from tailorfl.experiments.records import round_record, summary_of
 from tailorfl.experiments.saving import Saver
@@ -155,6 +156,7 @@ def _rounds(
         )
     metric = leading(sim.federation.source, config.eval.metric)
     limit = limit_of(config, job.rounds, job.method.rounds is not None, sim)
+    kept = keeper(job, sim)
     if job.rounds == sim.round and not sim.round:
         raise ConfigError("rounds is 0: there is nothing to run")
     _evaluate_again(job, sim, store, watch, selection, limit.reached(sim))
@@ -164,7 +166,8 @@ def _rounds(
         due = is_due(config, sim.round)
         record = round_record(sim, done, time.perf_counter() - begin)
         if due or last:
-            records = evaluate(sim, _protocol(config, final=last), done.clients, selection)
+            protocol = _protocol(config, final=last)
+            records = evaluate(sim, protocol, done.clients, selection, kept if last else None)
             found = means(records)
             record |= found | quantiles(records, metric) | epsilon_so_far(job, sim)
             store.append_clients(records)
@@ -183,6 +186,10 @@ def _rounds(
     if selection is not None:
         summary["selection"] = selection.summary()
         write_text(store.path / "selection.csv", selection.csv())
+    if kept is not None:
+        if kept.is_empty:  # the last round was evaluated before the job was interrupted
+            evaluate(sim, _protocol(config, final=True), (), selection, kept)
+        summary |= finish(kept, job, sim, store)
     if summary["loss_grew"] is not None:
         first, last = summary["loss_grew"]
         log.warning(
@@ -202,7 +209,10 @@ def _rounds(
 
 
 def _protocol(config: ExperimentConfig, final: bool) -> EvaluationProtocol:
-    sets = dict.fromkeys((*config.eval.sets, *(config.eval.final if final else ())))
+    further = config.eval.final if final else ()
+    if final and config.eval.calibrate != "none":
+        further = (*further, "val")
+    sets = dict.fromkeys((*config.eval.sets, *further))
     return EvaluationProtocol(
         tuple(sets),
         config.eval.adapt_steps,

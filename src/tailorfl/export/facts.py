@@ -11,6 +11,7 @@ from tailorfl.data.scaling import SCALING
 from tailorfl.evaluation.summary import OF_RECORD
 from tailorfl.experiments.deployed import Deployed, Restored
 from tailorfl.experiments.fingerprint import decisive, environment, meaning
+from tailorfl.experiments.keeping import temperature_of
 from tailorfl.runs.files import encode
 
 FORMAT = 1
@@ -23,6 +24,7 @@ def facts_of(run: Restored, model: Deployed) -> dict[str, Any]:
     """Returns what is known of a model, as JSON can hold it."""
     config = run.job.config
     settings = config.model_of(run.job.method).architectures[model.architecture]
+    temperature = temperature_of(run.store, model.client)
     return {
         "format": FORMAT,
         "name": model.name,
@@ -32,6 +34,7 @@ def facts_of(run: Restored, model: Deployed) -> dict[str, Any]:
             "parameters": sum(p.numel() for p in model.module.parameters()),
         },
         "inputs": inputs_of(run, model),
+        **({} if temperature is None else {"temperature": temperature}),
         "reading": {"data": config.data.name, "options": config.to_dict()["data"]["options"]},
         "metrics": _metrics(run, model),
         "provenance": _provenance(run, model),

@@ -55,6 +55,8 @@ def text_of(title: str, network: str, facts: Mapping[str, Any], *, program: bool
     inputs = facts["inputs"]
     names = inputs.get("classes")
     says, made = ANSWERS[inputs["task"]]
+    temperature = facts.get("temperature")
+    scaled = "" if temperature is None else f"    outputs = outputs / {temperature!r}  # the temperature\n"
     imports, network = _parted(f"import re\n{network}" if _has_words(inputs) else network)
     parts = [
         HEAD.format(title=title.replace("\\", "").replace('"""', ""), beside=beside, imports=imports),
@@ -62,7 +64,7 @@ def text_of(title: str, network: str, facts: Mapping[str, Any], *, program: bool
         PROGRAM if program else "" if "def load(" in network else LOAD,
         f'\n\nLABELS = {tuple(names)!r}\n"""Names of what comes out, in order."""\n' if names else "",
         _prepare(inputs),
-        f'\n\ndef answers(outputs):\n    """Outputs as {says}."""\n    return {made}\n',
+        f'\n\ndef answers(outputs):\n    """Outputs as {says}."""\n{scaled}    return {made}\n',
         PREDICT,
     ]
     return "".join(parts)

@@ -11,7 +11,8 @@
 | summary.json, rounds.parquet, clients.parquet | written when the run finishes |
 | manifest.json | sizes and digests of these files, written when the run finishes |
 | privacy.csv | what clients' data were used for and its ε, where a run is private; written by whoever runs it |
-| selection.csv | which round each client chose, where models are chosen by validation; likewise |
+| selection.csv, calibration.csv | the round each client chose, and its temperature, where there are such; likewise |
+| predictions.safetensors | what deployed models said of their clients' test samples, where it is kept; likewise |
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ _RESULTS = (
     "clients.parquet",
     "privacy.csv",
     "selection.csv",
+    "calibration.csv",
+    "predictions.safetensors",
     manifest.NAME,
 )
 TRACE = "trace.jsonl"

@@ -61,6 +61,16 @@ class EvalConfig(Settings):
         description="the personal model that each client deploys: the last, or that of its best validation score "
         "among the rounds that are evaluated",
     )
+    calibrate: Literal["none", "temperature"] = Field(
+        default="none",
+        description="after the last round: a temperature of each client's probabilities, fitted on its validation part",
+    )
+    predictions: Whole = Field(
+        default=20_000,
+        ge=0,
+        description="keep what deployed models say of each test sample, for intervals and tables of single clients, "
+        "where all clients have so many at most; never of private training",
+    )
     feature_distance: bool = Field(
         default=False,
         description="also how far personal features lie from those of the global model, on every set",
