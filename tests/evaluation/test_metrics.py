@@ -204,6 +204,21 @@ def test_regression_equals_scikit_learn() -> None:
     assert math.isnan(metrics.r2(predicted[:1], y[:1]))
 
 
+def test_errors_of_counts_equal_scikit_learn() -> None:
+    rng = np.random.default_rng(4)
+    logs, y = rng.normal(size=(30, 2)), rng.poisson(1.5, (30, 2)).astype(float)
+    assert (y == 0).any()
+    assert metrics.compute("counts", torch.tensor(logs), torch.tensor(y)) == pytest.approx(
+        {
+            "deviance": reference.mean_poisson_deviance(y.ravel(), np.exp(logs).ravel()),
+            "mae": reference.mean_absolute_error(y, np.exp(logs)),
+        }
+    )
+    logs[3, 1] = np.nan
+    assert all(math.isnan(value) for value in metrics.compute("counts", logs, y).values())
+    assert metrics.poisson_errors(np.array([1e3]), np.array([1.0]))["deviance"] == math.inf
+
+
 def test_infinite_predictions_have_infinite_error() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -223,6 +238,7 @@ SHAPES = {
     "binary": ((0, 1), (0,)),
     "multilabel": ((0, 3), (0, 3)),
     "regression": ((0, 2), (0, 2)),
+    "counts": ((0, 2), (0, 2)),
     "survival": ((0, 1), (0, 2)),
     "generation": ((0, 5), (0, 7)),
 }
@@ -251,6 +267,7 @@ def test_primary_metrics() -> None:
     assert metrics.primary("binary") == ("accuracy", True)
     assert metrics.primary("multilabel") == ("auc", True)
     assert metrics.primary("regression") == ("mse", False)
+    assert metrics.primary("counts") == ("deviance", False)
     assert metrics.primary("survival") == ("c_index", True)
     assert metrics.primary("generation") == ("rouge1", True)
     with pytest.raises(ConfigError, match="Did you mean 'regression'"):

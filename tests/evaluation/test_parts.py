@@ -22,7 +22,12 @@ def samples(task: str, n: int, seed: int, decimals: int) -> tuple[Tensor, Tensor
     """Outputs, with ties where `decimals` are few and now and then no number, and targets with absent classes."""
     rng = np.random.default_rng(seed)
     width = int(rng.integers(2, 12))
-    shape = {"classification": (n, width), "multilabel": (n, width), "regression": (n, 2)}.get(task, (n, 1))
+    shape = {
+        "classification": (n, width),
+        "multilabel": (n, width),
+        "regression": (n, 2),
+        "counts": (n, 2),
+    }.get(task, (n, 1))
     outputs = rng.normal(size=shape).round(decimals)
     if n and seed % 3 == 0:
         outputs[rng.integers(n), 0] = rng.choice([np.nan, np.inf, -np.inf])
@@ -31,6 +36,7 @@ def samples(task: str, n: int, seed: int, decimals: int) -> tuple[Tensor, Tensor
         "binary": rng.integers(0, 2, n),
         "multilabel": (rng.random(shape) < rng.random()).astype(float),
         "regression": rng.normal(size=shape),
+        "counts": rng.poisson(2, shape).astype(float),
         "survival": np.stack([rng.integers(0, 2, n), rng.integers(0, 6, n)], axis=1).astype(float),
         "generation": np.zeros(shape),
     }[task]

@@ -8,6 +8,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from scipy.special import gammaln
+from scipy.stats import poisson
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
@@ -33,6 +35,8 @@ def problem(task: str, seed: int = 0, batch: int = BATCH) -> tuple[Tensor, Tenso
         return outputs, torch.randint(0, 2, (batch, 4), generator=rng).double()
     if task == "regression":
         return outputs, torch.randn(batch, 4, generator=rng, dtype=torch.float64)
+    if task == "counts":
+        return outputs, torch.randint(0, 6, (batch, 4), generator=rng).double()
     event = torch.randint(0, 2, (batch,), generator=rng).double()
     time = torch.randperm(batch, generator=rng).double() + 1.0
     return outputs, torch.stack([event, time], dim=1)
@@ -50,6 +54,8 @@ def by_hand(task: str, outputs: np.ndarray, y: np.ndarray) -> float:
             total += np.mean([math.log1p(math.exp(-a if b == 1 else a)) for a, b in zip(o, t, strict=True)])
         elif task == "regression":
             total += 0.5 * ((o - t) ** 2).sum()
+        elif task == "counts":  # scipy has the likelihood, with log y!
+            total -= (poisson.logpmf(t, np.exp(o)) + gammaln(t + 1)).sum()
         elif task == "generation":
             parts = [math.log(np.exp(a).sum()) - a[b] for a, b in zip(o[:-1], t[1:], strict=True) if b >= 0]
             total += np.mean(parts)

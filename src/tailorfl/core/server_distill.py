@@ -68,7 +68,7 @@ class ServerDistillation(BaseModel):
 
     def check(self, context: Context) -> None:
         """Raises ConfigError if the run lacks what these settings need, or its outputs are no probabilities."""
-        if context.task in ("regression", "survival", "generation"):
+        if context.task in ("regression", "counts", "survival", "generation"):
             raise ConfigError(
                 f"distillation is of class probabilities, which a task of {context.task} does not have"
             )

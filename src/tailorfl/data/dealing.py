@@ -124,7 +124,7 @@ def _labels(
     left = dict(options)
     kind = recipe_named(recipe).group
     if kind is None:
-        if recipe_named(recipe).classes and source.task == "regression":
+        if recipe_named(recipe).classes and source.task in ("regression", "counts"):
             return _binned(source, left.pop("bins", DEFAULT_BINS)), None, left
         return source.strata.numpy(), None, left
     kind = left.pop("group", kind)

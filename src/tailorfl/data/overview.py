@@ -185,8 +185,8 @@ def _counts(federation: Federation, cells: int, cell_of: NDArray[Any]) -> Ints:
 
 
 def _numbers(source: Source) -> Floats | None:
-    """`[samples]` the first target of a regression, the time of survival, or None."""
-    if source.task not in ("regression", "survival"):
+    """`[samples]` the first target of a regression or of counts, the time of survival, or None."""
+    if source.task not in ("regression", "counts", "survival"):
         return None
     return source.y[:, 1 if source.task == "survival" else 0].double().numpy()
 
@@ -221,7 +221,7 @@ def _figures(federation: Federation, values: Floats | None) -> tuple[Figure, ...
         chance = [measure(owner[deal]) for deal in deals]
         found.append(Figure(key, meaning, measure(owner), float(np.mean(chance)) if chance else None))
 
-    if source.task != "generation" and source.task != "regression":
+    if source.task not in ("generation", "regression", "counts"):
         strata = np.unique(source.strata.numpy()[flat], return_inverse=True)[1]
         word = {"survival": "events", "multilabel": "combinations of labels"}.get(source.task, "classes")
         add(

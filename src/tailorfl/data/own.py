@@ -47,7 +47,7 @@ def from_tensors(
         x: `[samples, ...]`, images as `[samples, channels, height, width]`; uint8 with four axes stays an image
             set, everything else becomes float32.
         y: `[samples]` classes counted from 0 or their names for classification and binary; `[samples]` or
-            `[samples, outputs]` for multilabel and regression; `[samples, 2]` (event, time) for survival.
+            `[samples, outputs]` for multilabel, regression and counts; `[samples, 2]` (event, time) for survival.
         clients: `[samples]` ids, numbers or names, or None for a set without natural clients.
         task: what `y` means; the number of outputs follows from `y`.
         test: `[samples]` bool, True for test samples, or None for no given split.
@@ -100,7 +100,7 @@ def from_table(
     Args:
         path: the file, a folder in which each file is a client of its name, or a data frame in memory.
         label: the target column, of any kind for classification and binary (values are numbered in sorted
-            order and named in `info["classes"]`); for multilabel and regression one column or several; for
+            order and named in `info["classes"]`); for multilabel, regression and counts one column or several; for
             survival the columns (event, time).
         client: the column that says whose a row is; None for a table without natural clients, and for a folder
             whose files are the clients.

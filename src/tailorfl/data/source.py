@@ -15,14 +15,16 @@ from tailorfl.data.intake import clean_info, clean_name, clean_names
 from tailorfl.errors import DataError, unknown
 from tailorfl.settings.data import Augmentation
 
-Task = Literal["classification", "binary", "multilabel", "regression", "survival", "generation"]
+Task = Literal["classification", "binary", "multilabel", "regression", "counts", "survival", "generation"]
 """What a target means, and with it the loss.
 
 `classification`: one of `outputs` classes, softmax cross-entropy. `binary`: class 0 or 1 from ONE output,
 cross-entropy on its logit, decided at probability 0.5. `multilabel`: `outputs` independent 0/1 labels.
 `regression`: `outputs` real targets, loss `0.5 * (prediction - y)**2` summed over outputs, mean over samples.
-`survival`: (event, time), Cox loss. `generation`: a text to be continued, cross-entropy of each token of the
-response given the tokens before it, mean over the response, then over samples; `outputs` is the vocabulary.
+`counts`: `outputs` whole numbers of at least 0, how often something happens; an output is the logarithm of a mean,
+Poisson loss `exp(output) - y * output` summed and averaged likewise. `survival`: (event, time), Cox loss.
+`generation`: a text to be continued, cross-entropy of each token of the response given the tokens before it, mean over
+the response, then over samples; `outputs` is the vocabulary.
 """
 
 NO_TARGET = -100
@@ -38,8 +40,8 @@ class Source:
         x: `[samples, ...]` float32 features, uint8 images `[samples, channels, height, width]`, or int64 token ids
             `[samples, length]`, padded with `info["pad"]` (0 where it is not given). Float images have the same
             order; four axes of which the last looks like channels are refused.
-        y: `[samples]` int64 for classification and binary; `[samples, outputs]` float32 for multilabel (0/1)
-            and regression; `[samples, 2]` float32 (event 0/1, time) for survival; `[samples, length]` int64 for
+        y: `[samples]` int64 for classification and binary; `[samples, outputs]` float32 for multilabel (0/1),
+            regression and counts; `[samples, 2]` float32 (event 0/1, time) for survival; `[samples, length]` int64 for
             generation, the token of `x` where it belongs to the response and else `NO_TARGET`.
         task: what `y` means.
         outputs: number of model outputs: classes, labels, targets or tokens; 1 for binary and survival.
@@ -221,6 +223,17 @@ class Source:
         else:
             width = 2 if self.task == "survival" else self.outputs
             self._expect("y", self.y, (len(self), width), torch.float32)
+            if self.task == "counts":
+                self._check_counts()
+
+    def _check_counts(self) -> None:
+        wrong = ((self.y < 0) | (self.y != self.y.round())).any(1).nonzero()[:, 0]
+        if len(wrong):
+            raise DataError(
+                f"source '{self.name}': counts are whole numbers of at least 0, but {len(wrong)} of {len(self)} "
+                f"samples have others, first sample {int(wrong[0])}, which has {self.y[wrong[0]].tolist()}; numbers of "
+                "another kind are a task of regression"
+            )
 
     def _check_responses(self) -> None:
         if not self.holds_tokens:
@@ -258,7 +271,7 @@ def strata_of(y: Tensor, task: Task) -> Tensor:
         return combination
     if task == "survival":
         return y[:, 0].to(torch.int64)
-    if task in ("regression", "generation"):
+    if task in ("regression", "counts", "generation"):
         return torch.zeros(len(y), dtype=torch.int64)
     return y
 

@@ -87,7 +87,7 @@ def _check_finite(federation: Federation) -> None:
 
 def _check_labels(federation: Federation) -> None:
     source, y = federation.source, federation.source.y
-    if source.task in ("regression", "generation"):  # the source itself checks responses
+    if source.task in ("regression", "counts", "generation"):  # the source itself checks counts and responses
         return
     if source.task in ("classification", "binary"):
         classes = 2 if source.task == "binary" else source.outputs

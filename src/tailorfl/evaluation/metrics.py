@@ -6,6 +6,7 @@
 | binary | [samples] or [samples, 1] logit | as outputs, 0/1 | accuracy, balanced_accuracy, macro_f1, auc |
 | multilabel | [samples, labels] logits | [samples, labels] 0/1 | auc, accuracy |
 | regression | [samples, targets] | [samples, targets] | mse, r2 |
+| counts | [samples, counts] logarithms of means | [samples, counts] | deviance, mae |
 | survival | [samples] or [samples, 1] risk | [samples, 2] event 0/1, time | c_index |
 | generation | [samples, 5], see below | not looked at | rouge1, rouge1_precision, rouge1_recall, token_accuracy |
 
@@ -39,10 +40,11 @@ METRICS: dict[str, tuple[str, ...]] = {
     "binary": ("accuracy", "balanced_accuracy", "macro_f1", "auc"),
     "multilabel": ("auc", "accuracy"),
     "regression": ("mse", "r2"),
+    "counts": ("deviance", "mae"),
     "survival": ("c_index",),
     "generation": ("rouge1", "rouge1_precision", "rouge1_recall", "token_accuracy"),
 }
-LOWER_IS_BETTER = frozenset({"mse", "loss", "sharpness", "brier", "ece"})
+LOWER_IS_BETTER = frozenset({"mse", "deviance", "mae", "loss", "sharpness", "brier", "ece"})
 PAIR_BLOCK = 1 << 22  # most pairs that `concordance_index` compares at once: keeps it within tens of MB
 
 
@@ -102,6 +104,8 @@ def _of_part(task: str, scores: Floats, targets: Floats) -> dict[str, float]:
         return {"c_index": concordance_index(targets[:, 0], targets[:, 1], scores)}
     if task == "regression":
         return {"mse": mean_squared_error(scores, targets), "r2": r2(scores, targets)}
+    if task == "counts":
+        return poisson_errors(scores, targets)
     return _of_responses(scores)
 
 
@@ -219,6 +223,22 @@ def mean_squared_error(outputs: Tensor | NDArray[Any], y: Tensor | NDArray[Any])
         return float("nan")
     with np.errstate(over="ignore"):  # the error of a diverged model is infinite and says so itself
         return float(np.square(predicted - targets).mean())
+
+
+def poisson_errors(outputs: Tensor | NDArray[Any], y: Tensor | NDArray[Any]) -> dict[str, float]:
+    """Mean Poisson deviance 2 (y log(y / m) - y + m) and mean |y - m|, m = exp(output); NaN without samples.
+
+    Arguments [samples] or [samples, counts]; the means are over both.
+    """
+    logs, targets = _columns(_array(outputs)), _columns(_array(y))
+    _same_shape(logs, targets)
+    if not len(targets):
+        return {"deviance": float("nan"), "mae": float("nan")}
+    with np.errstate(over="ignore", invalid="ignore"):  # the error of a diverged model is infinite or NaN
+        means = np.exp(logs)
+        known = targets * (np.log(np.where(targets > 0, targets, 1.0)) - np.where(targets > 0, logs, 0.0))
+        deviance = 2 * (known - targets + means)
+        return {"deviance": float(deviance.mean()), "mae": float(np.abs(targets - means).mean())}
 
 
 def r2(outputs: Tensor | NDArray[Any], y: Tensor | NDArray[Any]) -> float:

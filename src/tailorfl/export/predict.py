@@ -48,6 +48,7 @@ def predict(
     """Returns what a client's model says of new data, a row a sample in the order of the data.
 
     Classes: `predicted` and a column of probabilities for each. Labels: a probability each. Regression: the numbers.
+    Counts: how many are expected.
     Survival: `risk`, a log hazard: the higher, the earlier the event.
 
     Args:

@@ -44,6 +44,7 @@ ANSWERS = {
     "binary": ("probabilities of the two classes, [samples, 2]", "torch.cat([-outputs, outputs], 1).sigmoid()"),
     "multilabel": ("the probability of each label, [samples, labels]", "outputs.sigmoid()"),
     "regression": ("predicted numbers, [samples, targets]", "outputs"),
+    "counts": ("expected counts, [samples, counts]", "outputs.exp()"),
     "survival": ("log risks, [samples, 1]: the higher, the earlier the event", "outputs"),
     "generation": ("logits of the next token at each place, [samples, length, vocabulary]", "outputs"),
 }  # fmt: skip

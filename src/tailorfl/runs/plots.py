@@ -217,9 +217,11 @@ def _colour(number: int) -> str:
 
 
 def _name(metric: str) -> str:
-    return {"auc": "AUC", "mse": "mean squared error", "c_index": "C-index", "r2": "R²"}.get(
-        metric, metric.replace("_", " ")
-    )
+    named = {
+        "auc": "AUC", "mse": "mean squared error", "deviance": "Poisson deviance", "mae": "mean absolute error",
+        "c_index": "C-index", "r2": "R²",
+    }  # fmt: skip
+    return named.get(metric, metric.replace("_", " "))
 
 
 def contours(

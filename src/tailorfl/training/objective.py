@@ -15,6 +15,8 @@ from torch.nn import functional as F
 
 from tailorfl.data.source import NO_TARGET
 
+LARGEST_LOG = 30.0
+"""Of an expected count; e^30 is 1e13."""
 LEAST_COUNT = 1e-12
 """A class without samples counts as so many: its logarithm is finite, and 0 times it is 0."""
 
@@ -81,6 +83,17 @@ def half_squared_errors(outputs: Tensor, y: Tensor) -> Tensor:
     return 0.5 * (outputs - y.reshape(outputs.shape)).square().sum(1)
 
 
+def poissons(outputs: Tensor, y: Tensor) -> Tensor:
+    """Negative Poisson log-likelihood of each sample summed over outputs, [batch], but for log y!.
+
+    `outputs` [batch, counts] are logarithms of means, `y` [batch, counts] whole numbers of at least 0. Beyond
+    `LARGEST_LOG` the mean goes on along its tangent, so that no output makes the loss infinite.
+    """
+    low = outputs.clamp(max=LARGEST_LOG)
+    means = low.exp() * (1 + outputs - low)
+    return (means - y.reshape(outputs.shape) * outputs).sum(1)
+
+
 def cox(outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
     """Negative Cox partial log-likelihood of the batch (Breslow ties), divided by its number of samples.
 
@@ -124,6 +137,7 @@ SAMPLE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "binary": binaries,
     "multilabel": multilabels,
     "regression": half_squared_errors,
+    "counts": poissons,
 }
 """The loss of each sample, of tasks whose loss is the mean of that."""
 
