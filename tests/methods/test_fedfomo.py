@@ -383,11 +383,23 @@ def test_affinities_add_up_the_reported_gains(engine: str) -> None:
     message = sim.method.broadcast(sim.server, ids)
     _, replies = sim.run(ids, sim.states.get(ids), message, lambda c, s, r: sim.method.local(c, s, r))
     sim.step()
+    (learned,) = (replies[name] for name in replies.keys() if name != "theta")  # noqa: SIM118
     for k, i in enumerate(ids):
-        for owner, delta in zip(replies["owner"][k].tolist(), replies["delta"][k], strict=True):
+        for owner, delta in zip(learned["owner"][k].tolist(), learned["delta"][k], strict=True):
             before[i, owner] += delta
     torch.testing.assert_close(sim.server["affinity"], before)
     assert not sim.server["affinity"].diagonal().any()
+
+
+def test_a_client_without_an_update_leaves_fewer_models_to_the_others() -> None:
+    """In the round after one of them was rejected, and again as many in the round after that."""
+    sim = linear(fedfomo(downloads=9), "vectorized", 1, fraction=0.7)
+    ids = sim.sample(0)
+    for cohort, models in ((ids[1:], len(ids) - 1), (ids, len(ids) - 2), (ids, len(ids) - 1)):
+        message = sim.method.broadcast(sim.server, cohort)
+        assert isinstance(message, PerClient)
+        assert message.rows.shape == (len(cohort), models)
+        sim.step(cohort, cohort)
 
 
 # -- cost -------------------------------------------------------------------------------------------------------

@@ -68,9 +68,10 @@ class Federation:
         """`[clients]` int64 number of samples of every client in one part, held-out clients included."""
         return self.part(part).sizes
 
-    def global_test(self) -> Ints:
-        """Sorted int64 union of the test rows of the training clients."""
-        once, _ = self.part("test")[: self.num_clients].once()
+    def global_test(self, clients: Sequence[int] | None = None) -> Ints:
+        """Sorted int64 union of the test rows of the training clients, or of `clients`."""
+        chosen = np.arange(self.num_clients) if clients is None else np.asarray(clients, dtype=np.int64)
+        once, _ = self.part("test").of_clients(chosen).once()
         held = np.zeros(len(self.source), dtype=np.bool_)
         held[once.flat()] = True
         return np.flatnonzero(held)

@@ -8,6 +8,7 @@
 | global | union of all training clients' test parts | personal (each on the union), global |
 | heldout | test parts of clients that never trained; `heldout+k`: after k steps of training | personal, global |
 | shifted | every shifted set of the federation, by its own name | personal, global |
+| malicious | `local` of malicious clients (`system.malicious`), whom no other set has | personal, global |
 
 Every client is evaluated, not only the sampled ones (whom `participants` shows beside the others, or alone), in
 evaluation mode and without gradients; nothing of the run changes. The personal models of training clients are the
@@ -50,6 +51,9 @@ from tailorfl.training.keys import generator
 
 SERVER = -1
 """The `client` of a record that belongs to no single client."""
+MALICIOUS = "malicious"
+"""The set of those who work against the others: means, tails and the worst client of all other sets are of benign ones.
+"""
 
 
 @dataclass(frozen=True)
@@ -92,10 +96,11 @@ def evaluate(
     clients are those that it has chosen. `kept` notes what deployed models say of clients' own samples.
     """
     measure = _Measure(sim, protocol, kept)
-    training = tuple(range(sim.federation.num_clients))
+    hostile = tuple(sorted(sim.malicious.clients))
+    training = tuple(i for i in range(sim.federation.num_clients) if i not in sim.malicious.clients)
     heldout = tuple(range(sim.federation.num_clients, len(sim.federation.train)))
     own = [s for s in ("val", "local") if s in protocol.sets]
-    common = common_sets(sim.federation, protocol)
+    common = common_sets(sim.federation, protocol, training)
     if sim.method.has_personal and (own or common or selection is not None):
         seen = own if selection is None else [*own, "val"]
         for ids, models in sim.personal_models(training, measure.at_once(training, seen, common)):
@@ -104,7 +109,10 @@ def evaluate(
             measure.clients("personal", ids, models, own, common)
     measure.shared(training, own, common)
     if "participants" in protocol.sets:
-        measure.participants(training if sim.method.pooled else tuple(participants), selection)
+        benign = tuple(i for i in participants if i not in sim.malicious.clients)
+        measure.participants(training if sim.method.pooled else benign, selection)
+    if hostile and "local" in protocol.sets:
+        measure.hostile(hostile, selection)
     if "heldout" in protocol.sets and heldout:
         at_once = measure.at_once(heldout, ["local"], {})
         for steps in protocol.adapt_steps if sim.method.has_personal else ():
@@ -115,11 +123,13 @@ def evaluate(
     return list(itertools.chain.from_iterable(measure.records.values()))
 
 
-def common_sets(federation: Federation, protocol: Protocol) -> dict[str, tuple[Source, Tensor]]:
-    """Test sets that belong to no single client: name -> (source, rows)."""
+def common_sets(
+    federation: Federation, protocol: Protocol, clients: Sequence[int] | None = None
+) -> dict[str, tuple[Source, Tensor]]:
+    """Test sets that belong to no single client: name -> (source, rows); `global` is of `clients`, or all."""
     out: dict[str, tuple[Source, Tensor]] = {}
     if "global" in protocol.sets:
-        out["global"] = federation.source, _subset("global", federation.global_test(), protocol)
+        out["global"] = federation.source, _subset("global", federation.global_test(clients), protocol)
     if "shifted" in protocol.sets:
         for name, source in federation.shifted.items():
             out[name] = source, _subset(name, np.arange(len(source), dtype=np.int64), protocol)
@@ -236,6 +246,16 @@ class _Measure:
                 models = models if selection is None else selection.models(part)
                 self.clients("personal", part, models, ["local"], {}, "participants")
         self.shared(ids, ["local"], {}, "participants")
+
+    def hostile(self, ids: tuple[int, ...], selection: Selection | None) -> None:
+        """Adds the set `malicious`: models on the own test parts of clients of whom no other set has anything."""
+        if self.sim.method.has_personal:
+            seen = ["local"] if selection is None else ["local", "val"]
+            for part, models in self.sim.personal_models(ids, self.at_once(ids, seen, {})):
+                if selection is not None:
+                    models = selection.update(part, models, self.validation(part, models), self.sim.round)
+                self.clients("personal", part, models, ["local"], {}, MALICIOUS)
+        self.shared(ids, ["local"], {}, MALICIOUS)
 
     def _apart(
         self, cohort: Cohort, models: TensorDict, source: Source, rows: Sequence[Tensor]

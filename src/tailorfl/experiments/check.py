@@ -51,7 +51,9 @@ def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
     from tailorfl.experiments.jobs import Job
     from tailorfl.experiments.making import train_config
     from tailorfl.experiments.privacy import privacy_of
+    from tailorfl.rounds.malicious import check_malicious
     from tailorfl.rounds.private_updates import check_private
+    from tailorfl.rounds.robust import check_robust
 
     made = make_method(method.name, method.options)
     if made.needs_public and config.data.public is None:
@@ -62,6 +64,8 @@ def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
     job = Job(config, method, config.seeds[0])
     train_config(job)
     privacy = privacy_of(job)
+    check_robust(made, config.server.robust, None if privacy is None else privacy.level)
+    check_malicious(made, config.system.malicious)
     if privacy is not None and config.budget != "rounds":
         raise ConfigError(
             f"budget={config.budget} lets the training find out how many rounds a method gets, but train.dp finds its "

@@ -84,6 +84,7 @@ def make_simulation(job: Job, federation: Federation, folder: Path | None = None
             weights=config.weights,
             state_folder=folder if config.engine.states == "disk" else None,
             client_dp=client_dp,
+            robust=config.server.robust,
             system=config.system,
             trace=trace,
         )

@@ -109,10 +109,15 @@ class FedFomo(Method):
         start, learned = state["theta"], {}
         if "owner" in received.keys():  # noqa: SIM118
             start, delta = self.mixed(client, state, received)
-            learned = {"delta": delta, "owner": received["owner"]}
+            learned = {_place(len(delta)): TensorDict({"delta": delta, "owner": received["owner"]})}
         theta = client.fit(start)
         reply = TensorDict({"theta": theta, **learned})
         return TensorDict({"theta": theta, "previous": start}), reply
+
+    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
+        if "owner" not in received.keys():  # noqa: SIM118
+            return received
+        return received.copy().set(_place(received["owner"].shape[-1]), received.select("owner"))
 
     def mixed(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, Tensor]:
         """Returns (Σ_n r_n θ_n, Δ_n of the received models [M])."""
@@ -143,8 +148,8 @@ class FedFomo(Method):
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         affinity, stack = server["affinity"].clone(), replies.stack
         owner = torch.tensor(replies.clients)
-        if "delta" in stack.keys():  # noqa: SIM118
-            affinity[owner[:, None], stack["owner"]] += stack["delta"]
+        for learned in (stack[name] for name in stack.keys() if name != "theta"):  # noqa: SIM118
+            affinity[owner[:, None], learned["owner"]] += learned["delta"]
         state = {
             "pool": TensorDict(tree.tensors(stack["theta"])),
             "owner": owner,
@@ -174,6 +179,11 @@ class FedFomo(Method):
         count = len(received["owner"])
         mean = tree.weighted_mean(received["model"], torch.full((count,), 1 / count))
         return TensorDict({"theta": mean, "previous": mean})
+
+
+def _place(models: int) -> str:
+    """Where a reply says what it makes of so many models: fewer, if somebody had no update in the round before."""
+    return f"of {models}"
 
 
 def mixing(delta: Tensor) -> Tensor:

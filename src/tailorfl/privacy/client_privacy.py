@@ -73,7 +73,7 @@ def private_replies(
     updates: dict[str, Tensor] = {}
     origins: dict[str, Tensor] = {}
     for path, tensor in tree.leaves(stack):
-        origin = _matching(known.get(path), tensor)
+        origin = matching(known.get(path), tensor)
         if expected is not None and origin is not None and len(origin) != 1:
             raise ConfigError(
                 f"clients received different things ('{path}'), so their mean shows who took part, which "
@@ -130,8 +130,10 @@ def uses_of_updates(clients: Sequence[int], noise: float, rate: float | None) ->
     return {client: Counter({Use(1.0, noise): 1}) for client in clients}
 
 
-def _matching(origin: Tensor | None, reply: Tensor) -> Tensor | None:
-    """What was received under a reply's path, if it has its shape: one for all [1, ...] or [clients, ...]."""
+def matching(origin: Tensor | None, reply: Tensor) -> Tensor | None:
+    """Returns what replies [clients, ...] of a path are measured from, one for all [1, ...] or [clients, ...]; None
+    where nothing of their shape was received under it.
+    """
     if origin is None:
         return None
     if origin.shape == reply.shape[1:]:

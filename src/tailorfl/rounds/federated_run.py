@@ -24,12 +24,15 @@ from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.acceptance import Acceptance, Trace
 from tailorfl.rounds.client_code import Deployment, Training, deployment_message, in_parts
 from tailorfl.rounds.groups import Group, by_group, make_groups
+from tailorfl.rounds.malicious import drawn
 from tailorfl.rounds.population import Population
 from tailorfl.rounds.private_updates import PrivateUpdates, check_data, check_objective, check_private
-from tailorfl.rounds.sampling import round_half_up
+from tailorfl.rounds.robust import Robust, check_enough, check_robust
+from tailorfl.rounds.sampling import round_half_up, sampled_clients
 from tailorfl.rounds.system import System
 from tailorfl.settings.experiment import CYCLIC, DEFAULT, Sampling, Weights
 from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.settings.server import RobustConfig
 from tailorfl.settings.system import SystemConfig
 from tailorfl.training import tree
 from tailorfl.training.class_weights import check_class_weights
@@ -57,6 +60,7 @@ class FederatedRun:
         client_dp: ClientDP | None = None,
         system: SystemConfig = DEFAULT.system,
         trace: Trace | None = None,
+        robust: RobustConfig = DEFAULT.server.robust,
     ) -> None:
         keep_freed_memory()
         if not 0 < fraction <= 1:
@@ -69,12 +73,15 @@ class FederatedRun:
             )
         self.seed, self.fraction, self.sampling = seed, fraction, method.sampled(sampling)
         self.client_dp, self.min_replies, self.trace = client_dp, system.min_replies, trace
-        self.weights = method.weighting(weights)
+        self.weights: Weights = "uniform" if robust.ignores_samples else method.weighting(weights)
         if self.level is not None:
             check_private(method, self.level, self.weights)
         check_data(federation.source, self.level)
         check_class_weights(train.class_weights, federation.source, self.level)
         check_objective(federation.source, train)
+        check_robust(method, robust, self.level)
+        self.robust = None if robust.rule == "none" else Robust(robust, seed)
+        self.malicious = drawn(system.malicious, federation, method, seed)
         groups = make_groups(method, federation, model, assignment, train, seed, state_folder)
         self.groups = tuple(replace(g, states=self.engine.hold(g.states)) for g in groups)
         first = self.groups[0]
@@ -88,9 +95,10 @@ class FederatedRun:
         self.round = 0
         self._replied: dict[str, tree.Shapes] = {}  # of every reply that a group has sent so far
         self.is_blamed = False  # whether a client that diverged was looked at for the term to blame
-        self.population = Population(federation, self.groups, seed, method.pooled)
+        self.population = Population(federation, self.groups, seed, method.pooled, self.malicious)
         if self.sampling in CYCLIC:
             self.fraction = 1 / self.participants
+        self._check_enough(robust)
         if self.cohort_is_secret and (system.min_replies or system.is_simulated or trace is not None):
             raise ConfigError(
                 "the epsilon of this privacy counts on nobody seeing who takes part in a round, which settings of "
@@ -102,6 +110,13 @@ class FederatedRun:
         self.clock = 0.0
         for one in trace or ():
             self.check_asked(one)
+
+    def _check_enough(self, robust: RobustConfig) -> None:
+        """Raises ConfigError where a rule needs more clients of an architecture than a round has."""
+        for group in self.groups:
+            most = len(self.population.members(group))
+            alone = sampled_clients(self.fraction, self.participants)
+            check_enough(robust, alone if len(self.groups) == 1 else most)
 
     def check_asked(self, acceptance: Acceptance) -> None:
         """Nothing if the clients that were asked in a recorded round are there; raises ConfigError otherwise."""

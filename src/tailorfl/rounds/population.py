@@ -9,7 +9,9 @@ from torch import Tensor
 
 from tailorfl.data.federation import Federation
 from tailorfl.data.rows import Ints, Rows
+from tailorfl.data.source import Source
 from tailorfl.rounds.groups import Group, by_group
+from tailorfl.rounds.malicious import Malicious
 from tailorfl.training.class_weights import balanced, class_counts
 from tailorfl.training.cohort import Cohort, TrainConfig
 from tailorfl.training.objective import LOSSES
@@ -18,10 +20,13 @@ from tailorfl.training.objective import LOSSES
 class Population:
     """The clients that may be sampled: those of the federation, or one that holds all data where it is `pooled`."""
 
-    def __init__(self, federation: Federation, groups: Sequence[Group], seed: int, pooled: bool) -> None:
+    def __init__(
+        self, federation: Federation, groups: Sequence[Group], seed: int, pooled: bool, malicious: Malicious
+    ) -> None:
         self._federation, self._groups, self._seed = federation, groups, seed
         train, val = (federation.part(part)[: federation.num_clients] for part in ("train", "val"))
         self._train, self._val = (Rows.of([train.flat()]), Rows.of([val.flat()])) if pooled else (train, val)
+        self._malicious, self._poisoned = malicious, malicious.poisoned(federation)
         self.sizes = self._train.sizes
         """int64 [clients]: the training samples of each."""
 
@@ -43,13 +48,16 @@ class Population:
         ((group, _),) = by_group(self._groups, ids)
         federation = self._federation
         members, val = (federation.train, federation.val) if own else (self._train, self._val)
+        trained_on = federation.source
+        if self._poisoned is not None and not own and self._malicious.attack(round):
+            trained_on = self._poisoned
         share = train.round_schedule.deployed(round) if own else train.round_schedule.share(round)
         rows = tuple(members[i] for i in ids)
         return Cohort(
             ids=tuple(ids),
             members=rows,
             val=tuple(val[i] for i in ids),
-            source=federation.source,
+            source=trained_on,
             model=group.model,
             split=group.context.split,
             public=federation.public,
@@ -58,7 +66,7 @@ class Population:
             seed=self._seed,
             round=round,
             limit=limit,
-            class_weights=self._class_weights(train, rows),
+            class_weights=self._class_weights(train, trained_on, rows),
         )
 
     @cached_property
@@ -66,10 +74,10 @@ class Population:
         """Training samples of each class of all clients that may be sampled, [classes]."""
         return class_counts(self._federation.source, self._train).sum(0)
 
-    def _class_weights(self, train: TrainConfig, rows: Sequence[Ints]) -> Tensor | None:
-        """What samples of a class count, of clients with these training rows, [clients, classes]."""
+    def _class_weights(self, train: TrainConfig, source: Source, rows: Sequence[Ints]) -> Tensor | None:
+        """What samples of a class count, of clients with these training rows of a source, [clients, classes]."""
         if train.class_weights == "none":
             return None
         if train.class_weights == "client":
-            return balanced(class_counts(self._federation.source, rows))
+            return balanced(class_counts(source, rows))
         return balanced(self._overall).expand(len(rows), -1)

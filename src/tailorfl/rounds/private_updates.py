@@ -18,6 +18,7 @@ from tailorfl.privacy.client_privacy import ClientDP, check_payload, private_rep
 from tailorfl.rounds.client_code import counted
 from tailorfl.rounds.groups import Group
 from tailorfl.rounds.one_round import Trained
+from tailorfl.rounds.updates import anchor_of
 from tailorfl.settings.experiment import Sampling, Weights
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
@@ -108,11 +109,9 @@ class PrivateUpdates:
             ConfigError, ModelError: replies hold what noise cannot cover.
         """
         check_payload(part.replies, part.group.model.buffers)
-        received = part.message
-        known = received.payloads[received.rows] if isinstance(received, PerClient) else received
         replies = private_replies(
             part.replies,
-            self.method.anchor(server, known),
+            anchor_of(self.method, server, part),
             self.dp,
             (self.seed, round, part.group.name),
             part.ids,

@@ -28,16 +28,17 @@ def rejected_clients(run: FederatedRun, done: Sequence[Trained]) -> tuple[int, .
     rejected = tuple(
         sorted(c for t in done for c, ok in zip(t.ids, t.finite.tolist(), strict=True) if not ok)
     )
-    if 0 < len(rejected) < answered:
+    diverged = tuple(i for i in rejected if i not in run.malicious.clients)
+    if diverged and len(rejected) < answered:
         log.warning(
             "round %d: update of client %s is not finite and was rejected (%s)",
             run.round + 1,
-            listed(rejected),
+            listed(diverged),
             (not run.is_blamed and _blamed_term(run, done)) or "learning rate too high?",
         )
         run.is_blamed = True
     # With client-level privacy a stop would tell what a single client's update was.
-    if answered and len(rejected) == answered and run.client_dp is None:
+    if diverged and len(rejected) == answered and run.client_dp is None:
         raise DivergenceError(
             f"round {run.round + 1}: all {answered} clients diverged (updates are NaN or infinite); "
             + (_blamed_term(run, done) or why_all_diverged(run.server, run.method.server_settings))
@@ -46,10 +47,11 @@ def rejected_clients(run: FederatedRun, done: Sequence[Trained]) -> tuple[int, .
 
 
 def _blamed_term(run: FederatedRun, done: Sequence[Trained]) -> str:
-    """Which term of the method made the update of the first client that is not finite so; "" if none did."""
+    """Which term of the method made the update of the first client that diverged not finite; "" if none did."""
     if run.client_dp is not None:
         return ""
-    part, k = next((t, t.finite.tolist().index(False)) for t in done if not t.finite.all())
+    bad = ((t, k) for t in done for k, ok in enumerate(t.finite.tolist()) if not ok)
+    part, k = next((t, k) for t, k in bad if t.ids[k] not in run.malicious.clients)
     message = message_for(part.message, part.group, (k,))
     visit = Visit.of(run.local, run.cohort((part.ids[k],)), message)
     with torch.no_grad():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -42,6 +42,7 @@ class Simulation(FederatedRun):
         client_dp: client-level privacy of what clients send (that of their samples is in `train`).
         system: devices and availability that are simulated, and what the server does about them.
         trace: a recorded run whose rounds are played again; clients that did not answer then do not answer now.
+        robust: what takes the place of the mean of the clients' updates.
 
     Attributes `gradients` (of single samples) is what all clients computed so far, `turns` how often one that was
     sampled answered, `clock` how many seconds its rounds have taken in a simulated system, or had when recorded.
@@ -49,7 +50,8 @@ class Simulation(FederatedRun):
 
     Raises:
         ConfigError: `fraction` outside (0, 1]; the method needs a public set or one architecture, or does what the
-            wanted privacy does not cover; the trace is of other data.
+            wanted privacy does not cover; the trace is of other data; the method, or so few clients a round, cannot
+            have the rule `robust`.
     """
 
     def step(
@@ -111,7 +113,9 @@ class Simulation(FederatedRun):
         if not enough:  # the round has not taken place for anybody
             accepted = counted = []
         asked = self._with_the_absent([t.among(wanted) for t in counted])
-        arrived = {part.group.name: self._shown(part) for part in asked}
+        refused = {t.group.name: int((~t.among(wanted).finite).sum()) for t in done}
+        shown = {part.group.name: self._shown(part, refused) for part in asked}
+        arrived = {name: replies for name, replies in shown.items() if replies is not None}
         traffic = self._count(message, done, wanted, acceptance)
         middle = time.perf_counter()
         server = self.server
@@ -165,7 +169,8 @@ class Simulation(FederatedRun):
         visit = Visit.of(self.local, replace(self.cohort(ids), record=record), message)
         with torch.no_grad():
             found = self.engine.train(visit, group.states)
-        return self.trained(group, ids, found, message, record)
+        part = self.trained(group, ids, found, message, record)
+        return self.malicious.sent(self.method, self.server, part, self.round)
 
     def trained(
         self,
@@ -221,7 +226,14 @@ class Simulation(FederatedRun):
         message = message_for(self.method.broadcast(self.server, one), group, (0,))
         return nobody(group, self.local, self.population.cohort(one, round, self.train), message)
 
-    def _shown(self, part: Trained) -> Replies:
+    def _shown(self, part: Trained, refused: Mapping[str, int]) -> Replies | None:
+        """What the server's half of the method gets of a part of a round; None where too few replied for its rule.
+
+        `refused` says of how many clients of each architecture the reply was no number.
+        """
+        if self.robust is not None:
+            found = self.robust.shown(self.method, self.server, part, self.round, refused[part.group.name])
+            return None if found is None else self.replies(found)
         if self.updates is None:
             return self.replies(part)
         members = len(self.population.members(part.group))

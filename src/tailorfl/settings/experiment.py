@@ -25,6 +25,7 @@ from tailorfl.settings.engine import EngineConfig
 from tailorfl.settings.eval import EvalConfig
 from tailorfl.settings.model import ModelConfig
 from tailorfl.settings.scales import Scale, ScaleConfig
+from tailorfl.settings.server import ServerConfig
 from tailorfl.settings.system import SystemConfig
 from tailorfl.settings.track import TrackConfig
 from tailorfl.settings.train import TrainOverrides, TrainSettings
@@ -96,6 +97,7 @@ class ExperimentConfig(Settings):
         default="samples",
         description="what clients count in averages: n_i / Σn, or all alike; a method's line may say its own",
     )
+    server: ServerConfig = ServerConfig()
     system: SystemConfig = SystemConfig()
     engine: EngineConfig = EngineConfig()
     eval: EvalConfig = EvalConfig()

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from tailorfl.settings.base import Number, Settings, Whole
+from tailorfl.settings.malicious import MaliciousConfig
 
 AvailabilityKind = Literal["always", "share", "wave", "file"]
 Distribution = Literal["instant", "fixed", "lognormal", "half_normal", "uniform", "file"]
@@ -167,6 +168,7 @@ class SystemConfig(Settings):
         description="play a recorded run again: trace.jsonl of a job, or the result folder that has one for each job; "
         "it takes the place of what else is simulated",
     )
+    malicious: MaliciousConfig = MaliciousConfig()
 
     @property
     def is_simulated(self) -> bool:

@@ -1,0 +1,141 @@
+"""Malicious clients: who they are, what they send in place of their update, and what they train on.
+
+    sign_flip    Δ ← −s·Δ             scale    Δ ← s·Δ              noise    Δ ← N(0, s²) in every coordinate
+    nan          Δ ← not a number, so the server refuses the reply and the client keeps its state of before
+    label_flip   trains on wrong labels: C − 1 − y of C classes, 1 − y of a binary or multilabel task
+
+Δ is the update of the parameters (`rounds/updates.py`); running statistics and whole numbers are sent as they are. All
+kinds but label_flip train as everybody does. Who is malicious is drawn from the seed alone, so all methods have the
+same attackers, and those of a smaller share are among those of a larger one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.method import Method
+from tailorfl.data.federation import Federation
+from tailorfl.data.source import Source
+from tailorfl.errors import ConfigError
+from tailorfl.rounds.one_round import Trained
+from tailorfl.rounds.sampling import sampled_clients
+from tailorfl.rounds.updates import Updates, anchor_of
+from tailorfl.settings.malicious import MaliciousConfig
+from tailorfl.training import tree
+from tailorfl.training.keys import derive, generator
+from tailorfl.training.sample_privacy import normal
+
+STRENGTH = {"sign_flip": 1.0, "scale": 10.0, "noise": 1.0}
+"""Of the kinds that have one, where nobody says."""
+FLIPPED = ("classification", "binary", "multilabel")
+"""Tasks whose labels can be flipped."""
+
+
+@dataclass(frozen=True)
+class Malicious:
+    """The malicious clients of a run."""
+
+    settings: MaliciousConfig
+    clients: frozenset[int]
+    seed: int
+
+    def attack(self, round: int) -> bool:
+        """Whether they attack in a round, counted from 0."""
+        return bool(self.clients) and round + 1 >= self.settings.from_round
+
+    def sent(self, method: Method, server: TensorDict, part: Trained, round: int) -> Trained:
+        """Returns a part of a round as the server gets it."""
+        mine = torch.tensor([i in self.clients for i in part.ids], dtype=torch.bool)
+        kind = self.settings.kind
+        if kind == "label_flip" or not self.attack(round) or not mine.any():
+            return part
+        updates = Updates.of(part.replies, anchor_of(method, server, part), part.group.model.buffers)
+        if not updates.changes:
+            return part
+        strength = STRENGTH.get(kind, math.nan) if self.settings.strength is None else self.settings.strength
+        found = dict(tree.leaves(part.replies))
+        for number, (path, change) in enumerate(updates.changes.items()):
+            if kind == "noise":
+                changed = self._noise(part.ids, round, number, change) * strength
+            else:
+                changed = change * (-strength if kind == "sign_flip" else strength)
+            theirs = mine.reshape(-1, *(1,) * (change.ndim - 1))
+            found[path] = torch.where(theirs, updates.origins[path] + changed, found[path])
+        finite = part.finite & ~mine if kind == "nan" else part.finite
+        return replace(part, replies=tree.nest(found.items(), part.replies.batch_size), finite=finite)
+
+    def _noise(self, ids: Sequence[int], round: int, number: int, like: Tensor) -> Tensor:
+        """Normal numbers in the shape of the updates `like` [clients, ...], each client's own; 0 for benign ones."""
+        drawn = torch.zeros_like(like)
+        for row, client in zip(drawn, ids, strict=True):
+            if client in self.clients:
+                key = derive(self.seed, "noise of a malicious client", round, client).astype(np.int64)
+                row += normal(torch.tensor(int(key)), number, row.shape)
+        return drawn
+
+    def poisoned(self, federation: Federation) -> Source | None:
+        """Returns the samples as those see them who train on flipped labels; None where nobody does.
+
+        Raises:
+            ConfigError: a label of the task cannot be flipped, or clients that are not malicious train on the same
+                samples.
+        """
+        if self.settings.kind != "label_flip" or not self.clients:
+            return None
+        source, train = federation.source, federation.part("train")[: federation.num_clients]
+        if source.task not in FLIPPED:
+            raise ConfigError(
+                f"system.malicious.kind=label_flip needs labels that can be wrong, of {', '.join(FLIPPED)}, but "
+                f"'{source.name}' is a {source.task} task; take another kind"
+            )
+        theirs = np.array(sorted(self.clients), dtype=np.int64)
+        others = np.setdiff1d(np.arange(len(train)), theirs)
+        rows = np.unique(train.of_clients(theirs).flat())
+        if np.isin(train.of_clients(others).flat(), rows).any():
+            raise ConfigError(
+                "system.malicious.kind=label_flip changes the training samples of malicious clients, but others train "
+                "on some of them, too; deal every sample to one client, or take another kind"
+            )
+        y, where = source.y.clone(), torch.from_numpy(rows)
+        y[where] = (source.outputs - 1 if source.task == "classification" else 1) - y[where]
+        return replace(source, y=y)
+
+
+def check_malicious(method: Method, settings: MaliciousConfig) -> None:
+    """Nothing if clients of a method can be malicious; raises ConfigError where it trains on pooled data."""
+    if settings.any and method.pooled:
+        raise ConfigError(
+            f"{method.title} trains on pooled data, so there are no malicious clients (system.malicious); leave it out "
+            "of this comparison"
+        )
+
+
+def drawn(settings: MaliciousConfig, federation: Federation, method: Method, seed: int) -> Malicious:
+    """Returns the malicious clients of a run.
+
+    Raises:
+        ConfigError: a number is no training client's, all clients would be malicious, or training is pooled.
+    """
+    check_malicious(method, settings)
+    total = federation.num_clients
+    for client in settings.clients:
+        if client >= total:
+            raise ConfigError(
+                f"system.malicious.clients names client {client}, but the training clients are 0 to {total - 1}"
+            )
+    chosen = list(settings.clients)
+    if settings.share > 0:
+        order = generator(seed, "malicious clients").permutation(total)
+        chosen = order[: sampled_clients(settings.share, total)].tolist()
+    if len(chosen) == total:
+        raise ConfigError(
+            f"all {total} training clients are malicious, so nobody is left to report; lower system.malicious.share"
+        )
+    return Malicious(settings, frozenset(chosen), seed)

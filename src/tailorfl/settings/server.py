@@ -1,0 +1,86 @@
+"""The settings of what the server does with replies, `server`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from tailorfl.settings.base import Number, Settings, Whole, number
+
+RobustRule = Literal["none", "median", "trimmed_mean", "krum", "multi_krum", "norm_bound"]
+"""What takes the place of the mean of the clients' updates."""
+_OF_RULE: dict[str, tuple[str, ...]] = {
+    "trim": ("trimmed_mean",),
+    "f": ("krum", "multi_krum"),
+    "k": ("multi_krum",),
+    "bound": ("norm_bound",),
+    "noise": ("norm_bound",),
+}
+"""Option -> the rules it belongs to."""
+
+
+def _bound(value: Any) -> Any:
+    if value == "median":
+        return value
+    if not isinstance(value, int | float) or not number(value) >= 0:
+        raise ValueError("should be median or a number of at least 0")
+    return value
+
+
+class RobustConfig(Settings):
+    """How updates of hostile clients are kept from the mean; the rule alone is a short form."""
+
+    rule: RobustRule = Field(
+        default="none",
+        description="in place of the mean; median, trimmed_mean: of each scalar; krum: the update nearest to "
+        "others, multi_krum: the mean of several; norm_bound: the mean of shortened updates",
+    )
+    trim: Number = Field(
+        default=0.2,
+        ge=0,
+        lt=0.5,
+        description="of trimmed_mean: share of the clients dropped at either end",
+    )
+    f: Whole = Field(
+        default=1, ge=0, description="of krum, multi_krum: hostile clients a round that it has to stand"
+    )
+    k: Whole | None = Field(
+        default=None,
+        ge=1,
+        description="of multi_krum: updates that are averaged; null: of all that come but f",
+    )
+    bound: Annotated[float | Literal["median"], BeforeValidator(_bound)] = Field(
+        default="median",
+        description="of norm_bound: largest norm of an update, ≥ 0; median: that of the round's norms",
+    )
+    noise: Number = Field(
+        default=0.0,
+        ge=0,
+        description="of norm_bound: standard deviation of normal noise in the mean (weak DP)",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rule_alone(cls, given: Any) -> Any:
+        return {"rule": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _of_this_rule(self) -> Self:
+        for name, rules in _OF_RULE.items():
+            if self.rule not in rules and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"has {name}, which belongs to rule={' and '.join(rules)}, but rule={self.rule}"
+                )
+        return self
+
+    @property
+    def ignores_samples(self) -> bool:
+        """Whether clients count alike under the rule, however many samples they say they have."""
+        return self.rule not in ("none", "norm_bound")
+
+
+class ServerConfig(Settings):
+    """What the server does with replies."""
+
+    robust: RobustConfig = RobustConfig()

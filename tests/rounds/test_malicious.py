@@ -1,0 +1,301 @@
+"""Malicious clients: who they are, what they send and train on, what becomes of it, and whom records are of."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from methods.settings import NAMES, make
+from methods.small import SIZES, assert_close, assert_same, everything, federation, shared, simulation
+from tailorfl.data.federation import Federation
+from tailorfl.data.source import Source
+from tailorfl.errors import ConfigError
+from tailorfl.evaluation.protocols import Protocol, evaluate
+from tailorfl.evaluation.selection import Selection
+from tailorfl.rounds.malicious import drawn
+from tailorfl.rounds.simulation import Simulation
+from tailorfl.settings.experiment import CYCLIC
+from tailorfl.settings.malicious import MaliciousConfig
+from tailorfl.settings.server import RobustConfig
+from tailorfl.settings.system import SystemConfig
+from tailorfl.training import tree
+
+KINDS = ("sign_flip", "scale", "noise", "label_flip", "nan")
+ATTACKER = 3
+
+
+def attacked(**given: Any) -> SystemConfig:
+    return SystemConfig(malicious=MaliciousConfig(**given))
+
+
+def run(method: Any, kind: str | None, rounds: int = 1, **settings: Any) -> Simulation:
+    options = {key: settings.pop(key) for key in ("strength", "from_round") if key in settings}
+    if kind is not None:
+        settings["system"] = attacked(clients=(ATTACKER,), kind=kind, **options)
+    return simulation(
+        method, settings.pop("model", "mlp"), **{"engine": "vectorized", "rounds": rounds, **settings}
+    )
+
+
+def server(sim: Simulation) -> Tensor:
+    return torch.cat([t.flatten().double() for _, t in tree.leaves(sim.server) if t.is_floating_point()])
+
+
+# -- who -----------------------------------------------------------------------------------------------------
+
+
+def test_who_is_malicious_is_drawn_by_the_seed_and_fewer_are_among_more() -> None:
+    data = federation((5,) * 40)
+    few, more = (
+        [drawn(MaliciousConfig(share=s), data, make("fedavg"), seed).clients for seed in range(5)]
+        for s in (0.1, 0.3)
+    )
+    assert [len(c) for c in few] == [4] * 5
+    assert [len(c) for c in more] == [12] * 5
+    assert all(a < b for a, b in zip(few, more, strict=True))
+    assert len(set(few)) == 5
+    assert all(c < set(range(40)) for c in more)
+    assert len(drawn(MaliciousConfig(share=0.001), data, make("fedavg"), 0).clients) == 1
+    assert drawn(MaliciousConfig(), data, make("fedavg"), 0).clients == frozenset()
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="names client 5, but the training clients are 0 to 4"):
+        simulation("fedavg", system=attacked(clients=(5,)))
+    with pytest.raises(ConfigError, match="all 5 training clients are malicious"):
+        simulation("fedavg", system=attacked(clients=(0, 1, 2, 3, 4)))
+    with pytest.raises(ConfigError, match="Centralized trains on pooled data"):
+        simulation("centralized", system=attacked(share=0.2))
+
+
+# -- what they send ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "factor"),
+    [
+        ("sign_flip", {}, -1.0),
+        ("sign_flip", {"strength": 2.5}, -2.5),
+        ("scale", {}, 10.0),
+        ("scale", {"strength": 3.0}, 3.0),
+    ],
+)
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "scaffold"])
+def test_an_update_is_sent_times_a_factor(
+    name: str, kind: str, options: dict[str, float], factor: float
+) -> None:
+    """Methods that send a model, a change, and both; the server's step is linear in a client's update."""
+    honest, hostile, absent = (
+        run(make(name, weights="uniform"), k, rounds=0, **(options if k else {})) for k in (None, kind, None)
+    )
+    start = server(honest)
+    honest.step()
+    hostile.step()
+    rest = tuple(i for i in range(len(SIZES)) if i != ATTACKER)
+    absent.step(rest, rest)
+    others, all_moved = (server(absent) - start) * len(rest) / len(SIZES), server(honest) - start
+    if name == "scaffold":  # whose correction is over all clients, and not the mean of those that came
+        count = sum(t.numel() for _, t in tree.leaves(honest.server["correction"]))
+        others[-count:] *= len(SIZES) / len(rest)
+    mine = all_moved - others
+    assert float(mine.norm()) > 1e-3
+    torch.testing.assert_close(server(hostile) - start, others + factor * mine, atol=1e-5, rtol=1e-3)
+
+
+def test_noise_takes_the_place_of_the_update() -> None:
+    """What the attacker trains on does not matter, and the noise is of the given size."""
+    base = federation()
+    x = base.source.x.clone()
+    x[torch.from_numpy(base.train[ATTACKER])] *= -3
+    other = Federation(
+        replace(base.source, x=x), base.train, base.val, base.test, base.names, base.num_clients
+    )
+    one, two = (
+        run(make("fedavg", weights="uniform"), "noise", strength=50.0, data=d, rounds=2)
+        for d in (base, other)
+    )
+    assert_same(dict(one.server["w"].items()), dict(two.server["w"].items()))
+    sizes = server(run(make("fedavg", weights="uniform"), "noise", strength=50.0, model="cnn2"))
+    assert float(sizes.std()) == pytest.approx(50 / len(SIZES), rel=0.05)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_number_ends_as_a_rejected_client(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    if make(name).pooled:
+        pytest.skip("has no malicious clients")
+    sim = run(name, "nan", rounds=0)
+    before = everything(sim, [ATTACKER])
+    alone = (ATTACKER,) if sim.sampling in CYCLIC else None
+    with caplog.at_level(logging.WARNING, logger="tailorfl"):
+        result = sim.step(alone, alone)
+    sends = bool(sim.traffic.up)
+    assert result.rejected == ((ATTACKER,) if sends else ())
+    assert not caplog.text  # the experiment asked for it
+    after = everything(sim, [ATTACKER])
+    for path, tensor in before.items():
+        assert path.startswith("server/") or not sends or torch.equal(after[path], tensor)
+        assert torch.isfinite(after[path].double()).all()
+
+
+def test_a_round_of_attackers_alone_leaves_the_server_as_it_is() -> None:
+    sim = run("fedavg", "nan", rounds=0)
+    start = server(sim)
+    assert sim.step((ATTACKER,), (ATTACKER,)).rejected == (ATTACKER,)
+    assert torch.equal(server(sim), start)
+    assert sim.round == 1
+
+
+def test_running_statistics_are_sent_as_they_are() -> None:
+    hostile, honest = (run("fedavg", kind, model="batch_norm") for kind in ("sign_flip", None))
+    for name in hostile.model.buffers:
+        assert torch.equal(hostile.server["w"][name], honest.server["w"][name])
+    assert not torch.equal(server(hostile), server(honest))
+
+
+# -- what they train on --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedrod"])
+def test_flipped_labels_are_those_of_the_attackers_training_samples(name: str) -> None:
+    base = federation()
+    y = base.source.y.clone()
+    rows = torch.from_numpy(base.train[ATTACKER])
+    y[rows] = 3 - y[rows]
+    s = base.source
+    wrong = Federation(
+        Source(s.name, s.x, y, s.task, s.outputs),
+        base.train,
+        base.val,
+        base.test,
+        base.names,
+        base.num_clients,
+        public=base.public,
+    )
+    assert_same(everything(run(name, "label_flip", rounds=2)), everything(run(name, None, 2, data=wrong)))
+
+
+@pytest.mark.parametrize(
+    ("task", "y", "wanted"),
+    [
+        ("binary", [0, 1, 1, 0], [1, 0, 1, 0]),
+        ("multilabel", [[0, 1], [1, 1], [0, 0], [1, 0]], [[1, 0], [0, 0], [0, 0], [1, 0]]),
+    ],
+)
+def test_labels_of_other_tasks_are_flipped(task: Any, y: list[Any], wanted: list[Any]) -> None:
+    kind = torch.int64 if task == "binary" else torch.float32
+    source = Source("own", torch.ones(4, 2), torch.tensor(y, dtype=kind), task, 1 if task == "binary" else 2)
+    mine, none = np.array([0, 1]), np.array([2])
+    data = Federation(source, (mine, none), (none, none), (none, none), ("a", "b"), 2)
+    settings = MaliciousConfig(clients=(0,), kind="label_flip")
+    flipped = drawn(settings, data, make("fedavg"), 0).poisoned(data)
+    assert flipped is not None
+    assert torch.equal(flipped.y, torch.tensor(wanted, dtype=kind))
+    assert torch.equal(source.y, torch.tensor(y, dtype=kind))
+
+
+def test_labels_that_cannot_be_flipped_are_refused() -> None:
+    rows, other = np.array([0, 1]), np.array([2])
+    source = Source("own", torch.ones(3, 2), torch.ones(3, 1), "regression", 1)
+    data = Federation(source, (rows, other), (other, other), (other, other), ("a", "b"), 2)
+    settings = MaliciousConfig(clients=(0,), kind="label_flip")
+    with pytest.raises(ConfigError, match="'own' is a regression task"):
+        drawn(settings, data, make("fedavg"), 0).poisoned(data)
+    source = Source("own", torch.ones(3, 2), torch.tensor([0, 1, 1]), "binary", 1)
+    data = Federation(source, (rows, np.array([1, 2])), (other, other), (other, other), ("a", "b"), 2)
+    with pytest.raises(ConfigError, match="others train on some of them"):
+        drawn(settings, data, make("fedavg"), 0).poisoned(data)
+
+
+# -- when, on which engine, and again ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_attack_from_a_round_on(kind: str) -> None:
+    late, honest = (run("ditto", k, rounds=0, **({"from_round": 3} if k else {})) for k in (kind, None))
+    for number in range(1, 4):
+        late.step()
+        honest.step()
+        assert torch.equal(server(late), server(honest)) == (number < 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedfomo", "perfed_ckt"])
+def test_engines_agree_and_an_interrupted_run_goes_on(name: str, kind: str) -> None:
+    whole, other = (run(name, kind, 3, engine=e, fraction=0.8) for e in ("vectorized", "sequential"))
+    assert_close(everything(whole), everything(other), atol=2e-4, rtol=5e-3)
+    first, resumed = run(name, kind, 1, fraction=0.8), run(name, kind, 0, fraction=0.8)
+    resumed.load(*first.dump())
+    for _ in range(2):
+        resumed.step()
+    assert_same(everything(resumed), everything(whole))
+
+
+def test_client_level_privacy_sees_what_was_sent() -> None:
+    from tailorfl.privacy.client_privacy import ClientDP
+
+    bound = {"client_dp": ClientDP(1e6, 0.0)}
+    private, plain = (
+        run(make("ditto", weights="uniform"), "sign_flip", 2, **settings) for settings in (bound, {})
+    )
+    assert_close(everything(private), everything(plain), atol=1e-5)
+    sim = run(make("ditto", weights="uniform"), "nan", 1, **bound)
+    assert torch.isfinite(server(sim)).all()
+
+
+def test_refused_attackers_are_counted_by_krum() -> None:
+    """Of five clients Krum stands one; where that one sent no number, four are enough."""
+    sim = run("fedavg", "nan", rounds=0, robust=RobustConfig(rule="krum", f=1))
+    start = server(sim)
+    assert sim.step().rejected == (ATTACKER,)
+    assert not torch.equal(server(sim), start)
+
+
+# -- whom records are of -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedavg_ft"])
+@pytest.mark.parametrize("select", [False, True])
+def test_attackers_are_evaluated_apart(name: str, select: bool) -> None:
+    sim = run(name, "sign_flip", rounds=2)
+    if select and not sim.method.has_personal:
+        return
+    sets = ("val", "local", "participants", "global", "heldout")
+    records = evaluate(sim, Protocol(sets), (0, ATTACKER), Selection(sim) if select else None)
+    benign = [i for i in range(len(SIZES)) if i != ATTACKER]
+    for model in ("personal",) * sim.method.has_personal + ("global",):
+        clients = {
+            s: [r["client"] for r in records if (r["model"], r["set"]) == (model, s)]
+            for s in (*sets, "malicious")
+        }
+        assert clients["val"] == clients["local"] == benign
+        assert clients["participants"] == [0]
+        assert clients["malicious"] == [ATTACKER]
+        assert clients["global"] == (benign if model == "personal" else [-1])
+        assert clients["heldout"] == [len(SIZES)]
+    everybody = evaluate(replaced_malicious(sim), Protocol(("local", "global")))
+    mine = [r for r in records if r["set"] in ("local", "malicious") and r["model"] == "global"]
+    known = {r["client"]: r["loss"] for r in everybody if r["set"] == "local" and r["model"] == "global"}
+    assert {r["client"]: r["loss"] for r in mine} == pytest.approx(known)
+    shared = {r["samples"] for r in records if r["set"] == "global"}
+    assert shared == {sum(len(sim.federation.test[i]) for i in benign)}
+
+
+def replaced_malicious(sim: Simulation) -> Simulation:
+    """The run as it stands, of which nobody is malicious."""
+    other = simulation(sim.method, engine="vectorized")
+    other.load(*sim.dump())
+    return other
+
+
+def test_a_newcomer_starts_from_what_the_server_made_of_it() -> None:
+    sim = run("ditto", "scale", robust=RobustConfig(rule="median"))
+    ((ids, found),) = sim.newcomer_models((len(SIZES),), 0)
+    assert ids == (len(SIZES),)
+    for name, tensor in shared(sim).items():
+        assert torch.equal(found[name][0], tensor)

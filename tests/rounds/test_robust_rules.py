@@ -1,0 +1,221 @@
+"""Rules of robust aggregation against numpy, and what must hold of them whatever the updates are."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.rounds.robust import Robust, krum, median, trimmed_mean
+from tailorfl.rounds.updates import Updates
+from tailorfl.settings.server import RobustConfig
+from tailorfl.training import tree
+
+Floats = NDArray[np.float64]
+RULES: list[dict[str, Any]] = [
+    {"rule": "median"},
+    {"rule": "trimmed_mean", "trim": 0.3},
+    {"rule": "krum", "f": 2},
+    {"rule": "multi_krum", "f": 2, "k": 4},
+    {"rule": "multi_krum", "f": 2},
+    {"rule": "norm_bound", "bound": 1.5},
+    {"rule": "norm_bound"},
+]
+ANCHOR = TensorDict({"a": torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(3, 2)}, batch_size=[])
+BUFFERS = ("running_mean",)
+
+
+def stack(clients: int = 9, seed: int = 0) -> TensorDict:
+    """Replies of a parameter with an anchor, one that is a change itself, running statistics and a counter."""
+    rng = torch.Generator().manual_seed(seed)
+    drawn = {
+        "a": torch.randn(clients, 3, 2, generator=rng, dtype=torch.float64),
+        "b/c": 3 * torch.randn(clients, generator=rng, dtype=torch.float64),
+        "running_mean": torch.randn(clients, 4, generator=rng, dtype=torch.float64),
+        "count": torch.full((clients,), 7),
+    }
+    return tree.nest(drawn.items(), [clients])
+
+
+def updates(replies: TensorDict, anchor: TensorDict = ANCHOR) -> Floats:
+    """[clients, 7], by hand."""
+    a = (replies["a"] - anchor["a"]).reshape(len(replies["count"]), -1)
+    return torch.cat([a, replies["b", "c"][:, None]], dim=1).numpy()
+
+
+def ruled(replies: TensorDict, rule: dict[str, Any], anchor: TensorDict = ANCHOR, refused: int = 0) -> Any:
+    return Robust(RobustConfig(**rule), 3).replies(Updates.of(replies, anchor, BUFFERS), 5, "", refused)
+
+
+def moved(replies: TensorDict, rule: dict[str, Any]) -> Floats:
+    """What a server that takes the mean moves by, [7]."""
+    found: Floats = updates(ruled(replies, rule)).mean(0)
+    return found
+
+
+def brute_krum(u: Floats, f: int, k: int) -> list[int]:
+    """From the definition: the least sum over all sets of m − f − 2 others."""
+    m = len(u)
+    scores = []
+    for i in range(m):
+        others = [j for j in range(m) if j != i]
+        sets = itertools.combinations(others, m - f - 2)
+        scores.append(min(sum(float(((u[i] - u[j]) ** 2).sum()) for j in chosen) for chosen in sets))
+    return sorted(sorted(range(m), key=lambda i: (scores[i], i))[:k])
+
+
+def reference(u: Floats, rule: dict[str, Any]) -> Floats:
+    m, kind = len(u), rule["rule"]
+    if kind == "median":
+        return np.array([np.median(column) for column in u.T])
+    if kind == "trimmed_mean":
+        b = int(rule["trim"] * m)
+        return np.array([np.mean(sorted(column)[b : m - b]) for column in u.T])
+    if kind in ("krum", "multi_krum"):
+        k = 1 if kind == "krum" else rule.get("k", m - rule["f"])
+        found: Floats = u[brute_krum(u, rule["f"], k)].mean(0)
+        return found
+    sizes = [math.sqrt(float((row**2).sum())) for row in u]
+    bound = rule.get("bound", np.median(sizes))
+    shortened: Floats = np.array([row * min(1, bound / s) for row, s in zip(u, sizes, strict=True)])
+    return np.asarray(shortened.mean(0))
+
+
+@pytest.mark.parametrize("clients", [9, 12])
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_rules_are_those_of_their_definitions(rule: dict[str, Any], clients: int) -> None:
+    for seed in range(3):
+        replies = stack(clients, seed)
+        np.testing.assert_allclose(
+            moved(replies, rule), reference(updates(replies), rule), rtol=1e-9, atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_running_statistics_and_counters_are_sent_as_they_are(rule: dict[str, Any]) -> None:
+    replies = stack()
+    found = ruled(replies, rule)
+    for name in ("running_mean", "count"):
+        assert torch.equal(found[name], replies[name])
+    assert list(dict(tree.leaves(found))) == list(dict(tree.leaves(replies)))
+
+
+def test_vectors_of_the_cards() -> None:
+    assert median(torch.tensor([1.0, 2.0, 3.0, 100.0])) == 2.5
+    assert median(torch.tensor([5.0, 100.0, 1.0])) == 5
+    assert trimmed_mean(torch.tensor([0.0, 1.0, 2.0, 100.0]), 0.25) == 1.5
+    assert krum({"x": torch.tensor([0.0, 1.0, 2.0, 10.0])}, 0, 1) == [1]
+    assert krum({"x": torch.tensor([0.0, 1.0, 2.0, 10.0])}, 0, 2) == [0, 1]  # scores 5, 2, 5, 145
+    assert krum({"x": torch.tensor([1.0, 1.0, 1.0])}, 0, 1) == [0]
+
+
+def test_a_share_of_clients_that_is_a_whole_number_is_not_rounded_down() -> None:
+    """0.29 · 100 is 28.999999999999996 as a float."""
+    values = torch.arange(100.0)
+    values[:29] = -1e9
+    assert trimmed_mean(values, 0.29) == values[29:71].mean()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_identical_updates_give_that_update(rule: dict[str, Any]) -> None:
+    rule = {**rule, "bound": 1e3} if rule.get("bound") else rule
+    one = stack(1)
+    replies = one[torch.zeros(9, dtype=torch.int64)]
+    np.testing.assert_allclose(moved(replies, rule), updates(one)[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "rule", [{"rule": "trimmed_mean", "trim": 0.0}, {"rule": "multi_krum", "f": 1, "k": 9}], ids=str
+)
+def test_nothing_left_out_is_the_mean(rule: dict[str, Any]) -> None:
+    replies = stack()
+    np.testing.assert_allclose(moved(replies, rule), updates(replies).mean(0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("rule", RULES[:5], ids=str)
+def test_few_far_updates_leave_the_result_among_the_others(rule: dict[str, Any]) -> None:
+    for far in (1e6, -1e6):
+        replies = stack()
+        replies["a"][[2, 7]] += far
+        replies["b", "c"][[2, 7]] += far
+        others = np.delete(updates(replies), [2, 7], axis=0)
+        found = moved(replies, rule)
+        assert (found >= others.min(0) - 1e-9).all()
+        assert (found <= others.max(0) + 1e-9).all()
+
+
+@pytest.mark.parametrize("rule", RULES[:5], ids=str)
+def test_a_constant_in_all_updates_is_one_in_the_result(rule: dict[str, Any]) -> None:
+    replies, shifted = stack(), stack()
+    shifted["a"] += 0.75
+    shifted["b", "c"] += 0.75
+    np.testing.assert_allclose(moved(shifted, rule), moved(replies, rule) + 0.75, rtol=1e-10)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_the_order_of_clients_does_not_matter(rule: dict[str, Any]) -> None:
+    replies = stack()
+    order = torch.tensor([4, 0, 8, 2, 6, 1, 7, 5, 3])
+    np.testing.assert_allclose(moved(replies[order], rule), moved(replies, rule), rtol=1e-12)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_clients_may_have_received_different_things(rule: dict[str, Any]) -> None:
+    """Each reply is measured from what its own client got, and the result stands on the mean of those."""
+    replies, same = stack(), stack()
+    each = TensorDict({"a": ANCHOR["a"] + torch.arange(9.0).reshape(9, 1, 1)}, batch_size=[9])
+    replies["a"] += torch.arange(9.0).reshape(9, 1, 1)
+    found = ruled(replies, rule, each)
+    np.testing.assert_allclose(updates(found, each).mean(0), moved(same, rule), rtol=1e-9, atol=1e-12)
+
+
+# -- Krum with fewer clients ---------------------------------------------------------------------------------
+
+
+def test_krum_needs_two_f_and_three_and_counts_whom_the_server_refused() -> None:
+    replies = stack(6)
+    assert ruled(replies, {"rule": "krum", "f": 2}) is None
+    found = ruled(replies, {"rule": "multi_krum", "f": 2}, refused=1)
+    np.testing.assert_allclose(
+        updates(found).mean(0), reference(updates(replies), {"rule": "multi_krum", "f": 1})
+    )
+    assert ruled(stack(2), {"rule": "krum", "f": 0}) is None
+
+
+# -- norm bounding -------------------------------------------------------------------------------------------
+
+
+def test_without_a_bound_replies_stay_as_they_are_to_the_bit() -> None:
+    replies = stack()
+    found = ruled(replies, {"rule": "norm_bound", "bound": math.inf})
+    for path, tensor in tree.leaves(found):
+        assert torch.equal(tensor, dict(tree.leaves(replies))[path])
+
+
+def test_a_bound_bounds_the_mean_and_one_liar() -> None:
+    replies, lied = stack(), stack()
+    lied["a"][4] = ANCHOR["a"] + 1000 * (lied["a"][4] - ANCHOR["a"])
+    lied["b", "c"][4] *= 1000
+    rule = {"rule": "norm_bound", "bound": 0.5}
+    assert np.linalg.norm(moved(replies, rule)) <= 0.5
+    assert np.linalg.norm(moved(lied, rule) - moved(replies, rule)) <= 0.5 / 9 + 1e-12
+    assert np.linalg.norm(moved(replies, {"rule": "norm_bound", "bound": 0.0})) == 0
+
+
+def test_weak_privacy_adds_one_noise_to_all_replies() -> None:
+    clients = 4
+    wide = TensorDict({"a": torch.zeros(clients, 200, 50)}, batch_size=[clients])
+    rule = {"rule": "norm_bound", "bound": 1.0, "noise": 0.25}
+    found = ruled(wide, rule, tree.empty())["a"]
+    assert torch.equal(found, found[:1].expand_as(found))
+    assert float(found[0].std()) == pytest.approx(0.25, rel=0.03)
+    assert abs(float(found[0].mean())) < 0.01
+    again: Tensor = Robust(RobustConfig(**rule), 3).replies(Updates.of(wide, tree.empty(), ()), 6, "", 0)["a"]  # type: ignore[index]
+    assert not torch.equal(again, found)
