@@ -89,7 +89,7 @@ def lines_for(folder: str, facts: Mapping[str, Any]) -> str:
     what = {"image": "bytes of an image", "tokens": "token ids"}.get(inputs["type"])
     raw = f"torch.zeros({shape}{kind})"
     if _has_words(inputs):
-        raw, what = "[{}]", "columns of a row and its cells"
+        raw, what = "[dict.fromkeys(model.COLUMNS)]", "a row's columns and cells"
     told = what or ", ".join(inputs.get("features", ())) or "numbers as they were measured"
     return "\n".join(
         [

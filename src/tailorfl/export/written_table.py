@@ -31,7 +31,7 @@ def prepare(rows):
 
     None, NaN, blanks and NA_VALUES are missing cells.
     """
-    made = [[x for name, column in COLUMNS.items() for x in _inputs(row.get(name), column)] for row in rows]
+    made = [[x for name, column in COLUMNS.items() for x in _inputs(row[name], column)] for row in rows]
     return torch.tensor(made, dtype=torch.float64).float()
 
 
