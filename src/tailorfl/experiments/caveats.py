@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 def caveats(result: ExperimentResult) -> list[Section]:
     """Returns a section for everything that makes numbers of the table other than they look; none where all is well."""
-    return [*_missing(result), *_forced(result.folders), *_unlike(result), *_trouble(result)]
+    return [
+        *_missing(result),
+        *_forced(result.folders),
+        *_unlike(result),
+        *_malicious(result),
+        *_trouble(result),
+    ]
 
 
 def _unlike(result: ExperimentResult) -> list[Section]:
@@ -46,6 +52,23 @@ def _missing(result: ExperimentResult) -> list[Section]:
         "These jobs of the experiment are not in the table; means are over fewer seeds where only some are."
     )
     return [Section("Not in the table", note, ("Job",), tuple((m,) for m in result.missing))]
+
+
+def _malicious(result: ExperimentResult) -> list[Section]:
+    """Who worked against the others in each job, where somebody did."""
+    rows = []
+    for summary, _ in result.jobs:
+        found = summary.get("malicious")
+        if found:
+            job = f"{summary['label']}, seed {summary['seed']}"
+            rows.append((job, found["kind"], ", ".join(found["clients"])))
+    if not rows:
+        return []
+    note = (
+        "All numbers are of the other clients and of their test data; models of the malicious ones, on their own test "
+        "data, stand apart as the set malicious."
+    )
+    return [Section("Malicious clients", note, ("Job", "Attack", "Clients"), tuple(rows))]
 
 
 def _trouble(result: ExperimentResult) -> list[Section]:

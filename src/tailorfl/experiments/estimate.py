@@ -52,7 +52,11 @@ class Estimate:
 
     clients: int
     heldout_clients: int
+    malicious_clients: str
+    """How many of the training clients, and what they do."""
     clients_per_round: int
+    aggregation: str
+    """What the server does with updates: mean, or the robust rule that takes its place."""
     samples: Mapping[str, Mapping[str, float]]
     """Part -> smallest, median and largest client, and the total."""
     methods: Mapping[str, Mapping[str, float]]
@@ -86,7 +90,7 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
             watch(f"estimating {method.label} ({number} of {len(config.methods)})")
         job = Job(config, method, config.seeds[0])
         sim = make_simulation(job, federation)
-        engine = sim.engine
+        engine, hostile = sim.engine, sim.malicious
         frozen = max(frozen, sim.model.held_scalars)
         of_model = {"model_scalars": sim.model.scalars, "frozen_scalars": sim.model.held_scalars}
         privacy, same = _privacy(job, sim), remarks(sim, job.rounds)
@@ -104,6 +108,8 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
     return Estimate(
         clients=federation.num_clients,
         heldout_clients=len(federation) - federation.num_clients,
+        malicious_clients=f"{len(hostile.clients)} ({hostile.settings.kind})" if hostile.clients else "0",
+        aggregation="mean" if config.server.robust.rule == "none" else config.server.robust.rule,
         clients_per_round=1
         if config.sampling in CYCLIC
         else sampled_clients(config.fraction, federation.num_clients),
@@ -265,7 +271,7 @@ def _rounds(sim: Simulation, some: tuple[int, ...]) -> tuple[float, float, Traff
             sim.method = method.model_copy(update={"distil": short})
         return sim.step(some, training=some).server_seconds
 
-    sim.engine = _Counting()
+    sim.engine, rule, sim.robust = _Counting(), sim.robust, None  # which may need more clients than these
     first = server_seconds(1)
     server = min(first, server_seconds(1))
     if isinstance(distil, ServerDistillation) and distil.steps > 1:
@@ -286,6 +292,7 @@ def _rounds(sim: Simulation, some: tuple[int, ...]) -> tuple[float, float, Traff
             server = min(server, done.server_seconds, spent)
         if r:
             traffic.add(done.traffic)
+    sim.robust = rule
     return clients, server, traffic
 
 

@@ -76,6 +76,7 @@ def summary_of(
         "seconds": seconds,
         "engine": sim.engine.name,
         "clients": sim.federation.num_clients,
+        **_malicious(sim),
         **({} if sim.cohort_is_secret else _rejected(sim, store)),
         "loss_grew": _growth(sim, store),
     }
@@ -92,6 +93,15 @@ def _rejected(sim: Simulation, store: RunStore) -> dict[str, Any]:
         for client in row["rejected"]:
             found.setdefault(sim.federation.names[client], []).append(int(row["round"]))
     return {"rejected": sum(map(len, found.values())), "rejected_clients": found}
+
+
+def _malicious(sim: Simulation) -> dict[str, Any]:
+    """Who worked against the others, by name, and how; the numbers of the summary are of the others."""
+    hostile = sim.malicious
+    if not hostile.clients:
+        return {}
+    names = [sim.federation.names[client] for client in sorted(hostile.clients)]
+    return {"malicious": {"kind": hostile.settings.kind, "clients": names}}
 
 
 def _growth(sim: Simulation, store: RunStore) -> list[float] | None:
