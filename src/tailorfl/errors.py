@@ -35,6 +35,10 @@ class DivergenceError(TailorflError):
     """Every sampled client of a round diverged, so there is nothing left to aggregate; or the server itself did."""
 
 
+class MessageError(TailorflError):
+    """A message between a server and a client is refused: damaged, of another version, or not what was agreed."""
+
+
 class WorkerError(TailorflError):
     """A worker process or machine was lost, or could not be started."""
 

@@ -61,6 +61,8 @@ COMMANDS: dict[str, list[str]] = {
     "export": ["export", "done", "--client", "0", "--overwrite", "-o", "models"],
     "predict": ["predict", "done", "--client", "0", "--method", "local", "--data", "digits.csv"],
     "pretrain": ["pretrain", "data.samples=240", "rounds=1", "model.hidden=[8]", "--overwrite"],
+    "deploy keys": ["deploy", "keys", "keys", "--host", "server.example.org", "--clients", "north,south"],
+    "deploy init": ["deploy", "init", "wards.yaml", "-o", "app"],
     "theory moreau": ["theory", "moreau"],
     "theory fedclup": ["theory", "fedclup"],
     "theory fedclup-steps": ["theory", "fedclup-steps"],
@@ -74,6 +76,9 @@ COMMANDS: dict[str, list[str]] = {
 SAME = ("report", "check", "list", "show", "theory")
 """Commands that say the same each time, whose numbers must all be there at every width."""
 
+
+ENDED = ("board", "server", "client")
+"""Commands that end when somebody else tells them to."""
 
 pytestmark = pytest.mark.usefixtures("a_quick_estimate")
 
@@ -89,6 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "local: {mean: 0.25, clients: [0.5]}}}"
     )
     (here / "tiny.yaml").write_text(recipe)
+    (here / "wards.yaml").write_text("{name: wards, data: digits, method: ditto, deploy: {clients: 2}}")
     (here / "digits.csv").write_text(f"{','.join(f'p{k}' for k in range(64))}\n{','.join('0' * 64)}\n")
     return here
 
@@ -141,7 +147,7 @@ def numbers(text: str) -> set[str]:
 
 def test_every_command_is_captured() -> None:
     said = {name.split(" --")[0] for name in COMMANDS}
-    assert set(names(typer.main.get_command(app))) == {*said, "board"}  # which ends when it is told to
+    assert set(names(typer.main.get_command(app))) == {*said, *ENDED}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

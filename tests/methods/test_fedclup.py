@@ -61,6 +61,11 @@ def clup(**options: Any) -> FedCLUP:
     return found
 
 
+def test_a_ladder_of_values_is_the_same_method_where_all_its_options_are_written_out() -> None:
+    method = clup(schedule={"kind": "dynamic", "values": [0.5, 2.0]})
+    assert make_method("fedclup", method.all_options()) == method
+
+
 def dynamic(**options: Any) -> dict[str, Any]:
     return {"kind": "dynamic", **options}
 

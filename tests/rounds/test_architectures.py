@@ -22,7 +22,8 @@ from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.experiments.check import check
 from tailorfl.experiments.config import parse
 from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.runner import make_federation, make_simulation, run_experiment
+from tailorfl.experiments.making import make_federation, make_simulation
+from tailorfl.experiments.runner import run_experiment
 from tailorfl.models.functional import Model
 from tailorfl.rounds.groups import assign_by_size
 from tailorfl.rounds.simulation import Simulation

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 import tailorfl
-from tailorfl.cli import advise, audit, bench, data, landscape, listing, pretrain, theory, watching
+from tailorfl.cli import advise, audit, bench, data, deploy, landscape, listing, pretrain, theory, watching
 from tailorfl.cli.arguments import Imports, Quiet, given, hint
 from tailorfl.cli.export import command as export_command
 from tailorfl.cli.predict import command as predict_command
@@ -79,6 +79,7 @@ app = typer.Typer(
 )
 app.add_typer(theory.app, name="theory", cls=Commands)
 app.add_typer(data.app, name="data", cls=Commands)
+app.add_typer(deploy.app, name="deploy", cls=Commands)
 app.command("advise")(advise.command)
 app.command("pretrain")(pretrain.command)
 app.command("bench")(bench.command)
@@ -86,6 +87,8 @@ app.command("tune")(tune)
 app.command("audit")(audit.command)
 app.command("export")(export_command)
 app.command("predict")(predict_command)
+app.command("server")(deploy.server)
+app.command("client")(deploy.client)
 app.command("landscape")(landscape.command)
 app.command("list")(listing.list_command)
 app.command("show")(listing.show_command)

@@ -106,11 +106,16 @@ def build(
     if len(own_public):
         public = public_from_rows(source, own_public)
     elif public is not None:
-        taken = public_source(public, public_samples, source, stream(seed, "public"))
-        public = replace(taken, augment=source.augment)
+        public = public_set(public, public_samples, source, seed)
     federation = replace(federation, public=public, shifted=shifted)
     validate(federation)
     return federation
+
+
+def public_set(public: str | Source, samples: int | None, source: Source, seed: int) -> Source:
+    """The public set of a federation of `source`, out of another source, see `tailorfl.data.public`."""
+    taken = public_source(public, samples, source, stream(seed, "public"))
+    return replace(taken, augment=source.augment)
 
 
 def _check(seed: int, normalise: str, corruptions: Mapping[str, Any] | None) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tailorfl.data.hollow import HOLLOW
 from tailorfl.data.source import Source
 from tailorfl.errors import unknown
 from tailorfl.evaluation.calibration import FURTHER, all_metrics
@@ -52,9 +53,10 @@ def further(source: Source, wanted: Sequence[str]) -> tuple[str, ...]:
 def dominated(source: Source) -> str:
     """Returns whose samples are mostly of one class, and how much; "" where nobody's are.
 
-    Looked at is what is the same for every seed: all samples, and of two classes those of the natural clients.
+    Looked at is what is the same for every seed: all samples, and of two classes those of the natural clients. Of
+    samples that are elsewhere nobody knows.
     """
-    if source.task not in ("classification", "binary"):
+    if source.task not in ("classification", "binary") or source.info.get(HOLLOW):
         return ""
     classes = source.strata.numpy()
     several = 2 if source.task == "binary" else source.outputs

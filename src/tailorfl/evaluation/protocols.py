@@ -88,8 +88,9 @@ def evaluate(
     participants: Sequence[int] = (),
     selection: Selection | None = None,
     kept: Kept | None = None,
+    clients: Sequence[int] | None = None,
 ) -> list[Record]:
-    """Returns one record per client, set and model, of the simulation as it stands.
+    """Returns one record per client, set and model, of the simulation as it stands; `clients` are all that train.
 
     `participants` are the clients that the last round had sampled; the set of that name is of them (and of all clients
     where training is pooled). With `selection`, which is told of the present ones, the personal models of training
@@ -97,7 +98,8 @@ def evaluate(
     """
     measure = _Measure(sim, protocol, kept)
     hostile = tuple(sorted(sim.malicious.clients))
-    training = tuple(i for i in range(sim.federation.num_clients) if i not in sim.malicious.clients)
+    everyone = range(sim.federation.num_clients) if clients is None else clients
+    training = tuple(i for i in everyone if i not in sim.malicious.clients)
     heldout = tuple(range(sim.federation.num_clients, len(sim.federation.train)))
     own = [s for s in ("val", "local") if s in protocol.sets]
     common = common_sets(sim.federation, protocol, training)

@@ -41,6 +41,7 @@ HARMLESS = (
     "checkpoint_every",
     "threads",
     "track",
+    "deploy",
 )
 """Settings of an experiment that decide no number of one of its jobs; `methods` and `seeds` are its jobs."""
 FORCED = "forced.json"

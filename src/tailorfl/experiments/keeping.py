@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tailorfl.data.hollow import HOLLOW
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.predictions import Kept, Predictions
 from tailorfl.evaluation.protocols import headline
@@ -31,10 +32,14 @@ def keeper(job: Job, sim: Simulation) -> Kept | None:
     Test samples are kept where there are `eval.predictions` at most; not of generated text, and not of private
     training, whose ε covers no label of a sample. Validation samples are noted to fit temperatures.
 
+    Of samples that are elsewhere nothing is kept here.
+
     Raises:
         ConfigError: temperatures of a task that has no classes.
     """
     config, source = job.config.eval, sim.federation.source
+    if source.info.get(HOLLOW):
+        return None
     if config.calibrate != "none" and source.task not in TASKS:
         raise ConfigError(
             f"eval.calibrate={config.calibrate} fits probabilities of classes, but '{source.name}' is a task of "

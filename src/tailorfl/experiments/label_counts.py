@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tailorfl.data.federation import Federation
+from tailorfl.data.hollow import HOLLOW
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.privacy import privacy_of
 
@@ -17,10 +18,10 @@ def label_counts(job: Job, federation: Federation) -> dict[str, Any]:
     """Returns {"labels": {"classes": names, "counts": [clients][classes] training samples}}.
 
     Nothing where samples have no class, where the table is too large, or where training is private: its ε covers no
-    count of a client's samples.
+    count of a client's samples; nor where clients keep their labels to themselves.
     """
     source = federation.source
-    if source.task not in TASKS or privacy_of(job) is not None:
+    if source.task not in TASKS or privacy_of(job) is not None or source.info.get(HOLLOW):
         return {}
     counts = federation.describe("train")
     if not counts.size or counts.size > MOST:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
@@ -15,7 +15,7 @@ from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.models import make_model
-from tailorfl.experiments.privacy import with_privacy
+from tailorfl.experiments.privacy import Simulated, with_privacy
 from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.acceptance import Trace
 from tailorfl.rounds.groups import assign_by_size
@@ -57,8 +57,23 @@ def make_federation(
     return federation
 
 
-def make_simulation(job: Job, federation: Federation, folder: Path | None = None) -> Simulation:
-    """Returns the simulation of a job, before its first round; `folder` is where states on disk would lie."""
+@overload
+def make_simulation(job: Job, federation: Federation, folder: Path | None = None) -> Simulation: ...
+
+
+@overload
+def make_simulation(
+    job: Job, federation: Federation, folder: Path | None, kind: type[Simulated]
+) -> Simulated: ...
+
+
+def make_simulation(
+    job: Job, federation: Federation, folder: Path | None = None, kind: type[Simulation] = Simulation
+) -> Simulation:
+    """Returns the simulation of a job, before its first round; `folder` is where states on disk would lie.
+
+    `kind` is a class like `Simulation`, whose clients may be elsewhere.
+    """
     config = job.config
     wanted = config.model_of(job.method).architectures
     models = {name: make_model(c, federation.source, job.seed) for name, c in wanted.items()}
@@ -71,7 +86,7 @@ def make_simulation(job: Job, federation: Federation, folder: Path | None = None
     trace = None if method.pooled else trace_of(job)
 
     def build(sample_dp: SampleDP | None, client_dp: ClientDP | None) -> Simulation:
-        return Simulation(
+        return kind(
             method,
             federation,
             models if several else next(iter(models.values())),

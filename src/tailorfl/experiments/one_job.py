@@ -11,7 +11,7 @@ from tailorfl.engines.auto import keep_choice
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.leading import leading
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
-from tailorfl.evaluation.protocols import common_sets, evaluate
+from tailorfl.evaluation.protocols import common_sets
 from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.summary import means, quantiles
 from tailorfl.experiments.budget import limit_of
@@ -21,6 +21,7 @@ from tailorfl.experiments.keeping import finish, keeper
 from tailorfl.experiments.privacy import epsilon_so_far, spent
 from tailorfl.experiments.records import round_record, summary_of
 from tailorfl.experiments.saving import Saver
+from tailorfl.experiments.venue import SIMULATED, Venue
 from tailorfl.rounds.divergence import listed
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.amending import amend, record_of
@@ -47,8 +48,11 @@ def run_job(
     position: int,
     total: int,
     origin: dict[str, Any],
+    venue: Venue = SIMULATED,
 ) -> None:
     """Does a job, from its last checkpoint on where `resume` and there is one; `origin` is kept with its settings.
+
+    `venue` is where the clients of `sim` are.
 
     Raises:
         TailorflError: it cannot be continued, or diverges.
@@ -82,7 +86,7 @@ def run_job(
             log.warning("%s", expensive)
         watch.job_started(job, position, total, job.rounds, sim.round)
         try:
-            _rounds(job, sim, store, watch, seconds, identity, selection)
+            _rounds(job, sim, store, watch, seconds, identity, selection, venue)
         except (KeyboardInterrupt, SystemExit) as stop:
             store.mark("interrupted", f"{why(stop)} after round {sim.round} of {job.rounds}")
             raise
@@ -120,7 +124,13 @@ def _check_records(store: RunStore, rounds: int, traced: bool) -> None:
 
 
 def _evaluate_again(
-    job: Job, sim: Simulation, store: RunStore, watch: Observer, selection: Selection | None, last: bool
+    job: Job,
+    sim: Simulation,
+    store: RunStore,
+    watch: Observer,
+    selection: Selection | None,
+    last: bool,
+    venue: Venue,
 ) -> None:
     """Evaluates the round that a job was to end with, where that was taken back: as one of many, or as the `last`.
 
@@ -131,7 +141,9 @@ def _evaluate_again(
     record = record_of(store, sim.round)
     if any(key.startswith(MODELS) for key in record):
         return
-    records = evaluate(sim, _protocol(job.config, final=last), record.get("clients", ()), selection)
+    records = venue.evaluate(
+        sim, _protocol(job.config, final=last), record.get("clients", ()), selection, None
+    )
     found = means(records) | quantiles(records, leading(sim.federation.source, job.config.eval.metric))
     amend(store, sim.round, {**record, **found}, records)
     watch.recorded(job, {"round": sim.round, **found})
@@ -145,6 +157,7 @@ def _rounds(
     seconds: float,
     identity: dict[str, Any],
     selection: Selection | None,
+    venue: Venue,
 ) -> None:
     config = job.config
     begin = time.perf_counter() - seconds
@@ -159,7 +172,7 @@ def _rounds(
     kept = keeper(job, sim)
     if job.rounds == sim.round and not sim.round:
         raise ConfigError("rounds is 0: there is nothing to run")
-    _evaluate_again(job, sim, store, watch, selection, limit.reached(sim))
+    _evaluate_again(job, sim, store, watch, selection, limit.reached(sim), venue)
     while not limit.reached(sim):
         done = sim.step()
         last = limit.reached(sim)
@@ -167,7 +180,7 @@ def _rounds(
         record = round_record(sim, done, time.perf_counter() - begin)
         if due or last:
             protocol = _protocol(config, final=last)
-            records = evaluate(sim, protocol, done.clients, selection, kept if last else None)
+            records = venue.evaluate(sim, protocol, done.clients, selection, kept if last else None)
             found = means(records)
             record |= found | quantiles(records, metric) | epsilon_so_far(job, sim)
             store.append_clients(records)
@@ -182,13 +195,14 @@ def _rounds(
             saver.save(time.perf_counter() - begin)
         watch.round_done(job, done)
         raise_if_told()
+    venue.done(sim)
     summary = summary_of(sim, store, identity, time.perf_counter() - begin, metric)
     if selection is not None:
         summary["selection"] = selection.summary()
         write_text(store.path / "selection.csv", selection.csv())
     if kept is not None:
         if kept.is_empty:  # the last round was evaluated before the job was interrupted
-            evaluate(sim, _protocol(config, final=True), (), selection, kept)
+            venue.evaluate(sim, _protocol(config, final=True), (), selection, kept)
         summary |= finish(kept, job, sim, store)
     if summary["loss_grew"] is not None:
         first, last = summary["loss_grew"]

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -39,7 +39,8 @@ SECRETS = (
 )
 """What must not be released where ε counts on nobody seeing who takes part."""
 
-Build = Callable[[SampleDP | None, ClientDP | None], Simulation]
+Simulated = TypeVar("Simulated", bound=Simulation)
+Build = Callable[[SampleDP | None, ClientDP | None], Simulated]
 """Makes the simulation of a job with privacy of one level, or with none."""
 
 
@@ -49,7 +50,7 @@ def privacy_of(job: Job) -> PrivacyConfig | None:
     return None if given is None else PrivacyConfig.model_validate(given)
 
 
-def with_privacy(job: Job, build: Build) -> Simulation:
+def with_privacy(job: Job, build: Build[Simulated]) -> Simulated:
     """Returns the simulation of a job, with the noise that its settings give or that its wanted ε needs.
 
     Raises:

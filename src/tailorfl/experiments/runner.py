@@ -29,7 +29,6 @@ from tailorfl.experiments.folders import (
     locked,
 )
 from tailorfl.experiments.jobs import Job, Observer
-from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.experiments.one_job import run_job
 from tailorfl.experiments.reductions import remarks
 from tailorfl.experiments.report import write_report
@@ -38,6 +37,7 @@ from tailorfl.experiments.standing import Standing
 from tailorfl.experiments.starting import Way
 from tailorfl.experiments.tracking import forget, leaves_the_machine, tracked
 from tailorfl.experiments.tuned import NAME as TUNING
+from tailorfl.experiments.venue import SIMULATED, Venue
 from tailorfl.experiments.written_out import with_all_options
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.files import write_text
@@ -59,13 +59,14 @@ def run_experiment(
     source: Any = None,
     force: bool = False,
     tuning: Path | None = None,
+    venue: Venue = SIMULATED,
 ) -> ExperimentResult:
     """Runs every method with every seed and returns the result; finished jobs that are there are kept.
 
     `way` says what is done with what is there, see `tailorfl.experiments.starting`. `source` is a
     `tailorfl.data.Source` to use in place of the configured one; `force` goes on with other settings, data or versions
     than the experiment was started with, and notes that for the report. `tuning` is the tuning.json that the settings
-    come from, of which the folder gets a copy.
+    come from, of which the folder gets a copy. `venue` is where clients are: in this process, unless told.
 
     Raises:
         TailorflError: see the message; what was finished stays on disk and "resume" continues from there.
@@ -100,12 +101,12 @@ def run_experiment(
                 check_source(out, source)
             seed = config.data.seed_of(job.seed)
             if federation is None or seed != built:
-                federation, built = make_federation(config, seed, source, said), seed
+                federation, built = venue.federation(config, seed, source, said), seed
                 check_target(config.eval.target, _leading(config, federation, said))
                 facts = made_with(job, federation)
                 if resume:
                     refuse(out, list(other_data(jobs, out, job, facts["data"])), force)
-            sim = make_simulation(job, federation, folder)
+            sim = venue.simulation(job, federation, folder)
             if not begun:  # only now: data or a model that cannot be used replace no earlier experiment
                 _begin(config, jobs, out, way, tuning)
                 begun = True
@@ -114,7 +115,7 @@ def run_experiment(
             try:
                 origin = {"own_source": source is not None, **facts}
                 standing.begin(job, sim, position)
-                run_job(job, sim, folder, resume, watch, position, len(jobs), origin)
+                run_job(job, sim, folder, resume, watch, position, len(jobs), origin, venue)
             except DivergenceError as error:
                 log.warning("%s, seed %d, is left out of the results: %s", job.method.label, job.seed, error)
                 diverged.append(error)

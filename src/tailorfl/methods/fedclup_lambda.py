@@ -134,7 +134,8 @@ class Dynamic(Rule):
             raise ValueError("values of λ must rise and not be negative")
         if not self.values and max(self.start, self.least) > self.most:
             raise ValueError("start and least must not be above most")
-        given = self.model_fields_set & {"start", "factor", "least", "most"}
+        fields = type(self).model_fields  # defaults that are written out, as in a result folder, say nothing
+        given = {n for n in ("start", "factor", "least", "most") if getattr(self, n) != fields[n].default}
         if self.values and given:
             raise ValueError(f"values already say every λ; leave out {', '.join(sorted(given))}")
         return self

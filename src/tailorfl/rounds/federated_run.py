@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core.messages import Broadcast, PerArchitecture, Traffic
+from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Traffic
 from tailorfl.core.method import Method
 from tailorfl.data.federation import Federation
 from tailorfl.engines.auto import Auto, keep_choice
@@ -215,7 +215,7 @@ class FederatedRun:
             yield part, self._deployed(group, part, steps)
 
     def _deployed(self, group: Group, ids: tuple[int, ...], steps: int | None) -> TensorDict:
-        message = deployment_message(self.method, self.server, group, ids, steps)
+        message = self._deployment_message(group, ids, steps)
         record = self._record()
         cohort = replace(self.cohort(ids, steps, True), record=record)
         visit = Visit.of(Deployment(self.method, steps), cohort, message)
@@ -226,6 +226,12 @@ class FederatedRun:
             purpose: Purpose = "deployment" if steps is None else "newcomer"
             self.ledger.settle(purpose, record.uses, keep_larger=steps is not None)
         return found
+
+    def _deployment_message(
+        self, group: Group, ids: Sequence[int], steps: int | None
+    ) -> TensorDict | PerClient:
+        """What clients of a group receive before they deploy."""
+        return deployment_message(self.method, self.server, group, ids, steps)
 
     def global_model(self, architecture: str | None = None) -> TensorDict | None:
         """Returns the global model, or None for a method that has none.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,14 @@ _NAME = re.compile(r"checkpoint-(\d{6,})\.(json|safetensors)")
 _OS_ERROR = re.compile(r"os error (\d+)")
 
 
-def save(folder: Path, round: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Write the checkpoint of a round and delete all but the newest two.
+def save(
+    folder: Path,
+    round: int,
+    tensors: Mapping[str, Tensor],
+    meta: Mapping[str, Any],
+    keep: Collection[int] | None = None,
+) -> None:
+    """Write the checkpoint of a round and delete all but the newest two, or but it and those of the rounds `keep`.
 
     `tensors` of any dtype, shape and place, `meta` what `files.encode` accepts. Raises RunError where the
     file system refuses; older checkpoints are then intact.
@@ -39,7 +45,8 @@ def save(folder: Path, round: int, tensors: Mapping[str, Tensor], meta: Mapping[
         facts = {"bytes": part.stat().st_size, "sha256": sha256(part)}
     about = {"round": round, **facts, "meta": meta}
     write_text(path.with_suffix(".json"), encode({**about, "digest": _digest(encode(about))}, indent=1))
-    remove(folder, _rounds(folder)[:-KEPT])
+    there = rounds(folder)
+    remove(folder, there[:-KEPT] if keep is None else [r for r in there if r != round and r not in keep])
 
 
 def load_latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
@@ -47,21 +54,13 @@ def load_latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] |
 
     A damaged checkpoint is passed over with a warning. Raises RunError if all of them are damaged.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     damage: list[str] = []
-    for round in reversed(_rounds(folder)):
-        path = _tensors_path(folder, round)
+    for round in reversed(rounds(folder)):
         try:
-            facts = decode(path.with_suffix(".json").read_text(encoding="utf-8"))
-            problem = _changed(path, facts) or _damage(path, facts["bytes"], facts["sha256"])
-            if problem is None:
-                return round, load_file(path), facts["meta"]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-            problem = f"{path.stem} cannot be read ({error!r})"
-        damage.append(problem)
-        log.warning("passing over a damaged checkpoint in '%s': %s", folder, problem)
+            return round, *load(folder, round)
+        except RunError as error:
+            damage.append(str(error))
+            log.warning("passing over a damaged checkpoint in '%s': %s", folder, error)
     if damage:
         raise RunError(
             f"no usable checkpoint in '{folder}': {'; '.join(damage)}; "
@@ -70,10 +69,26 @@ def load_latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] |
     return None
 
 
+def load(folder: Path, round: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors (on the CPU) and meta data of the checkpoint of a round. Raises RunError where it is not sound."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = _tensors_path(folder, round)
+    try:
+        facts = decode(path.with_suffix(".json").read_text(encoding="utf-8"))
+        problem = _changed(path, facts) or _damage(path, facts["bytes"], facts["sha256"])
+        if problem is None:
+            return load_file(path), facts["meta"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise RunError(f"{path.stem} cannot be read ({error!r})") from error
+    raise RunError(problem)
+
+
 def problems(folder: Path) -> list[str]:
     """Returns what is wrong with the checkpoints of a folder, a sentence each."""
     found = []
-    for round in _rounds(folder):
+    for round in rounds(folder):
         path = _tensors_path(folder, round)
         try:
             facts = decode(path.with_suffix(".json").read_text(encoding="utf-8"))
@@ -84,12 +99,12 @@ def problems(folder: Path) -> list[str]:
     return found
 
 
-def remove(folder: Path, rounds: list[int]) -> None:
+def remove(folder: Path, unwanted: list[int]) -> None:
     """Delete the checkpoints of these rounds, and tensors left without their JSON file by a crash."""
     with reporting(folder, "delete old checkpoints in"):
-        for round in rounds:  # the JSON file first, so that no crash leaves one that points to nothing
+        for round in unwanted:  # the JSON file first, so that no crash leaves one that points to nothing
             _tensors_path(folder, round).with_suffix(".json").unlink(missing_ok=True)
-        kept = set(_rounds(folder))
+        kept = set(rounds(folder))
         for path in folder.glob("checkpoint-*.safetensors"):
             match = _NAME.fullmatch(path.name)
             if match and int(match[1]) not in kept:
@@ -98,11 +113,11 @@ def remove(folder: Path, rounds: list[int]) -> None:
 
 def remove_after(folder: Path, round: int) -> None:
     """Delete the checkpoints of rounds later than `round`."""
-    remove(folder, [later for later in _rounds(folder) if later > round])
+    remove(folder, [later for later in rounds(folder) if later > round])
 
 
-def _rounds(folder: Path) -> list[int]:
-    """Rounds that have a JSON file, ascending."""
+def rounds(folder: Path) -> list[int]:
+    """Rounds of which there is a checkpoint, ascending: those that have a JSON file."""
     found = (_NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*.json"))
     return sorted(int(match[1]) for match in found if match)
 

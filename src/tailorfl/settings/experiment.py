@@ -21,6 +21,7 @@ from pydantic import (
 
 from tailorfl.settings.base import Named, Number, Settings, Whole
 from tailorfl.settings.data import DataConfig
+from tailorfl.settings.deploy import DeployConfig
 from tailorfl.settings.engine import EngineConfig
 from tailorfl.settings.eval import EvalConfig
 from tailorfl.settings.model import ModelConfig
@@ -105,6 +106,7 @@ class ExperimentConfig(Settings):
         default=None, ge=1, description="rounds between checkpoints; null: as often as is cheap"
     )
     track: TrackConfig = TrackConfig()
+    deploy: DeployConfig = DeployConfig()
     threads: Whole = Field(default=1, ge=1, le=1024, description="threads of torch")
     variants: dict[str, dict[str, Any]] = Field(
         default={}, description="name -> changes of settings, each an experiment of its own"

@@ -1,0 +1,142 @@
+"""A federation of which only one client's samples are here, or nobody's: what a process of a real deployment knows.
+
+Everybody's sizes are true, so rounds, weights, batch plans and privacy are those of the whole federation. Rows of
+clients whose samples are elsewhere all name row 0, and nothing may look at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from tailorfl.data.federation import Federation, Part
+from tailorfl.data.public import subset
+from tailorfl.data.rows import Ints
+from tailorfl.data.source import Source
+from tailorfl.errors import DataError
+
+HOLLOW = "hollow"
+"""Key of `Source.info`: True where all samples of clients are elsewhere, as on the server."""
+TOLD = ("classes", "features", "tokenizer", "pad", "vocabulary")
+"""What of a source's `info` is told to the server: what names its numbers, and no number."""
+PARTS: tuple[Part, ...] = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Own:
+    """One client's samples: a source of nothing else, and which rows of it are for what."""
+
+    source: Source
+    train: Ints
+    val: Ints
+    test: Ints
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many samples each part has."""
+        return {part: len(getattr(self, part)) for part in PARTS}
+
+
+def own_part(federation: Federation, client: int) -> Own:
+    """Returns one client's samples of a whole federation, in the order that they have there."""
+    parts = {part: federation.part(part)[client] for part in PARTS}
+    rows = np.unique(np.concatenate(list(parts.values())))
+    source = subset(federation.source, rows, federation.source.name)
+    mine = {part: np.searchsorted(rows, found) for part, found in parts.items()}
+    return Own(source, mine["train"], mine["val"], mine["test"])
+
+
+def source_facts(source: Source) -> dict[str, Any]:
+    """Returns what a model has to know of a source, as JSON can hold it; no sample and no statistic of any."""
+    return {
+        "name": source.name,
+        "task": source.task,
+        "outputs": source.outputs,
+        "x": [list(source.x.shape[1:]), _name(source.x.dtype)],
+        "y": [list(source.y.shape[1:]), _name(source.y.dtype)],
+        "mean": None if source.mean is None else list(source.mean),
+        "std": None if source.std is None else list(source.std),
+        "augment": source.augment,
+        "credit": source.credit is not None,
+        "info": {key: source.info[key] for key in TOLD if key in source.info},
+    }
+
+
+def hollow_source(facts: Mapping[str, Any]) -> Source:
+    """Returns a source of one empty sample with these facts.
+
+    Raises:
+        DataError: they are not what `source_facts` returns.
+    """
+    try:
+        (x_shape, x_type), (y_shape, y_type) = facts["x"], facts["y"]
+        x = torch.zeros(1, *x_shape, dtype=getattr(torch, x_type))
+        y = torch.zeros(1, *y_shape, dtype=getattr(torch, y_type))
+        info = {k: tuple(v) if isinstance(v, list) else v for k, v in facts["info"].items()}
+        return Source(
+            name=facts["name"],
+            x=x,
+            y=y,
+            task=facts["task"],
+            outputs=int(facts["outputs"]),
+            mean=None if facts["mean"] is None else tuple(facts["mean"]),
+            std=None if facts["std"] is None else tuple(facts["std"]),
+            info={**info, HOLLOW: True},
+            credit=torch.zeros(1, int(facts["outputs"])) if facts["credit"] else None,
+            augment=facts["augment"],
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise DataError(
+            f"what a client said of its data cannot be read: {type(error).__name__}: {error}"
+        ) from error
+
+
+def hollow_federation(
+    source: Source,
+    names: Sequence[str],
+    sizes: Mapping[str, Sequence[int]],
+    *,
+    num_clients: int | None = None,
+    own: tuple[int, Own] | None = None,
+    public: Source | None = None,
+    server: Source | None = None,
+) -> Federation:
+    """Returns the federation as one process sees it.
+
+    Args:
+        source: what a model has to know of the data; its samples are nobody's.
+        names: of all clients.
+        sizes: for "train", "val" and "test" how many samples each client has.
+        num_clients: how many of them train; by default all.
+        own: (number, samples) of the client whose process this is; None on the server.
+        public: the public set.
+        server: labelled samples of the server's own.
+    """
+    rows: dict[str, list[Ints]] = {part: [np.zeros(n, dtype=np.int64) for n in sizes[part]] for part in PARTS}
+    held = np.empty(0, dtype=np.int64)
+    if own is not None:
+        client, mine = own
+        source = mine.source
+        for part in PARTS:
+            rows[part][client] = getattr(mine, part)
+    elif server is not None and len(server):
+        source = replace(server, name=source.name, info={**server.info, HOLLOW: True})
+        held = np.arange(len(server), dtype=np.int64)
+    return Federation(
+        source=source,
+        train=rows["train"],
+        val=rows["val"],
+        test=rows["test"],
+        names=tuple(names),
+        num_clients=len(names) if num_clients is None else num_clients,
+        server=held,
+        public=public,
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

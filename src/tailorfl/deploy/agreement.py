@@ -1,0 +1,102 @@
+"""What server and clients must agree on before a job begins, and the digest that every message carries of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tailorfl.data.hollow import PARTS
+from tailorfl.errors import MessageError
+from tailorfl.experiments.fingerprint import HARMLESS
+from tailorfl.experiments.jobs import Job
+from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.files import encode
+from tailorfl.settings.experiment import ExperimentConfig
+
+LONGEST_NAME = 200
+"""Characters of a client's name."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One job of an experiment on a federation of clients that are elsewhere.
+
+    Attributes:
+        experiment: its settings, as `ExperimentConfig.to_dict`.
+        label, seed: which of its jobs.
+        names: of the clients, in the order of their numbers.
+        sizes: for "train", "val" and "test" how many samples each client has.
+        source: what a model has to know of the data, see `tailorfl.data.hollow.source_facts`.
+        prepared: the constants by which raw samples were prepared, where clients do that by common ones.
+    """
+
+    experiment: dict[str, Any]
+    label: str
+    seed: int
+    names: tuple[str, ...]
+    sizes: dict[str, tuple[int, ...]]
+    source: dict[str, Any]
+    prepared: Any = None
+
+    @property
+    def job(self) -> Job:
+        """The job. Raises MessageError where the settings cannot be read."""
+        try:
+            config = ExperimentConfig.model_validate(self.experiment)
+        except ValueError as error:
+            raise MessageError(
+                f"the experiment cannot be read; is the server of another version? {error}"[:400]
+            ) from error
+        method = next((m for m in config.methods if m.label == self.label), None)
+        if method is None or self.seed not in config.seeds:
+            raise MessageError(f"the experiment has no line '{self.label[:80]}' with seed {self.seed}")
+        return Job(config, method, self.seed)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns it as JSON can hold it."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, facts: Mapping[str, Any]) -> Agreement:
+        """Returns what `facts` gave. Raises MessageError where it is something else."""
+        try:
+            found = cls(
+                experiment=dict(facts["experiment"]),
+                label=str(facts["label"]),
+                seed=int(facts["seed"]),
+                names=tuple(str(name)[:LONGEST_NAME] for name in facts["names"]),
+                sizes={part: tuple(int(n) for n in facts["sizes"][part]) for part in PARTS},
+                source=dict(facts["source"]),
+                prepared=facts["prepared"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise MessageError(
+                f"what is to be agreed on cannot be read: {type(error).__name__}: {error}"
+            ) from error
+        if any(len(sizes) != len(found.names) or min(sizes, default=0) < 0 for sizes in found.sizes.values()):
+            raise MessageError("what is to be agreed on has not one size for each client")
+        return found
+
+    def digest(self, sim: Simulation) -> str:
+        """Returns what stands for the job, its method, its settings, and the models' structure, in every message."""
+        job = self.job
+        decides = {key: value for key, value in self.experiment.items() if key not in HARMLESS}
+        about = {
+            "experiment": decides,
+            "method": job.method.model_dump(mode="json"),
+            "rounds": job.rounds,
+            "seed": self.seed,
+            "names": list(self.names),
+            "sizes": {part: list(sizes) for part, sizes in self.sizes.items()},
+            "source": self.source,
+            "prepared": self.prepared,
+            "models": {group.name: structure(group.context.init.items()) for group in sim.groups},
+        }
+        return hashlib.sha256(encode(about).encode()).hexdigest()[:32]
+
+
+def structure(tensors: Any) -> list[Sequence[Any]]:
+    """Returns the names, shapes and types of tensors, as JSON can hold them."""
+    return [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors]

@@ -1,0 +1,93 @@
+"""The Flower app of the server: does what the server's own process asks of Flower's grid, until that asks no more.
+
+With `socket` in the run's configuration that is the process of `tailorfl server`. Without it this process is the
+server: `experiment` and `out` then say what that command is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flwr.app import Context, Message
+from flwr.serverapp import Grid, ServerApp
+
+from tailorfl.deploy.flower.frames import connect, get, put
+from tailorfl.deploy.flower.messages import body_of, content
+from tailorfl.deploy.post import Arrival, Letter
+
+app = ServerApp()
+
+
+class GridPost:
+    """Flower's grid as a post."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def nodes(self) -> dict[int, str]:
+        """Returns the nodes that are online, with the names of their keys."""
+        return {int(node.node_id): str(node.name) for node in self._grid.get_nodes()}
+
+    def send(self, letters: Sequence[Letter], seconds: float) -> list[str]:
+        """Sends messages that expire after so long."""
+        made = [
+            Message(content(one.body), dst_node_id=one.node, message_type=one.kind, ttl=max(seconds, 1.0))
+            for one in letters
+        ]
+        return [ticket or "" for ticket in self._grid.push_messages(made)]
+
+    def receive(self, tickets: Sequence[str]) -> list[Arrival]:
+        """Returns what has arrived."""
+        return [self._arrival(message) for message in self._grid.pull_messages(list(tickets))]
+
+    def _arrival(self, message: Message) -> Arrival:
+        ticket = message.metadata.reply_to_message_id
+        if message.has_error():
+            # Its text may hold what a client wants to keep to itself, and is not passed on.
+            return Arrival(ticket, None, f"the node did not answer (Flower's code {message.error.code})")
+        try:
+            return Arrival(ticket, body_of(message))
+        except ValueError as error:
+            return Arrival(ticket, None, str(error))
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Serves the server's process, or is it."""
+    path = str(context.run_config.get("socket", ""))
+    if path:
+        serve(GridPost(grid), path)
+        return
+    from tailorfl.deploy.hosting import host
+
+    host(GridPost(grid), str(context.run_config["experiment"]), str(context.run_config["out"]))
+
+
+def serve(post: GridPost, path: str) -> None:
+    """Does what comes through a socket, until the other side closes it."""
+    connection = connect(path)
+    try:
+        while True:
+            try:
+                asked, body = get(connection)
+            except OSError:
+                return
+            match asked["do"]:
+                case "nodes":
+                    put(connection, sorted(post.nodes().items()))
+                case "send":
+                    start, letters = 0, []
+                    for node, kind, size in asked["letters"]:
+                        letters.append(Letter(node, kind, body[start : start + size]))
+                        start += size
+                    put(connection, post.send(letters, asked["seconds"]))
+                case "receive":
+                    found = post.receive(asked["tickets"])
+                    about = [
+                        [one.ticket, -1 if one.body is None else len(one.body), one.problem] for one in found
+                    ]
+                    put(connection, about, b"".join(one.body or b"" for one in found))
+                case other:
+                    raise ValueError(f"nothing is known of '{other}'")
+    finally:
+        connection.close()

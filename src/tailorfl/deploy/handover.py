@@ -1,0 +1,40 @@
+"""The model of a client after the last round, written to its own disk as `tailorfl export` does it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tailorfl.data.hollow import own_part, source_facts
+from tailorfl.deploy.local_run import LocalRun
+from tailorfl.errors import ModelError
+from tailorfl.evaluation.protocols import Protocol, evaluate
+from tailorfl.experiments.deployed import Restored
+from tailorfl.experiments.fingerprint import environment
+from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.keeping import finish, keeper
+from tailorfl.export.folder import write
+from tailorfl.runs.store import RunStore
+
+
+def hand_over(job: Job, run: LocalRun, client: int, place: Path) -> str:
+    """Writes the model that a client deploys into a folder, with its metrics, and returns a sentence about it."""
+    kept = keeper(job, run)
+    records = evaluate(run, Protocol(("val", "local")), kept=kept, clients=(client,))
+    facts = {
+        "label": job.method.label,
+        "seed": job.seed,
+        "environment": environment(),
+        "source": source_facts(run.federation.source),
+        "sizes": own_part(run.federation, client).sizes,
+    }
+    with RunStore.create(place.parent / "records", facts, overwrite=True) as store:
+        store.append_clients(records)
+        if kept is not None:
+            finish(kept, job, run, store)
+        restored = Restored(job, run, None, store)
+        (model,) = restored.models([client])
+        try:
+            write(restored, model, place)
+        except ModelError as error:
+            return f"the model of this client stays in its private state, it cannot be exported: {error}"
+    return f"the {model.kind} model of this client after round {run.round} lies in '{place}'"

@@ -1,0 +1,51 @@
+"""A server as it is told on the command line, or by the configuration of a run of Flower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tailorfl.deploy.post import Post
+from tailorfl.deploy.roster import Roster
+from tailorfl.deploy.serving import Deployment, for_deployment
+from tailorfl.experiments.check import check
+from tailorfl.experiments.config import load
+from tailorfl.experiments.jobs import Observer
+from tailorfl.experiments.result import ExperimentResult
+from tailorfl.experiments.runner import run_experiment
+from tailorfl.experiments.starting import resumed
+from tailorfl.settings.experiment import ExperimentConfig
+
+
+def host(post: Post, experiment: str, out: str) -> ExperimentResult:
+    """Runs an experiment file with the clients of a post; goes on where the folder `out` has some of it."""
+    return host_experiment(post, load(experiment), Path(out), told=print)
+
+
+def host_experiment(
+    post: Post,
+    config: ExperimentConfig,
+    out: Path,
+    *,
+    told: Callable[[str], None] = lambda sentence: None,
+    observer: Observer | None = None,
+) -> ExperimentResult:
+    """Runs an experiment with the clients of a post, and returns its result.
+
+    Args:
+        post: how messages travel.
+        config: the experiment; `for_deployment` says what it must not ask for.
+        out: result folder; what is there of the same experiment is gone on with.
+        told: what is called with a sentence for the person who looks on.
+        observer: who is told of rounds.
+
+    Raises:
+        TailorflError: see the message; what was finished stays on disk and the same call goes on from there.
+    """
+    config = for_deployment(config)
+    check(config)
+    config, way = resumed(out, config)
+    deployment = Deployment(Roster(post, config.deploy.max_bytes, told), told)
+    result = run_experiment(config, out, way=way, observer=observer, venue=deployment.venue)
+    deployment.goodbye()
+    return result

@@ -1,0 +1,50 @@
+"""A client as it is told on the command line, or by Flower's configuration of a node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tailorfl import modules
+from tailorfl.deploy.member import Member, Told
+from tailorfl.deploy.own_data import OwnData, Share
+from tailorfl.deploy.packet import LARGEST
+from tailorfl.errors import ConfigError
+
+
+def member_of(
+    *,
+    state: str | Path,
+    data: str | Path | None = None,
+    name: str | None = None,
+    imports: str | None = None,
+    largest: int = LARGEST,
+    told: Told = lambda sentence: None,
+) -> Member:
+    """Returns a client.
+
+    Args:
+        state: folder of its private states.
+        data: its own file; None: its share of the data that the experiment itself names.
+        name: by default that of the file, without its ending.
+        imports: modules with methods or models of its own, which are run here, with commas between them.
+        largest, told: see `Member`.
+
+    Raises:
+        ConfigError: it has neither a file nor a name.
+    """
+    for module in (imports or "").split(","):
+        if module:
+            modules.load([module])
+    return Member(own_data(data, name), Path(state).expanduser(), largest, told)
+
+
+def own_data(data: str | Path | None, name: str | None) -> OwnData:
+    """Returns where a client's samples come from."""
+    if data is None:
+        if name is None:
+            raise ConfigError(
+                "a client needs its data (--data FILE), or a name (--name NAME) to take that client's share of the "
+                "experiment's own data"
+            )
+        return Share(name)
+    raise ConfigError("own files are not there yet")

@@ -1,0 +1,135 @@
+"""A client's half of a job in its own process: the rounds of `FederatedRun` for this client alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.messages import PerClient
+from tailorfl.errors import MessageError, TailorflError
+from tailorfl.evaluation.protocols import Protocol, evaluate
+from tailorfl.evaluation.summary import Record
+from tailorfl.rounds.client_code import counted
+from tailorfl.rounds.groups import Group, by_group
+from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
+from tailorfl.training.ledger import Uses
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came out of one client's training in a round.
+
+    Attributes:
+        state: its new private state, by name.
+        reply: what it sends.
+        metrics: the numbers that it reports beside.
+        gradients: of single samples that it computed.
+        uses: what private training used.
+    """
+
+    state: dict[str, Tensor]
+    reply: TensorDict
+    metrics: dict[str, float]
+    gradients: int
+    uses: Uses
+
+
+class LocalRun(Simulation):
+    """A simulation of which one client is real: the one whose samples are here.
+
+    Attributes `received` and `shared` are what the server has sent for an evaluation: the message of a client that
+    deploys, and the global model, where the method has one.
+    """
+
+    received: TensorDict
+    shared: TensorDict | None = None
+
+    def group_of(self, client: int) -> Group:
+        """Returns the clients of the same architecture."""
+        ((group, _),) = by_group(self.groups, (client,))
+        return group
+
+    def begin_at(self, client: int, round: int, state: dict[str, Tensor] | None) -> None:
+        """Sets the round (the number of those done), and the client's private state; None: what it has at first.
+
+        Raises:
+            MessageError: the state is of another method or model.
+        """
+        self.round = round
+        store = self.group_of(client).states
+        store.rollback()
+        if client in store.clients:
+            store.forget((client,))
+        if state is None:
+            return
+        start = dict(tree.leaves(store.fresh((client,))))
+        if state.keys() != start.keys():
+            raise MessageError("the private state that is kept here has other entries than this job's")
+        store.put((client,), tree.nest(((p, t.unsqueeze(0).clone()) for p, t in state.items()), [1]))
+
+    def one_round(self, client: int, message: TensorDict) -> Done | None:
+        """Returns what comes out of this round of the client; None where its update is not finite."""
+        group = self.group_of(client)
+        done = self._train(group, (client,), message)
+        if not bool(done.finite.all()):
+            group.states.rollback()
+            return None
+        group.states.commit((client,))
+        state = {p: t[0].clone() for p, t in tree.leaves(group.states.get((client,)))}
+        metrics = {p: float(t[0]) for p, t in tree.leaves(done.metrics)}
+        uses = done.uses.get(client)
+        return Done(state, done.replies[0], metrics, done.gradients, Uses() if uses is None else uses)
+
+    def evaluated(self, client: int, protocol: Protocol) -> list[Record]:
+        """Returns the records of this client's models on its own parts."""
+        return evaluate(self, protocol, clients=(client,))
+
+    def _deployment_message(
+        self, group: Group, ids: Sequence[int], steps: int | None
+    ) -> TensorDict | PerClient:
+        return self.received
+
+    def global_model(self, architecture: str | None = None) -> TensorDict | None:
+        """Returns the global model that the server has sent."""
+        return self.shared
+
+    def check_message(self, client: int, message: TensorDict) -> None:
+        """Nothing if a message fits the model and the method of this job; no sample is looked at.
+
+        What a method sends may differ between rounds. So tensors of the model must have its shapes and types (alone or
+        several of them stacked), and the method must get through the message where its training only counts.
+
+        Raises:
+            MessageError: it does not; says in what.
+        """
+        group = self.group_of(client)
+        own = tree.tensors(group.context.init)
+        for path, tensor in tree.leaves(message):
+            like = own.get(path.rpartition("/")[2])
+            if like is None:
+                continue
+            tail = tensor.shape[tensor.dim() - like.dim() :]
+            if tensor.dtype != like.dtype or tensor.dim() < like.dim() or tail != like.shape:
+                raise MessageError(
+                    f"what the server sent: '{path}' is {tensor.dtype} of shape {list(tensor.shape)}, but this model's "
+                    f"is {like.dtype} of shape {list(like.shape)}"
+                )
+        try:
+            counted(group, self.cohort((client,)), message, self.local)
+        except (TailorflError, RuntimeError, KeyError, ValueError, IndexError, TypeError) as error:
+            raise MessageError(
+                f"what the server sent does not fit {self.method.title}: {type(error).__name__}: {error}"[
+                    :400
+                ]
+            ) from error
+
+
+def as_message(parts: TensorDict) -> TensorDict:
+    """Returns what was received as a method sees it: without gradients, in memory of its own."""
+    with torch.no_grad():
+        return tree.nest((p, t.clone()) for p, t in tree.leaves(parts))

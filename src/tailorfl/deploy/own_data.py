@@ -1,0 +1,93 @@
+"""The samples of one client in its own process: from its own file, or its share of an experiment's own data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tailorfl.data.federation import Federation
+from tailorfl.data.hollow import Own, own_part, source_facts
+from tailorfl.data.source import Source
+from tailorfl.errors import DataError, unknown
+from tailorfl.experiments.making import make_federation
+from tailorfl.settings.experiment import ExperimentConfig
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a client tells the server of its data, and nothing else of them.
+
+    Attributes:
+        index, total: its number and how many there are, where the experiment's own data give them; None where clients
+            are ordered by name.
+        sizes: how many samples it has in "train", "val" and "test", or before they are split in "all".
+        source: see `tailorfl.data.hollow.source_facts`.
+        summary: what common constants are made of, where raw samples are prepared by some.
+    """
+
+    index: int | None
+    total: int | None
+    sizes: dict[str, int]
+    source: dict[str, Any]
+    summary: Any = None
+
+
+class OwnData(Protocol):
+    """Where a client's samples come from."""
+
+    name: str
+
+    def described(self, config: ExperimentConfig, seed: int) -> Described:
+        """Returns what the server is told for an experiment with a seed. Raises DataError where they do not fit."""
+
+    def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any, sizes: Any) -> Own:
+        """Returns the samples as the client `number` of the federation has them."""
+
+    def public(self, config: ExperimentConfig, seed: int) -> Source | None:
+        """Returns the public set of the experiment."""
+
+
+@dataclass
+class Share:
+    """A client's share of the data that the experiment itself names, as a simulation deals them: to try things out.
+
+    Each process reads all of them and keeps its own part.
+    """
+
+    name: str
+    _held: tuple[Any, Federation] | None = field(default=None, repr=False)
+
+    def described(self, config: ExperimentConfig, seed: int) -> Described:
+        """Returns what the server is told."""
+        federation = self._federation(config, seed)
+        number = self._number(federation)
+        return Described(
+            number, len(federation), own_part(federation, number).sizes, source_facts(federation.source)
+        )
+
+    def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any, sizes: Any) -> Own:
+        """Returns this client's samples, in the order of the simulation."""
+        return own_part(self._federation(config, seed), number)
+
+    def public(self, config: ExperimentConfig, seed: int) -> Source | None:
+        """Returns the public set of the simulation."""
+        return self._federation(config, seed).public
+
+    def _number(self, federation: Federation) -> int:
+        names = list(federation.names)
+        if self.name in names:
+            return names.index(self.name)
+        if self.name.isdigit() and int(self.name) < len(names):
+            return int(self.name)
+        raise unknown("client", self.name, names)
+
+    def _federation(self, config: ExperimentConfig, seed: int) -> Federation:
+        key = (config.data, config.data.seed_of(seed))
+        if self._held is None or self._held[0] != key:
+            if config.data.path is not None:
+                raise DataError(
+                    f"the experiment's data lie at '{config.data.path}' of the server's machine; name this client's "
+                    "own with --data"
+                )
+            self._held = key, make_federation(config, config.data.seed_of(seed))
+        return self._held[1]

@@ -1,0 +1,151 @@
+"""What travels: facts as JSON beside named tensors, in the format of safetensors; nothing is pickled.
+
+A packet's bytes are the 32 bytes of a SHA-256 and then one safetensors file, whose metadata has the facts. The digest
+tells bytes that were damaged on the way; who sent them, TLS and the keys of nodes tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, Literal, get_args
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.errors import MessageError
+from tailorfl.runs.files import decode, encode
+from tailorfl.training import tree
+
+PROTOCOL = 1
+"""Of messages; server and clients have the same."""
+VERSION = version("tailorfl")
+"""Of tailorfl; server and clients have the same."""
+LARGEST = 2**31
+"""Bytes of a packet, at most."""
+DIGEST = 32
+_FACTS = "tailorfl"
+
+Kind = Literal["hello", "describe", "setup", "train", "evaluate", "finish", "goodbye", "failure"]
+"""What a packet asks for; its answer is of the same kind, or a failure."""
+
+
+@dataclass(frozen=True)
+class Packet:
+    """One message.
+
+    Attributes:
+        kind: what it asks for, or answers.
+        facts: what JSON can hold.
+        tensors: by name, of any dtype and shape.
+    """
+
+    kind: Kind
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def encoded(self) -> bytes:
+        """Returns its bytes. Raises MessageError where they are more than `LARGEST`."""
+        from safetensors.torch import save
+
+        plain = {name: t.detach().cpu().contiguous().clone() for name, t in self.tensors.items()}
+        # safetensors sorts by name, and sums over the tensors of a model are rounded as these are ordered.
+        order = list(self.tensors)
+        about = encode({"protocol": PROTOCOL, "kind": self.kind, "order": order, "facts": dict(self.facts)})
+        body = save(plain, metadata={_FACTS: about})
+        if len(body) + DIGEST > LARGEST:
+            raise MessageError(
+                f"a message of {len(body):,} bytes is more than the {LARGEST:,} that may travel"
+            )
+        return hashlib.sha256(body).digest() + body
+
+    @classmethod
+    def decoded(cls, data: bytes, largest: int = LARGEST) -> Packet:
+        """Returns what `encoded` gave.
+
+        Raises:
+            MessageError: too many bytes, not what was sent, of another protocol, or no packet at all.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        if len(data) > largest:
+            raise MessageError(f"a message has {len(data):,} bytes; at most {largest:,} are taken")
+        digest, body = data[:DIGEST], data[DIGEST:]
+        if hashlib.sha256(body).digest() != digest:
+            raise MessageError(
+                f"a message of {len(data):,} bytes is not what was sent: its digest is another one"
+            )
+        try:
+            length = int.from_bytes(body[:8], "little")
+            about = decode(decode(body[8 : 8 + length])["__metadata__"][_FACTS])
+            loaded = load(body)
+            tensors = {name: loaded.pop(name) for name in about["order"]} | loaded
+            protocol, kind, facts = about["protocol"], about["kind"], about["facts"]
+        except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
+            raise MessageError(f"a message cannot be read: {type(error).__name__}: {error}"[:300]) from error
+        if protocol != PROTOCOL:
+            raise MessageError(
+                f"a message is of protocol {protocol!r}, but this is protocol {PROTOCOL}; use the same version of "
+                "tailorfl on the server and all clients"
+            )
+        if kind not in get_args(Kind) or not isinstance(facts, dict):
+            raise MessageError(f"a message is of no known kind: {str(kind)[:40]!r}")
+        return cls(kind, facts, tensors)
+
+    def digest(self) -> str:
+        """Returns what tells it from any other packet, as hexadecimal digits."""
+        return self.encoded()[:DIGEST].hex()
+
+    def fact(self, name: str, kind: type | tuple[type, ...]) -> Any:
+        """Returns a fact. Raises MessageError where it is missing, or of another type."""
+        found = self.facts.get(name)
+        if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
+            raise MessageError(f"a message '{self.kind}' has no usable '{name}': {str(found)[:60]!r}")
+        return found
+
+    def part(self, name: str) -> TensorDict:
+        """Returns the tensors whose names begin with `name`/, as the tree that was sent."""
+        start = f"{name}/"
+        found = {n[len(start) :]: t for n, t in self.tensors.items() if n.startswith(start)}
+        return tree.nest(found.items())
+
+
+def flat(name: str, given: TensorDict) -> dict[str, Tensor]:
+    """Returns the leaves of a tree as tensors of a packet, which `Packet.part(name)` puts together again."""
+    return {f"{name}/{path}": tensor for path, tensor in tree.leaves(given)}
+
+
+def failure(reason: str, code: str = "refused") -> Packet:
+    """Returns the answer of somebody who does not do what was asked; `code` is a word that programs read."""
+    return Packet("failure", {"reason": reason[:500], "code": code})
+
+
+def same_shape(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], what: str) -> None:
+    """Nothing if tensors have the names, shapes and dtypes of `wanted`.
+
+    Raises:
+        MessageError: says which is missing, not asked for, or another one.
+    """
+    for name in wanted:
+        if name not in found:
+            raise MessageError(f"{what} lacks '{name}'")
+    for name, tensor in found.items():
+        if name not in wanted:
+            raise MessageError(f"{what} has '{name[:80]}', which was not asked for")
+        like = wanted[name]
+        if tensor.shape != like.shape or tensor.dtype != like.dtype:
+            raise MessageError(
+                f"{what}: '{name}' is {tensor.dtype} of shape {list(tensor.shape)}, but should be {like.dtype} of "
+                f"shape {list(like.shape)}"
+            )
+
+
+def all_finite(tensors: Mapping[str, Tensor]) -> str:
+    """Returns the name of the first tensor that holds NaN or infinity; "" where none does."""
+    return next(
+        (n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())), ""
+    )

@@ -1,0 +1,200 @@
+"""Who is there: nodes and the clients behind them, and asking many of them at once, never longer than told."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from tailorfl.deploy.packet import LARGEST, PROTOCOL, VERSION, Packet
+from tailorfl.deploy.post import Arrival, Kind, Letter, Post
+from tailorfl.errors import MessageError
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 0.1
+"""Seconds between two looks for answers."""
+HELLO_SECONDS = 60.0
+"""How long a new node may take to say who it is."""
+KINDS: dict[str, Kind] = {"train": "train", "evaluate": "evaluate", "finish": "evaluate"}
+
+Fate = Literal["answered", "refused", "late", "lost", "unavailable"]
+"""What became of a question: an answer; a refusal, by either side; none in time; the node or the post failed; nobody
+was there to ask."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a question to one client.
+
+    Attributes:
+        packet: the answer, where there is one.
+        fate: in a word.
+        reason: in a sentence, where it is no answer.
+        code: of a refusal, a word for programs.
+        seconds: until it came.
+        bytes_down, bytes_up: of both packets.
+    """
+
+    packet: Packet | None
+    fate: Fate
+    reason: str = ""
+    code: str = ""
+    seconds: float = 0.0
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+
+class Roster:
+    """The clients that can be reached through a post.
+
+    Args:
+        post: how packets travel.
+        largest: bytes of an answer that are taken.
+        told: what is called with a sentence when somebody comes, goes, or is turned away.
+    """
+
+    def __init__(
+        self, post: Post, largest: int = LARGEST, told: Callable[[str], None] = lambda sentence: None
+    ) -> None:
+        self.post, self.largest, self._told = post, largest, told
+        self._names: dict[int, str] = {}
+        self._refused: set[int] = set()
+        self._busy: dict[str, tuple[int, float]] = {}  # ticket of an unanswered letter -> node, until when
+        self._present: frozenset[str] = frozenset()
+
+    def refresh(self) -> frozenset[str]:
+        """Returns the names of the clients that are there; new nodes are asked who they are."""
+        there = self.post.nodes()
+        self._names = {node: name for node, name in self._names.items() if node in there}
+        self._refused &= set(there)
+        new = [n for n in there if n not in self._names and n not in self._refused and not self._waits(n)]
+        hello = Packet("hello", {"version": VERSION, "protocol": PROTOCOL})
+        for node, answer in self._exchange(dict.fromkeys(new, hello), HELLO_SECONDS).items():
+            self._meet(node, answer, there[node])
+        present = frozenset(self._names.values())
+        for name in sorted(present - self._present):
+            self._told(f"client '{name}' is there ({len(present)} in all)")
+        for name in sorted(self._present - present):
+            self._told(f"client '{name}' is gone")
+        self._present = present
+        return present
+
+    def _meet(self, node: int, answer: Answer, registered: str) -> None:
+        if answer.packet is None:
+            if answer.fate == "refused":
+                self._refused.add(node)
+                self._told(f"a node is turned away: {answer.reason}")
+            return
+        try:
+            name = answer.packet.fact("name", str)
+            version = answer.packet.fact("version", str)
+            if version != VERSION:
+                raise MessageError(f"it has tailorfl {version[:40]}, the server {VERSION}")
+            if registered and name != registered:
+                raise MessageError(f"it calls itself '{name[:80]}', but its key is that of '{registered}'")
+        except MessageError as error:
+            self._refused.add(node)
+            self._told(f"a node is turned away: {error}")
+            return
+        if name in self._names.values():
+            self._refused.add(node)
+            self._told(f"a node is turned away: a client '{name}' is there already")
+            return
+        self._names[node] = name
+
+    def ask(
+        self,
+        questions: Mapping[str, Packet],
+        seconds: float,
+        enough: Callable[[Mapping[str, Answer]], bool] = lambda answers: False,
+    ) -> dict[str, Answer]:
+        """Asks clients, each its own question, and returns what became of each.
+
+        Ends when all have answered, when `enough` says so of the answers, or after `seconds`.
+        """
+        where = {name: node for node, name in self._names.items()}
+        reached = {where[name]: packet for name, packet in questions.items() if name in where}
+        reached = {node: packet for node, packet in reached.items() if not self._waits(node)}
+        found = self._exchange(reached, seconds, lambda a: enough({self._names[n]: x for n, x in a.items()}))
+        named = {self._names[node]: answer for node, answer in found.items()}
+        for name in questions:
+            if name not in named:
+                reason = "still at an earlier question" if name in where else "not connected"
+                named[name] = Answer(None, "unavailable", reason)
+        return {name: named[name] for name in questions}
+
+    def _waits(self, node: int) -> bool:
+        """Whether a node has a letter that it has neither answered nor can forget."""
+        now = time.monotonic()
+        self._busy = {t: (n, until) for t, (n, until) in self._busy.items() if until > now}
+        for arrival in self.post.receive(list(self._busy)):
+            late, _ = self._busy.pop(arrival.ticket)
+            if arrival.body is not None:
+                log.info(
+                    "an answer of '%s' came too late and is not used",
+                    self._names.get(late, "a former client"),
+                )
+        return any(n == node for n, _ in self._busy.values())
+
+    def _exchange(
+        self,
+        packets: Mapping[int, Packet],
+        seconds: float,
+        enough: Callable[[Mapping[int, Answer]], bool] = lambda answers: False,
+    ) -> dict[int, Answer]:
+        begin = time.monotonic()
+        encoded: dict[int, bytes] = {}
+        for node, packet in packets.items():
+            encoded[node] = packet.encoded()
+        letters = [
+            Letter(node, KINDS.get(packets[node].kind, "query"), body) for node, body in encoded.items()
+        ]
+        tickets = self.post.send(letters, seconds) if letters else []
+        asked = {ticket: letter for ticket, letter in zip(tickets, letters, strict=True) if ticket}
+        found = {
+            letter.node: Answer(None, "lost", "the message could not be sent")
+            for ticket, letter in zip(tickets, letters, strict=True)
+            if not ticket
+        }
+        while asked and time.monotonic() - begin < seconds and not enough(found):
+            for arrival in self.post.receive(list(asked)):
+                letter = asked.pop(arrival.ticket)
+                found[letter.node] = self._read(
+                    arrival, packets[letter.node], len(letter.body), time.monotonic() - begin
+                )
+            if asked:
+                time.sleep(PATIENCE)
+        for ticket, letter in asked.items():
+            # It may still be at work on it: it is not asked again before it is done, or as much time has passed again.
+            self._busy[ticket] = (letter.node, begin + 2 * seconds)
+            waited = time.monotonic() - begin
+            found[letter.node] = Answer(
+                None, "late", f"no answer in {waited:.0f} s", "", waited, len(letter.body)
+            )
+        return found
+
+    def _read(self, arrival: Arrival, asked: Packet, sent: int, seconds: float) -> Answer:
+        if arrival.body is None:
+            return Answer(None, "lost", arrival.problem or "the node is gone", "", seconds, sent)
+        size = len(arrival.body)
+        try:
+            packet = Packet.decoded(arrival.body, self.largest)
+            if packet.kind == "failure":
+                reason, code = packet.fact("reason", str)[:500], str(packet.facts.get("code", ""))[:40]
+                return Answer(None, "refused", reason, code, seconds, sent, size)
+            if packet.kind != asked.kind:
+                raise MessageError(f"a question '{asked.kind}' was answered by '{packet.kind}'")
+        except MessageError as error:
+            return Answer(None, "refused", str(error), "message", seconds, sent, size)
+        return Answer(packet, "answered", "", "", seconds, sent, size)
+
+
+def missing(wanted: Collection[str], present: Collection[str]) -> str:
+    """Returns who is not there, for a message."""
+    absent = sorted(set(wanted) - set(present))
+    return ", ".join(f"'{name}'" for name in absent[:10]) + (
+        f" and {len(absent) - 10} more" if len(absent) > 10 else ""
+    )

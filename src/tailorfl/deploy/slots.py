@@ -1,0 +1,141 @@
+"""What a client keeps on its own disk of one job: private states by round, its last answer, its privacy ledger.
+
+    STATE/<experiment>/<label>/seed-<s>/
+        job.json                     what the job is; another one under the same name is refused
+        checkpoint-000007.*          the private state after round 7, with a digest (`tailorfl.runs.checkpoints`)
+        answer-000007.packet         the answer that was sent of it, sent again if the same question comes again
+        ledger.jsonl                 what private training used, a line for each answer that was sent
+
+There are two states at most: the one that the server accepted last, from which the client goes on, and the one of its
+last answer. Whether that was accepted the client learns from the next message (`acked`). A state is written before the
+answer leaves, each file whole or not at all, so a crash at any moment loses nothing that the server has accepted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tailorfl.errors import MessageError, RunError
+from tailorfl.runs import checkpoints
+from tailorfl.runs.files import FolderLock, append_lines, decode, encode, read_lines, replacing, write_text
+from tailorfl.training.ledger import Use, Uses
+
+log = logging.getLogger(__name__)
+
+NEVER = 0
+"""In place of a round: the client has never taken part."""
+
+
+class Slots:
+    """The folder of one job; only one process has it at a time.
+
+    Raises:
+        RunError: another process has it, or it holds another job.
+    """
+
+    def __init__(self, folder: Path, job: Mapping[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder = folder
+        self._lock = FolderLock(folder)
+        about = folder / "job.json"
+        if not about.is_file():
+            write_text(about, encode(dict(job), indent=1))
+            return
+        held = decode(about.read_text(encoding="utf-8"))
+        differing = sorted(key for key in {*job, *held} if job.get(key) != held.get(key))
+        if differing:
+            self.release()
+            raise RunError(
+                f"'{folder}' holds the private states of another job (other: {', '.join(differing)}); give the "
+                "experiment another name, or move the folder away"
+            )
+
+    def release(self) -> None:
+        """Lets another process have the folder."""
+        self._lock.release()
+
+    @property
+    def rounds(self) -> list[int]:
+        """The rounds of which there are states, ascending."""
+        return checkpoints.rounds(self.folder)
+
+    def state(self, round: int) -> dict[str, Tensor] | None:
+        """Returns the state after a round by name; None where there is none that is sound."""
+        if round not in self.rounds:
+            return None
+        try:
+            return checkpoints.load(self.folder, round)[0]
+        except RunError as error:
+            log.warning("a private state is damaged: %s", error)
+            return None
+
+    def keep(self, round: int, state: Mapping[str, Tensor], asked: str, answer: bytes, acked: int) -> None:
+        """Writes the state after a round and the answer to the question with digest `asked`; drops all but `acked`.
+
+        Raises:
+            RunError: the disk is full, or refuses; what was there before is intact.
+        """
+        checkpoints.save(self.folder, round, state, {"asked": asked, "acked": acked}, keep=(acked,))
+        with replacing(self._answer(round)) as part:
+            part.write_bytes(answer)
+        for path in self.folder.glob("answer-*.packet"):
+            if path != self._answer(round):
+                path.unlink()
+
+    def answered(self, round: int, asked: str) -> bytes | None:
+        """Returns the answer that was given to the very same question; None where there is none."""
+        path = self._answer(round)
+        if round not in self.rounds or not path.is_file():
+            return None
+        _, meta = checkpoints.load(self.folder, round)
+        return path.read_bytes() if meta["asked"] == asked else None
+
+    def check_order(self, round: int, acked: int) -> None:
+        """Nothing if a message for `round` that goes on from `acked` is not older than what was seen.
+
+        Raises:
+            MessageError: it is: a message that was sent again, or a server that went back.
+        """
+        for seen in self.rounds:
+            known = checkpoints.load(self.folder, seen)[1]["acked"]
+            if round < seen or acked < known:
+                raise MessageError(
+                    f"a message for round {round} goes on from round {acked}, but this client has already answered in "
+                    f"round {seen} (from {known}): the message is an old one, or the server has gone back"
+                )
+
+    def book(self, round: int, asked: str, uses: Uses) -> None:
+        """Notes what private training used for an answer, before it is sent."""
+        if uses:
+            line = {"round": round, "asked": asked, "uses": uses_as_facts(uses)}
+            append_lines(self.folder / "ledger.jsonl", [encode(line)])
+
+    def used(self) -> Uses:
+        """Returns all that private training has used so far."""
+        total: Uses = Counter()
+        path = self.folder / "ledger.jsonl"
+        for line in read_lines(path) if path.is_file() else ():
+            total.update(uses_from_facts(decode(line)["uses"]))
+        return total
+
+    def _answer(self, round: int) -> Path:
+        return self.folder / f"answer-{round:06d}.packet"
+
+
+def uses_as_facts(uses: Uses) -> list[list[float]]:
+    """Returns uses as JSON can hold them: [rate, noise, gradients, how many]."""
+    return [[use.rate, use.noise, use.gradients, count] for use, count in sorted(uses.items())]
+
+
+def uses_from_facts(facts: Any) -> Uses:
+    """Returns what `uses_as_facts` was given. Raises MessageError where it is something else."""
+    try:
+        return Counter({Use(float(q), float(sigma), int(r)): int(n) for q, sigma, r, n in facts})
+    except (TypeError, ValueError) as error:
+        raise MessageError(f"uses of private samples cannot be read: {str(facts)[:80]!r}") from error

@@ -1,0 +1,104 @@
+"""A federation in one process: real members with folders of their own, a real server, and a post between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tailorfl.deploy.joining import member_of
+from tailorfl.deploy.member import Member
+from tailorfl.deploy.post import InProcess, Post
+from tailorfl.deploy.roster import Roster
+from tailorfl.deploy.serving import Deployment, for_deployment
+from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.making import make_federation, make_simulation
+from tailorfl.experiments.result import ExperimentResult
+from tailorfl.experiments.runner import run_experiment
+from tailorfl.rounds.acceptance import Trace
+from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.checkpoints import load as load_checkpoint
+from tailorfl.runs.checkpoints import rounds
+from tailorfl.settings.experiment import ExperimentConfig
+
+TRAIN: dict[str, Any] = {"epochs": 1, "batch_size": 16, "lr": 0.1}
+
+
+def experiment(method: str | Mapping[str, Any], **changes: Any) -> ExperimentConfig:
+    """Four clients with digits, two rounds of a small model."""
+    given = {
+        "name": "deployed",
+        "seeds": [5],
+        "data": {
+            "name": "digits",
+            "clients": 4,
+            "samples": 400,
+            "partition": "dirichlet",
+            "partition_options": {"alpha": 0.5},
+        },
+        "model": {"name": "mlp", "hidden": [8]},
+        "methods": [method],
+        "rounds": 2,
+        "train": TRAIN,
+        "engine": {"name": "sequential"},
+        "deploy": {"round_seconds": 60.0, "wait_seconds": 20.0},
+        **changes,
+    }
+    return ExperimentConfig.model_validate(given)
+
+
+def members(folder: Path, clients: int = 4) -> dict[int, Member]:
+    """The clients of an experiment, as nodes with numbers of their own."""
+    return {100 + i: member_of(state=folder / f"state-{i}", name=str(i)) for i in range(clients)}
+
+
+def deployed(
+    config: ExperimentConfig,
+    folder: Path,
+    nodes: Mapping[int, Member] | None = None,
+    post: Post | None = None,
+    **how: Any,
+) -> ExperimentResult:
+    """Runs an experiment with clients in this process."""
+    there = members(folder) if nodes is None else nodes
+    within = InProcess({node: member.answer for node, member in there.items()}) if post is None else post
+    deployment = Deployment(Roster(within))
+    try:
+        return run_experiment(for_deployment(config), folder / "out", venue=deployment.venue, **how)
+    finally:
+        if isinstance(within, InProcess):
+            within.close()
+
+
+def simulated(config: ExperimentConfig, rounds: int | None = None, trace: Trace | None = None) -> Simulation:
+    """The simulation of the same experiment, after its rounds."""
+    job = Job(config, config.methods[0], config.seeds[0])
+    sim = make_simulation(job, make_federation(config, config.data.seed_of(job.seed)))
+    for number in range(job.rounds if rounds is None else rounds):
+        sim.step(acceptance=None if trace is None else trace.of(number + 1))
+    return sim
+
+
+def server_state(result: ExperimentResult) -> dict[str, Tensor]:
+    """The server's state in the newest checkpoint of the first job."""
+    config = result.config
+    folder = result.path / Job(config, config.methods[0], config.seeds[0]).folder
+    tensors, _ = load_checkpoint(folder, rounds(folder)[-1])
+    return {n.removeprefix("server/"): t for n, t in tensors.items() if n.startswith("server/")}
+
+
+def private_state(folder: Path, config: ExperimentConfig, client: int) -> dict[str, Tensor]:
+    """The newest private state on a client's disk."""
+    job = Job(config, config.methods[0], config.seeds[0])
+    place = folder / f"state-{client}" / config.name / job.folder
+    return load_checkpoint(place, rounds(place)[-1])[0]
+
+
+def same(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Asserts that tensors are the same to the bit."""
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name

@@ -1,0 +1,64 @@
+"""A deployment gives the states, models and metrics of the simulation, to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.federating import TRAIN, deployed, experiment, private_state, same, server_state, simulated
+from tailorfl.evaluation.protocols import Protocol, evaluate
+from tailorfl.runs.store import RunStore
+from tailorfl.training import tree
+
+DYNAMIC = {"kind": "dynamic", "patience": 1, "tol": 0.5, "values": [0.5, 2.0]}
+PUBLIC = {"name": "digits", "clients": 4, "samples": 400, "public": "digits", "public_samples": 40}
+TWO = {"name": "mlp", "hidden": [8], "larger": [{"name": "mlp", "hidden": [12]}]}
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "fedavg": ("fedavg", {}),
+    "fedavg, half of the clients": ("fedavg", {"fraction": 0.5, "rounds": 3}),
+    "ditto": ("ditto", {}),
+    "fedrep": ("fedrep", {}),
+    "perada": ({"name": "perada", "distil": {"steps": 3}}, {"data": PUBLIC}),
+    "fedclup": (
+        {"name": "fedclup", "lr_rule": "deterministic", "smoothness": 5, "schedule": DYNAMIC},
+        {"rounds": 4},
+    ),
+    "perfed_ckt": ("perfed_ckt", {"model": TWO, "rounds": 3, "data": PUBLIC}),
+    "plgu_lf": ("plgu_lf", {}),
+    "scaffold": ("scaffold", {"fraction": 0.5, "rounds": 3}),
+    "fedfomo": ("fedfomo", {"rounds": 3}),
+    "l2gd": ({"name": "l2gd", "lam": 0.3, "p": 0.5}, {"rounds": 4}),
+    "pfedhn": ("pfedhn", {}),
+    "fedbn": ("fedbn", {"model": {"name": "mlp", "hidden": [8], "norm": "batch"}}),
+    "sample-level privacy": ("ditto", {"train": {**TRAIN, "dp": {"clip": 1.0, "epsilon": 8.0}}}),
+    "client-level privacy": (
+        "fedavg",
+        {"weights": "uniform", "train": {**TRAIN, "dp": {"level": "client", "clip": 1.0, "noise": 0.5}}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_deployed_is_simulated(case: str, tmp_path: Path) -> None:
+    method, changes = CASES[case]
+    config = experiment(method, **changes)
+    result = deployed(config, tmp_path)
+    sim = simulated(config)
+    same(server_state(result), dict(tree.leaves(sim.server)))
+    for client in range(4):
+        store = next(group.states for group in sim.groups if client in group.clients)
+        if client in store.clients:
+            own = {p: t[0] for p, t in tree.leaves(store.get((client,)))}
+            same(private_state(tmp_path, config, client), own)
+    store = RunStore.open(next(result.path.glob("*/seed-5")), readonly=True)
+    frame = store.clients()
+    for row in evaluate(sim, Protocol(("val", "local"))):
+        mine = frame[
+            (frame["round"] == config.rounds)
+            & (frame["client"] == row["client"])
+            & (frame["set"] == row["set"])
+        ]
+        found = mine[mine["model"] == row["model"]].iloc[0]
+        assert found["accuracy"] == row["accuracy"], row
