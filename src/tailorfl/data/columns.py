@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from tailorfl.data.intake import FILE, read_table
 from tailorfl.data.labels import check_classes
 from tailorfl.data.source import Task
 from tailorfl.data.words import in_order, word_of
@@ -48,6 +50,27 @@ def filled(name: str, frame: pd.DataFrame, column: str) -> pd.Series[Any]:
     if values.isna().any():
         raise bad_cell(name, column, values.isna(), "is empty (NaN)")
     return values
+
+
+def owned_table(
+    table: str | Path | pd.DataFrame, client: str | None
+) -> tuple[str, pd.DataFrame, pd.Series[Any] | None]:
+    """(name, frame, whose each row is) of a table; of a folder the files are the clients unless a column is named.
+
+    Raises:
+        DataError: it cannot be read, or has no column `client`, or an empty cell there.
+    """
+    name, frame = read_table(table)
+    owners = None
+    if not isinstance(table, pd.DataFrame) and Path(table).expanduser().is_dir():
+        if client is None:
+            owners = frame[FILE]
+        if client != FILE:
+            frame = frame.drop(columns=FILE)
+    if client is not None:
+        need_columns(name, frame, [client])
+        owners = filled(name, frame, client)
+    return name, frame, owners
 
 
 def numeric(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> Tensor:

@@ -10,9 +10,9 @@ import pandas as pd
 import torch
 
 from tailorfl.data.columns import (
-    filled,
     need_columns,
     outputs_of,
+    owned_table,
     target_columns,
     target_tensor,
     test_column,
@@ -20,7 +20,7 @@ from tailorfl.data.columns import (
 from tailorfl.data.constants import Constants
 from tailorfl.data.folder import from_folder
 from tailorfl.data.huggingface import from_datasets
-from tailorfl.data.intake import FILE, check_roles, client_ids, flags, read_table, real_tensor
+from tailorfl.data.intake import check_roles, client_ids, flags, real_tensor
 from tailorfl.data.labels import check_classes, from_zero, named
 from tailorfl.data.making import make_source
 from tailorfl.data.preparing import TABLE, RawTable, by_constants
@@ -114,14 +114,10 @@ def from_table(
     Raises:
         DataError: for an unreadable file, missing columns, empty or non-numeric cells (names column and row).
     """
-    name, frame = read_table(path)
-    folder = not isinstance(path, pd.DataFrame) and Path(path).expanduser().is_dir()
     if task not in get_args(Task):
         raise unknown("task", str(task), get_args(Task))
     check_roles(label, client, features, split, words, na_values)
-    owners = frame[FILE] if folder and client is None else None
-    if folder and client != FILE:
-        frame = frame.drop(columns=FILE)
+    name, frame, owners = owned_table(path, client)
     roles = made_roles(label, client, features, task, split, words, impute, indicator, na_values)
     inputs = roles.inputs(frame)
     need_columns(name, frame, [*roles.label, *roles.others, *inputs])
@@ -131,8 +127,6 @@ def from_table(
         )
     y, outputs, classes = target_columns(name, frame, roles.label, task)
     test = None if split is None else test_column(name, frame, split)
-    if client is not None:
-        owners = filled(name, frame, client)
     table = RawTable(frame, roles)
     info = {"features": tuple(inputs), "label": roles.label, **classes, TABLE: table}
     source = make_source(name, table.numbers(name), y, task, outputs, owners, test, info, unprepared=True)

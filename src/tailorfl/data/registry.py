@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from tailorfl import modules
-from tailorfl.data import hospitals, huggingface, images, own, synthetic, synthetic_classes
+from tailorfl.data import hospitals, huggingface, images, own, own_text, synthetic, synthetic_classes
 from tailorfl.data import instructions as answers
 from tailorfl.data import text as texts
 from tailorfl.data.source import Source
@@ -69,6 +69,10 @@ _SOURCES: dict[str, tuple[Callable[..., Source], str]] = {
     "table": (
         own.from_table,
         "own table, or a folder with one a client: .csv, .tsv, .parquet (options path, label, client, ...)",
+    ),
+    "text_table": (
+        own_text.from_texts,
+        "own texts with a label, in a table or a folder with one a client (options path, label, text, tokenizer, ...)",
     ),
     "huggingface": (
         huggingface.huggingface,

@@ -24,6 +24,8 @@ from tailorfl.errors import ConfigError, DataError
 
 TAKEN = ("val", "local", "participants", "global", "heldout", "official", "personal")
 """Names of sets and models of an evaluation, which a file cannot have."""
+NOT_OF_SHIFTS = ("path", "data_files", "client", "split")
+"""Options of the training data that a test set of its own does not have."""
 
 
 def own_shifts(
@@ -99,7 +101,7 @@ def _loaded(source: Source, given: Any, name: str | None, options: Mapping[str, 
         return given
     if "label" in source.info and not isinstance(given, Mapping):
         return _table(source, given)
-    left = {key: value for key, value in options.items() if key not in ("path", "data_files")}
+    left = {key: value for key, value in options.items() if key not in NOT_OF_SHIFTS}
     if source.x.dtype == torch.uint8 and source.x.dim() == 4 and name in (None, "folder"):
         if not isinstance(given, str | Path):
             raise DataError(f"expected a folder of images, but got {given!r}"[:200])

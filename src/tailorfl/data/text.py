@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 CORPORA = ("sst2", "sentiment140", "snli", "anli", "mrpc", "boolq")
 SIDES = ("right", "left")
+TEXTS = "texts"
+"""Key of `Source.info`: how a table of texts becomes token ids, see `reading_of`."""
 
 
 def text(
@@ -101,6 +103,17 @@ def token_info(words: Tokenizer) -> dict[str, Any]:
     return {"tokenizer": words.name, "pad": words.pad, "end": words.end, "vocabulary": words.size}
 
 
+def reading_of(text: str, second: str | None, length: int, padding: str) -> dict[str, Any]:
+    """What a source of texts says in `info[TEXTS]`: columns of a table of such texts, tokens a sample, side of padding.
+
+    Raises:
+        ConfigError: for an unknown side.
+    """
+    left_of(padding)
+    columns = {"text": text} if second is None else {"text": text, "second": second}
+    return {**columns, "length": length, "padding": padding}
+
+
 def left_of(padding: str) -> bool:
     """Whether rows are padded on the left.
 
@@ -131,6 +144,8 @@ def _source(
     padding: str,
     **groups: Any,
 ) -> Source:
+    second = "second" if "text_b" in frame and bool(frame["text_b"].astype(bool).any()) else None
+    reading = reading_of("text", second, length, padding)
     named = frame.drop_duplicates("label").set_index("label")["label_text"].sort_index()
     return Source(
         name=name,
@@ -139,6 +154,6 @@ def _source(
         task="classification",
         outputs=len(named),
         test=torch.tensor((frame["split"] == "test").tolist()),
-        info={"classes": tuple(str(n) for n in named), **token_info(words)},
+        info={"classes": tuple(str(n) for n in named), **token_info(words), TEXTS: reading},
         **groups,
     )

@@ -21,6 +21,7 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.preparing import PREPARATION, Preparation
 from tailorfl.data.scaling import SCALING, Scaling
 from tailorfl.data.source import Source
+from tailorfl.data.text import TEXTS
 from tailorfl.errors import RunError
 from tailorfl.experiments.jobs import Job, other_job
 from tailorfl.experiments.label_counts import label_counts
@@ -46,7 +47,7 @@ HARMLESS = (
 """Settings of an experiment that decide no number of one of its jobs; `methods` and `seeds` are its jobs."""
 FORCED = "forced.json"
 """Where a result folder says what was different when it was resumed all the same."""
-NAMED = ("classes", "features", "tokenizer", "pad", "vocabulary")
+NAMED = ("classes", "features", "tokenizer", "pad", "vocabulary", TEXTS)
 """What of a source's `info` names numbers."""
 MOST = 8
 """Differences that a message lists."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,9 @@ from tailorfl.data.constants import Constants
 from tailorfl.data.folder import SUFFIXES, load_image, stack_images
 from tailorfl.data.instruction_files import files_of
 from tailorfl.data.intake import read_table
+from tailorfl.data.own_text import tokenized
 from tailorfl.data.registry import load_source
+from tailorfl.data.text import TEXTS
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.experiments.deployed import restore
 from tailorfl.export.facts import facts_of
@@ -53,7 +55,8 @@ def predict(
 
     Args:
         folder: the folder of one exported model, or a result folder.
-        data: a table (file or frame), a folder of images or one image, or JSON lines of instructions.
+        data: a table of features or of texts (file or frame), a folder of images or one image, or JSON lines of
+            instructions.
         client: whose model, or "global"; needed for a result folder.
         method, seed, steps, source: of a result folder, as for `export`.
 
@@ -107,6 +110,8 @@ def _model(
 def _read(data: str | Path | pd.DataFrame, facts: Mapping[str, Any]) -> tuple[pd.DataFrame, Tensor]:
     """(what names each sample, the raw samples; of a table with constants the prepared ones)."""
     inputs, reading = facts["inputs"], facts["reading"]
+    if TEXTS in inputs:
+        return _text_table(data, inputs)
     if isinstance(data, pd.DataFrame):
         return _table(data, inputs)
     path = Path(data).expanduser()
@@ -125,20 +130,34 @@ def _table(data: Path | pd.DataFrame, inputs: Mapping[str, Any]) -> tuple[pd.Dat
     columns = [str(column) for column in frame.columns]
     constants = Constants.from_dict(inputs["preparation"], "model.json") if "preparation" in inputs else None
     wanted = list(inputs.get("features", columns) if constants is None else constants.columns)
-    if missing := [column for column in wanted if column not in columns]:
-        raise DataError(
-            f"table '{name}' lacks {', '.join(missing)}, which the model reads; it has: {', '.join(columns)}"
-        )
+    _check_columns(name, frame, wanted)
     if constants is None and len(wanted) != size:
         raise DataError(f"the model reads {size} numbers a row, but table '{name}' has {len(wanted)} columns")
-    if extra := [column for column in columns if column not in wanted]:
-        log.warning("table '%s': not read by the model: %s", name, ", ".join(extra))
-    if not len(frame):
-        raise DataError(f"table '{name}' has no rows")
     rows = pd.DataFrame({"row": range(len(frame))})
     if constants is not None:
         return rows, constants.inputs(frame, name)
     return rows, numeric(name, frame, wanted).reshape(-1, *inputs["shape"])
+
+
+def _text_table(data: str | Path | pd.DataFrame, inputs: Mapping[str, Any]) -> tuple[pd.DataFrame, Tensor]:
+    name, frame = read_table(data)
+    reading = inputs[TEXTS]
+    wanted = [reading[key] for key in ("text", "second") if key in reading]
+    _check_columns(name, frame, wanted)
+    return pd.DataFrame({"row": range(len(frame))}), tokenized(name, frame, reading, inputs["tokenizer"])
+
+
+def _check_columns(name: str, frame: pd.DataFrame, wanted: Sequence[str]) -> None:
+    """Raises DataError where a table lacks columns or rows; warns of columns that nobody reads."""
+    columns = [str(column) for column in frame.columns]
+    if missing := [column for column in wanted if column not in columns]:
+        raise DataError(
+            f"table '{name}' lacks {', '.join(missing)}, which the model reads; it has: {', '.join(columns)}"
+        )
+    if extra := [column for column in columns if column not in wanted]:
+        log.warning("table '%s': not read by the model: %s", name, ", ".join(extra))
+    if not len(frame):
+        raise DataError(f"table '{name}' has no rows")
 
 
 def _images(path: Path, inputs: Mapping[str, Any], reading: Mapping[str, Any]) -> tuple[pd.DataFrame, Tensor]:
@@ -165,8 +184,8 @@ def _texts(path: Path, inputs: Mapping[str, Any], reading: Mapping[str, Any]) ->
     options = {key: value for key, value in reading["options"].items() if key not in ("path", "samples")}
     if reading["data"] != INSTRUCTIONS or inputs["task"] == "generation":
         raise DataError(
-            "new texts are read for models of instructions with options (data=instructions, form choice) alone; of "
-            "others make token ids yourself and call the exported model"
+            "new texts are read for models of texts with a label, and of instructions with options (data=instructions, "
+            "form choice); of others make token ids yourself and call the exported model"
         )
     files = files_of(path)
     source = load_source(INSTRUCTIONS, path=str(path), **options)

@@ -1,0 +1,87 @@
+"""A user's own texts with a label: a table with a column of texts, or of pairs of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import pandas as pd
+from torch import Tensor
+
+from tailorfl.data.columns import filled, need_columns, owned_table, target_columns, test_column
+from tailorfl.data.intake import check_roles
+from tailorfl.data.making import make_source
+from tailorfl.data.source import Source, Task
+from tailorfl.data.text import TEXTS, left_of, reading_of, token_info
+from tailorfl.data.tokenizers import load_tokenizer, pair, single, stacked
+from tailorfl.errors import DataError, unknown
+
+
+def from_texts(
+    path: str | Path | pd.DataFrame,
+    label: str | Sequence[str],
+    text: str = "text",
+    second: str | None = None,
+    client: str | None = None,
+    task: Task = "classification",
+    split: str | None = None,
+    tokenizer: str = "byte",
+    length: int = 64,
+    padding: str = "right",
+) -> Source:
+    """A source from a CSV, TSV or parquet file, a folder of such files, or a data frame, one text a row.
+
+    Args:
+        path: the file, a folder in which each file is a client of its name, or a data frame in memory.
+        label, client, task, split: as for `tailorfl.data.own.from_table`; no generation.
+        text: the column of texts.
+        second: the column of a second text that goes with it, for pairs such as a question and a note; may be empty.
+        tokenizer: byte, minilm, a folder, or a name on the Hugging Face hub; that of the model.
+        length: tokens of a sample, marks included; of a longer text, the first third and the last two are kept.
+        padding: right for encoders, left for causal models.
+
+    Raises:
+        ConfigError: for an unknown side, or a length that marks fill.
+        DataError, MissingExtraError: for an unreadable file, missing columns, empty cells, or a missing tokenizer.
+    """
+    if task not in get_args(Task) or task == "generation":
+        raise unknown("task of texts", str(task), [one for one in get_args(Task) if one != "generation"])
+    check_roles(label, client, text, split)
+    name, frame, owners = owned_table(path, client)
+    labels = [label] if isinstance(label, str) else list(label)
+    need_columns(name, frame, [*labels, text, *(c for c in (second, client, split) if c is not None)])
+    reading = reading_of(text, second, length, padding)
+    if not len(frame):
+        raise DataError(f"table '{name}' has no rows")
+    y, outputs, classes = target_columns(name, frame, labels, task)
+    test = None if split is None else test_column(name, frame, split)
+    info = {**classes, **token_info(load_tokenizer(tokenizer)), TEXTS: reading}
+    x = tokenized(name, frame, reading, tokenizer)
+    return make_source(name, x, y, task, outputs, owners, test, info)
+
+
+def tokenized(name: str, frame: pd.DataFrame, reading: Mapping[str, Any], tokenizer: str) -> Tensor:
+    """int64 `[rows, length]` ids of the texts of a table.
+
+    Args:
+        name: of the table, for messages.
+        frame: has the columns of the reading.
+        reading: `Source.info["texts"]`.
+        tokenizer: name of the tokenizer.
+
+    Raises:
+        DataError: a text is missing.
+    """
+    words, length = load_tokenizer(tokenizer), int(reading["length"])
+    first = filled(name, frame, reading["text"]).astype(str)
+    second = reading.get("second")
+    if second is None:
+        rows = [single(words, one, length) for one in first]
+    else:
+        others = frame[second].astype(object).where(frame[second].notna(), "")
+        rows = [
+            pair(words, one, str(other), length) if str(other) else single(words, one, length)
+            for one, other in zip(first, others, strict=True)
+        ]
+    return stacked(rows, length, words.pad, left=left_of(reading["padding"]))
