@@ -45,6 +45,7 @@ COMMANDS: dict[str, list[str]] = {
     "reproduce": ["reproduce", "tiny.yaml", "--out", "reproduce", "--overwrite"],
     "report": ["report", "done", "--target", "0.01"],
     "check": ["check", "done"],
+    "gains": ["gains", "done"],
     "watch": ["watch", "done", "--once"],
     "list": ["list"],
     "list -- settings": ["list", "settings"],
@@ -73,7 +74,7 @@ COMMANDS: dict[str, list[str]] = {
     "theory cost": ["theory", "cost"],
     "theory dp": ["theory", "dp", "--target-epsilon", "8"],
 }
-SAME = ("report", "check", "list", "show", "theory")
+SAME = ("report", "check", "gains", "list", "show", "theory")
 """Commands that say the same each time, whose numbers must all be there at every width."""
 
 

@@ -13,9 +13,9 @@ from tailorfl.evaluation.predictions import Predictions
 from tailorfl.evaluation.temperature import FEWEST, HIGHEST, fitted, measures
 
 
-def said(outputs: np.ndarray, y: np.ndarray) -> Predictions:
+def said(outputs: np.ndarray, y: np.ndarray, task: str = "classification") -> Predictions:
     rows = np.arange(len(y))
-    return Predictions(np.zeros(len(y), dtype=np.int64), rows, y, outputs.astype(np.float32))
+    return Predictions(task, np.zeros(len(y), dtype=np.int64), rows, y, outputs.astype(np.float32))
 
 
 def drawn(task: str, scale: float, samples: int = 2000, seed: int = 0) -> Predictions:
@@ -24,14 +24,14 @@ def drawn(task: str, scale: float, samples: int = 2000, seed: int = 0) -> Predic
     logits = rng.normal(size=(samples, 1 if task == "binary" else 4)) * 1.5
     p = probabilities(task, logits)
     y = np.array([rng.choice(p.shape[1], p=row) for row in p])
-    return said(scale * logits, y)
+    return said(scale * logits, y, task)
 
 
 @pytest.mark.parametrize("task", ["classification", "binary"])
 @pytest.mark.parametrize("scale", [0.4, 1.0, 3.0])
 def test_the_temperature_is_where_the_likelihood_is_largest(task: str, scale: float) -> None:
     given = drawn(task, scale)
-    found = fitted(task, given)
+    found = fitted(given)
     assert found is not None
 
     def loss(log_t: float) -> float:
@@ -59,9 +59,9 @@ def test_the_temperature_is_where_the_likelihood_is_largest(task: str, scale: fl
 
 def test_a_temperature_mends_what_was_too_sure_and_changes_no_prediction() -> None:
     val, test = drawn("classification", 3.0, 2000), drawn("classification", 3.0, 2000, seed=1)
-    temperature = fitted("classification", val)
+    temperature = fitted(val)
     assert temperature is not None
-    before, after = measures("classification", test), measures("classification", test, temperature)
+    before, after = measures(test), measures(test, temperature)
     assert before["ece"] > 0.15
     assert after["ece"] < 0.05
     assert after["brier"] < before["brier"]
@@ -74,8 +74,8 @@ def test_a_temperature_mends_what_was_too_sure_and_changes_no_prediction() -> No
 def test_what_has_no_best_temperature_ends_at_a_bound_or_has_none() -> None:
     y = np.arange(40) % 2
     right = np.where(y[:, None] == np.arange(2), 2.0, -2.0)
-    assert fitted("classification", said(right, y)) == pytest.approx(1 / HIGHEST)
-    assert fitted("classification", said(-right, y)) == pytest.approx(HIGHEST)
-    assert fitted("classification", said(0 * right, y)) == 1.0
-    assert fitted("classification", said(right[: FEWEST - 1], y[: FEWEST - 1])) is None
-    assert fitted("classification", said(right * np.nan, y)) is None
+    assert fitted(said(right, y)) == pytest.approx(1 / HIGHEST)
+    assert fitted(said(-right, y)) == pytest.approx(HIGHEST)
+    assert fitted(said(0 * right, y)) == 1.0
+    assert fitted(said(right[: FEWEST - 1], y[: FEWEST - 1])) is None
+    assert fitted(said(right * np.nan, y)) is None

@@ -64,7 +64,9 @@ def column(shown: Any, table: str, number: int) -> list[str]:
 
 def test_every_chart_is_drawn_and_has_words(shown: Any) -> None:
     names = shown.eval_on_selector_all(".chart", "charts => charts.map(chart => chart.dataset.chart)")
-    assert {"round", "bytes", "gains", "against-1", "against-2", "labels", "worst"} == set(names)
+    assert {"round", "bytes", "gains", "against-1", "against-2", "reliability", "labels", "worst"} == set(
+        names
+    )
     for name in names:
         assert shown.locator(f"#chart-{name} svg path").count() > 3, name
         told = shown.locator(f"#chart-{name} [role=graphics-document], #chart-{name}[role=graphics-document]")

@@ -10,7 +10,19 @@ import typer
 from typer.core import TyperGroup
 
 import tailorfl
-from tailorfl.cli import advise, audit, bench, data, deploy, landscape, listing, pretrain, theory, watching
+from tailorfl.cli import (
+    advise,
+    audit,
+    bench,
+    data,
+    deploy,
+    gains,
+    landscape,
+    listing,
+    pretrain,
+    theory,
+    watching,
+)
 from tailorfl.cli.arguments import Imports, Quiet, given, hint
 from tailorfl.cli.export import command as export_command
 from tailorfl.cli.predict import command as predict_command
@@ -90,6 +102,7 @@ app.command("predict")(predict_command)
 app.command("server")(deploy.server)
 app.command("client")(deploy.client)
 app.command("landscape")(landscape.command)
+app.command("gains")(gains.command)
 app.command("list")(listing.list_command)
 app.command("show")(listing.show_command)
 app.command("watch")(watching.watch)

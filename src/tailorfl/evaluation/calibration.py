@@ -105,24 +105,25 @@ class Reliability:
     accuracy: Floats
 
     @classmethod
-    def of(cls, p: Floats, y: Ints) -> Reliability:
-        """The bins of probabilities [samples, classes] and classes [samples]; one of NaN where a probability is NaN."""
+    def of(cls, p: Floats, y: Ints, bins: int = BINS) -> Reliability:
+        """So many bins of probabilities [samples, classes] and classes [samples], fewer of fewer samples.
+
+        Where a probability is NaN it is one bin of NaN.
+        """
         predicted = p.argmax(axis=1)
         confidence = np.take_along_axis(p, predicted[:, None], axis=1)[:, 0]
-        return cls.binned(confidence, predicted == y)
+        return cls.binned(confidence, predicted == y, bins)
 
     @classmethod
-    def binned(cls, confidence: Floats, right: Bools) -> Reliability:
+    def binned(cls, confidence: Floats, right: Bools, bins: int = BINS) -> Reliability:
         """The bins of samples by their confidence and whether the prediction is right, [samples] each."""
         if np.isnan(confidence).any():
             return cls(np.array([len(right)]), np.array([NAN]), np.array([NAN]))
-        order = np.argsort(confidence, kind="stable")
-        ranked = confidence[order]
-        _, tie, count = np.unique(ranked, return_inverse=True, return_counts=True)
-        alike = np.bincount(tie, weights=right[order], minlength=len(count)) / count
-        bins = min(BINS, len(right))
-        sizes = np.array([len(part) for part in np.array_split(order, bins)] if bins else [], dtype=np.int64)
-        return cls(sizes, parts.means(ranked, sizes), parts.means(alike[tie], sizes))
+        if not len(right):
+            none = np.empty(0)
+            return cls(np.empty(0, dtype=np.int64), none, none)
+        order, cuts, sizes, accuracy = _bins(confidence, right[None], bins)
+        return cls(sizes, np.add.reduceat(confidence[order], cuts) / sizes, accuracy[0])
 
     @property
     def error(self) -> float:
@@ -138,8 +139,26 @@ def error_by_chance(p: Floats, rng: np.random.Generator) -> float:
     if not len(p) or np.isnan(p).any():
         return NAN
     confidence = p.max(axis=1)  # of the classes it matters alone whether the predicted one is right
-    drawn = rng.random((DRAWS, len(p))) < confidence
-    return float(np.mean([Reliability.binned(confidence, right).error for right in drawn]))
+    order, cuts, sizes, accuracy = _bins(confidence, rng.random((DRAWS, len(p))) < confidence)
+    gap = np.abs(accuracy - np.add.reduceat(confidence[order], cuts) / sizes)
+    return float((gap @ sizes / len(p)).mean())
+
+
+def _bins(confidence: Floats, right: Bools, bins: int = BINS) -> tuple[Ints, Ints, Ints, Floats]:
+    """Samples in the order of their bins, where bins begin, their sizes and accuracy for every row of `right`.
+
+    `confidence` [samples], at least one; `right` [rows, samples]; the accuracy is [rows, bins].
+    """
+    order = np.argsort(confidence, kind="stable")
+    _, first, tie, count = np.unique(
+        confidence[order], return_index=True, return_inverse=True, return_counts=True
+    )
+    alike = np.add.reduceat(right[:, order], first, axis=1, dtype=np.float64) / count
+    bins = min(bins, len(order))
+    each, rest = divmod(len(order), bins)
+    sizes = np.array([each + (b < rest) for b in range(bins)], dtype=np.int64)
+    cuts = parts.starts(sizes)
+    return order, cuts, sizes, np.add.reduceat(alike[:, tie], cuts, axis=1) / sizes
 
 
 def _numpy(values: Tensor | NDArray[Any]) -> Floats:

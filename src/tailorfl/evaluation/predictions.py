@@ -19,12 +19,14 @@ class Predictions:
     """Outputs and targets of single samples, of many clients behind one another.
 
     Attributes:
+        task: of the source.
         client: int64 [samples], whose they are.
         row: int64 [samples], which samples of the source.
         y: [samples, ...], the targets.
         outputs: float32 [samples, outputs], of the client's deployed model: of classes logits.
     """
 
+    task: str
     client: Ints
     row: Ints
     y: NDArray[Any]
@@ -33,11 +35,7 @@ class Predictions:
     def of(self, client: int) -> Predictions:
         """Returns those of one client."""
         mine = self.client == client
-        return Predictions(self.client[mine], self.row[mine], self.y[mine], self.outputs[mine])
-
-
-_NONE = np.empty(0, dtype=np.int64)
-EMPTY = Predictions(_NONE, _NONE, _NONE, np.empty((0, 1), dtype=np.float32))
+        return Predictions(self.task, self.client[mine], self.row[mine], self.y[mine], self.outputs[mine])
 
 
 class Kept:
@@ -70,7 +68,7 @@ class Kept:
             said = outputs.detach().cpu().float().numpy().reshape(len(mine), -1)
             whose = np.full(len(mine), client, dtype=np.int64)
             self._found[part].append(
-                Predictions(whose, mine.numpy(), source.targets(mine).cpu().numpy(), said)
+                Predictions(source.task, whose, mine.numpy(), source.targets(mine).cpu().numpy(), said)
             )
 
     @property
@@ -82,6 +80,9 @@ class Kept:
         """Returns what was noted of a part, in the order of clients."""
         found = sorted(self._found[name], key=lambda one: int(one.client[0]))
         if not found:
-            return EMPTY
-        columns = zip(*((one.client, one.row, one.y, one.outputs) for one in found), strict=True)
-        return Predictions(*(np.concatenate(column) for column in columns))
+            none = np.empty(0, dtype=np.int64)
+            return Predictions("", none, none, none, np.empty((0, 1), dtype=np.float32))
+        client, row, y, outputs = zip(
+            *((one.client, one.row, one.y, one.outputs) for one in found), strict=True
+        )
+        return Predictions(found[0].task, *map(np.concatenate, (client, row, y, outputs)))

@@ -9,7 +9,6 @@ loss is convex, so T is where its derivative mean(Σ_k p_k z_k − z_y) changes 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
@@ -23,14 +22,14 @@ FEWEST = 20
 """Validation samples from which on a temperature is fitted; fewer tell too little of probabilities."""
 
 
-def fitted(task: str, said: Predictions) -> float | None:
+def fitted(said: Predictions) -> float | None:
     """Returns the temperature of one client's validation part.
 
     None with fewer than `FEWEST` samples, and of a model whose outputs are not finite.
     """
     if len(said.y) < FEWEST or not np.isfinite(said.outputs).all():
         return None
-    logits, y = _logits(task, said.outputs), said.y.ravel().astype(np.int64)
+    logits, y = _logits(said), said.y.ravel().astype(np.int64)
 
     def slope(log_beta: float) -> float:
         beta = float(np.exp(log_beta))
@@ -49,15 +48,15 @@ def fitted(task: str, said: Predictions) -> float | None:
     return float(np.exp(-brentq(slope, -end, end, xtol=1e-10)))
 
 
-def measures(task: str, said: Predictions, temperature: float = 1.0) -> dict[str, float]:
+def measures(said: Predictions, temperature: float = 1.0) -> dict[str, float]:
     """Returns ece, brier and nll (mean negative log-likelihood) of one client's samples; NaN without any."""
-    p, y = probabilities(task, said.outputs, temperature), said.y.ravel().astype(np.int64)
-    logits = _logits(task, said.outputs) / temperature
+    p, y = probabilities(said.task, said.outputs, temperature), said.y.ravel().astype(np.int64)
+    logits = _logits(said) / temperature
     nll = logsumexp(logits, axis=1) - logits[np.arange(len(y)), y] if len(y) else np.array([np.nan])
     return {"ece": Reliability.of(p, y).error, "brier": brier(p, y), "nll": float(nll.mean())}
 
 
-def _logits(task: str, outputs: NDArray[np.float32]) -> Floats:
+def _logits(said: Predictions) -> Floats:
     """Of every class, float64 [samples, classes]."""
-    found = outputs.astype(np.float64)
-    return np.concatenate([np.zeros_like(found), found], axis=1) if task == "binary" else found
+    found = said.outputs.astype(np.float64)
+    return np.concatenate([np.zeros_like(found), found], axis=1) if said.task == "binary" else found

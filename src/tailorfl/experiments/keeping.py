@@ -64,7 +64,7 @@ def finish(kept: Kept, job: Job, sim: Simulation, store: RunStore) -> dict[str, 
         predictions.save(store.path, test)
     if "val" not in kept.parts:
         return {}
-    frame = calibrated(sim.federation.source.task, test, kept.part("val"), sim.federation.names)
+    frame = calibrated(test, kept.part("val"), sim.federation.names)
     text = io.StringIO()
     frame.to_csv(text, index=False, lineterminator="\n")
     write_text(store.path / CALIBRATION, text.getvalue())
@@ -79,14 +79,14 @@ def finish(kept: Kept, job: Job, sim: Simulation, store: RunStore) -> dict[str, 
     return {"calibration": {"by": job.config.eval.calibrate, "clients": len(both), **means}}
 
 
-def calibrated(task: str, test: Predictions, val: Predictions, names: Any) -> Any:
+def calibrated(test: Predictions, val: Predictions, names: Any) -> Any:
     """Returns a frame with a row a client: its temperature, and what it does to its test part."""
     import pandas as pd
 
     rows = []
     for client in np.union1d(test.client, val.client).tolist():
         mine, seen = test.of(client), val.of(client)
-        temperature = fitted(task, seen)
+        temperature = fitted(seen)
         row = {
             "client": client,
             "name": str(names[client]),
@@ -94,7 +94,7 @@ def calibrated(task: str, test: Predictions, val: Predictions, names: Any) -> An
             "samples": len(mine.y),
             "temperature": np.nan if temperature is None else temperature,
         }
-        before, after = measures(task, mine), measures(task, mine, temperature or 1.0)
+        before, after = measures(mine), measures(mine, temperature or 1.0)
         for measure, value in before.items():
             row[measure] = value
             row[f"{measure}_calibrated"] = np.nan if temperature is None else after[measure]

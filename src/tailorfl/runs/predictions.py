@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 from tailorfl.errors import RunError
@@ -10,6 +9,7 @@ from tailorfl.evaluation.predictions import Predictions
 from tailorfl.runs.files import replacing, reporting
 
 NAME = "predictions.safetensors"
+ARRAYS = ("client", "row", "y", "outputs")
 
 
 def save(folder: Path, said: Predictions) -> None:
@@ -17,20 +17,21 @@ def save(folder: Path, said: Predictions) -> None:
     from safetensors.numpy import save_file
 
     with replacing(folder / NAME) as part:
-        save_file({name: array.copy() for name, array in asdict(said).items()}, part)
+        arrays = {name: getattr(said, name).copy() for name in ARRAYS}
+        save_file(arrays, part, metadata={"task": said.task})
 
 
 def load(folder: Path) -> Predictions | None:
     """Returns the predictions of a job, None where none were kept. Raises RunError where they are damaged."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from safetensors import SafetensorError, safe_open
 
     if not (folder / NAME).is_file():
         return None
     with reporting(folder / NAME, "read"):
         try:
-            return Predictions(**load_file(folder / NAME))
-        except (SafetensorError, TypeError) as error:
+            with safe_open(folder / NAME, framework="numpy") as file:
+                return Predictions(file.metadata()["task"], *(file.get_tensor(name) for name in ARRAYS))
+        except (SafetensorError, TypeError, KeyError) as error:
             raise RunError(
                 f"'{folder / NAME}' is damaged ({error}); restore it from a copy, or delete it"
             ) from error

@@ -16,6 +16,7 @@ from tailorfl.experiments.page.labels import labels
 from tailorfl.experiments.page.look import Look
 from tailorfl.experiments.page.others import comparison, paired_differences, privacy, took_part, what_was_run
 from tailorfl.experiments.page.parts import Part, Table
+from tailorfl.experiments.page.single import single_clients
 from tailorfl.experiments.page.tuning import tuning
 from tailorfl.experiments.published import beside, notes
 from tailorfl.runs.files import encode
@@ -58,6 +59,8 @@ def _parts(
     data, left_out = data | rows, left_out + lost
     points, rows, lost = clients(result, look)
     data, left_out = data | rows, left_out + lost
+    single, rows, lost = single_clients(result, look)
+    data, left_out = data | rows, left_out + lost
     spread, rows, lost = labels(result)
     data, left_out = data | rows, left_out + lost
     worst, rows = worst_clients(result, look)
@@ -80,6 +83,7 @@ def _parts(
         pairs,
         lines,
         points,
+        *single,
         spread,
         worst,
         sets,

@@ -1,0 +1,117 @@
+"""Intervals by resampling, against scipy's bootstrap, formulas, and metrics of the resampled samples one by one."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn import metrics as reference
+
+from tailorfl.evaluation.bootstrap import RESAMPLES, _draws, interval, resampled, value
+from tailorfl.evaluation.calibration import probabilities
+from tailorfl.evaluation.predictions import Predictions
+
+
+def said(task: str, samples: int = 60, seed: int = 0, client: int = 3, better: float = 1.0) -> Predictions:
+    rng = np.random.default_rng(seed)
+    classes = 4 if task == "classification" else 2
+    y = rng.integers(0, classes, samples)
+    logits = rng.normal(size=(samples, classes))
+    logits[np.arange(samples), y] += better
+    outputs = logits[:, 1:] - logits[:, :1] if task == "binary" else logits
+    return Predictions(
+        task, np.full(samples, client), np.arange(samples), y, np.ascontiguousarray(outputs, dtype=np.float32)
+    )
+
+
+BY_SCIKIT_LEARN = {
+    ("classification", "accuracy"): lambda y, p: reference.accuracy_score(y, p.argmax(1)),
+    ("classification", "balanced_accuracy"): lambda y, p: reference.balanced_accuracy_score(y, p.argmax(1)),
+    ("binary", "balanced_accuracy"): lambda y, p: reference.balanced_accuracy_score(y, p.argmax(1)),
+    ("binary", "macro_f1"): lambda y, p: reference.f1_score(y, p.argmax(1), average="macro"),
+    ("binary", "auc"): lambda y, p: reference.roc_auc_score(y, p[:, 1]),
+    ("classification", "brier"): lambda y, p: reference.brier_score_loss(y, p, scale_by_half=False),
+    ("classification", "auc"): lambda y, p: reference.roc_auc_score(y, p, multi_class="ovr"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # scikit-learn warns of classes that a resample lacks
+@pytest.mark.parametrize(("task", "metric"), BY_SCIKIT_LEARN)
+def test_every_resample_is_measured_as_scikit_learn_measures_it(task: str, metric: str) -> None:
+    given, of = said(task), BY_SCIKIT_LEARN[task, metric]
+    p = probabilities(task, given.outputs)
+    assert value(metric, given) == pytest.approx(of(given.y, p))
+    found = resampled(metric, given, seed=5, resamples=50)
+    drawn = np.concatenate(list(_draws(5, given, 50)))
+    assert drawn.shape == (50, 60)
+    assert found == pytest.approx([of(given.y[rows], p[rows]) for rows in drawn])
+
+
+def test_intervals_are_those_of_scipy() -> None:
+    given = said("classification", samples=200)
+    right = (given.outputs.argmax(1) == given.y).astype(float)
+    found = interval(resampled("accuracy", given, seed=0))
+    assert found is not None
+    theirs = stats.bootstrap((right,), np.mean, method="percentile", n_resamples=20_000, rng=1)
+    assert found.low == pytest.approx(theirs.confidence_interval.low, abs=0.012)
+    assert found.high == pytest.approx(theirs.confidence_interval.high, abs=0.012)
+    assert found.low < right.mean() < found.high
+
+
+def test_a_gain_is_paired_so_that_what_two_models_share_cancels() -> None:
+    alone = said("classification", samples=150, better=1.5)
+    outputs = alone.outputs.copy()
+    outputs[:10] = 0
+    outputs[np.arange(10), alone.y[:10]] = 1  # ten samples are right now; nothing else changes
+    now = Predictions(alone.task, alone.client, alone.row, alone.y, outputs)
+    gains = resampled("accuracy", now, seed=0) - resampled("accuracy", alone, seed=0)
+    found = interval(gains)
+    assert found is not None
+    assert found.low >= 0
+    other = resampled("accuracy", now, seed=1) - resampled("accuracy", alone, seed=0)
+    unpaired = interval(other)
+    assert unpaired is not None
+    assert unpaired.high - unpaired.low > 2 * (found.high - found.low)
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    """Of 300 test parts of 100 samples with an accuracy of 0.7, about 95 % have it in their interval."""
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(300):
+        right = (rng.random(100) < 0.7).astype(np.int64)
+        outputs = np.stack([right, 1 - right], axis=1).astype(np.float32)
+        rows = np.arange(100)
+        part = Predictions(
+            "classification", np.zeros(100, dtype=np.int64), rows, np.zeros(100, dtype=np.int64), outputs
+        )
+        found = interval(resampled("accuracy", part, seed=int(rng.integers(1 << 30)), resamples=400))
+        assert found is not None
+        held += found.low <= 0.7 <= found.high
+    assert 0.90 <= held / 300 <= 0.98
+
+
+def test_what_is_undefined_has_no_interval() -> None:
+    given = said("binary", samples=8)
+    y = np.zeros(8, dtype=np.int64)
+    one_class = Predictions("binary", given.client, given.row, y, given.outputs)
+    assert math.isnan(value("auc", one_class))
+    assert interval(resampled("auc", one_class, seed=0)) is None
+    y = y.copy()
+    y[0] = 1  # a third of the resamples lack it
+    assert (
+        interval(resampled("auc", Predictions("binary", given.client, given.row, y, given.outputs), 0))
+        is None
+    )
+    assert interval(resampled("accuracy", one_class, seed=0)) is not None
+
+
+def test_resamples_depend_on_seed_client_and_size_alone() -> None:
+    one, better = said("classification"), said("classification", better=3.0, seed=9)
+    draws = [np.concatenate(list(_draws(s, p, 20))) for s, p in ((0, one), (0, better), (1, one))]
+    assert np.array_equal(draws[0], draws[1])
+    assert not np.array_equal(draws[0], draws[2])
+    other = said("classification", client=4)
+    assert not np.array_equal(draws[0], np.concatenate(list(_draws(0, other, 20))))
+    assert len(resampled("accuracy", one, 0)) == RESAMPLES
