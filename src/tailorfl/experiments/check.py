@@ -51,6 +51,7 @@ def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
     from tailorfl.experiments.jobs import Job
     from tailorfl.experiments.making import train_config
     from tailorfl.experiments.privacy import privacy_of
+    from tailorfl.rounds.buffered import check_buffered
     from tailorfl.rounds.malicious import check_malicious
     from tailorfl.rounds.private_updates import check_private
     from tailorfl.rounds.robust import check_robust
@@ -66,6 +67,8 @@ def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
     privacy = privacy_of(job)
     check_robust(made, config.server.robust, None if privacy is None else privacy.level)
     check_malicious(made, config.system.malicious)
+    if config.system.mode == "buffered" and not made.pooled:
+        check_buffered(made, config.fraction, made.sampled(config.sampling), privacy)
     if privacy is not None and config.budget != "rounds":
         raise ConfigError(
             f"budget={config.budget} lets the training find out how many rounds a method gets, but train.dp finds its "

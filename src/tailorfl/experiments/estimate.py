@@ -28,6 +28,7 @@ from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.experiments.privacy import planned, spent
 from tailorfl.experiments.reductions import remarks
+from tailorfl.rounds.buffered import Buffered
 from tailorfl.rounds.groups import by_group
 from tailorfl.rounds.sampling import sampled_clients
 from tailorfl.rounds.simulation import Simulation
@@ -80,6 +81,8 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
         TailorflError: the experiment cannot be built; the message says why.
     """
     torch.set_num_threads(config.threads)
+    # What is tried are rounds beyond those of a recorded run.
+    config = config.model_copy(update={"system": config.system.model_copy(update={"trace": None})})
     seed = config.data.seed_of(config.seeds[0])
     federation = make_federation(config, seed)
     rows: dict[str, dict[str, Any]] = {}
@@ -165,7 +168,7 @@ def _add_seconds(
 
 def _privacy(job: Job, sim: Simulation) -> dict[str, float]:
     """The noise of a job and the largest ε at its end, where it is private; nothing is trained for that."""
-    if sim.level is None:
+    if sim.level is None or isinstance(sim, Buffered):  # whose cohorts nobody knows before
         return {}
     found = spent(job, sim, planned(job, sim))
     assert found is not None

@@ -18,6 +18,7 @@ from tailorfl.experiments.models import make_model
 from tailorfl.experiments.privacy import Simulated, with_privacy
 from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.acceptance import Trace
+from tailorfl.rounds.buffered import Buffered
 from tailorfl.rounds.groups import assign_by_size
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.store import TRACE
@@ -84,6 +85,8 @@ def make_simulation(
 
     method = make_method(job.method.name, job.method.options)
     trace = None if method.pooled else trace_of(job)
+    if kind is Simulation and config.system.mode == "buffered" and not method.pooled:
+        kind = Buffered
 
     def build(sample_dp: SampleDP | None, client_dp: ClientDP | None) -> Simulation:
         return kind(

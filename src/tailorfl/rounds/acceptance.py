@@ -53,7 +53,7 @@ class Acceptance:
     sampled: tuple[Annotated[int, Field(ge=0, strict=True)], ...]
     """The clients whose replies would count, in rising order."""
     answers: tuple[Answer, ...]
-    """One of every client that was asked to train, in rising order."""
+    """One of every client that was asked, in rising order; of buffered rounds one of every training that ended."""
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """How long the round lasted."""
     simulated: bool = True
@@ -78,8 +78,8 @@ class Acceptance:
 
     @property
     def reached(self) -> tuple[int, ...]:
-        """The clients that received the message of the round, in rising order."""
-        return tuple(sorted({a.client for a in self.answers if a.fate != "unavailable"}))
+        """The clients that received a message, in rising order, once for each."""
+        return tuple(sorted(a.client for a in self.answers if a.fate != "unavailable"))
 
     def refused(self, clients: Collection[int], reason: str) -> Acceptance:
         """Returns it with the replies of `clients` refused for a reason."""

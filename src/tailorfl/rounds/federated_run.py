@@ -110,6 +110,9 @@ class FederatedRun:
         self.clock = 0.0
         for one in trace or ():
             self.check_asked(one)
+            if any(a.version is not None for a in one.answers) != (system.mode == "buffered"):
+                other = "synchronous" if system.mode == "buffered" else "buffered"
+                raise ConfigError(f"the trace is of {other} rounds; set system.mode={other}")
 
     def _check_enough(self, robust: RobustConfig) -> None:
         """Raises ConfigError where a rule needs more clients of an architecture than a round has."""

@@ -128,10 +128,10 @@ class Simulation(FederatedRun):
             part.group.states.commit(part.ids)
         self.server = server
         self._book(done, asked)
-        if acceptance is not None:
-            self.clock += acceptance.seconds or 0.0
+        if collected.acceptance is not None:
+            self.clock += collected.acceptance.seconds or 0.0
             heard = {i for part in done for i in part.ids}
-            self.ledger.book("training", uses_unheard(self, message, acceptance, heard))
+            self.ledger.book("training", uses_unheard(self, message, collected.acceptance, heard))
         self.traffic.add(traffic)
         gradients = sum(part.gradients for part in done)
         self.gradients += gradients
@@ -164,13 +164,22 @@ class Simulation(FederatedRun):
                 parts.append(self._train(group, ids, message_for(message, group, where)))
         return Collected(parts, acceptance)
 
-    def _train(self, group: Group, ids: tuple[int, ...], message: TensorDict | PerClient) -> Trained:
+    def _train(
+        self,
+        group: Group,
+        ids: tuple[int, ...],
+        message: TensorDict | PerClient,
+        older: tuple[int, TensorDict] | None = None,
+    ) -> Trained:
+        """Returns what clients make of a message; `older` is the (version, server's state) it is of, if not of now."""
+        round, server = (self.round, self.server) if older is None else older
         record = self._record()
-        visit = Visit.of(self.local, replace(self.cohort(ids), record=record), message)
+        cohort = self.population.cohort(ids, round, self.train)
+        visit = Visit.of(self.local, replace(cohort, record=record), message)
         with torch.no_grad():
             found = self.engine.train(visit, group.states)
         part = self.trained(group, ids, found, message, record)
-        return self.malicious.sent(self.method, self.server, part, self.round)
+        return self.malicious.sent(self.method, server, part, round)
 
     def trained(
         self,
@@ -280,10 +289,8 @@ class Simulation(FederatedRun):
         if acceptance is not None:
             reached = acceptance.reached
             if isinstance(message, PerClient):
-                got = set(reached)
-                rows = torch.tensor(
-                    [k for k, i in enumerate(acceptance.asked) if i in got], dtype=torch.int64
-                )
+                place = {i: k for k, i in enumerate(acceptance.asked)}
+                rows = torch.tensor([place[i] for i in reached], dtype=torch.int64)
                 message = PerClient(message.payloads, message.rows[rows])
         everyone = range(self.participants) if self.method.reaches_all else reached
         return count_traffic(message, self.groups, done, sampled, everyone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 from tailorfl.core.messages import Broadcast, count_down, count_up
@@ -54,8 +55,9 @@ def uses_unheard(
     run: FederatedRun, message: Broadcast, acceptance: Acceptance, heard: Collection[int]
 ) -> dict[int, Uses]:
     """Returns the private training of clients that were reached and not `heard`: they may have sent what it gave."""
-    unheard = set(acceptance.reached) - set(heard)
+    trained = (a for a in acceptance.answers if a.fate != "unavailable")
+    unheard = Counter(a.client for a in trained if not (a.answered and a.client in heard))
     if run.train.dp is None or not unheard:
         return {}
     _, uses = work_of(run, message, acceptance.asked, run.round)
-    return {i: mine for i, mine in uses.items() if i in unheard}
+    return {i: Counter({use: n * unheard[i] for use, n in uses[i].items()}) for i in unheard if i in uses}

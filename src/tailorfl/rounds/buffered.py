@@ -1,0 +1,254 @@
+"""Buffered asynchronous rounds (FedBuff: Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation",
+AISTATS 2022), for every method whose server needs the mean of its clients' replies and nothing else.
+
+    a client starts with the server's state of version k, and trains; at its end τ aggregations were done meanwhile
+    Δ_i = reply_i − anchor_k            what a reply is measured from (`Method.anchor`), in version k
+    reply_i ← anchor_{k+τ} + s(τ) Δ_i   s(τ) = 1/√(1 + τ), or 1
+    after K replies: the method's own `aggregate` of them; the version is counted up
+
+So FedAvg's server becomes w ← w + Σ a_i s(τ_i) Δ_i, with its optimizer where it has one. The a_i are the run's
+weights within the buffer; the paper's are 1/K (`weights: uniform`). Running statistics and whole numbers stay as they
+were sent.
+
+| symbol | name |
+|---|---|
+| K | `system.buffer` |
+| clients that train at once | `system.concurrency` |
+| s | `system.staleness` |
+| k | `Answer.version` |
+
+Departures: a client whose update is in the buffer starts again only after the aggregation, so none is in it twice; the
+release divides s(τ) by s(1), sums without 1/K and flushes a buffer that is filled in part at the end of an epoch.
+Private states change when a client ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.messages import Broadcast
+from tailorfl.core.method import Method, methods
+from tailorfl.errors import ConfigError
+from tailorfl.rounds.acceptance import Acceptance
+from tailorfl.rounds.devices import Work
+from tailorfl.rounds.events import Buffer, Timeline
+from tailorfl.rounds.groups import Group, by_group, message_for
+from tailorfl.rounds.one_round import Collected, RoundResult, Trained
+from tailorfl.rounds.simulation import Simulation
+from tailorfl.rounds.system import System
+from tailorfl.rounds.updates import Updates, anchor_of
+from tailorfl.rounds.work import work_of
+from tailorfl.settings.experiment import DEFAULT, Sampling
+from tailorfl.settings.privacy import PrivacyConfig
+from tailorfl.settings.system import SystemConfig
+from tailorfl.training import tree
+
+USUAL_BUFFER = 10
+
+
+def check_buffered(
+    method: Method, fraction: float, sampling: Sampling, privacy: PrivacyConfig | None = None
+) -> None:
+    """Nothing if a method can have buffered rounds with these settings of a run.
+
+    Raises:
+        ConfigError: its server needs more than a mean, clients train that are not asked, or there are no cohorts.
+    """
+    if not method.averages_replies:
+        able = sorted(n for n, m in methods().items() if not m.pooled and m().averages_replies)
+        raise ConfigError(
+            f"the server of {method.title} makes more of its clients' replies than their mean, so replies to older "
+            f"versions of its state cannot stand beside others, as mode=buffered has them; methods that can: "
+            f"{', '.join(able)}"
+        )
+    if method.participation == "all" or method.reaches_all:
+        raise ConfigError(
+            f"{method.title} involves all clients in every round (participation=all, or a message to everybody), and "
+            "with mode=buffered there is no such moment; take participation=sampled"
+        )
+    if fraction != 1 or sampling != "uniform":
+        raise ConfigError(
+            "with mode=buffered clients are drawn one by one, uniformly, so fraction and sampling say nothing; leave "
+            "them out and set system.concurrency"
+        )
+    if privacy is not None and privacy.level == "client":
+        raise ConfigError(
+            "client-level privacy is accounted for cohorts of one version of the model, and with mode=buffered there "
+            "are none; take mode=synchronous, or train.dp.level=sample"
+        )
+    if privacy is not None and privacy.epsilon is not None:
+        raise ConfigError(
+            "the noise for an epsilon is found from the cohorts of all rounds, which with mode=buffered nobody knows "
+            "before; give train.dp.noise"
+        )
+
+
+class Buffered(Simulation):
+    """A simulation whose rounds are aggregations of a buffer; arguments as of `Simulation`.
+
+    Raises:
+        ConfigError: the method or a setting has no buffered rounds, or there are fewer clients than a buffer holds.
+    """
+
+    def __init__(self, *args: Any, system: SystemConfig = DEFAULT.system, **settings: Any) -> None:
+        super().__init__(*args, system=system, **settings)
+        check_buffered(self.method, self.fraction, self.sampling)
+        if self.client_dp is not None:
+            check_buffered(self.method, 1.0, "uniform", PrivacyConfig(level="client", clip=1.0, noise=0.0))
+        clients = self.participants
+        usual = min(USUAL_BUFFER, max(1, clients // 2))
+        replies = usual if system.buffer is None else system.buffer
+        concurrency = clients if system.concurrency is None else system.concurrency
+        for name, number in (("buffer", replies), ("concurrency", concurrency)):
+            if number > clients:
+                raise ConfigError(
+                    f"system.{name}={number} is more than the {clients} clients, each of which trains once at a "
+                    f"time and is in the buffer once; set system.{name}={clients} at most"
+                )
+        found = self.system or System.of(system, self.seed, self.federation.names)
+        self.buffer = Buffer(found, self.seed, clients, replies, concurrency)
+        self.staleness = system.staleness
+        self.timeline = Timeline()
+        self.versions: dict[int, TensorDict] = {}
+        """States of the server before this one that clients still train from."""
+
+    def weight(self, age: int) -> float:
+        """Returns s(τ), what an update counts that is `age` aggregations old."""
+        return 1.0 / math.sqrt(1.0 + age) if self.staleness == "polynomial" else 1.0
+
+    def step(
+        self,
+        sampled: tuple[int, ...] | None = None,
+        training: tuple[int, ...] | None = None,
+        acceptance: Acceptance | None = None,
+    ) -> RoundResult:
+        """Goes on until the buffer is full and aggregates it; with clients that are named, does a plain round of them.
+
+        Raises:
+            DivergenceError, ConfigError: as in `Simulation`.
+            RunError: no client can be reached any more.
+        """
+        if sampled is not None or training is not None:
+            return super().step(sampled, training, acceptance)
+        timeline = self.timeline
+        if acceptance is None and self.trace is None:
+            acceptance, timeline = self.buffer.until_full(timeline, self.round, self._work)
+        version, server = self.round, self.server
+        done = super().step(acceptance=acceptance)
+        self.timeline = timeline
+        needed = timeline.versions if self.trace is None else self._played_later(self.round)
+        self.versions = {k: s for k, s in {**self.versions, version: server}.items() if k in needed}
+        return done
+
+    def _work(self, clients: Sequence[int]) -> Mapping[int, Work]:
+        ids = tuple(clients)
+        if not self.buffer.system.devices.takes_time:
+            return dict.fromkeys(ids, Work(0, 0, 0))
+        return work_of(self, self.method.broadcast(self.server, ids), ids, self.round)[0]
+
+    def _played_later(self, after: int) -> frozenset[int]:
+        """The versions that clients of a recorded run started from that end after so many rounds."""
+        later = (a for one in self.trace or () if one.round > after for a in one.answers if a.answered)
+        return frozenset(a.version for a in later if a.version is not None)
+
+    def _collect(
+        self,
+        message: Broadcast,
+        sampled: tuple[int, ...],
+        training: tuple[int, ...],
+        acceptance: Acceptance | None,
+    ) -> Collected:
+        """Returns the replies of a full buffer, each trained from its own version, as if sent to the present one."""
+        if acceptance is None:
+            return super()._collect(message, sampled, training, acceptance)
+        started: dict[int, list[int]] = {}
+        for answer in acceptance.answers:
+            if answer.answered:
+                started.setdefault(self.round if answer.version is None else answer.version, []).append(
+                    answer.client
+                )
+        parts: dict[str, list[Trained]] = {}
+        for version in sorted(started):
+            ids = tuple(sorted(started[version]))
+            server = self._state_of(version)
+            sent = self.method.broadcast(server, ids)
+            for group, where in by_group(self.groups, ids):
+                mine = tuple(ids[k] for k in where)
+                part = self._train(group, mine, message_for(sent, group, where), (version, server))
+                now = message_for(
+                    message, group, [training.index(i) for i in mine]
+                )  # what the present version would send
+                parts.setdefault(group.name, []).append(self._as_of_now(part, server, now, version))
+        groups = {group.name: group for group in self.groups}
+        place = {i: k for k, i in enumerate(training)}
+        joined = [_joined(groups[name], found, message, place) for name, found in parts.items()]
+        return Collected(joined, acceptance)
+
+    def _state_of(self, version: int) -> TensorDict:
+        if version == self.round:
+            return self.server
+        if version not in self.versions:
+            raise ConfigError(
+                f"a client started from version {version}, which is not kept in round {self.round + 1}: the trace was "
+                "recorded with other rounds before this one"
+            )
+        return self.versions[version]
+
+    def _as_of_now(self, part: Trained, then: TensorDict, message: Any, version: int) -> Trained:
+        """Returns a part with its replies as they would be of the present version: its anchors + s(τ) Δ."""
+        age = self.round - version
+        if age == 0:
+            return part
+        buffers = part.group.model.buffers
+        old = Updates.of(part.replies, anchor_of(self.method, then, part), buffers)
+        present = replace(part, message=message)
+        new = Updates.of(part.replies, anchor_of(self.method, self.server, present), buffers)
+        scaled = {path: change * self.weight(age) for path, change in old.changes.items()}
+        return replace(present, replies=new.with_changes(scaled))
+
+    def dump(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Returns (tensors, facts) from which `load` continues exactly, with clients that are still training."""
+        tensors, facts = super().dump()
+        for version, server in self.versions.items():
+            tensors |= {f"versions/{version}/{p}": t for p, t in tree.leaves(server)}
+        return tensors, {**facts, "timeline": self.timeline.dump(), "versions": sorted(self.versions)}
+
+    def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Restores what `dump` returned."""
+        super().load(tensors, facts)
+        self.timeline = Timeline.load(facts["timeline"])
+        self.versions = {}
+        for version in facts["versions"]:
+            place = f"versions/{version}/"
+            mine = {p.removeprefix(place): t.clone() for p, t in tensors.items() if p.startswith(place)}
+            self.versions[int(version)] = tree.fill(self.server, mine)
+
+
+def _joined(group: Group, parts: Sequence[Trained], message: Broadcast, place: Mapping[int, int]) -> Trained:
+    """Returns the parts of one architecture as one, in rising order of clients; `place` of each among the receivers."""
+    ids = [i for part in parts for i in part.ids]
+    order = torch.tensor(sorted(range(len(ids)), key=ids.__getitem__), dtype=torch.int64)
+    ranked = tuple(ids[k] for k in order.tolist())
+    return Trained(
+        group,
+        ranked,
+        _stacked([part.replies for part in parts], order),
+        _stacked([part.metrics for part in parts], order),
+        torch.cat([part.finite for part in parts])[order],
+        message_for(message, group, [place[i] for i in ranked]),
+        {i: uses for part in parts for i, uses in part.uses.items()},
+        sum(part.gradients for part in parts),
+    )
+
+
+def _stacked(stacks: Sequence[TensorDict], order: Tensor) -> TensorDict:
+    leaves = [dict(tree.leaves(stack)) for stack in stacks]
+    joined = ((p, torch.cat([found[p] for found in leaves])[order]) for p in leaves[0])
+    return tree.nest(joined, [len(order)])
