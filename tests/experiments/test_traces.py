@@ -97,3 +97,32 @@ def test_a_trace_that_cannot_be_played_is_refused_before_anything_starts(tmp_pat
     dp = {"dp": {"level": "client", "clip": 1.0, "noise": 1.0}}
     with pytest.raises(ConfigError, match="nobody seeing who takes part"):
         tailorfl.run({**SMALL, **secret, "train": dp, "system": {"trace": str(short)}}, out=tmp_path / "d")
+
+
+FAULTS: dict[str, Any] = {
+    "speed": {"kind": "lognormal", "median": 30.0},
+    "availability": {"kind": "wave", "share": 0.8, "period": 20.0},
+    "stragglers": {"share": 0.4, "factor": 3, "redraw": "round"},
+    "dropout": 0.1,
+}
+
+
+@pytest.mark.parametrize("mode", [{"deadline": 5.0, "min_replies": 2}, {"mode": "buffered", "buffer": 2}])
+def test_a_simulated_system_is_resumed_and_played_again(mode: dict[str, Any], tmp_path: Path) -> None:
+    """With clients in the middle of their training where rounds are buffered."""
+    settings = {**SMALL, "seeds": [0], "rounds": 6, "system": {**FAULTS, **mode}}
+    for name in ("whole", "cut"):
+        tailorfl.run(settings, out=tmp_path / name)
+    for job in (tmp_path / "cut").glob("*/seed-0"):
+        with RunStore.open(job) as store:
+            store.truncate_after(5)
+            store.mark("interrupted")
+    tailorfl.run(settings, out=tmp_path / "cut", resume=True)
+    found = records(tmp_path / "whole")
+    assert records(tmp_path / "cut") == found
+    replay = {**settings, "system": {**settings["system"], "trace": str(tmp_path / "whole")}}
+    tailorfl.run(replay, out=tmp_path / "again")
+    assert records(tmp_path / "again") == found
+    times = [r["simulated_seconds"] for r in found["ditto/seed-0/rounds.jsonl"]]
+    assert times == sorted(times)
+    assert times[-1] > 0

@@ -145,6 +145,14 @@ def test_too_few_replies_change_nothing() -> None:
         ("refused", TOO_FEW),
         ("late", ""),
     ]
+    again = simulation("ditto", rounds=1)
+    played = again.step(acceptance=done.acceptance)  # though it does not ask for four replies itself
+    assert digest(again) == before
+    assert (played.acceptance, again.traffic, again.gradients) == (
+        done.acceptance,
+        sim.traffic,
+        sim.gradients,
+    )
     sim.step(acceptance=absent(3, (0, 1, 2, 3, 4), {1: "lost"}))
     assert digest(sim) != before
 
@@ -154,7 +162,7 @@ def test_a_reply_that_is_not_finite_is_refused_and_played_again() -> None:
     refused = Acceptance(1, (0, 1, 2, 3, 4), answers).refused((2,), NOT_FINITE)
     assert refused.answered == (0, 1, 2, 3, 4)
     assert refused.absent == ()
-    assert refused.refused(refused.asked, TOO_FEW).answered == ()
+    assert refused.refused(refused.asked, TOO_FEW).absent == (0, 1, 2, 3, 4)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ Fate = Literal["accepted", "refused", "late", "lost", "unavailable"]
 NOT_FINITE = "not finite"
 """Why a reply is refused that holds NaN or infinity; in a replay such a client trains again, and again in vain."""
 TOO_FEW = "too few replies"
-"""Why replies are refused of a round that has fewer than it needs."""
+"""Why replies are refused of a round that has fewer than it needs; in a replay such clients train again, too."""
 
 
 class Answer(NamedTuple):
@@ -40,8 +40,8 @@ class Answer(NamedTuple):
 
     @property
     def answered(self) -> bool:
-        """Whether a reply arrived in time: it counts, or only what is in it is to blame."""
-        return self.fate == "accepted" or (self.fate == "refused" and self.reason == NOT_FINITE)
+        """Whether a reply arrived in time: it counts, or what is in it or beside it is to blame."""
+        return self.fate == "accepted" or (self.fate == "refused" and self.reason in (NOT_FINITE, TOO_FEW))
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,19 @@ class Acceptance:
 
     @property
     def answered(self) -> tuple[int, ...]:
-        """The clients whose reply arrived in time, finite or not, in rising order."""
+        """The clients whose reply arrived in time, whether it counted or not, in rising order."""
         return tuple(sorted(a.client for a in self.answers if a.answered))
 
     @property
     def absent(self) -> tuple[int, ...]:
         """The clients that were asked and took no part, in rising order."""
-        return tuple(sorted(set(self.asked) - set(self.answered)))
+        there = {a.client for a in self.answers if a.answered and a.reason != TOO_FEW}
+        return tuple(sorted(set(self.asked) - there))
+
+    @property
+    def too_few(self) -> bool:
+        """Whether there were fewer replies than the round needed, so that it had no effect."""
+        return any(a.reason == TOO_FEW for a in self.answers)
 
     @property
     def reached(self) -> tuple[int, ...]:

@@ -107,6 +107,7 @@ class Simulation(FederatedRun):
         # Under client-level privacy an update that is not finite counts as none: that there was one must not show.
         counted = accepted if self.client_dp is None else done
         enough = sum(i in wanted for t in counted for i in t.ids) >= self.min_replies
+        enough = enough and (acceptance is None or not acceptance.too_few)
         if acceptance is not None:
             acceptance = acceptance.refused(() if self.client_dp else rejected, NOT_FINITE)
             acceptance = acceptance if enough else acceptance.refused(acceptance.asked, TOO_FEW)
