@@ -16,12 +16,12 @@ from tailorfl.data.build import build
 from tailorfl.data.constants import Constants, combine
 from tailorfl.data.federation import Federation
 from tailorfl.data.intake import read_table
-from tailorfl.data.one_client import own_rows
+from tailorfl.data.one_client import own_rows, own_source, own_strata
 from tailorfl.data.own import from_table
-from tailorfl.data.source import strata_of
 from tailorfl.data.splits import read_split
 from tailorfl.data.summaries import Summary, made_roles, summarise
 from tailorfl.errors import ConfigError, DataError
+from tailorfl.experiments.fingerprint import meaning
 
 NUMBERS = ["age", "dose"]
 WORDS = ["pain", "sex"]
@@ -86,17 +86,20 @@ def test_a_client_with_its_own_file_alone_has_the_same_bits(folder: Path, by: st
     rule, sizes = read_split({"test": 0.3}, official=False), [len(frames[name]) for name in names]
     told, parts = [], {}
     for client, name in enumerate(names):
-        alone = Constants(roles=roles, columns={}, classes=summarise(frames[name], roles, [], name).classes)
-        strata = strata_of(alone.targets(frames[name]), roles.task).numpy()
-        parts[name] = own_rows(client, sizes, strata, rule, seed=5)
-        told.append(json.dumps(summarise(frames[name], roles, parts[name][0], name).to_dict()))
-    sent = json.dumps(combine([Summary.from_dict(json.loads(one)) for one in told]).to_dict())
+        parts[name] = own_rows(client, sizes, own_strata(frames[name], roles, name), rule, seed=5)
+        told.append(
+            json.dumps(summarise(frames[name], roles, parts[name][0], name).to_dict(), sort_keys=True)
+        )
+    sent = json.dumps(combine([Summary.from_dict(json.loads(one)) for one in told]).to_dict(), sort_keys=True)
     start = 0
     for client, name in enumerate(names):
         constants = Constants.from_dict(json.loads(sent))
         if by == "client":
             constants = constants.fitted_to(frames[name], parts[name][0], name)
+        alone = own_source(whole.source.name, frames[name], constants)
         x, y = constants.apply(frames[name])
+        assert torch.equal(alone.x, x)
+        assert {**meaning(alone), "preparation": 0} == {**meaning(whole.source), "preparation": 0}
         for part, rows in zip(("train", "val", "test"), parts[name], strict=True):
             theirs = whole.part(part)[client]  # type: ignore[arg-type]
             assert theirs.tolist() == (rows + start).tolist(), (name, part)

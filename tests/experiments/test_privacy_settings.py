@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -224,6 +226,37 @@ def test_samples_scaled_by_statistics_of_private_ones_are_refused(level: str) ->
         return
     with pytest.raises(ConfigError, match=r"one sample changes all others.*leave out data.normalise=client"):
         make_simulation(job, federation)
+
+
+@pytest.mark.parametrize("level", ["sample", "client"])
+@pytest.mark.parametrize("by", ["federated", "client"])
+def test_constants_that_clients_make_together_are_no_secret_of_one(
+    level: str, by: str, tmp_path: Path
+) -> None:
+    """A table's words are encoded alike for all, so a client tells its own to others; public constants tell nothing."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"site": ["a", "b"] * 30, "age": rng.normal(size=60), "ward": ["x", "y", "z"] * 20})
+    frame.assign(ill=rng.choice(["yes", "no"], 60)).to_csv(tmp_path / "table.csv", index=False)
+    columns = {"age": {"kind": "number", "mean": 0.5}, "ward": {"kind": "word", "levels": ["x", "y"]}}
+    (tmp_path / "public.json").write_text(json.dumps({"roles": {"label": ["ill"]}, "columns": columns}))
+    train = {"lr": 0.1, "dp": {"clip": 1.0, "noise": 1.0, "level": level}}
+    data = {
+        "name": "table",
+        "path": str(tmp_path / "table.csv"),
+        "options": {"label": "ill", "client": "site"},
+    }
+    given = settings(methods=[{"name": "fedavg", "weights": "uniform"}], train=train, model="logistic")
+    for more in (
+        {"normalise": by},
+        {"options": {**data["options"], "constants": str(tmp_path / "public.json")}},
+    ):
+        config = parse({**given, "data": {**data, **more}})
+        job = Job(config, config.methods[0], 0)
+        if "normalise" not in more:
+            make_simulation(job, make_federation(config, 0))
+            continue
+        with pytest.raises(ConfigError, match=rf"so one {level} changes all others.*data.options.constants"):
+            make_simulation(job, make_federation(config, 0))
 
 
 def test_heart_is_private_with_public_constants_only(need_data: Any) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from tailorfl.data.intake import FILE, read_table
 from tailorfl.data.labels import check_classes
 from tailorfl.data.source import Task
-from tailorfl.data.words import in_order, word_of
+from tailorfl.data.words import in_order, words_in
 from tailorfl.errors import DataError, nearest
 
 
@@ -137,13 +137,13 @@ def class_names(name: str, frame: pd.DataFrame, labels: Sequence[str]) -> tuple[
         raise DataError(
             f"table '{name}': a task with classes has one label column, but {len(labels)} are given"
         )
-    return tuple(in_order([word_of(value) for value in filled(name, frame, labels[0])]))
+    return tuple(in_order(words_in(filled(name, frame, labels[0]))))
 
 
 def class_numbers(name: str, frame: pd.DataFrame, label: str, classes: Sequence[str]) -> Tensor:
     """int64 `[rows]` place of each row's class among `classes`. Raises DataError for a class that is none of them."""
     place = {known: number for number, known in enumerate(classes)}
-    words = [word_of(value) for value in filled(name, frame, label)]
+    words = words_in(filled(name, frame, label))
     if unknown := [word for word in words if word not in place]:
         shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
         raise DataError(f"class '{unknown[0]}' does not occur in the training data, which have {shown}")

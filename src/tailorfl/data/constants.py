@@ -17,7 +17,7 @@ from torch import Tensor
 from tailorfl.data.cells import numbers_of, tidy, words_of
 from tailorfl.data.columns import class_numbers, need_columns, numeric, target_tensor
 from tailorfl.data.rows import Ints
-from tailorfl.data.summaries import CLASSES, ColumnSummary, Finite, Record, Roles, Summary, moments
+from tailorfl.data.summaries import CLASSES, Columns, ColumnSummary, Finite, Record, Roles, Summary, moments
 from tailorfl.data.words import in_order
 from tailorfl.errors import DataError
 
@@ -51,17 +51,19 @@ class WordColumn(Record):
     indicator: bool = False
 
 
-class Constants(Record):
+class Constants(Columns):
     """How raw rows become inputs and targets of a model; JSON by `to_dict`, `from_dict`.
 
     Attributes:
         roles: what columns mean.
-        columns: by feature, in the order in which models read them.
+        columns: by feature.
+        order: of the features, in which models read them; by default that of `columns`.
         classes: names of the classes in the order of their numbers; empty for other tasks.
     """
 
     roles: Roles
     columns: dict[str, Annotated[NumberColumn | WordColumn, Field(discriminator="kind")]]
+    order: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
 
     @property

@@ -65,7 +65,9 @@ def standardised(federation: Federation, by: Normalisation) -> Federation:
     info = {
         **source.info,
         SCALING: Scaling(mean, deviation, names, before=source.info.get(SCALING)),
-        PRIVATE_SCALING: PrivateScaling(_WHOSE[by], f"leave out data.normalise={by}{too}"),
+        PRIVATE_SCALING: PrivateScaling(
+            _WHOSE[by], f"leave out data.normalise={by}{too}", shared=by == "federated"
+        ),
     }
     return replace(federation, source=replace(source, x=scaled, info=info))
 

@@ -1,14 +1,21 @@
-"""The training, validation and test rows of one client that knows its own labels and how many rows the others have."""
+"""A client that has only its own table: its training, validation and test rows, and its samples by common constants."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 
 from tailorfl.data.build import stream
+from tailorfl.data.columns import class_names
+from tailorfl.data.constants import Constants
+from tailorfl.data.preparing import FITTED, PREPARATION, Preparation
 from tailorfl.data.rows import Ints, Rows
+from tailorfl.data.scaling import PRIVATE_SCALING
+from tailorfl.data.source import Source, strata_of
 from tailorfl.data.splits import Split, split_clients
+from tailorfl.data.summaries import CLASSES, Roles
 from tailorfl.errors import DataError
 
 
@@ -25,7 +32,7 @@ def own_rows(
         client: its number, counted from 0.
         sizes: rows of every client's table, in the order of the clients.
         strata: `[sizes[client]]` int64, of its own rows, numbered in any way that keeps their order: the class among
-            its own classes, see `tailorfl.data.source.strata_of`.
+            its own classes, see `own_strata`.
         rule: what becomes of samples, see `tailorfl.data.splits.read_split`.
         seed: of the data, `DataConfig.seed_of(seed of the run)`.
 
@@ -51,3 +58,38 @@ def own_rows(
     parts = split_clients(everyone, known, rule.shares(len(rows), rng), rng)
     train, val, test = (part[client] - everyone.starts[client] for part in parts)
     return train, val, test
+
+
+def own_strata(frame: pd.DataFrame, roles: Roles, name: str = "table") -> Ints:
+    """`[rows]` int64 labels by which a client's rows are balanced, of its own table.
+
+    Raises:
+        DataError: the label is missing or not as the task has it; `name` is the client's, for messages.
+    """
+    classes = class_names(name, frame, roles.label) if roles.task in CLASSES else ()
+    y = Constants(roles=roles, columns={}, classes=classes).targets(frame, name)
+    strata: Ints = strata_of(y, roles.task).numpy()
+    return strata
+
+
+def own_source(name: str, frame: pd.DataFrame, constants: Constants) -> Source:
+    """Returns a client's samples as the whole federation has them: its rows of that `Source`, to the bit.
+
+    Args:
+        name: of the source.
+        frame: the client's table, all rows.
+        constants: those of all (`combine`), or with `data.normalise=client` its own (`Constants.fitted_to`).
+
+    Raises:
+        DataError: the table does not fit them.
+    """
+    x, y = constants.apply(frame, name)
+    named = {"classes": constants.classes} if constants.classes else {}
+    info = {
+        "features": constants.names,
+        "label": constants.roles.label,
+        **named,
+        PREPARATION: Preparation(constants),
+        PRIVATE_SCALING: FITTED,
+    }
+    return Source(name, x, y, constants.roles.task, constants.outputs, info=info)

@@ -34,6 +34,13 @@ TABLE = "table"
 PREPARATION = "preparation"
 """Key of `Source.info`: the `Preparation` that made `Source.x` of a table."""
 
+FITTED = PrivateScaling(
+    "constants of training rows of all clients",
+    "a file of them as data.options.constants, without data.normalise",
+    shared=True,  # levels of words and what fills columns that a client never measured, even where means are its own
+)
+"""What is said of a table that is prepared by constants of its own rows."""
+
 
 @dataclass(frozen=True, eq=False)
 class RawTable:
@@ -169,14 +176,11 @@ def prepared(federation: Federation, by: Normalisation) -> Federation:
             name, mine = federation.names[client], frame.iloc[rows]
             own[name] = everyone.fitted_to(mine, train, name)
             x[torch.from_numpy(rows)] = own[name].inputs(mine, name)
-    whose = "each client's own training rows" if by == "client" else "the training rows of all clients"
     info = {
         **_without_table(source),
         "features": everyone.names,
         PREPARATION: Preparation(everyone, own),
-        PRIVATE_SCALING: PrivateScaling(
-            f"constants of {whose}", f"data.options.constants=FILE, without data.normalise={by}"
-        ),
+        PRIVATE_SCALING: FITTED,
     }
     return replace(federation, source=replace(source, x=x, info=info))
 

@@ -73,7 +73,9 @@ class PrivateScaling:
     Attributes:
         by: whose statistics, in words.
         instead: what to set for constants that depend on no sample.
+        shared: whether they are of several clients, so that one client changes the samples of others.
     """
 
     by: str
     instead: str
+    shared: bool = False

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tailorfl.data.cells import Kind, kind_of, numbers_of, tidy, words_of
 from tailorfl.data.columns import class_names, need_columns
@@ -61,6 +61,21 @@ class Record(BaseModel):
             raise DataError(
                 f"{where or f'a {cls.__name__}'} is not as expected: {place}: {first['msg']}"
             ) from error
+
+
+class Columns(Record):
+    """A record of features in an order, which JSON keeps even where something sorts the keys of objects."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ordered(cls, given: Any) -> Any:
+        columns = given.get("columns") if isinstance(given, dict) else None
+        if not isinstance(columns, dict):
+            return given
+        order = given.get("order") or list(columns)
+        if sorted(order) != sorted(columns):
+            raise ValueError("order should name each of the columns once")
+        return {**given, "order": tuple(order), "columns": {name: columns[name] for name in order}}
 
 
 class Roles(Record):
@@ -139,14 +154,15 @@ class ColumnSummary(Record):
     levels: tuple[str, ...] = ()
 
 
-class Summary(Record):
+class Summary(Columns):
     """What one client tells of its table.
 
     Attributes:
         name: of the client, for messages.
         roles: what it took the columns for.
         rows: training rows.
-        columns: by feature, in the order of its table.
+        columns: by feature.
+        order: of the features in its table; by default that of `columns`.
         classes: the names of the classes that it has, in its training rows or others; empty for other tasks.
     """
 
@@ -154,6 +170,7 @@ class Summary(Record):
     roles: Roles
     rows: Annotated[int, Field(ge=0)]
     columns: dict[str, ColumnSummary]
+    order: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
 
 

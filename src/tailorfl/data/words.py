@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 _DECIMAL = re.compile(r"[+-]?\d+(\.\d+)?")
 
@@ -23,6 +24,15 @@ def word_of(value: Any) -> str:
             return str(int(number)) if abs(number) < 2**53 else str(value).strip()
         return str(number)
     return str(value)
+
+
+def words_in(values: pd.Series[Any]) -> list[str]:
+    """Returns the words of a column without empty cells."""
+    if values.dtype == object:  # where True and 1 are the same key
+        return [word_of(value) for value in values]
+    codes, different = pd.factorize(values)
+    names = [word_of(value) for value in different]
+    return [names[code] for code in codes]
 
 
 def in_order(words: Sequence[str]) -> list[str]:

@@ -54,14 +54,16 @@ def check_data(source: Source, level: PrivacyLevel | None) -> None:
     """Nothing if what was done with the samples before training is covered by privacy of a level.
 
     Raises:
-        ConfigError: samples were scaled by statistics of private ones, so that one sample changes all others.
+        ConfigError: samples were scaled by statistics of private ones, so that one sample, or one client, changes all
+            others.
     """
     scaled: PrivateScaling | None = source.info.get(PRIVATE_SCALING)
-    if level == "sample" and scaled is not None:
-        raise ConfigError(
-            f"the samples of '{source.name}' are scaled by {scaled.by}, so one sample changes all others, which "
-            f"sample-level privacy does not cover; scale them by public constants ({scaled.instead})"
-        )
+    if level is None or scaled is None or not (level == "sample" or scaled.shared):
+        return
+    raise ConfigError(
+        f"the samples of '{source.name}' are scaled by {scaled.by}, so one {level} changes all others, which "
+        f"{level}-level privacy does not cover; scale them by public constants ({scaled.instead})"
+    )
 
 
 def check_objective(source: Source, train: TrainConfig) -> None:
