@@ -90,7 +90,7 @@ def server_state(result: ExperimentResult) -> dict[str, Tensor]:
     return {n.removeprefix("server/"): t for n, t in tensors.items() if n.startswith("server/")}
 
 
-def private_state(folder: Path, config: ExperimentConfig, client: int) -> dict[str, Tensor]:
+def private_state(folder: Path, config: ExperimentConfig, client: int | str) -> dict[str, Tensor]:
     """The newest private state on a client's disk."""
     job = Job(config, config.methods[0], config.seeds[0])
     place = folder / f"state-{client}" / config.name / job.folder

@@ -16,6 +16,7 @@ import torch
 from tailorfl.data.federation import Federation, Part
 from tailorfl.data.public import subset
 from tailorfl.data.rows import Ints
+from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError
 
@@ -23,6 +24,8 @@ HOLLOW = "hollow"
 """Key of `Source.info`: True where all samples of clients are elsewhere, as on the server."""
 TOLD = ("classes", "features", "tokenizer", "pad", "vocabulary")
 """What of a source's `info` is told to the server: what names its numbers, and no number."""
+FITTED = "fitted"
+"""Of what is known of a source: whether its samples are prepared by statistics of private ones."""
 PARTS: tuple[Part, ...] = ("train", "val", "test")
 
 
@@ -62,6 +65,7 @@ def source_facts(source: Source) -> dict[str, Any]:
         "std": None if source.std is None else list(source.std),
         "augment": source.augment,
         "credit": source.credit is not None,
+        FITTED: PRIVATE_SCALING in source.info,
         "info": {key: source.info[key] for key in TOLD if key in source.info},
     }
 
@@ -85,7 +89,7 @@ def hollow_source(facts: Mapping[str, Any]) -> Source:
             outputs=int(facts["outputs"]),
             mean=None if facts["mean"] is None else tuple(facts["mean"]),
             std=None if facts["std"] is None else tuple(facts["std"]),
-            info={**info, HOLLOW: True},
+            info={**info, **_private(facts), HOLLOW: True},
             credit=torch.zeros(1, int(facts["outputs"])) if facts["credit"] else None,
             augment=facts["augment"],
         )
@@ -136,6 +140,13 @@ def hollow_federation(
         server=held,
         public=public,
     )
+
+
+def _private(facts: Mapping[str, Any]) -> dict[str, Any]:
+    if not facts.get(FITTED):
+        return {}
+    by = PrivateScaling("constants of clients' training rows", "data.options.constants=FILE")
+    return {PRIVATE_SCALING: by}
 
 
 def _name(dtype: torch.dtype) -> str:

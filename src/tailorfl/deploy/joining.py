@@ -7,6 +7,7 @@ from pathlib import Path
 from tailorfl import modules
 from tailorfl.deploy.member import Member, Told
 from tailorfl.deploy.own_data import OwnData, Share
+from tailorfl.deploy.own_table import OwnTable
 from tailorfl.deploy.packet import LARGEST
 from tailorfl.errors import ConfigError
 
@@ -47,4 +48,5 @@ def own_data(data: str | Path | None, name: str | None) -> OwnData:
                 "experiment's own data"
             )
         return Share(name)
-    raise ConfigError("own files are not there yet")
+    path = Path(data).expanduser()
+    return OwnTable(path.stem if name is None else name, path)

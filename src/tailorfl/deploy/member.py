@@ -97,6 +97,7 @@ class Member:
         return {
             "hello": self._hello,
             "describe": self._describe,
+            "summarise": self._summarise,
             "setup": self._setup,
             "train": self._train,
             "evaluate": self._evaluate,
@@ -126,9 +127,22 @@ class Member:
     def _describe(self, asked: Packet) -> Packet:
         config = self._experiment(asked.fact("experiment", dict))
         found = self.data.described(config, asked.fact("seed", int))
-        self._told(f"described its data: {sum(found.sizes.values())} samples of '{found.source['name']}'")
+        self._told(f"described its data: {sum(found.sizes.values())} samples")
         facts = {"index": found.index, "total": found.total, "sizes": found.sizes, "source": found.source}
-        return Packet("describe", {**facts, "summary": found.summary})
+        return Packet("describe", facts)
+
+    def _summarise(self, asked: Packet) -> Packet:
+        config, rows = self._experiment(asked.fact("experiment", dict)), asked.fact("rows", list)
+        names = asked.fact("names", list)
+        if (
+            self.data.name not in names
+            or len(rows) != len(names)
+            or not all(isinstance(n, int) for n in rows)
+        ):
+            raise MessageError("a message 'summarise' does not say how many rows each client has")
+        number, seed = names.index(self.data.name), asked.fact("seed", int)
+        found = self.data.summary(config, seed, number, rows, asked.fact("given", bool))
+        return Packet("summarise", {"sizes": found.sizes, "summary": found.summary})
 
     def _experiment(self, given: Mapping[str, Any]) -> ExperimentConfig:
         try:
@@ -146,7 +160,7 @@ class Member:
         if self.data.name not in agreement.names:
             raise MessageError(f"the federation has no client '{self.data.name}'")
         number = agreement.names.index(self.data.name)
-        own = self.data.own(job.config, job.seed, number, agreement.prepared, agreement.sizes)
+        own = self.data.own(job.config, job.seed, number, agreement.prepared)
         for part in PARTS:
             if own.sizes[part] != agreement.sizes[part][number]:
                 raise MessageError(

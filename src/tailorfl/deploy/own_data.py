@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,16 +21,27 @@ class Described:
     Attributes:
         index, total: its number and how many there are, where the experiment's own data give them; None where clients
             are ordered by name.
-        sizes: how many samples it has in "train", "val" and "test", or before they are split in "all".
-        source: see `tailorfl.data.hollow.source_facts`.
-        summary: what common constants are made of, where raw samples are prepared by some.
+        sizes: how many samples it has in "train", "val" and "test"; of its own table before it is split in "all".
+        source: see `tailorfl.data.hollow.source_facts`; of its own table the names of the features.
     """
 
     index: int | None
     total: int | None
     sizes: dict[str, int]
     source: dict[str, Any]
-    summary: Any = None
+
+
+@dataclass(frozen=True)
+class Summarised:
+    """What a client tells of its own table once it knows how many rows the others have.
+
+    Attributes:
+        sizes: how many samples it has in "train", "val" and "test".
+        summary: what the constants of all are made of, see `tailorfl.data.summaries`.
+    """
+
+    sizes: dict[str, int]
+    summary: dict[str, Any]
 
 
 class OwnData(Protocol):
@@ -40,7 +52,12 @@ class OwnData(Protocol):
     def described(self, config: ExperimentConfig, seed: int) -> Described:
         """Returns what the server is told for an experiment with a seed. Raises DataError where they do not fit."""
 
-    def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any, sizes: Any) -> Own:
+    def summary(
+        self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int], given: bool
+    ) -> Summarised:
+        """Returns what is told of the client's own table as the client `number` of clients with these rows."""
+
+    def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> Own:
         """Returns the samples as the client `number` of the federation has them."""
 
     def public(self, config: ExperimentConfig, seed: int) -> Source | None:
@@ -65,7 +82,13 @@ class Share:
             number, len(federation), own_part(federation, number).sizes, source_facts(federation.source)
         )
 
-    def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any, sizes: Any) -> Own:
+    def summary(
+        self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int], given: bool
+    ) -> Summarised:
+        """Is not asked of it. Raises DataError."""
+        raise DataError(f"client '{self.name}' has no file of its own")
+
+    def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> Own:
         """Returns this client's samples, in the order of the simulation."""
         return own_part(self._federation(config, seed), number)
 

@@ -29,7 +29,7 @@ LARGEST = 2**31
 DIGEST = 32
 _FACTS = "tailorfl"
 
-Kind = Literal["hello", "describe", "setup", "train", "evaluate", "finish", "goodbye", "failure"]
+Kind = Literal["hello", "describe", "summarise", "setup", "train", "evaluate", "finish", "goodbye", "failure"]
 """What a packet asks for; its answer is of the same kind, or a failure."""
 
 

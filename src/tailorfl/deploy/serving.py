@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.hollow import PARTS, hollow_federation, hollow_source
 from tailorfl.data.public import subset
 from tailorfl.data.source import Source
+from tailorfl.data.summaries import Summary
 from tailorfl.deploy.agreement import Agreement
 from tailorfl.deploy.member import OWN_SETS
+from tailorfl.deploy.own_table import CONSTANTS, check_data, common
 from tailorfl.deploy.packet import Packet
 from tailorfl.deploy.remote import Line, Remote, evaluate_remotely
 from tailorfl.deploy.roster import Answer, Roster, missing
@@ -101,15 +103,17 @@ class Deployment:
         answers = self.roster.ask(dict.fromkeys(sorted(present), question), config.deploy.round_seconds)
         described = {name: _described(name, answer) for name, answer in answers.items()}
         names = _in_order(described)
-        sizes: dict[str, list[int]] = {
-            part: [int(described[n]["sizes"][part]) for n in names] for part in PARTS
-        }
-        facts = _common([(n, described[n]["source"]) for n in names])
+        shares, prepared = described[names[0]]["index"] is not None, None
+        if shares:
+            sizes = _sizes({name: described[name]["sizes"] for name in names})
+            facts = _common([(n, described[n]["source"]) for n in names])
+        else:
+            sizes, facts, prepared = self._tables(config, seed, {name: described[name] for name in names})
         if not any(sizes["test"]):
             raise DataError("no client has test samples, so nothing could be measured; see data.split")
-        public, server = self._of_server(config, seed, facts, described[names[0]]["index"] is not None)
+        public, server = self._of_server(config, seed, facts, shares)
         federation = hollow_federation(hollow_source(facts), names, sizes, public=public, server=server)
-        self._known[id(federation)] = federation, facts, None
+        self._known[id(federation)] = federation, facts, prepared
         self._told(f"{len(names)} clients with {sum(sizes['train']):,} training samples: {', '.join(names)}")
         return federation
 
@@ -134,6 +138,20 @@ class Deployment:
                 f"set deploy.clients={len(present)}"
             )
         return present
+
+    def _tables(
+        self, config: ExperimentConfig, seed: int, described: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[dict[str, list[int]], dict[str, Any], dict[str, Any]]:
+        """(sizes, what a model has to know, by what rows are prepared) of clients with tables of their own."""
+        check_data(config.data)
+        names, rows = list(described), [int(found["sizes"]["all"]) for found in described.values()]
+        facts = {"experiment": config.to_dict(), "seed": seed, "names": names, "rows": rows}
+        question = Packet("summarise", {**facts, "given": CONSTANTS in config.data.options})
+        answers = self.roster.ask(dict.fromkeys(names, question), config.deploy.round_seconds)
+        told = {name: _told_of(name, answer) for name, answer in answers.items()}
+        features = [str(name) for name in described[names[0]]["source"]["features"]]
+        prepared, source = common(config.data, features, rows, [summary for _, summary in told.values()])
+        return _sizes({name: sizes for name, (sizes, _) in told.items()}), source, prepared
 
     def _of_server(
         self, config: ExperimentConfig, seed: int, facts: Mapping[str, Any], shares: bool
@@ -197,13 +215,37 @@ def _described(name: str, answer: Answer) -> Mapping[str, Any]:
     packet = answer.packet
     try:
         sizes, _ = packet.fact("sizes", dict), packet.fact("source", dict)
-        if any(not isinstance(sizes.get(part), int) or sizes[part] < 0 for part in PARTS):
-            raise MessageError(f"its sizes are {str(sizes)[:80]}")
         if packet.facts.get("index") is not None:
             packet.fact("index", int)
-    except MessageError as error:
+            _check_sizes(sizes, PARTS)
+        else:
+            _check_sizes(sizes, ("all",))
+            packet.fact("source", dict)["features"]
+    except (MessageError, KeyError) as error:
         raise RunError(f"what client '{name}' says of its data cannot be used: {error}") from error
     return packet.facts
+
+
+def _told_of(name: str, answer: Answer) -> tuple[dict[str, int], Summary]:
+    """(sizes, summary) of a client with a table of its own. Raises RunError where it has not told them."""
+    if answer.packet is None:
+        raise RunError(f"client '{name}' does not summarise its data: {answer.reason}")
+    try:
+        sizes = answer.packet.fact("sizes", dict)
+        _check_sizes(sizes, PARTS)
+        return sizes, Summary.from_dict(answer.packet.fact("summary", dict), "its summary")
+    except (MessageError, DataError) as error:
+        raise RunError(f"what client '{name}' tells of its data cannot be used: {error}") from error
+
+
+def _check_sizes(sizes: Mapping[str, Any], parts: Sequence[str]) -> None:
+    if any(not isinstance(sizes.get(part), int) or sizes[part] < 0 for part in parts):
+        raise MessageError(f"its sizes are {str(sizes)[:80]}")
+
+
+def _sizes(told: Mapping[str, Mapping[str, int]]) -> dict[str, list[int]]:
+    """Returns the sizes of all clients by part."""
+    return {part: [int(sizes[part]) for sizes in told.values()] for part in PARTS}
 
 
 def _in_order(described: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -1,0 +1,207 @@
+"""One client's own table: what is told of it in two steps, and the samples that it has in the federation.
+
+First every client tells how many rows it has. From all of these each finds its own training rows, as the simulation of
+the same files would (`tailorfl.data.one_client`), and tells a summary of them, of which the server makes the constants
+that prepare everybody's rows alike (`tailorfl.data.summaries`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tailorfl.data.build import public_set
+from tailorfl.data.constants import Constants, combine, read_constants
+from tailorfl.data.hollow import FITTED, Own
+from tailorfl.data.intake import read_table
+from tailorfl.data.one_client import own_rows
+from tailorfl.data.own import from_table
+from tailorfl.data.preparing import PREPARATION, TABLE, Preparation, RawTable, by_constants, plain
+from tailorfl.data.rows import Ints
+from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
+from tailorfl.data.source import Source
+from tailorfl.data.splits import read_split
+from tailorfl.data.summaries import CLASSES, Summary, summarise
+from tailorfl.deploy.own_data import Described, Summarised
+from tailorfl.errors import ConfigError, DataError
+from tailorfl.settings.data import DataConfig
+from tailorfl.settings.experiment import ExperimentConfig
+
+CONSTANTS = "constants"
+"""Option of a table: constants that are given. The server reads the file and sends what is in it."""
+
+
+class OwnTable:
+    """A CSV, TSV or parquet file of one client's rows."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name, self.path = name, path
+        self._read: tuple[tuple[DataConfig, tuple[str, ...]], Source] | None = None
+
+    def described(self, config: ExperimentConfig, seed: int) -> Described:
+        """Returns how many rows there are, and the names of the features."""
+        source = self._source(config.data)
+        return Described(None, None, {"all": len(source)}, {"features": list(source.info["features"])})
+
+    def summary(
+        self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int], given: bool
+    ) -> Summarised:
+        """Returns the sizes of this client's parts, and what the constants of all are made of.
+
+        Args:
+            config: the experiment.
+            seed: of the job.
+            number: of this client.
+            rows: how many each client has.
+            given: whether constants are given; nothing is told of the samples then but the classes.
+        """
+        source = self._source(config.data)
+        train, val, test = self._parts(config, seed, number, rows, source)
+        table = _table(source)
+        roles = table.roles
+        if config.data.normalise == "none" or given:
+            told = Summary(name=self.name, rows=0, roles=roles, columns={}, classes=_classes(source))
+        else:
+            told = summarise(table.frame, roles, train, self.name)
+        return Summarised({"train": len(train), "val": len(val), "test": len(test)}, told.to_dict())
+
+    def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> Own:
+        """Returns this client's samples, prepared as `common` says."""
+        source = self._source(config.data, tuple(prepared["features"]))
+        train, val, test = self._parts(config, seed, number, prepared["rows"], source)
+        constants = Constants.from_dict(prepared[CONSTANTS], "the constants that the server has sent")
+        return Own(
+            self._prepared(config, source, constants, train, bool(prepared["given"])), train, val, test
+        )
+
+    def public(self, config: ExperimentConfig, seed: int) -> Source | None:
+        """Returns the public set, out of a source that every client can read."""
+        if config.data.public is None:
+            return None
+        return public_set(config.data.public, config.data.public_samples, self._source(config.data), seed)
+
+    def _source(self, data: DataConfig, features: tuple[str, ...] = ()) -> Source:
+        """The table as it was read; `features` in the order of everybody."""
+        if self._read is None or self._read[0] != (data, features):
+            check_data(data)
+            options = {key: value for key, value in data.options.items() if key != CONSTANTS}
+            if features:
+                options["features"] = list(features)
+            if "label" not in options:
+                raise ConfigError(
+                    "the experiment does not say which column is the label: data.options.label=COLUMN"
+                )
+            source = from_table(read_table(self.path)[1], **options)
+            self._read = (data, features), replace(source, name=self.path.name)
+        return self._read[1]
+
+    def _parts(
+        self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int], source: Source
+    ) -> tuple[Ints, Ints, Ints]:
+        data = config.data
+        given = data.model_dump()["split"]
+        if rows[number] != len(source):
+            raise DataError(
+                f"'{self.path}' has {len(source)} rows, but had {rows[number]} when it was described"
+            )
+        rule = read_split(given, official=source.test is not None)
+        return own_rows(number, rows, source.strata.numpy(), rule, data.seed_of(seed))
+
+    def _prepared(
+        self, config: ExperimentConfig, source: Source, everyone: Constants, train: Ints, given: bool
+    ) -> Source:
+        table, by = _table(source), config.data.normalise
+        if given:
+            return by_constants(source, everyone)
+        if by == "none":
+            info = {**plain(source).info, **({"classes": everyone.classes} if everyone.classes else {})}
+            y = everyone.targets(table.frame, source.name)
+            return replace(plain(source), y=y, outputs=everyone.outputs, info=info)
+        found = by_constants(source, everyone)
+        own: dict[str, Constants] = {}
+        if by == "client":
+            own[self.name] = everyone.fitted_to(table.frame, train, self.name)
+            found = replace(found, x=own[self.name].inputs(table.frame, source.name))
+        whose = "each client's own training rows" if by == "client" else "the training rows of all clients"
+        info = {
+            **found.info,
+            PREPARATION: Preparation(everyone, own),
+            PRIVATE_SCALING: PrivateScaling(f"constants of {whose}", "data.options.constants=FILE"),
+        }
+        return replace(found, info=info)
+
+
+def check_data(data: DataConfig) -> None:
+    """Raises ConfigError where clients' own tables cannot be what an experiment says of its data."""
+    if data.name != "table":
+        raise ConfigError(
+            f"clients that name their own file (--data) have tables, but the experiment's data.name is '{data.name}'; "
+            "set data.name=table"
+        )
+    unlike = {
+        "data.samples": data.samples,
+        "data.partition": None if data.partition in (None, "natural") else data.partition,
+        "data.corruptions": data.corruptions,
+        "data.shifts": data.shifts,
+        "data.options.client": data.options.get("client"),
+        "data.options.split": data.options.get("split"),
+    }
+    for name, value in unlike.items():
+        if value:
+            raise ConfigError(
+                f"{name} is for data that lie in one place; here every client has a file of its own, so leave it out"
+            )
+
+
+def common(
+    data: DataConfig, features: Sequence[str], rows: Sequence[int], told: Sequence[Summary]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns (by what all clients prepare their rows, what a model has to know of them), as JSON can hold them.
+
+    Args:
+        data: the experiment's.
+        features: in the order of the first client.
+        rows: how many each client has.
+        told: their summaries.
+
+    Raises:
+        DataError: the tables do not fit together; names the clients.
+        ConfigError: medians are asked for and the statistics are of all clients.
+    """
+    roles = told[0].roles
+    if data.normalise == "federated" and roles.impute == "median":
+        raise ConfigError(
+            "medians of all clients together are no sums of theirs; set data.options.impute=mean, or let each client "
+            "take its own (data.normalise=client)"
+        )
+    found = combine(told)
+    given = CONSTANTS in data.options
+    if given:
+        known = read_constants(data.options[CONSTANTS])
+        found = known if known.classes else known.model_copy(update={"classes": found.classes})
+    names = found.names if found.columns else tuple(features)
+    prepared = {CONSTANTS: found.to_dict(), "given": given, "features": list(features), "rows": list(rows)}
+    of_classes, outputs = roles.task in CLASSES, found.outputs
+    y = [[], "int64"] if of_classes else [[2 if roles.task == "survival" else outputs], "float32"]
+    info = {"features": list(names), **({"classes": list(found.classes)} if found.classes else {})}
+    facts: dict[str, Any] = {
+        "name": "tables",
+        "task": roles.task,
+        "outputs": outputs,
+        "x": [[len(names)], "float32"],
+        "y": y,
+    }
+    facts |= {"mean": None, "std": None, "augment": "none", "credit": False, "info": info}
+    return prepared, {**facts, FITTED: data.normalise != "none"}
+
+
+def _table(source: Source) -> RawTable:
+    found: RawTable = source.info[TABLE]
+    return found
+
+
+def _classes(source: Source) -> tuple[str, ...]:
+    found: Mapping[str, Any] = source.info
+    return tuple(found.get("classes", ()))

@@ -1,0 +1,126 @@
+"""Clients with files of their own: the numbers of the simulation of the same files, to the bit; what leaves them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from deploy.federating import deployed, experiment, private_state, same, server_state, simulated
+from tailorfl.deploy.joining import member_of
+from tailorfl.errors import ConfigError, RunError
+from tailorfl.export.predict import predict
+from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.training import tree
+
+WARDS = ("north", "east", "south", "west")
+"""In another order than that of their names."""
+
+
+def write(folder: Path, gaps: bool = True) -> None:
+    """Four tables with numbers, words and gaps; one has no patient of one class, one measures nobody's pressure."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, ward in enumerate(WARDS):
+        rng = np.random.default_rng(number)
+        rows = 30 + 9 * number
+        age, pain = rng.normal(60, 9, rows).round(1), rng.choice(["none", "some", "much"], rows)
+        score = age / 10 + np.where(pain == "much", 2, 0) + rng.normal(size=rows)
+        table = pd.DataFrame({"age": age, "pressure": rng.normal(120, 15, rows).round(), "outcome": "well"})
+        table.loc[score > 6.5, "outcome"] = "ill"
+        table.loc[score > 8.0, "outcome"] = "very ill"
+        if gaps:
+            table.insert(1, "pain", pain)
+            table.loc[rng.random(rows) < 0.2, "pain"] = None
+            table.loc[rng.random(rows) < 0.2, "age"] = np.nan
+        if ward == "east":
+            table = table[table["outcome"] != "very ill"]
+            table["pressure"] = np.nan if gaps else 120.0
+        table.to_csv(folder / f"{ward}.csv", index=False)
+
+
+def of_files(folder: Path, method: Any = "ditto", **data: Any) -> ExperimentConfig:
+    """An experiment on the four tables; a deployment looks at the path as little as at any other machine's."""
+    given = {"name": "table", "path": str(folder), "options": {"label": "outcome"}, **data}
+    return experiment(method, data=given, deploy={"clients": 4, "round_seconds": 60.0, "wait_seconds": 20.0})
+
+
+def clients(folder: Path, files: Path) -> dict[int, Any]:
+    """The four wards as nodes, each with its own file."""
+    return {
+        7 + i: member_of(state=folder / f"state-{w}", data=files / f"{w}.csv") for i, w in enumerate(WARDS)
+    }
+
+
+@pytest.mark.parametrize(
+    ("gaps", "data"),
+    [
+        (True, {"normalise": "federated"}),
+        (True, {"normalise": "federated", "options": {"label": "outcome", "indicator": True}}),
+        (True, {"normalise": "client", "options": {"label": "outcome", "impute": "median"}}),
+        (False, {}),
+        (False, {"normalise": "client", "split": {"train": 0.5, "test": 0.5}}),
+    ],
+)
+def test_own_files_give_the_numbers_of_the_simulation(
+    gaps: bool, data: dict[str, Any], tmp_path: Path
+) -> None:
+    files = tmp_path / "files"
+    write(files, gaps)
+    config = of_files(files, **data)
+    result = deployed(config, tmp_path, clients(tmp_path, files))
+    sim = simulated(config)
+    same(server_state(result), dict(tree.leaves(sim.server)))
+    for number, ward in enumerate(sorted(WARDS)):
+        own = {p: t[0] for p, t in tree.leaves(sim.states.get((number,)))}
+        same(private_state(tmp_path, config, ward), own)
+
+
+def test_the_model_on_a_clients_disk_reads_its_raw_rows(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    write(files)
+    config = of_files(files, normalise="federated")
+    deployed(config, tmp_path, clients(tmp_path, files))
+    sim = simulated(config)
+    number = sorted(WARDS).index("south")
+    ((_, models),) = sim.personal_models((number,))
+    source = sim.federation.source
+    rows = torch.cat(
+        [torch.as_tensor(sim.federation.part(part)[number]) for part in ("train", "val", "test")]
+    )
+    rows = rows.sort().values
+    wanted = sim.model(tree.tensors(models[0]), source.take(rows)).softmax(1)
+    place = tmp_path / "state-south" / config.name / "ditto" / "seed-5" / "model"
+    found = predict(place, files / "south.csv")
+    assert np.allclose(found.filter(like="p(").to_numpy(), wanted.detach().numpy(), atol=1e-6)
+
+
+def test_tables_that_do_not_fit_together_are_refused_by_name(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    write(files)
+    odd = pd.read_csv(files / "west.csv").rename(columns={"pain": "ache"})
+    odd.to_csv(files / "west.csv", index=False)
+    with pytest.raises(Exception, match=r"'west'.*'east'.*ache, pain"):
+        deployed(of_files(files, normalise="federated"), tmp_path, clients(tmp_path, files))
+
+
+def test_some_with_files_and_some_without_are_refused(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    write(files)
+    nodes = clients(tmp_path, files) | {10: member_of(state=tmp_path / "s", name="3")}
+    with pytest.raises((ConfigError, RunError)):
+        deployed(of_files(files, normalise="federated"), tmp_path, nodes)
+    config = experiment("ditto", data={"name": "digits", "clients": 4}, deploy={"clients": 4})
+    with pytest.raises(RunError, match=r"data\.name=table"):
+        deployed(config, tmp_path, clients(tmp_path, files))
+
+
+def test_privacy_of_a_sample_refuses_constants_of_samples(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    write(files)
+    private = {"name": "ditto", "train": {"dp": {"clip": 1.0, "noise": 1.0}}}
+    with pytest.raises(ConfigError, match=r"data\.options\.constants"):
+        deployed(of_files(files, private, normalise="federated"), tmp_path, clients(tmp_path, files))
