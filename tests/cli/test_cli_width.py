@@ -46,6 +46,7 @@ COMMANDS: dict[str, list[str]] = {
     "report": ["report", "done", "--target", "0.01"],
     "check": ["check", "done"],
     "gains": ["gains", "done"],
+    "claims": ["claims", "perfed_ckt"],
     "watch": ["watch", "done", "--once"],
     "list": ["list"],
     "list -- settings": ["list", "settings"],

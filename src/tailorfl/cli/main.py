@@ -24,6 +24,7 @@ from tailorfl.cli import (
     watching,
 )
 from tailorfl.cli.arguments import Imports, Quiet, given, hint
+from tailorfl.cli.claims import command as claims_command
 from tailorfl.cli.export import command as export_command
 from tailorfl.cli.predict import command as predict_command
 from tailorfl.cli.running import Request, perform
@@ -97,6 +98,7 @@ app.command("pretrain")(pretrain.command)
 app.command("bench")(bench.command)
 app.command("tune")(tune)
 app.command("audit")(audit.command)
+app.command("claims")(claims_command)
 app.command("export")(export_command)
 app.command("predict")(predict_command)
 app.command("server")(deploy.server)

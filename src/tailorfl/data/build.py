@@ -187,6 +187,13 @@ def _load(name: str, path: str | None, options: Mapping[str, Any] | None, sample
     return load_source(name, **given)
 
 
+def _of_their_classes(source: Source, official: Ints, train: Rows) -> Rows:
+    """For every client all official test rows of the classes that it trains on."""
+    strata = source.strata.numpy()
+    classes = strata[official]
+    return Rows.of([official[np.isin(classes, np.unique(strata[train[i]]))] for i in range(len(train))])
+
+
 def _split(source: Source, rows: Ints, dealt: Dealt, rule: Split, rng: Generator) -> Federation:
     """Every client's rows cut into train, val and test; held-out clients are cut like the others."""
     shares = rule.shares(len(dealt.rows), rng)
@@ -196,6 +203,8 @@ def _split(source: Source, rows: Ints, dealt: Dealt, rule: Split, rng: Generator
     elif rule.source == "global":
         shared = rows[official_part(source)[rows]]
         test = Rows.shared(shared, len(dealt.rows))
+    elif rule.source == "classes":
+        test = _of_their_classes(source, rows[official_part(source)[rows]], train)
     return Federation(
         source=source,
         train=train,

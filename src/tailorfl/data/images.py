@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,17 +21,26 @@ from torch import Tensor
 from tailorfl.archives import load_arrays
 from tailorfl.data.locations import data_file
 from tailorfl.data.source import Source
-from tailorfl.errors import ConfigError, DataError
+from tailorfl.errors import ConfigError, DataError, unknown
 
 Bytes = NDArray[np.uint8]
 
 
-def mnist() -> Source:
-    """MNIST: 60,000 + 10,000 handwritten digits, `[1, 28, 28]`; its origin states no terms of the data."""
-    arrays = _open("mnist.npz")
-    return _two_parts(
-        "mnist", arrays, classes=[str(digit) for digit in range(10)], mean=(0.1307,), std=(0.3081,)
-    )
+def mnist(scaling: Literal["standard", "unit"] = "standard") -> Source:
+    """MNIST: 60,000 + 10,000 handwritten digits, `[1, 28, 28]`; its origin states no terms of the data.
+
+    Args:
+        scaling: pixels of mean 0 and deviation 1 ("standard"), or in [0, 1] ("unit").
+
+    Raises:
+        ConfigError: an unknown scaling.
+    """
+    scalings = {"standard": ((0.1307,), (0.3081,)), "unit": ((0.0,), (1.0,))}
+    if scaling not in scalings:
+        raise unknown("scaling of mnist", str(scaling), scalings)
+    mean, std = scalings[scaling]
+    classes = [str(digit) for digit in range(10)]
+    return _two_parts("mnist", _open("mnist.npz"), classes=classes, mean=mean, std=std)
 
 
 def cifar10(samples: int | None = None) -> Source:

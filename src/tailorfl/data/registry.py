@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from tailorfl import modules
-from tailorfl.data import hospitals, huggingface, images, own, own_text, synthetic, synthetic_classes
+from tailorfl.data import (
+    features,
+    hospitals,
+    huggingface,
+    images,
+    own,
+    own_text,
+    synthetic,
+    synthetic_classes,
+)
 from tailorfl.data import instructions as answers
 from tailorfl.data import text as texts
 from tailorfl.data.source import Source
@@ -63,6 +72,10 @@ _SOURCES: dict[str, tuple[Callable[..., Source], str]] = {
     "synthetic_digits": (
         synthetic_classes.synthetic_digits,
         "class prototypes plus noise, for thousands of clients",
+    ),
+    "features": (
+        features.features,
+        "features of images that a frozen network has computed, in a .npz file (option path)",
     ),
     GIVEN: (_given, "own data that Python code hands over: tailorfl.run(source=...)"),
     "folder": (own.from_folder, "own images: [train|test/]client/class/image (option path)"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.random import Generator
@@ -16,6 +16,9 @@ from tailorfl.errors import ConfigError, unknown
 Floats = NDArray[np.float64]
 
 PARTS = ("train", "val", "test")
+TestSource = Literal["client", "official", "classes", "global"]
+OFFICIAL = ("official", "classes", "global")
+"""What a test part may be beside a share of the client's own samples."""
 PERFED_CKT_TRAIN = (0.1, 0.3, 0.4)
 _TOLERANCE = 1e-9
 
@@ -28,14 +31,15 @@ class Split:
         train, val, test: shares of a client's samples; what they leave open is discarded. `test` is 0 where
             the official test part is used.
         source: where test samples come from: the client's own samples, the official test part dealt by the
-            same recipe as the training part, or the whole official test part for every client.
+            same recipe as the training part, all official test samples of the client's training classes, or the whole
+            official test part for every client.
         train_choices: if not empty, every client's train share is drawn from these instead.
     """
 
     train: float
     val: float
     test: float
-    source: Literal["client", "official", "global"] = "client"
+    source: TestSource = "client"
     train_choices: tuple[float, ...] = ()
 
     def shares(self, clients: int, rng: Generator) -> Floats:
@@ -55,7 +59,7 @@ def read_split(split: str | Mapping[str, Any] | None, official: bool) -> Split:
             from the training part (PerFed-CKT). Or a mapping of train, val and test to shares; val is 0.1
             where train is left open and else 0, and the other missing share is what is left. test may also be
             "official" (each client's part of the official test part, the default where the source has one) or
-            "global" (all of it for every client).
+            "classes" (all of it that is of the client's classes) or "global" (all of it for every client).
         official: whether the source has an official test part.
 
     Raises:
@@ -74,14 +78,16 @@ def read_split(split: str | Mapping[str, Any] | None, official: bool) -> Split:
     val = _share("val", split.get("val", 0.0 if "train" in split else 0.1))
     test = split.get("test", "official" if official else None)
     if isinstance(test, str):
-        if test not in ("official", "global"):
-            raise ConfigError(f"split test={test!r} is unknown; give a share, 'official' or 'global'")
+        if test not in OFFICIAL:
+            raise ConfigError(
+                f"split test={test!r} is unknown; give a share, {', '.join(map(repr, OFFICIAL))}"
+            )
         if not official:
             raise ConfigError(
                 f"split test='{test}' needs an official test part, which this source does not have"
             )
         train = _share("train", split.get("train", 1.0 - val))
-        found = Split(train, val, 0.0, "official" if test == "official" else "global")
+        found = Split(train, val, 0.0, cast(TestSource, test))
     elif test is None:
         train = _share("train", split.get("train", 0.8 - val))
         found = Split(train, val, max(0.0, 1.0 - val - train))

@@ -42,11 +42,15 @@ def _check_rows(federation: Federation) -> None:
 
 
 def _check_overlap(federation: Federation) -> None:
-    """No row may serve two purposes; clients may share test rows only if all have the same ones."""
+    """No row may serve two purposes; clients may share test rows if all have the same ones, or if they are official."""
+    official = federation.source.test
+    shareable = np.zeros(len(federation.source), dtype=bool) if official is None else official.numpy()
     seen = np.full(len(federation.source), -1, dtype=np.int64)
     kinds = [f"{part} part" for part in _PARTS] + ["server's validation set"]
     pools = [*(_rows_of(federation, part) for part in _PARTS), federation.server]
     for kind, rows in enumerate(pools):
+        if kinds[kind] == "test part":
+            rows = _shared_once(federation, rows, shareable)
         counts = np.bincount(rows, minlength=len(seen))
         twice = np.flatnonzero((counts > 1) | ((counts > 0) & (seen >= 0)))
         if len(twice):
@@ -181,3 +185,14 @@ def _named(federation: Federation, clients: Ints) -> str:
     names = ", ".join(f"'{federation.names[client]}'" for client in clients[:_SHOWN])
     more = len(clients) - _SHOWN
     return f"client{'s' if len(clients) > 1 else ''} {names}" + (f" and {more} more" if more > 0 else "")
+
+
+def _shared_once(federation: Federation, rows: Ints, shareable: NDArray[np.bool_]) -> Ints:
+    """Test rows where those that several clients may share stand once, but for those that a client has twice."""
+    if len(np.unique(rows)) == len(rows):
+        return rows
+    own = federation.part("test").once()[0]
+    pairs = own.owners() * len(federation.source) + own.flat()
+    if len(np.unique(pairs)) < len(pairs):
+        return rows
+    return np.concatenate([rows[~shareable[rows]], np.unique(rows[shareable[rows]])])

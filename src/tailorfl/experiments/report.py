@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tailorfl.experiments.budget import sentence
 from tailorfl.experiments.caveats import caveats
+from tailorfl.experiments.claims.words import sections as of_claims
 from tailorfl.experiments.curves import Section, sections
 from tailorfl.experiments.page.page import page
 from tailorfl.experiments.published import beside, notes
@@ -43,7 +44,7 @@ def write_report(result: ExperimentResult, target: float | None = None) -> list[
 def _write(result: ExperimentResult, target: float | None) -> list[Path]:
     config = result.config
     of_curves = sections(result, config.eval.target if target is None else target)
-    further = [*of_tuning(result.path, config.seeds), *caveats(result), *of_curves]
+    further = [*of_tuning(result.path, config.seeds), *caveats(result), *of_claims(result), *of_curves]
     plots = result.write()
     published = _published(result, config)
     markdown, html = result.path / "report.md", result.path / "report.html"

@@ -18,13 +18,14 @@ Normalisation = Literal["none", "client", "federated"]
 
 
 class SplitShares(Settings):
-    """Shares of a client's samples; `test` may be "official" or "global" where the source has a test part."""
+    """Shares of a client's samples; `test` may also be a word where the source has a test part."""
 
     train: Number | None = Field(default=None, gt=0, le=1, description="share to train on")
     val: Number | None = Field(default=None, ge=0, lt=1, description="share to choose models and settings by")
-    test: Annotated[float, Field(ge=0, lt=1)] | Literal["official", "global"] | None = Field(
+    test: Annotated[float, Field(ge=0, lt=1)] | Literal["official", "classes", "global"] | None = Field(
         default=None,
-        description="share to test on; or the source's test part, dealt to clients or whole for all",
+        description="share to test on; or the source's test part: dealt to clients, all of it that is of a client's "
+        "classes, or whole for all",
     )
 
 

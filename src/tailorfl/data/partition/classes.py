@@ -7,6 +7,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from tailorfl.data.partition.deal import (
+    NOBODY,
     Deal,
     Floats,
     assign,
@@ -15,7 +16,9 @@ from tailorfl.data.partition.deal import (
     share_out,
 )
 from tailorfl.data.rows import Ints
-from tailorfl.errors import DataError
+from tailorfl.errors import DataError, unknown
+
+CUTS = ("none", "drawn", "sorted")
 
 
 def labels_per_client(
@@ -100,14 +103,18 @@ def fedclup_classes(
     test: Ints | None = None,
     classes: int = 2,
     virtual: int = 300,
+    cut: str = "none",
+    cut_share: float = 0.1,
 ) -> Deal:
     """FedCLUP's partition: `clients` of `virtual` clients that hold equally much of `classes` classes each.
 
     Virtual client after virtual client takes `samples // (virtual * classes)` samples of each of its random
     distinct classes; one that finds a class used up is dropped. The samples of clients that were not drawn
-    are left out. A class is shuffled before it is taken from; the released code takes and splits in order,
-    which leaves one class in a client's test part. An official test part is dealt in the train part's
+    are left out. A class is shuffled before it is taken from. An official test part is dealt in the train part's
     proportions.
+
+    The released code cuts a client's last tenth off for tests without shuffling its samples, which stand by
+    class, so that its training part lacks most or all of one class: `cut` leaves them out here.
 
     Args:
         strata: `[samples]` int64 class of each sample.
@@ -116,11 +123,17 @@ def fedclup_classes(
         test: `[test samples]` int64 class of each sample of the official test part.
         classes: distinct classes per client.
         virtual: number of clients that the data are laid out for.
+        cut: "none", or which samples each client loses: the last ones with classes in the order in which it
+            drew them ("drawn") or by number ("sorted").
+        cut_share: how much of a client's samples it loses then.
 
     Raises:
         DataError: if there are too few samples for the layout, or fewer clients than asked for survive it.
+        ConfigError: for an unknown cut.
     """
     require_whole("virtual", virtual, 1)
+    if cut not in CUTS:
+        raise unknown("cut of partition 'fedclup_classes'", cut, CUTS)
     pool = _Pool("fedclup_classes", strata, test, classes)
     each = len(strata) // (virtual * classes)
     if each == 0:
@@ -129,9 +142,10 @@ def fedclup_classes(
             f"{len(strata)} samples are fewer than one per class and virtual client; use a smaller virtual"
         )
     holders = np.zeros((pool.count, virtual), dtype=bool)
-    left = pool.sizes.copy()
+    left, ranks = pool.sizes.copy(), np.zeros((pool.count, virtual), dtype=np.int64)
     for client in range(virtual):
         chosen = rng.permutation(pool.count)[:classes]
+        ranks[chosen, client] = np.arange(classes)
         if (left[chosen] >= each).all():
             left[chosen] -= each
             holders[chosen, client] = True
@@ -141,13 +155,25 @@ def fedclup_classes(
             f"partition 'fedclup_classes': only {len(survivors)} of {virtual} virtual clients found enough "
             f"samples, but {clients} clients were asked for; use fewer clients or a larger virtual"
         )
-    drawn = holders[:, rng.choice(survivors, size=clients, replace=False)]
+    here = rng.choice(survivors, size=clients, replace=False)
+    drawn = holders[:, here]
     train = assign(pool.strata, each * drawn, rng)
+    if cut != "none":
+        order = ranks[:, here] if cut == "drawn" else np.tile(np.arange(pool.count)[:, None], clients)
+        _cut_off(train, pool.strata, order, cut_share)
     test_owner = None
     if pool.test is not None:
         each_test = pool.test_sizes * each // np.maximum(pool.sizes, 1)
         test_owner = assign(pool.test, each_test[:, None] * drawn, rng)
     return Deal.of(train, test_owner, clients)
+
+
+def _cut_off(owner: Ints, strata: Ints, order: Ints, share: float) -> None:
+    """Takes from every client the last `share` of its samples, by the `order` `[classes, clients]` of its classes."""
+    for client in range(order.shape[1]):
+        rows = np.flatnonzero(owner == client)
+        rows = rows[np.argsort(order[strata[rows], client], kind="stable")]
+        owner[rows[len(rows) - round(share * len(rows)) :]] = NOBODY
 
 
 class _Pool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailorfl.experiments.budget import sentence
 from tailorfl.experiments.caveats import caveats
+from tailorfl.experiments.claims.words import sections as of_claims
 from tailorfl.experiments.curves import Section, sections
 from tailorfl.experiments.page.clients import clients
 from tailorfl.experiments.page.curves import curves, worst_clients
@@ -76,6 +77,7 @@ def _parts(
     left_out += lost
     tuned, rows, lost = tuning(result.folders, look)
     data, left_out = data | rows, left_out + lost
+    claims = [_section(section, "claims") for section in of_claims(result)]
     rounds = [_section(section, f"rounds-{k}") for k, section in enumerate(sections(result, target))]
     parts = [
         *warned,
@@ -88,6 +90,7 @@ def _parts(
         worst,
         sets,
         *rounds,
+        *claims,
         *_published(result),
         ledger,
         tuned,

@@ -1,0 +1,268 @@
+"""Whether a published difference between two methods holds: verdicts from paired seeds and the test set's own
+noise.
+
+Seeds fix partition, initial weights, sampling and batches for all methods, so differences are paired. They do
+not average
+a common test set away: on N samples, of which a share q is right with one method and wrong with the other, a
+difference has the further standard error √(q/N). With half width² = (t s/√n)² + (z √(q/N))², estimate d and
+interval [L, U], and published gap g:
+
+    holds            L > 0 and d ≥ g/2
+    holds in sign    L > 0 and d < g/2
+    reversed         U < 0 and U < max(g/2, half a point)
+    does not hold    L ≤ 0 and U < max(g/2, half a point)
+    undecided        the rest, and whatever has fewer than three seeds
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+Verdict = Literal["holds", "holds in sign", "does not hold", "reversed", "undecided", "not tested"]
+"""`not tested`: what the comparison needs was not there, see the gates of `tailorfl.experiments.claims`."""
+FEWEST = 3
+"""Seeds; two are never a result."""
+MOST = 1000
+"""Seeds beyond which nobody would go."""
+POINT = 0.01
+"""One point of a share."""
+LEVEL = 0.95
+SMALLEST = 1e-15
+"""p-values below are not told apart."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A difference over seeds, and what it says of a published one.
+
+    Attributes:
+        verdict: one of the module's rules.
+        estimate, low, high: mean difference over seeds and its interval; NaN without (enough) seeds.
+        p_value: of no difference, with the test set's noise in it; it is below 1 − level where 0 is outside the
+            interval.
+        seeds: how many pairs there are.
+        needed: with how many seeds an undecided one would be decided if estimate and spread stayed; None where
+            it is decided, or no number of seeds would do.
+    """
+
+    verdict: Verdict
+    estimate: float
+    low: float
+    high: float
+    p_value: float
+    seeds: int
+    needed: int | None = None
+
+
+def sampling_error(discordance: float, samples: float) -> float:
+    """The standard error √(q/N) of a difference of two accuracies on `samples` common samples.
+
+    Raises ValueError unless 0 ≤ discordance ≤ 1 and there are samples.
+    """
+    if not 0 <= discordance <= 1 or not samples > 0:
+        raise ValueError(f"a share in [0, 1] and some samples expected, got {discordance} and {samples}")
+    return math.sqrt(discordance / samples)
+
+
+def half_width(spread: float, seeds: int, error: float = 0.0, level: float = LEVEL) -> float:
+    """Half width of the two-sided interval of a mean over `seeds`, of standard deviation `spread` over them.
+
+    `error` is the standard error that seeds do not average away. Infinite for one seed.
+    """
+    from scipy.special import ndtri, stdtrit
+
+    if seeds < 2:
+        return math.inf
+    upper = 0.5 + level / 2
+    over_seeds = float(stdtrit(seeds - 1, upper)) * spread / math.sqrt(seeds)
+    return math.hypot(over_seeds, float(ndtri(upper)) * error)
+
+
+def p_value(mean: float, spread: float, seeds: int, error: float = 0.0) -> float:
+    """The two-sided p-value that belongs to `half_width`: 1 − the level at which the interval just touches 0."""
+    if seeds < 2 or math.isnan(mean):
+        return math.nan
+    if mean == 0 or (spread == 0 and error == 0):
+        return 1.0 if mean == 0 else 0.0
+    low, high = SMALLEST, 1.0  # the interval of level 1 - low contains 0, that of 1 - high does not
+    if half_width(spread, seeds, error, 1 - low) < abs(mean):
+        return low
+    for _ in range(100):
+        middle = math.sqrt(low * high)
+        if half_width(spread, seeds, error, 1 - middle) >= abs(mean):
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def judge(differences: Sequence[float], gap: float, error: float = 0.0, point: float = POINT) -> Judged:
+    """Returns whether a published difference of `gap` ≥ 0 holds; with 0 only its sign is claimed.
+
+    `differences` are first minus second, one a seed; `error` is `sampling_error`, `point` a point of the metric.
+    Raises ValueError for a negative gap.
+    """
+    if gap < 0:
+        raise ValueError(f"the gap of a claim is positive, got {gap}; exchange the two methods")
+    mean, spread, seeds = _moments(differences)
+    wide = half_width(spread, seeds, error)
+    verdict = _verdict(mean, wide, seeds, gap, point)
+    p = p_value(mean, spread, seeds, error)
+    needed = None
+    if verdict == "undecided":
+        needed = _needed(lambda n: _verdict(mean, half_width(spread, n, error), n, gap, point), seeds)
+    return Judged(verdict, mean, mean - wide, mean + wide, p, seeds, needed)
+
+
+def judge_at_most(differences: Sequence[float], margin: float, error: float = 0.0) -> Judged:
+    """Returns whether first − second is at most `margin`: holds if U ≤ margin, does not if L > margin.
+
+    So "loses no more than a point" is second − first at most 0.01. The p-value is that of a difference equal to
+    `margin`.
+    """
+    mean, spread, seeds = _moments(differences)
+    wide = half_width(spread, seeds, error)
+
+    def verdict(n: int) -> Verdict:
+        width = half_width(spread, n, error)
+        if n < FEWEST or math.isnan(mean):
+            return "undecided"
+        if mean + width <= margin:
+            return "holds"
+        return "does not hold" if mean - width > margin else "undecided"
+
+    found = verdict(seeds)
+    p = p_value(mean - margin, spread, seeds, error)
+    needed = _needed(verdict, seeds) if found == "undecided" else None
+    return Judged(found, mean, mean - wide, mean + wide, p, seeds, needed)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Methods in the order of a paper.
+
+    Attributes:
+        judged: the whole: `holds` if every pair that can be told apart stands so beyond its interval, `holds in
+            sign` if all estimates do and none is reversed, `does not hold` or `reversed` if a pair (or most) is
+            reversed beyond its interval. Its estimate is the smallest difference of all pairs, its p-value the
+            largest.
+        pairs: the pairs whose published gap is at least a point and twice the sampling error: (first, second,
+            judged).
+        in_order: the share of them whose estimate has the published sign.
+        backwards: how many are reversed beyond their interval.
+        tau, tau_p: Kendall's τ between published and found means, and its one-sided p-value over permutations.
+    """
+
+    judged: Judged
+    pairs: tuple[tuple[str, str, Judged], ...]
+    in_order: float
+    backwards: int
+    tau: float
+    tau_p: float
+
+
+def judge_order(
+    values: Mapping[str, Sequence[float]],
+    published: Mapping[str, float],
+    error: float = 0.0,
+    point: float = POINT,
+) -> Order:
+    """Returns whether methods stand in the published order; `values` has one number a seed of each, of the same
+    seeds.
+
+    Raises ValueError where fewer than two methods are told, or no pair can be told apart.
+    """
+    from scipy.stats import kendalltau
+
+    labels = sorted(published, key=lambda label: -published[label])
+    apart = [
+        (one, two)
+        for one, two in itertools.combinations(labels, 2)
+        if published[one] - published[two] >= max(point, 2 * error)
+    ]
+    if not apart:
+        raise ValueError(f"no two of {', '.join(labels)} are published far enough apart")
+    pairs = tuple(
+        (
+            one,
+            two,
+            judge(
+                (np.asarray(values[one]) - np.asarray(values[two])).tolist(),
+                published[one] - published[two],
+                error,
+                point,
+            ),
+        )
+        for one, two in apart
+    )
+    found = [judged for _, _, judged in pairs]
+    seeds = min(judged.seeds for judged in found)
+    right = sum(judged.estimate > 0 for judged in found)
+    beyond = sum(judged.low > 0 for judged in found)
+    backwards = sum(judged.high < 0 for judged in found)
+    verdict: Verdict = "undecided"
+    if seeds >= FEWEST:
+        if beyond == len(found):
+            verdict = "holds"
+        elif backwards:
+            verdict = "reversed" if backwards > right else "does not hold"
+        elif right == len(found):
+            verdict = "holds in sign"
+    means = [float(np.mean(values[label])) if len(values[label]) else math.nan for label in labels]
+    tau = kendalltau([published[label] for label in labels], means, alternative="greater")
+    least = min(found, key=lambda judged: judged.estimate)
+    p = max((judged.p_value for judged in found), default=math.nan)
+    needed = max((judged.needed or 0 for judged in found), default=0) or None
+    whole = Judged(
+        verdict, least.estimate, least.low, least.high, p, seeds, needed if verdict == "undecided" else None
+    )
+    return Order(whole, pairs, right / len(found), backwards, float(tau.statistic), float(tau.pvalue))
+
+
+def seeds_to_exclude_zero(ratio: float) -> int:
+    """Seeds until the interval of a difference excludes 0, if it is found as published; `ratio` is s / gap."""
+    return next(n for n in itertools.count(2) if half_width(ratio, n) < 1)
+
+
+def seeds_for_power(ratio: float, power: float = 0.8, level: float = LEVEL) -> int:
+    """Seeds of a paired t-test that finds a difference with probability `power`; `ratio` is s / gap."""
+    from scipy.special import nctdtr, stdtrit
+
+    for n in itertools.count(2):
+        critical, centre = float(stdtrit(n - 1, 0.5 + level / 2)), math.sqrt(n) / ratio
+        missed = float(nctdtr(n - 1, centre, critical)) - float(nctdtr(n - 1, centre, -critical))
+        if 1 - missed >= power:
+            return n
+    raise AssertionError
+
+
+def _moments(differences: Sequence[float]) -> tuple[float, float, int]:
+    """Mean, standard deviation over seeds (0 where all are equal), and how many."""
+    found = np.asarray(differences, dtype=np.float64)
+    if len(found) == 0:
+        return math.nan, math.nan, 0
+    if (found == found[0]).all():
+        return float(found[0]), 0.0 if len(found) > 1 else math.nan, len(found)
+    return float(found.mean()), float(found.std(ddof=1)), len(found)
+
+
+def _verdict(mean: float, wide: float, seeds: int, gap: float, point: float) -> Verdict:
+    if seeds < FEWEST or math.isnan(mean):
+        return "undecided"
+    low, high = mean - wide, mean + wide
+    if low > 0:
+        return "holds" if mean >= gap / 2 else "holds in sign"
+    if high < max(gap / 2, point / 2):
+        return "reversed" if high < 0 else "does not hold"
+    return "undecided"
+
+
+def _needed(verdict: Callable[[int], Verdict], seeds: int) -> int | None:
+    """The fewest seeds with which `verdict` is a decision."""
+    return next((n for n in range(max(seeds + 1, FEWEST), MOST) if verdict(n) != "undecided"), None)

@@ -1,0 +1,119 @@
+"""The numbers that claims are judged by: one row a job, out of result folders or of what was kept of them.
+
+What is kept of a result folder is `numbers.csv` (variant, label, seed, the metrics that claims ask for, and
+facts that gates look at) and `evidence.json` (recipe, scale, a digest of the settings). Jobs of several folders
+of one recipe and scale are put together; a seed that two of them have is taken from the first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tailorfl.experiments.claims.facts import facts_of, is_shifted
+from tailorfl.experiments.fingerprint import HARMLESS
+from tailorfl.experiments.result import ExperimentResult
+from tailorfl.runs.files import encode, write_text
+from tailorfl.settings.experiment import ExperimentConfig
+
+if TYPE_CHECKING:
+    pass
+
+NUMBERS, ABOUT = "numbers.csv", "evidence.json"
+JOB = ("variant", "label", "seed")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was found with one recipe at one scale ("" as it stands).
+
+    Attributes:
+        recipe, scale: of what.
+        places: the folders that it came from.
+        digest: of the settings that decide numbers, so that results of changed recipes are told apart.
+        rows: one dictionary a job: variant, label, seed, and numbers by name.
+    """
+
+    recipe: str
+    scale: str
+    places: tuple[str, ...]
+    digest: str
+    rows: tuple[Mapping[str, Any], ...]
+
+    def of(self, label: str, variant: str, name: str) -> dict[int, float]:
+        """Seed -> number of a label's jobs; without those that do not have it."""
+        found = {
+            row["seed"]: float(row.get(name, math.nan))
+            for row in self.rows
+            if (row["label"], row["variant"]) == (label, variant)
+        }
+        return {seed: value for seed, value in found.items() if not math.isnan(value)}
+
+    def has(self, label: str, variant: str) -> bool:
+        """Whether there is a job of a label."""
+        return any((row["label"], row["variant"]) == (label, variant) for row in self.rows)
+
+
+def digest_of(config: ExperimentConfig) -> str:
+    """Returns a digest of the settings that decide the numbers of a recipe, methods and variants among them."""
+    kept = {k: v for k, v in config.to_dict().items() if k not in HARMLESS or k in ("methods", "variants")}
+    return hashlib.blake2b(encode(kept).encode(), digest_size=8).hexdigest()
+
+
+def of_results(found: Mapping[str, ExperimentResult], config: ExperimentConfig, folder: Path) -> Evidence:
+    """Returns the evidence of results by variant, of an experiment."""
+    rows = [row for variant, result in found.items() for row in _rows(variant, result)]
+    return Evidence(config.name, config.scale or "", (str(folder),), digest_of(config), tuple(rows))
+
+
+def joined(found: Iterable[Evidence]) -> list[Evidence]:
+    """Returns one evidence a recipe, scale and digest, of the jobs of all."""
+    groups: dict[tuple[str, str, str], list[Evidence]] = {}
+    for one in found:
+        groups.setdefault((one.recipe, one.scale, one.digest), []).append(one)
+    out = []
+    for (recipe, scale, digest), some in groups.items():
+        jobs: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+        for row in (row for one in some for row in one.rows):
+            jobs.setdefault(tuple(row[key] for key in JOB), row)
+        places = tuple(place for one in some for place in one.places)
+        out.append(Evidence(recipe, scale, places, digest, tuple(jobs.values())))
+    return out
+
+
+def keep(evidence: Evidence, folder: Path, metrics: Iterable[str]) -> Path:
+    """Writes the numbers that `metrics` name, and all facts, into a folder of its own; returns it."""
+    import pandas as pd
+
+    place = folder / (f"{evidence.recipe}-{evidence.scale}" if evidence.scale else evidence.recipe)
+    place.mkdir(parents=True, exist_ok=True)
+    names = dict.fromkeys([*JOB, *sorted(set(metrics)), *_facts(evidence)])
+    frame = pd.DataFrame(list(evidence.rows))
+    frame = frame[[name for name in names if name in frame and not frame[name].isna().all()]]
+    write_text(place / NUMBERS, frame.to_csv(index=False, float_format="%.8g", lineterminator="\n"))
+    about = {"recipe": evidence.recipe, "scale": evidence.scale, "digest": evidence.digest}
+    write_text(place / ABOUT, encode(about, indent=1) + "\n")
+    return place
+
+
+def _facts(evidence: Evidence) -> list[str]:
+    return sorted({name for row in evidence.rows for name in row if name.startswith("fact.")})
+
+
+def _rows(variant: str, result: ExperimentResult) -> Iterator[dict[str, Any]]:
+    facts = facts_of(result)
+    for (summary, _), found, more in zip(result.jobs, result.seed_results(), facts, strict=True):
+        row = {"variant": variant, "label": summary["label"], "seed": found.seed, **found.values, **more}
+        for model in ("deployed", "shared"):
+            shifted = [
+                v
+                for k, v in found.values.items()
+                if k.startswith(f"{model}.") and is_shifted(k[len(model) + 1 :])
+            ]
+            if shifted:
+                row[f"{model}.shifted"] = sum(shifted) / len(shifted)
+        yield row

@@ -1,0 +1,124 @@
+"""What must be so before a comparison counts: else the claim is "not tested", whatever the difference.
+
+| gate | passes if |
+|---|---|
+| learned | FedAvg's model lies 15 points or more above chance and 10 or more below the ceiling |
+| took part | clients took part 10 times or more in the mean, and none fewer than 5 times |
+| trained | Local's validation (else test) curve moves less than a point in the last fifth of the rounds |
+| pulled | η·λ·steps of methods with λ is 3 or more a participation, or 10 or more in all |
+| settled | the last fifth of the rounds moves the mean of each method by less than a third of the gap |
+| inside grid | settings were tuned, and no chosen value lies at the edge of its grid |
+
+What was not recorded does not pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tailorfl.evaluation.seeds import interval
+from tailorfl.evaluation.verdicts import POINT
+from tailorfl.experiments.claims.claim import Claim, Floor, Gate, Paper
+from tailorfl.experiments.claims.evidence import Evidence
+
+ABOVE_CHANCE, BELOW_CEILING = 0.15, 0.10
+MEAN_TURNS, LEAST_TURNS = 10, 5
+PULL_EACH, PULL_ALL = 3.0, 10.0
+SETTLED = 1 / 3
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What a gate looks at."""
+
+    claim: Claim
+    floor: Floor
+    evidence: Evidence
+    places: tuple[tuple[str, str], ...]  # (label, variant) of the claim's methods
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(variant for _, variant in self.places))
+
+    def means(self, name: str, places: Iterable[tuple[str, str]]) -> list[float]:
+        """Mean over seeds of a number, of each place that has it."""
+        found = [list(self.evidence.of(label, variant, name).values()) for label, variant in places]
+        return [interval(values)[0] for values in found if values]
+
+
+def failed(claim: Claim, paper: Paper, evidence: Evidence, places: Iterable[tuple[str, str]]) -> list[str]:
+    """Returns a sentence for every gate that a claim's comparison does not pass."""
+    look = _Look(claim, paper.floor, evidence, tuple(places))
+    said = ((gate, _GATES[gate](look)) for gate in paper.gates_of(claim))
+    return [f"{gate}: {problem}" for gate, problem in said if problem]
+
+
+def _learned(look: _Look) -> str:
+    found = look.means("mean", [(look.floor.fedavg, variant) for variant in look.variants])
+    if not found:
+        return f"there is no line '{look.floor.fedavg}'"
+    low, high = look.floor.chance + ABOVE_CHANCE, look.floor.ceiling - BELOW_CEILING
+    bad = [value for value in found if not low <= value <= high]
+    return f"FedAvg reaches {bad[0]:.3f}, which should lie in [{low:.2f}, {high:.2f}]" if bad else ""
+
+
+def _took_part(look: _Look) -> str:
+    means = look.means("fact.took_part.mean", look.places)
+    least = look.means("fact.took_part.least", look.places)
+    if not means:
+        return "not recorded"
+    if min(means) < MEAN_TURNS:
+        return f"clients took part {min(means):.1f} times, which should be {MEAN_TURNS}"
+    return (
+        f"a client took part {min(least):.1f} times, which should be {LEAST_TURNS}"
+        if min(least) < LEAST_TURNS
+        else ""
+    )
+
+
+def _trained(look: _Look) -> str:
+    places = [(look.floor.local, variant) for variant in look.variants]
+    found = look.means("fact.change_val", places) or look.means("fact.change", places)
+    if not found:
+        return f"no curve of '{look.floor.local}' was recorded (eval.every)"
+    most = max(map(abs, found))
+    return f"Local moved by {most:.3f} in the last fifth of the rounds" if most >= POINT else ""
+
+
+def _pulled(look: _Look) -> str:
+    each, whole = look.means("fact.pull.each", look.places), look.means("fact.pull.all", look.places)
+    if not each:
+        return "no pull is known"
+    weak = [a for a, b in zip(each, whole, strict=True) if a < PULL_EACH and b < PULL_ALL]
+    return f"η·λ·steps is {weak[0]:.2g} a participation, which should be {PULL_EACH:g}" if weak else ""
+
+
+def _settled(look: _Look) -> str:
+    found = look.means("fact.change", look.places)
+    if len(found) < len(look.places):
+        return "not all curves were recorded (eval.every)"
+    gaps = [look.claim.gap_to(second) for second in look.claim.second] or [look.claim.gap]
+    most, limit = max(map(abs, found)), SETTLED * max(POINT, min(gaps))
+    return (
+        f"a mean moved by {most:.3f} in the last fifth of the rounds, limit {limit:.3f}"
+        if most >= limit
+        else ""
+    )
+
+
+def _inside_grid(look: _Look) -> str:
+    found = look.means("fact.inside_grid", look.places)
+    if len(found) < len(look.places):
+        return "not tuned"
+    return "a tuned value lies at the edge of its grid" if min(found) < 1 else ""
+
+
+_GATES: dict[Gate, Callable[[_Look], str]] = {
+    "learned": _learned,
+    "took part": _took_part,
+    "trained": _trained,
+    "pulled": _pulled,
+    "settled": _settled,
+    "inside grid": _inside_grid,
+}

@@ -1,0 +1,208 @@
+"""From claims and evidence to verdicts, with Holm's correction over the tests of a paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tailorfl.errors import MissingExtraError, unknown
+from tailorfl.evaluation.ranks import LEVEL, holm
+from tailorfl.evaluation.verdicts import (
+    Judged,
+    Order,
+    Verdict,
+    judge,
+    judge_at_most,
+    judge_order,
+    sampling_error,
+)
+from tailorfl.experiments.claims.claim import Claim, Paper
+from tailorfl.experiments.claims.evidence import Evidence
+from tailorfl.experiments.claims.exact import CHECKS
+from tailorfl.experiments.claims.gates import failed
+
+Status = Verdict | Literal["elsewhere", "not run", "impossible"]
+WORST_FIRST: tuple[Verdict, ...] = ("reversed", "does not hold", "undecided", "holds in sign", "holds")
+SCALES = ("paper", "small", "")
+"""What is judged where several scales were run: the one nearest to the paper. A smoke says nothing."""
+OWN_PARTS = ("val", "local", "participants")
+TAILS = {"worst5": 0.05, "best5": 0.05, "worst10": 0.1, "best10": 0.1}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was found of a claim.
+
+    Attributes:
+        claim: of which.
+        status: the verdict; `elsewhere` where a study that writes no records judges it, `not run` without evidence,
+            `impossible` where nothing here can tell.
+        judged: the difference; None where there is none.
+        order: the pairs of an ordered claim.
+        against: of several, the method that the claim is judged against.
+        holm: p-value after Holm's correction over the paper's tests, NaN without one.
+        why: why it was not tested, or what else there is to say.
+        scale: of the recipe.
+    """
+
+    claim: Claim
+    status: Status
+    judged: Judged | None = None
+    order: Order | None = None
+    against: str = ""
+    holm: float = math.nan
+    why: tuple[str, ...] = ()
+    scale: str = ""
+
+
+def judge_paper(paper: Paper, evidence: Sequence[Evidence], only: str | None = None) -> list[Outcome]:
+    """Returns the outcome of every claim of a paper, in order; of one recipe where `only` names it."""
+    claims = [c for c in paper.claims if only is None or c.recipe == only]
+    return _corrected([_outcome(claim, paper, evidence) for claim in claims])
+
+
+def _outcome(claim: Claim, paper: Paper, evidence: Sequence[Evidence]) -> Outcome:
+    without: tuple[tuple[Status, str], ...] = (
+        ("impossible", claim.impossible),
+        ("elsewhere", claim.elsewhere),
+        ("not run", claim.missing),
+    )
+    for status, why in without:
+        if why:
+            return Outcome(claim, status, why=(why,))
+    if claim.kind == "exact":
+        if claim.check not in CHECKS:
+            raise unknown(f"check of claim '{claim.id}'", claim.check, CHECKS)
+        try:
+            return Outcome(claim, "holds" if CHECKS[claim.check]() else "does not hold")
+        except MissingExtraError as error:
+            return Outcome(claim, "not run", why=(str(error),))
+    found = _nearest(claim, evidence)
+    if found is None:
+        return Outcome(claim, "not run")
+    problems = failed(claim, paper, found, _places(claim))
+    outcome = _compared(claim, found)
+    if problems:
+        return replace(outcome, status="not tested", why=tuple(problems))
+    return outcome
+
+
+def _nearest(claim: Claim, evidence: Iterable[Evidence]) -> Evidence | None:
+    """The evidence of a claim's recipe that has all its methods, of the scale that comes first."""
+    able = [
+        one
+        for one in evidence
+        if one.recipe == claim.recipe and one.scale in SCALES and all(one.has(*p) for p in _places(claim))
+    ]
+    return min(able, key=lambda one: SCALES.index(one.scale), default=None)
+
+
+def _places(claim: Claim) -> list[tuple[str, str]]:
+    """(label, variant) of all methods of a claim."""
+    return [
+        (place, variant)
+        for label in claim.labels
+        for place, variants in [_split(claim, label)]
+        for variant in variants
+    ]
+
+
+def _split(claim: Claim, label: str) -> tuple[str, tuple[str, ...]]:
+    """The label, and the variants that it is averaged over."""
+    name, at, variant = label.partition(" @ ")
+    return name, (variant,) if at else (claim.variants or ("",))
+
+
+def _compared(claim: Claim, evidence: Evidence) -> Outcome:
+    error, scale = _error(claim, evidence), evidence.scale
+    if claim.kind == "ordered":
+        values = {label: _numbers(claim, evidence, label) for label in claim.published}
+        common = sorted(set.intersection(*(set(found) for found in values.values())))
+        order = judge_order(
+            {label: [found[s] for s in common] for label, found in values.items()}, claim.published, error
+        )
+        return Outcome(claim, order.judged.verdict, order.judged, order, scale=scale)
+    pairs: list[tuple[Judged, str]] = []
+    first = _numbers(claim, evidence, claim.first)
+    for second in claim.second:
+        other = _numbers(claim, evidence, second)
+        differences = [first[seed] - other[seed] for seed in sorted(set(first) & set(other))]
+        if claim.kind == "at most":
+            pairs.append((judge_at_most(differences, claim.gap, error), second))
+        else:
+            gap = claim.gap_to(second) if claim.kind == "at least" else 0.0
+            pairs.append((judge(differences, gap, error), second))
+    judged, against = min(pairs, key=lambda pair: (WORST_FIRST.index(pair[0].verdict), pair[0].estimate))
+    return Outcome(claim, judged.verdict, judged, against=against, scale=scale)
+
+
+def _numbers(claim: Claim, evidence: Evidence, label: str) -> dict[int, float]:
+    """Seed -> a method's number, the mean over variants; a metric `a - b` is a difference."""
+    name, variants = _split(claim, label)
+    parts = []
+    for variant in variants:
+        plus, _, minus = claim.metric.partition(" - ")
+        found = evidence.of(name, variant, plus)
+        if minus:
+            taken = evidence.of(name, variant, minus)
+            found = {seed: value - taken[seed] for seed, value in found.items() if seed in taken}
+        parts.append(found)
+    seeds = set.intersection(*(set(part) for part in parts))
+    return {seed: sum(part[seed] for part in parts) / len(parts) for seed in seeds}
+
+
+def _error(claim: Claim, evidence: Evidence) -> float:
+    """The error of the test set in a difference; 0 where the truth is known (`discordance: 0`)."""
+    if not claim.discordance:
+        return 0.0
+    squares = 0.0
+    for metric in claim.metric.split(" - "):
+        part, share = measured_on(metric)
+        sizes = [
+            size
+            for label, variant in _places(claim)
+            for size in evidence.of(label, variant, f"fact.samples.{part}").values()
+        ]
+        # Of several variants, each has a test set of its own.
+        samples = sum(sizes) / len(sizes) * share * max(1, len(claim.variants)) if sizes else math.nan
+        squares += sampling_error(claim.discordance, samples) ** 2 if samples > 0 else math.nan
+    return math.sqrt(squares)
+
+
+def measured_on(metric: str) -> tuple[str, float]:
+    """Returns the test set of a metric, and the share of its clients that it is about."""
+    steps = metric.split(".")
+    if len(steps) >= 4:
+        return steps[1], TAILS.get(steps[-1], 1.0)
+    if steps[0] in ("deployed", "shared"):
+        return ".".join(steps[1:]), 1.0
+    return "local", TAILS.get(metric, 1.0)
+
+
+def metrics_of(claims: Iterable[Claim], recipe: str) -> list[str]:
+    """Returns the metrics that claims about a recipe look at, and those that gates do."""
+    asked = [m for c in claims if c.recipe == recipe for m in c.metric.split(" - ")]
+    return list(dict.fromkeys(["mean", *asked]))
+
+
+def _corrected(outcomes: list[Outcome]) -> list[Outcome]:
+    """The outcomes with Holm's p-values; what was significant by itself alone is undecided."""
+    tested = [o.judged.p_value if o.judged and o.status in WORST_FIRST else math.nan for o in outcomes]
+    found = []
+    for outcome, raw, p in zip(outcomes, tested, holm(tested), strict=True):
+        outcome = replace(outcome, holm=p)
+        if outcome.status in ("holds", "holds in sign") and raw < LEVEL <= p:
+            said = f"p = {raw:.3f}, after Holm's correction over the paper's tests {p:.3f}"
+            outcome = replace(outcome, status="undecided", why=(*outcome.why, said))
+        found.append(outcome)
+    return found
+
+
+def counted(outcomes: Iterable[Outcome]) -> Mapping[str, int]:
+    """Returns how many outcomes there are of each status."""
+    found: dict[str, int] = {}
+    for outcome in outcomes:
+        found[outcome.status] = found.get(outcome.status, 0) + 1
+    return found

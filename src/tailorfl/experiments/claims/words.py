@@ -1,0 +1,155 @@
+"""Outcomes in words: cells of tables, a section of a report, the page results/claims.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tailorfl.experiments.claims.claim import Paper, papers
+from tailorfl.experiments.claims.evidence import of_results
+from tailorfl.experiments.claims.judging import Outcome, Status, counted, judge_paper
+from tailorfl.experiments.curves import Section
+
+if TYPE_CHECKING:
+    from tailorfl.experiments.result import ExperimentResult
+
+STATUSES: tuple[Status, ...] = (
+    "holds",
+    "holds in sign",
+    "does not hold",
+    "reversed",
+    "undecided",
+    "not tested",
+    "elsewhere",
+    "not run",
+    "impossible",
+)
+NOTE = (
+    "Verdicts on the paper's own claims from paired seeds, in points: first minus second with its 95 % interval, in "
+    "which is the noise of the test set, too. docs/evidence.md says how they are made."
+)
+INTRODUCTION = (
+    "Made by `tailorfl claims --write results/claims.md` from the numbers in `results/evidence`, which were kept from "
+    "the result folders of recipes by `tailorfl claims --runs FOLDER --keep results/evidence`. [How claims are "
+    "judged](../docs/evidence.md). Differences are in points, first minus second, with 95 % intervals. `not run`: "
+    "there are no results yet. `not tested`: a gate failed, so the comparison does not count whatever it says."
+)
+HEAD = ("Claim", "What the paper says", "Published", "Found", "Verdict")
+
+
+def published(outcome: Outcome) -> str:
+    """The published gap in points, or the number that the difference may be at most."""
+    claim = outcome.claim
+    if claim.kind == "at least":
+        gaps = [claim.gap_to(second) for second in ([outcome.against] if outcome.against else claim.second)]
+        return f"{100 * min(gaps, default=claim.gap):+.1f}"
+    return {"at most": f"≤ {100 * claim.gap:.1f}", "sign": "> 0", "ordered": "an order", "exact": "exact"}[
+        claim.kind
+    ]
+
+
+def found(outcome: Outcome) -> str:
+    """Estimate and interval in points; for an order what share of its pairs stands in it, and Kendall's τ."""
+    judged, order = outcome.judged, outcome.order
+    if judged is None:
+        return ""
+    if order is not None:
+        return (
+            f"{order.in_order:.0%} of {len(order.pairs)} pairs, {order.backwards} reversed; "
+            f"τ {order.tau:.2f} (p {order.tau_p:.2f})"
+        )
+    if math.isinf(judged.low) or math.isnan(judged.low):
+        return "" if math.isnan(judged.estimate) else f"{100 * judged.estimate:+.1f} (no interval)"
+    return f"{100 * judged.estimate:+.1f} [{100 * judged.low:+.1f}, {100 * judged.high:+.1f}]"
+
+
+def basis(outcome: Outcome) -> str:
+    """Seeds, scale, against whom, and what an undecided one lacks."""
+    judged = outcome.judged
+    if judged is None:
+        return ""
+    said = [f"{judged.seeds} seed{'s' * (judged.seeds != 1)}", outcome.scale, f"p {outcome.holm:.2g} (Holm)"]
+    if len(outcome.claim.second) > 1:
+        said.insert(0, f"against {outcome.against}")
+    if outcome.status == "undecided":
+        said.append(
+            f"decided by {judged.needed} seeds" if judged.needed else "no number of seeds would decide"
+        )
+    return ", ".join(one for one in said if one and not one.startswith("p nan"))
+
+
+def line(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as plain values, for JSON."""
+    judged, claim = outcome.judged, outcome.claim
+    numbers = (
+        {}
+        if judged is None
+        else {
+            "estimate": judged.estimate,
+            "low": judged.low,
+            "high": judged.high,
+            "p": judged.p_value,
+            "p_holm": outcome.holm,
+            "seeds": judged.seeds,
+            "needed": judged.needed,
+        }
+    )
+    return {
+        "claim": claim.id,
+        "text": claim.text,
+        "source": claim.source,
+        "kind": claim.kind,
+        "recipe": claim.recipe,
+        "scale": outcome.scale,
+        "published": published(outcome),
+        "verdict": outcome.status,
+        "against": outcome.against,
+        **numbers,
+        "why": list(outcome.why),
+    }
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """How many outcomes there are of each status: `3 hold, ...`."""
+    found_ = counted(outcomes)
+    return ", ".join(f"{found_[status]} {status}" for status in STATUSES if status in found_)
+
+
+def row(outcome: Outcome) -> tuple[str, str, str, str, str]:
+    """The cells of an outcome, as `HEAD` names them."""
+    claim = outcome.claim
+    verdict = "; ".join((outcome.status, *outcome.why))
+    cell = "; ".join(part for part in (found(outcome), basis(outcome)) if part)
+    return claim.id, f"{claim.text} ({claim.source})", published(outcome), cell, verdict
+
+
+def sections(result: ExperimentResult) -> list[Section]:
+    """What a report says of the claims about its experiment; nothing where there are none, or no seeds to judge by."""
+    config = result.config
+    recipe, _, variant = config.name.partition(", ")
+    evidence = [of_results({variant: result}, config.model_copy(update={"name": recipe}), result.path)]
+    rows = [
+        row(outcome)
+        for paper in papers().values()
+        for outcome in judge_paper(paper, evidence, only=recipe)
+        if outcome.status not in ("elsewhere", "not run", "impossible") and outcome.claim.kind != "exact"
+    ]
+    return [Section("Claims of the paper", NOTE, HEAD, tuple(rows))] if rows else []
+
+
+def page(outcomes: Mapping[str, tuple[Paper, Sequence[Outcome]]]) -> str:
+    """Returns the Markdown page of all papers."""
+    lines = [
+        "# Claims of the papers, and what became of them",
+        "",
+        INTRODUCTION,
+    ]
+    for paper, some in outcomes.values():
+        lines += ["", f"## {paper.title}", "", f"{len(some)} claims: {summary(some)}.", ""]
+        lines += [f"| {' | '.join((*HEAD, 'Recipe'))} |", "| --- | --- | --- | --- | --- | --- |"]
+        for outcome in some:
+            where = outcome.claim.recipe or outcome.claim.test or outcome.claim.check
+            cells = [cell.replace("|", "\\|") for cell in (*row(outcome), f"`{where}`" if where else "")]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"

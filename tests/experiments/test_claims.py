@@ -1,0 +1,451 @@
+"""Claims of papers: what may be declared, what is read off result folders, gates, verdicts of synthetic evidence."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from typer.testing import CliRunner
+
+import tailorfl
+from tailorfl.cli.main import app
+from tailorfl.errors import ConfigError, RunError
+from tailorfl.evaluation.verdicts import judge, sampling_error
+from tailorfl.experiments.claims import exact
+from tailorfl.experiments.claims.claim import Claim, Paper, papers, read_paper
+from tailorfl.experiments.claims.evidence import Evidence, joined, keep
+from tailorfl.experiments.claims.folders import gathered, of_folder
+from tailorfl.experiments.claims.judging import judge_paper, measured_on
+from tailorfl.experiments.claims.words import page, sections
+from tailorfl.experiments.config import load, recipes
+from tailorfl.experiments.names import slug
+from tailorfl.experiments.result import ExperimentResult
+from tailorfl.experiments.variants import expand
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def evidence(
+    numbers: dict[str, list[float]], scale: str = "small", variant: str = "", **facts: float
+) -> Evidence:
+    """Evidence of the recipe `r`: label -> its number with each seed; all jobs have the same facts."""
+    rows = [
+        {
+            "variant": variant,
+            "label": label,
+            "seed": seed,
+            "mean": value,
+            "deployed.global": value - 0.1,
+            **facts,
+        }
+        for label, values in numbers.items()
+        for seed, value in enumerate(values)
+    ]
+    return Evidence("r", scale, ("here",), "d", tuple(rows))
+
+
+def paper(*claims: dict[str, Any], **more: Any) -> Paper:
+    given = [{"id": f"c{k}", "text": "t", "source": "s", "recipe": "r", **c} for k, c in enumerate(claims)]
+    return Paper.model_validate({"paper": "p", "title": "P", "claims": given, **more})
+
+
+BETTER = {"kind": "at least", "first": "a", "second": "b", "gap": 0.05}
+SAMPLES = {"fact.samples.local": 10_000.0, "fact.samples.global": 400.0}
+
+
+def statuses(one: Paper, *found: Evidence) -> list[str]:
+    return [outcome.status for outcome in judge_paper(one, found)]
+
+
+class TestVerdicts:
+    NUMBERS = {"a": [0.70, 0.71, 0.69, 0.70], "b": [0.64, 0.65, 0.64, 0.63], "c": [0.699, 0.709, 0.691, 0.7]}  # noqa: RUF012
+
+    def test_differences_are_paired_by_seed_and_have_the_error_of_the_test_set(self) -> None:
+        found = evidence(self.NUMBERS, **SAMPLES)
+        (outcome,) = judge_paper(paper(BETTER), [found])
+        differences = np.subtract(self.NUMBERS["a"], self.NUMBERS["b"])
+        expected = judge(differences.tolist(), 0.05, math.sqrt(0.2 / 10_000))
+        assert outcome.judged == expected
+        low, high = stats.t.interval(0.95, 3, differences.mean(), stats.sem(differences))
+        assert expected.low < low
+        assert expected.high > high
+        missing = Evidence("r", "small", (), "d", found.rows[:-1])  # seed 3 of c, and of it alone, is gone
+        (of_c,) = judge_paper(paper({**BETTER, "second": "c"}), [missing])
+        assert of_c.judged is not None
+        assert of_c.judged.seeds == 3
+
+    def test_every_kind(self) -> None:
+        claims = [
+            BETTER,
+            {"kind": "at most", "first": "c", "second": "a", "gap": 0.02},
+            {"kind": "sign", "first": "b", "second": "a"},
+            {"kind": "ordered", "published": {"a": 0.9, "b": 0.8}},
+            {"kind": "exact", "check": "ckt_costs"},
+            {"kind": "exact", "check": "plgu_least_gain"},
+            {"kind": "at least", "gap": 0.1, "impossible": "no data"},
+            {"kind": "sign", "elsewhere": "a study"},
+            {"kind": "sign", "missing": "not built"},
+            {**BETTER, "second": "absent"},
+        ]
+        assert statuses(paper(*claims), evidence(self.NUMBERS, **SAMPLES)) == [
+            "holds",
+            "holds",
+            "reversed",
+            "holds",
+            "holds",
+            "does not hold",
+            "impossible",
+            "elsewhere",
+            "not run",
+            "not run",
+        ]
+
+    def test_of_several_the_worst_counts(self) -> None:
+        several = {
+            "kind": "at least",
+            "first": "a",
+            "second": ["b", "c"],
+            "published": {"a": 0.9, "b": 0.85, "c": 0.8},
+        }
+        (outcome,) = judge_paper(paper(several), [evidence(self.NUMBERS, **SAMPLES)])
+        assert (outcome.against, outcome.status) == ("c", "does not hold")
+
+    def test_the_test_set_of_the_metric_counts(self) -> None:
+        found = evidence(self.NUMBERS, **SAMPLES)
+        (own,), (common,) = (
+            judge_paper(paper({**BETTER, "metric": m}), [found]) for m in ("mean", "deployed.global")
+        )
+        assert own.judged is not None
+        assert common.judged is not None
+        assert own.judged.estimate == pytest.approx(common.judged.estimate)
+        differences = np.subtract(self.NUMBERS["a"], self.NUMBERS["b"])
+        width = stats.t.ppf(0.975, 3) * stats.sem(differences)
+        wide = math.hypot(width, stats.norm.ppf(0.975) * sampling_error(0.2, 400))
+        assert common.judged.high - common.judged.estimate == pytest.approx(wide)
+        known = {
+            "personal.local.accuracy.worst5": ("local", 0.05),
+            "deployed.fog-3": ("fog-3", 1.0),
+            "worst10": ("local", 0.1),
+        }
+        assert {metric: measured_on(metric) for metric in known} == known
+
+    def test_without_a_test_sets_size_nothing_is_decided_unless_the_truth_is_known(self) -> None:
+        found = evidence(self.NUMBERS)
+        assert statuses(paper(BETTER), found) == ["undecided"]
+        assert statuses(paper({**BETTER, "discordance": 0}), found) == ["holds"]
+
+    def test_a_smoke_is_no_evidence_and_the_paper_scale_comes_first(self) -> None:
+        other = {"a": [0.5, 0.51, 0.5], "b": [0.7, 0.71, 0.7]}
+        assert statuses(paper(BETTER), evidence(self.NUMBERS, "smoke", **SAMPLES)) == ["not run"]
+        both = [evidence(self.NUMBERS, "small", **SAMPLES), evidence(other, "paper", **SAMPLES)]
+        (outcome,) = judge_paper(paper(BETTER), both)
+        assert (outcome.status, outcome.scale) == ("reversed", "paper")
+
+    def test_variants_are_averaged_seed_by_seed_or_named_by_a_label(self) -> None:
+        one, two = (
+            evidence({"a": [0.8, 0.9, 0.7]}, variant="x"),
+            evidence({"a": [0.6, 0.7, 0.51]}, variant="y"),
+        )
+        both = Evidence("r", "small", (), "d", (*one.rows, *two.rows))
+        claims = paper(
+            {"kind": "sign", "first": "a @ x", "second": "a @ y", "discordance": 0},
+            {
+                "kind": "at most",
+                "variants": ["x", "y"],
+                "first": "a",
+                "second": "a @ x",
+                "gap": 0.0,
+                "discordance": 0,
+            },
+        )
+        first, second = judge_paper(claims, [both])
+        assert first.judged is not None
+        assert second.judged is not None
+        assert first.judged.estimate == pytest.approx((0.2 + 0.2 + 0.19) / 3)
+        assert second.judged.estimate == pytest.approx(-(0.2 + 0.2 + 0.19) / 6)
+
+    def test_a_metric_may_be_a_difference(self) -> None:
+        (outcome,) = judge_paper(
+            paper({**BETTER, "metric": "mean - deployed.global", "discordance": 0}), [evidence(self.NUMBERS)]
+        )
+        assert outcome.judged is not None
+        assert outcome.judged.estimate == pytest.approx(0.0)
+
+    def test_holms_correction_takes_back_what_chance_could_have_given(self) -> None:
+        """p of about .03: alone it holds, among ten tests of a paper it does not."""
+        base = np.array([0.5, 0.5, 0.5, 0.5])
+        noise = np.array([1.0, -1.0, 0.4, -0.4])
+        noise *= 0.02 * 2 / (stats.t.isf(0.03 / 2, 3) * noise.std(ddof=1))
+        numbers = {"b": base.tolist(), "a": (base + 0.02 + noise).tolist()}
+        claim = {**BETTER, "gap": 0.02, "discordance": 0}
+        (alone,) = judge_paper(paper(claim), [evidence(numbers)])
+        assert (alone.status, alone.holm) == ("holds", pytest.approx(0.03, abs=1e-4))
+        many = judge_paper(paper(*[claim] * 10), [evidence(numbers)])
+        assert {outcome.status for outcome in many} == {"undecided"}
+        assert many[0].holm == pytest.approx(0.3, abs=1e-3)
+        assert "Holm" in many[0].why[0]
+
+
+class TestGates:
+    GOOD = {  # noqa: RUF012
+        "fact.took_part.mean": 20.0,
+        "fact.took_part.least": 8.0,
+        "fact.change": 0.001,
+        "fact.change_val": 0.001,
+        "fact.pull.each": 3.5,
+        "fact.pull.all": 70.0,
+        "fact.inside_grid": 1.0,
+        **SAMPLES,
+    }
+    ALL = ("learned", "took part", "trained", "pulled", "settled", "inside grid")
+    NUMBERS = {"a": [0.7, 0.71, 0.69], "b": [0.6, 0.61, 0.6], "FedAvg": [0.5] * 3, "LocalTrain": [0.4] * 3}  # noqa: RUF012
+
+    def why(self, **facts: float) -> tuple[str, ...]:
+        (outcome,) = judge_paper(
+            paper(BETTER, gates=self.ALL), [evidence(self.NUMBERS, **{**self.GOOD, **facts})]
+        )
+        assert outcome.status == ("not tested" if outcome.why else "holds")
+        return outcome.why
+
+    def test_all_pass(self) -> None:
+        assert self.why() == ()
+
+    @pytest.mark.parametrize(
+        ("fact", "bad", "gate"),
+        [
+            ("fact.took_part.mean", 9.0, "took part"),
+            ("fact.took_part.least", 4.0, "took part"),
+            ("fact.change_val", 0.02, "trained"),
+            ("fact.change", 0.03, "settled"),
+            ("fact.inside_grid", 0.0, "inside grid"),
+        ],
+    )
+    def test_each_fails_by_its_own_fact(self, fact: str, bad: float, gate: str) -> None:
+        (why,) = self.why(**{fact: bad})
+        assert why.startswith(f"{gate}: ")
+
+    def test_a_pull_is_enough_in_a_participation_or_in_all(self) -> None:
+        assert self.why(**{"fact.pull.each": 0.5, "fact.pull.all": 10.0}) == ()
+        assert self.why(**{"fact.pull.each": 3.0, "fact.pull.all": 6.0}) == ()
+        assert self.why(**{"fact.pull.each": 2.9, "fact.pull.all": 9.9})[0].startswith("pulled")
+
+    @pytest.mark.parametrize("level", [0.2, 0.95])
+    def test_fedavg_must_have_learned_and_have_something_left_to_learn(self, level: float) -> None:
+        found = evidence({**self.NUMBERS, "FedAvg": [level] * 3}, **self.GOOD)
+        (outcome,) = judge_paper(paper(BETTER, gates=self.ALL), [found])
+        assert outcome.why[0].startswith("learned: FedAvg reaches")
+
+    def test_what_was_not_recorded_does_not_pass(self) -> None:
+        found = evidence({"a": [0.7, 0.71, 0.69], "b": [0.6, 0.61, 0.6]}, **SAMPLES)
+        (outcome,) = judge_paper(paper(BETTER, gates=self.ALL), [found])
+        assert (outcome.status, len(outcome.why)) == ("not tested", 6)
+
+    def test_a_claim_may_need_less(self) -> None:
+        found = evidence({"a": [0.7, 0.71, 0.69], "b": [0.6, 0.61, 0.6]}, **SAMPLES)
+        assert statuses(paper({**BETTER, "gates": []}, gates=self.ALL), found) == ["holds"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe with two variants, run with two seeds."""
+    here = tmp_path_factory.mktemp("claims")
+    text = """
+name: tiny
+seeds: 2
+data: {clients: 4, samples: 240}
+model: {name: mlp, hidden: [8]}
+methods: [{name: local, label: LocalTrain}, {name: ditto, label: Ditto, lam: 0.5}]
+engine: vectorized
+train: {epochs: 2, batch_size: 10, lr: 0.1}
+rounds: 10
+fraction: 0.5
+eval: {every: 2, sets: [val, local], final: [local, global]}
+variants:
+  a: {}
+  b: {train: {lr: 0.2}}
+"""
+    (here / "tiny.yaml").write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ExperimentResult, "plot", lambda result: [])
+        tailorfl.reproduce(here / "tiny.yaml", out=here / "out")
+    return here / "out"
+
+
+class TestFolders:
+    def test_numbers_and_facts_are_those_of_the_records(self, folder: Path) -> None:
+        found = of_folder(folder)
+        assert (found.recipe, found.scale, len(found.rows)) == ("tiny", "", 8)
+        place = folder / "a" / slug("Ditto") / "seed-1"
+        summary = json.loads((place / "summary.json").read_text())
+        rounds = [json.loads(line) for line in (place / "rounds.jsonl").read_text().splitlines()]
+        clients = [json.loads(line) for line in (place / "clients.jsonl").read_text().splitlines()]
+
+        def fact(name: str) -> float:
+            return found.of("Ditto", "a", name)[1]
+
+        assert fact("mean") == summary["metrics"]["mean"]
+        drawn = [client for row in rounds for client in row["clients"]]
+        assert fact("fact.took_part.mean") == len(drawn) / 4
+        assert fact("fact.took_part.least") == min(drawn.count(client) for client in range(4))
+        own = [row["personal/local/accuracy"] for row in rounds if "personal/local/accuracy" in row]
+        assert len(own) == 5
+        assert fact("fact.change") == pytest.approx(own[-1] - own[-2])  # of rounds 8 and 10
+        last = [
+            row
+            for row in clients
+            if row["round"] == 10 and row["set"] == "local" and row["model"] == "personal"
+        ]
+        assert fact("fact.samples.local") == sum(row["samples"] for row in last)
+        local = json.loads((folder / "a" / slug("LocalTrain") / "seed-1" / "summary.json").read_text())
+        steps = local["gradients_each"] / 10
+        assert fact("fact.pull.each") == pytest.approx(0.1 * 0.5 * steps)
+        assert found.of("Ditto", "b", "fact.pull.each")[1] == pytest.approx(0.2 * 0.5 * steps)
+        assert found.of("LocalTrain", "a", "fact.pull.each") == {}
+
+    def test_what_is_kept_says_the_same(self, folder: Path, tmp_path: Path) -> None:
+        found = of_folder(folder)
+        place = keep(found, tmp_path, ["mean", "deployed.global"])
+        again = of_folder(place)
+        assert (again.recipe, again.scale, again.digest) == (found.recipe, found.scale, found.digest)
+        for name in ("mean", "deployed.global", "fact.change", "fact.samples.global"):
+            for label in ("LocalTrain", "Ditto"):
+                assert again.of(label, "b", name) == pytest.approx(found.of(label, "b", name))
+        assert again.of("Ditto", "a", "worst10") == {}
+        (place / "numbers.csv").write_text("seed\n1\n")
+        with pytest.raises(RunError, match="damaged"):
+            of_folder(place)
+
+    def test_folders_of_one_recipe_are_put_together_and_a_seed_counts_once(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
+        found = of_folder(folder)
+        more = Evidence(
+            "tiny", "", ("there",), found.digest, tuple({**r, "seed": r["seed"] + 1} for r in found.rows)
+        )
+        other = Evidence("tiny", "", ("there",), "changed", found.rows)
+        first, second = joined([found, more, other])
+        assert sorted(first.of("Ditto", "a", "mean")) == [0, 1, 2]
+        assert first.of("Ditto", "a", "mean")[1] == found.of("Ditto", "a", "mean")[1]
+        assert len(second.rows) == 8
+        assert [one.recipe for one in gathered([folder.parent])] == ["tiny"]
+        with pytest.raises(RunError, match="holds no results"):
+            gathered([tmp_path])
+
+    def test_a_report_shows_the_claims_of_its_recipe(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        claim = {**BETTER, "recipe": "tiny", "variants": "a", "first": "Ditto", "second": "LocalTrain"}
+        monkeypatch.setattr("tailorfl.experiments.claims.words.papers", lambda: {"p": paper(claim)})
+        (section,) = sections(ExperimentResult.load(folder / "a"))
+        assert section.rows[0][0] == "c0"
+        assert "undecided" in section.rows[0][-1]
+        assert sections(ExperimentResult.load(folder / "b")) == []
+
+
+class TestCommand:
+    def test_prints_writes_and_keeps(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        done = CliRunner().invoke(
+            app, ["claims", "fedoa", "--runs", str(folder), "--keep", "kept", "--write", "page.md", "--json"]
+        )
+        assert done.exit_code == 0, done.output
+        text = done.stdout[done.stdout.index("[") :]
+        found = {line["claim"]: line for line in json.loads(text)}
+        assert found["fedoa-13"]["verdict"] == "does not hold"
+        assert found["fedoa-1"]["verdict"] == "not run"
+        assert (tmp_path / "kept" / "tiny" / "numbers.csv").is_file()
+        assert "| fedoa-1 |" in (tmp_path / "page.md").read_text()
+
+    def test_mistakes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert "Did you mean 'perada'" in CliRunner().invoke(app, ["claims", "peradas"]).output.replace(
+            "\n", " "
+        )
+        assert "--runs" in CliRunner().invoke(app, ["claims", "--keep", "kept"]).output
+
+
+class TestDeclared:
+    def test_there_are_claims_of_all_five_papers(self) -> None:
+        found = papers()
+        assert {"perada", "plgu", "perfed_ckt", "fedclup", "fedoa"} <= set(found)
+        assert sum(len(one.claims) for one in found.values()) >= 60
+
+    def test_what_claims_name_is_there(self) -> None:
+        known = {
+            name: expand(load(name)) for name in recipes() if load(name).scales or name in ("heart", "tcga")
+        }
+        for claim in (claim for one in papers().values() for claim in one.claims):
+            if claim.kind == "exact":
+                assert claim.check in exact.CHECKS, claim.id
+                assert (ROOT / claim.test).is_file(), claim.id
+            elif claim.recipe:
+                variants = known.get(claim.recipe) or expand(load(claim.recipe))
+                for label in claim.labels:
+                    name, at, variant = label.partition(" @ ")
+                    for one in [variant] if at else claim.variants or [""]:
+                        assert name in [method.label for method in variants[one].methods], (
+                            claim.id,
+                            label,
+                            one,
+                        )
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"first": ""}, "lacks recipe, first and second"),
+            ({"gap": 0.0}, "has no gap"),
+            ({"kind": "exact"}, "lacks check"),
+            ({"kind": "ordered", "published": {"a": 1.0}}, "two or more"),
+            ({"kind": "at lest"}, "at least"),
+            ({"gaps": 1}, "gaps"),
+        ],
+    )
+    def test_a_mistake_in_a_claim_is_named(self, change: dict[str, Any], said: str, tmp_path: Path) -> None:
+        claim = {"id": "one", "text": "t", "source": "s", "recipe": "r", **BETTER, **change}
+        file = tmp_path / "some.yaml"
+        file.write_text(json.dumps({"paper": "p", "title": "P", "claims": [claim]}))
+        with pytest.raises(ConfigError, match=said):
+            read_paper(file)
+
+    def test_two_claims_of_one_name(self) -> None:
+        with pytest.raises(ValueError, match="twice"):
+            Paper(
+                paper="p",
+                title="P",
+                claims=(Claim(id="x", text="t", source="s", kind="sign", missing="m"),) * 2,
+            )
+
+
+def test_exact_claims() -> None:
+    """What is true and what is not, each computed anew here or in the test that the claim names."""
+    pytest.importorskip("opacus")
+    true = {
+        "perada_scalars",
+        "plgu_gradients",
+        "ckt_costs",
+        "ckt_optimum",
+        "fedclup_rate",
+        "fedclup_gradients",
+    }
+    assert {name for name, check in exact.CHECKS.items() if check()} == true
+    gains = [lf - max(others) for *others, lf in exact.PLGU_GLOBAL.values()]
+    assert [round(gain, 2) for gain in gains] == [1.79, 1.99, 2.55, 1.68, 2.19]
+    rising = [key for key, (h, m, l, g, _) in exact.FEDCLUP.items() if h <= m <= l <= g]
+    assert len(rising) == 13
+    assert [key for key, (*rest, local) in exact.FEDCLUP.items() if local >= min(rest)] == [("CIFAR-10", 10)]
+
+
+def test_results_of_claims_are_up_to_date() -> None:
+    """Where this fails: tailorfl claims --write results/claims.md"""
+    pytest.importorskip("opacus")
+    kept = ROOT / "results" / "evidence"
+    found = gathered([kept]) if kept.is_dir() and any(kept.iterdir()) else []
+    outcomes = {name: (one, judge_paper(one, found)) for name, one in papers().items()}
+    assert (ROOT / "results" / "claims.md").read_text(encoding="utf-8") == page(outcomes)
