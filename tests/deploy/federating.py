@@ -63,7 +63,7 @@ def deployed(
     **how: Any,
 ) -> ExperimentResult:
     """Runs an experiment with clients in this process."""
-    there = members(folder) if nodes is None else nodes
+    there = members(folder) if nodes is None and post is None else nodes or {}
     within = InProcess({node: member.answer for node, member in there.items()}) if post is None else post
     deployment = Deployment(Roster(within))
     try:

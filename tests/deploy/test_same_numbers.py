@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deploy.federating import TRAIN, deployed, experiment, private_state, same, server_state, simulated
+from tailorfl.deploy.joining import member_of
+from tailorfl.deploy.post import InProcess
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.runs.store import RunStore
 from tailorfl.training import tree
@@ -62,3 +65,30 @@ def test_deployed_is_simulated(case: str, tmp_path: Path) -> None:
         ]
         found = mine[mine["model"] == row["model"]].iloc[0]
         assert found["accuracy"] == row["accuracy"], row
+
+
+def test_a_client_may_be_a_new_process_for_every_message(tmp_path: Path) -> None:
+    """As in a Flower app of `tailorfl deploy init`: what was agreed on lies on the client's disk."""
+
+    def anew(client: int) -> Callable[[bytes], bytes]:
+        def answer(asked: bytes) -> bytes:
+            member = member_of(state=tmp_path / f"state-{client}", name=str(client))
+            try:
+                return member.answer(asked)
+            finally:
+                member.close()
+
+        return answer
+
+    config = experiment("ditto")
+    post = InProcess({client: anew(client) for client in range(4)})
+    try:
+        result = deployed(config, tmp_path, post=post)
+    finally:
+        post.close()
+    sim = simulated(config)
+    same(server_state(result), dict(tree.leaves(sim.server)))
+    for client in range(4):
+        own = {p: t[0] for p, t in tree.leaves(sim.states.get((client,)))}
+        same(private_state(tmp_path, config, client), own)
+    assert len(list((tmp_path / "state-0" / "agreements").glob("*.json"))) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -71,7 +72,8 @@ def server(
         config = experiment(arguments)
     check(config)
     folder = out if out is not None else Path("runs") / config.name
-    again = f"tailorfl server {' '.join(arguments or ())} --out {quoted(folder)}"
+    how = "--insecure" if keys is None else f"--keys {quoted(keys)}"
+    again = f"tailorfl server {shlex.join(arguments or ())} --listen {listen} {how} --out {quoted(folder)}"
     ctx.ensure_object(State).under_way(folder / "config.yaml", again)
     with observer(stderr(), config, quiet=quiet) as watch:
         result = run_server(config, folder, listen, keys, told=_told("server"), observer=watch)

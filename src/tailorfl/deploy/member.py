@@ -8,6 +8,7 @@ defines them, the numbers that it reports, and metrics of its models.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,11 +31,13 @@ from tailorfl.errors import MessageError, TailorflError
 from tailorfl.evaluation.protocols import Protocol
 from tailorfl.experiments.making import make_simulation
 from tailorfl.experiments.names import slug
+from tailorfl.runs.files import decode, encode, reporting, write_text
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training.ledger import Uses
 
 log = logging.getLogger(__name__)
 
+_DIGEST = re.compile(r"[0-9a-f]{32}")
 OWN_SETS = ("val", "local")
 """The test sets that a client can look at by itself."""
 Told = Callable[[str], None]
@@ -154,7 +157,14 @@ class Member:
         return config
 
     def _setup(self, asked: Packet) -> Packet:
-        agreement = Agreement.read(asked.facts)
+        task = self._agreed(Agreement.read(asked.facts))
+        known = f", goes on from round {task.slots.rounds[-1]}" if task.slots.rounds else ""
+        of = len(task.agreement.names)
+        self._told(f"agreed on {task.agreement.job.name}: client {task.number + 1} of {of}{known}")
+        return Packet("setup", {"digest": task.digest})
+
+    def _agreed(self, agreement: Agreement) -> Task:
+        """Makes ready for a job, and keeps what was agreed on, so that this client can go on after its own restart."""
         job = agreement.job
         self._experiment(agreement.experiment)
         if self.data.name not in agreement.names:
@@ -178,17 +188,31 @@ class Member:
         run.engine = Sequential()
         digest = agreement.digest(run)
         if digest in self._tasks:
-            return Packet("setup", {"digest": digest})
+            return self._tasks[digest]
         about = {"experiment": job.config.name, "label": job.method.label, "seed": job.seed}
         place = self.folder / slug(job.config.name) / job.folder
         slots = Slots(place, {**about, "digest": digest, "client": self.data.name})
         self._tasks[digest] = Task(agreement, digest, number, run, slots)
-        known = f", goes on from round {slots.rounds[-1]}" if slots.rounds else ""
-        self._told(f"agreed on {job.name}: client {number + 1} of {len(agreement.names)}{known}")
-        return Packet("setup", {"digest": digest})
+        kept = self._kept(digest)
+        if not kept.is_file():
+            with reporting(kept, "write"):
+                kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_text(kept, encode(agreement.facts()))
+        return self._tasks[digest]
+
+    def _kept(self, digest: str) -> Path:
+        """Where what was agreed on is kept; Raises MessageError for what is no digest."""
+        if not _DIGEST.fullmatch(digest):
+            raise MessageError(f"a job is named by a digest, but this is '{digest[:40]}'")
+        return self.folder / "agreements" / f"{digest}.json"
 
     def _task(self, asked: Packet) -> Task | None:
-        return self._tasks.get(asked.fact("digest", str))
+        """Returns the job that a message is about; None where there is no agreement on it."""
+        digest = asked.fact("digest", str)
+        if digest not in self._tasks and self._kept(digest).is_file():
+            found = self._agreed(Agreement.read(decode(self._kept(digest).read_text(encoding="utf-8"))))
+            log.debug("the agreement on %s was read again", found.agreement.job.name)
+        return self._tasks.get(digest)
 
     def _train(self, asked: Packet) -> Packet | bytes:
         task = self._task(asked)

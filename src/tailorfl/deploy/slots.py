@@ -107,7 +107,8 @@ class Slots:
             if round < seen or acked < known:
                 raise MessageError(
                     f"a message for round {round} goes on from round {acked}, but this client has already answered in "
-                    f"round {seen} (from {known}): the message is an old one, or the server has gone back"
+                    f"round {seen} (from {known}): the message is an old one, or the server has gone back. To begin "
+                    "the experiment anew give it another name, or move this client's folder of it away"
                 )
 
     def book(self, round: int, asked: str, uses: Uses) -> None:
