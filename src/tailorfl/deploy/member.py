@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -221,11 +221,12 @@ class Member:
         round, acked = asked.fact("round", int), asked.fact("acked", int)
         if not NEVER <= acked < round:
             raise MessageError(f"a message for round {round} cannot go on from round {acked}")
-        digest = asked.digest()
+        digest, attempt = _question(asked), asked.fact("attempt", str)
         again = task.slots.answered(round, digest)
-        if again is not None:
+        if again is not None:  # with the number of this attempt, as a server has it that was started again
             self._told(f"round {round}: asked again, answered as before")
-            return again
+            before = Packet.decoded(again)
+            return replace(before, facts={**before.facts, "attempt": attempt})
         task.slots.check_order(round, acked)
         lost = self._begin_at(task, round - 1, acked, asked.fact("restart", bool))
         if lost is not None:
@@ -239,7 +240,7 @@ class Member:
         facts = {
             "digest": task.digest,
             "round": round,
-            "attempt": asked.fact("attempt", str),
+            "attempt": attempt,
             "metrics": done.metrics,
             "gradients": done.gradients,
             "uses": uses_as_facts(done.uses),
@@ -313,6 +314,11 @@ class Member:
         said = hand_over(task.agreement.job, task.run, task.number, place)
         self._told(said)
         return Packet("finish", {"digest": task.digest, "exported": place.is_dir()})
+
+
+def _question(asked: Packet) -> str:
+    """Returns a digest of what is asked, whichever attempt it is."""
+    return replace(asked, facts={k: v for k, v in asked.facts.items() if k != "attempt"}).digest()
 
 
 def _deployment_uses(run: LocalRun) -> Uses:
