@@ -72,7 +72,7 @@ def test_a_temperature_mends_what_was_too_sure_and_changes_no_prediction() -> No
 
 
 def test_what_has_no_best_temperature_ends_at_a_bound_or_has_none() -> None:
-    y = np.arange(40) % 2
+    y = np.arange(2 * FEWEST) % 2
     right = np.where(y[:, None] == np.arange(2), 2.0, -2.0)
     assert fitted(said(right, y)) == pytest.approx(1 / HIGHEST)
     assert fitted(said(-right, y)) == pytest.approx(HIGHEST)

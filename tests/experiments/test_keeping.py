@@ -25,7 +25,7 @@ from tailorfl.runs.store import RunStore
 
 SETTINGS: dict[str, Any] = {
     "methods": ["local", "fedavg"],
-    "data": {"clients": 3, "samples": 400, "heldout_clients": 1, "split": {"train": 0.5, "val": 0.3, "test": 0.2}},
+    "data": {"clients": 3, "samples": 1000, "heldout_clients": 1, "split": {"train": 0.5, "val": 0.3, "test": 0.2}},
     "model": "logistic",
     "train": {"lr": 0.3},
     "engine": "sequential",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.metrics import accuracy_score, brier_score_loss
 from typer.testing import CliRunner
@@ -29,7 +30,7 @@ SETTINGS: dict[str, Any] = {
     "model": "logistic",
     "train": {"lr": 0.3},
     "engine": "sequential",
-    "data": {"clients": 3, "samples": 400, "split": {"train": 0.5, "val": 0.2, "test": 0.3}},
+    "data": {"clients": 3, "samples": 900, "split": {"train": 0.5, "val": 0.2, "test": 0.3}},
     "eval": {"every": 0, "calibrate": "temperature"},
 }
 
@@ -59,7 +60,7 @@ def test_lines_are_the_records_and_what_the_predictions_say(run: tailorfl.Experi
         assert line.brier == pytest.approx(
             brier_score_loss(mine.y, p, labels=range(p.shape[1]), scale_by_half=False)
         )
-        assert line.temperature is not None
+        assert (line.temperature is None) == (line.ece_calibrated is None)
         if line.label == "local":
             assert line.alone
             assert line.gain is None
@@ -68,6 +69,14 @@ def test_lines_are_the_records_and_what_the_predictions_say(run: tailorfl.Experi
         assert line.gain_interval is not None
         ends = np.quantile(values - before, [0.025, 0.975])
         assert [line.gain_interval.low, line.gain_interval.high] == pytest.approx(list(ends))
+
+
+def test_temperatures_are_those_of_the_job(run: tailorfl.ExperimentResult) -> None:
+    table = pd.read_csv(run.path / "fedavg" / "seed-0" / "calibration.csv").set_index("client")
+    assert table["temperature"].notna().any()
+    for line in clients_of(run, methods=["fedavg"]).lines:
+        for name, value in (("temperature", line.temperature), ("ece_calibrated", line.ece_calibrated)):
+            assert np.isnan(table[name][line.client]) if value is None else value == table[name][line.client]
 
 
 def test_the_command_prints_names_or_json(run: tailorfl.ExperimentResult) -> None:

@@ -32,10 +32,13 @@ KEYS = [
     "model.trainable", "model.options", "model.norm", "model.dropout", "model.activation", "method", "methods",
     "method.name", "method.label", "method.lam", "method.rounds", "method.train", "method.train.lr", "method.model",
     "train.epochs", "train.steps", "train.batch_size", "train.lr", "train.optimizer", "train.schedule",
+    "train.class_weights",
     "train.round_schedule", "train.momentum", "train.weight_decay", "train.clip", "train.dp", "train.dp.clip",
     "rounds",
     "budget", "fraction", "sampling", "weights", "engine", "engine.name", "engine.chunk", "engine.states",
     "engine.device", "eval.every", "eval.sets", "eval.final", "eval.max_samples", "eval.adapt_steps", "eval.select",
+
+    "eval.metric", "eval.metrics", "eval.calibrate", "eval.predictions",
     "eval.target", "eval.sharpness", "eval.feature_distance", "eval.generation", "checkpoint_every", "threads",
     "variants", "published", "",
 ]  # fmt: skip

