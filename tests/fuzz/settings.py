@@ -37,7 +37,6 @@ KEYS = [
     "rounds",
     "budget", "fraction", "sampling", "weights", "engine", "engine.name", "engine.chunk", "engine.states",
     "engine.device", "eval.every", "eval.sets", "eval.final", "eval.max_samples", "eval.adapt_steps", "eval.select",
-
     "eval.metric", "eval.metrics", "eval.calibrate", "eval.predictions",
     "eval.target", "eval.sharpness", "eval.feature_distance", "eval.generation", "checkpoint_every", "threads",
     "variants", "published", "",
