@@ -71,6 +71,8 @@ class Member:
         self._tasks: dict[str, Task] = {}
         self.ended = False
         """Whether the server has said that there is nothing more."""
+        self.turned_away = ""
+        """Why the server does not want this client."""
 
     def answer(self, data: bytes) -> bytes:
         """Returns the answer to a packet; whatever goes wrong is an answer too, which says so."""
@@ -114,7 +116,9 @@ class Member:
 
     def _goodbye(self, asked: Packet) -> Packet:
         self.ended = True
-        self._told("the server has nothing more to do")
+        self.turned_away = asked.fact("turned_away", str)[:500]
+        if not self.turned_away:
+            self._told("the server has nothing more to do")
         return Packet("goodbye")
 
     def _hello(self, asked: Packet) -> Packet:
@@ -247,8 +251,8 @@ class Member:
             "seconds": seconds,
         }
         answer = Packet("train", facts, flat("reply", done.reply)).encoded()
+        task.slots.book(round, digest, done.uses)  # first: an answer that is kept may be sent again
         task.slots.keep(round, done.state, digest, answer, acked)
-        task.slots.book(round, digest, done.uses)
         loss = next(iter(done.metrics.values()), float("nan"))
         self._told(
             f"round {round} of {task.agreement.job.rounds}: trained in {seconds:.1f} s, loss {loss:.4g}"

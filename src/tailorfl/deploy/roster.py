@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +18,8 @@ PATIENCE = 0.1
 """Seconds between two looks for answers."""
 HELLO_SECONDS = 60.0
 """How long a new node may take to say who it is."""
+DOUBT_SECONDS = 15.0
+"""How long a client may take to say that it is there, where another one has come under its name."""
 KINDS: dict[str, Kind] = {"train": "train", "evaluate": "evaluate", "finish": "evaluate"}
 
 Fate = Literal["answered", "refused", "late", "lost", "unavailable"]
@@ -63,16 +65,24 @@ class Roster:
         self._names: dict[int, str] = {}
         self._refused: set[int] = set()
         self._busy: dict[str, tuple[int, float]] = {}  # ticket of an unanswered letter -> node, until when
+        self._probes: dict[
+            str, tuple[int, float]
+        ] = {}  # ticket of a hello to such a node -> node, until when
         self._present: frozenset[str] = frozenset()
+        self._members: tuple[str, ...] | None = None
+
+    def close_to(self, names: Sequence[str]) -> None:
+        """From now on these clients are the federation, and others are turned away."""
+        self._members = tuple(names)
 
     def refresh(self) -> frozenset[str]:
         """Returns the names of the clients that are there; new nodes are asked who they are."""
         there = self.post.nodes()
+        self._probe()
         self._names = {node: name for node, name in self._names.items() if node in there}
         self._refused &= set(there)
         new = [n for n in there if n not in self._names and n not in self._refused and not self._waits(n)]
-        hello = Packet("hello", {"version": VERSION, "protocol": PROTOCOL})
-        for node, answer in self._exchange(dict.fromkeys(new, hello), HELLO_SECONDS).items():
+        for node, answer in self._exchange(dict.fromkeys(new, _HELLO), HELLO_SECONDS).items():
             self._meet(node, answer, there[node])
         present = frozenset(self._names.values())
         for name in sorted(present - self._present):
@@ -85,8 +95,7 @@ class Roster:
     def _meet(self, node: int, answer: Answer, registered: str) -> None:
         if answer.packet is None:
             if answer.fate == "refused":
-                self._refused.add(node)
-                self._told(f"a node is turned away: {answer.reason}")
+                self._turn_away(node, answer.reason)
             return
         try:
             name = answer.packet.fact("name", str)
@@ -95,15 +104,28 @@ class Roster:
                 raise MessageError(f"it has tailorfl {version[:40]}, the server {VERSION}")
             if registered and name != registered:
                 raise MessageError(f"it calls itself '{name[:80]}', but its key is that of '{registered}'")
+            if self._members is not None and name not in self._members:
+                raise MessageError(
+                    f"the federation began without '{name[:80]}': it is of {len(self._members)} clients, "
+                    f"{', '.join(self._members)[:200]}"
+                )
         except MessageError as error:
-            self._refused.add(node)
-            self._told(f"a node is turned away: {error}")
+            self._turn_away(node, str(error))
             return
-        if name in self._names.values():
-            self._refused.add(node)
-            self._told(f"a node is turned away: a client '{name}' is there already")
-            return
+        for other in [n for n, taken in self._names.items() if taken == name]:
+            if self._waits(other):
+                return  # nobody knows which of them is alive: asked again when that one is done or given up
+            if self._exchange({other: _HELLO}, DOUBT_SECONDS)[other].packet is not None:
+                self._turn_away(node, f"a client '{name}' is there already")
+                return
+            del self._names[other]
         self._names[node] = name
+
+    def _turn_away(self, node: int, reason: str) -> None:
+        """Tells a node why it is not wanted, without waiting for what it says to that."""
+        self._refused.add(node)
+        self._told(f"a node is turned away: {reason}")
+        self.post.send([Letter(node, "query", goodbye(reason).encoded())], HELLO_SECONDS)
 
     def ask(
         self,
@@ -139,6 +161,26 @@ class Roster:
                 )
         return any(n == node for n, _ in self._busy.values())
 
+    def _probe(self) -> None:
+        """Asks the nodes that have not answered in time who they are: one that says so is free again.
+
+        Its late answer may never come: Flower drops one that comes after nobody waits, and forgets the letters of a
+        node that was restarted.
+        """
+        now = time.monotonic()
+        for arrival in self.post.receive(list(self._probes)):
+            free, _ = self._probes.pop(arrival.ticket)
+            if arrival.body is not None:
+                self._busy = {t: (n, until) for t, (n, until) in self._busy.items() if n != free}
+        self._probes = {t: (n, until) for t, (n, until) in self._probes.items() if until > now}
+        asked = {node for node, _ in self._probes.values()}
+        silent = sorted({node for node, _ in self._busy.values()} - asked)
+        letters = [Letter(node, "query", _HELLO.encoded()) for node in silent]
+        tickets = self.post.send(letters, HELLO_SECONDS) if letters else []
+        for ticket, letter in zip(tickets, letters, strict=True):
+            if ticket:
+                self._probes[ticket] = (letter.node, now + HELLO_SECONDS)
+
     def _exchange(
         self,
         packets: Mapping[int, Packet],
@@ -168,7 +210,8 @@ class Roster:
             if asked:
                 time.sleep(PATIENCE)
         for ticket, letter in asked.items():
-            # It may still be at work on it: it is not asked again before it is done, or as much time has passed again.
+            # It may still be at work on it: it is not asked again before it is done or says that it is there, or as
+            # much time has passed again.
             self._busy[ticket] = (letter.node, begin + 2 * seconds)
             waited = time.monotonic() - begin
             found[letter.node] = Answer(
@@ -190,6 +233,14 @@ class Roster:
         except MessageError as error:
             return Answer(None, "refused", str(error), "message", seconds, sent, size)
         return Answer(packet, "answered", "", "", seconds, sent, size)
+
+
+_HELLO = Packet("hello", {"version": VERSION, "protocol": PROTOCOL})
+
+
+def goodbye(turned_away: str = "") -> Packet:
+    """Returns the last message to a client: there is nothing more, or it is not wanted for a reason."""
+    return Packet("goodbye", {"turned_away": turned_away[:500]})
 
 
 def missing(wanted: Collection[str], present: Collection[str]) -> str:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from tailorfl.deploy.flower.app_folder import write_app
 from tailorfl.deploy.flower.processes import Link, Node, Tls
+from tailorfl.deploy.flower.reaching import Reach, address
 from tailorfl.deploy.flower.relayed import Relayed
 from tailorfl.deploy.flower.waiter import Waiter
 from tailorfl.deploy.hosting import host_experiment
 from tailorfl.deploy.keys import client_keys, server_keys
 from tailorfl.deploy.member import Member
-from tailorfl.errors import ConfigError, RunError
+from tailorfl.errors import RunError
 from tailorfl.experiments.jobs import Observer
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.runs.signals import raise_if_told
@@ -24,14 +25,6 @@ from tailorfl.settings.experiment import ExperimentConfig
 Told = Callable[[str], None]
 LOOK = 0.5
 """Seconds between two looks at Flower's process."""
-
-
-def address(given: str) -> tuple[str, int]:
-    """Returns (host, port). Raises ConfigError where it is no HOST:PORT."""
-    host, _, port = given.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"an address is HOST:PORT, such as 127.0.0.1:8000, but is '{given}'")
-    return host.strip("[]"), int(port)
 
 
 @contextmanager
@@ -97,26 +90,28 @@ def run_client(
     `folder` is for Flower's files and logs; `keys` the client's folder as `tailorfl deploy keys` writes it.
 
     Raises:
-        RunError: the server refuses this client.
+        RunError: the server turns this client away, or what secures the connection differs on both sides.
     """
-    address(server)
     tls: Tls | None = None if keys is None else client_keys(keys)
+    reach = Reach(server, tls, told)
     with _socket_folder() as sockets:
         waiter = Waiter(sockets / "client", member.answer)
         node = Node(folder / "flower", server, tls, {"socket": str(sockets / "client")})
         said = ""
         try:
-            while stay or not member.ended:
-                words = node.keep_up()
+            while not member.turned_away and (stay or not member.ended):
+                words = node.keep_up() if reach.look() else ""
                 if words and words != said:
-                    said = words
                     told(f"the connection to {server} has ended and is tried again: {words}")
+                said = words or said
                 waiter.wait(LOOK)
                 raise_if_told()
             time.sleep(LOOK)  # the last answer is on its way
             end = time.monotonic() + 10.0
             while time.monotonic() < end and waiter.wait(LOOK):
                 pass
+            if member.turned_away:
+                raise RunError(f"the server at {server} turns this client away: {member.turned_away}")
         finally:
             node.stop()
             waiter.close()

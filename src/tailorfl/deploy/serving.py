@@ -20,7 +20,7 @@ from tailorfl.deploy.member import OWN_SETS
 from tailorfl.deploy.own_table import CONSTANTS, check_data, common
 from tailorfl.deploy.packet import Packet
 from tailorfl.deploy.remote import Line, Remote, evaluate_remotely
-from tailorfl.deploy.roster import Answer, Roster, missing
+from tailorfl.deploy.roster import Answer, Roster, goodbye, missing
 from tailorfl.errors import ConfigError, DataError, MessageError, RunError
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import make_federation, make_simulation
@@ -114,6 +114,7 @@ class Deployment:
         public, server = self._of_server(config, seed, facts, shares)
         federation = hollow_federation(hollow_source(facts), names, sizes, public=public, server=server)
         self._known[id(federation)] = federation, facts, prepared
+        self.roster.close_to(names)
         self._told(f"{len(names)} clients with {sum(sizes['train']):,} training samples: {', '.join(names)}")
         return federation
 
@@ -205,7 +206,7 @@ class Deployment:
     def goodbye(self) -> None:
         """Tells all clients that there is nothing more."""
         present = self.roster.refresh()
-        self.roster.ask(dict.fromkeys(present, Packet("goodbye")), 30.0)
+        self.roster.ask(dict.fromkeys(present, goodbye()), 30.0)
 
 
 def _described(name: str, answer: Answer) -> Mapping[str, Any]:

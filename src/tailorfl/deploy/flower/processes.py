@@ -7,9 +7,12 @@ packages while an app runs are off: nothing is asked of the network but what the
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -49,6 +52,22 @@ class Tls:
     node_key: Path | None = None
 
 
+_ACTIVATION_FAILED = 2004
+_NOT_LET_IN = (
+    "the server does not let this client in: it does not know its key, or takes it for still connected, as for a "
+    "minute after a crash"
+)
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+def _ends_with_parent() -> None:
+    """Has the kernel end this process in order when the one that has started it is killed."""
+    assert _LIBC is not None
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def check_installed() -> None:
     """Raises MissingExtraError where Flower is not installed."""
     if importlib.util.find_spec("flwr") is None:
@@ -73,6 +92,7 @@ class Process:
         path = os.pathsep.join([str(here), os.environ.get("PATH", "")])
         environment = {**os.environ, **ENVIRONMENT, "FLWR_HOME": str(home), "PATH": path}
         with log.open("ab") as file:
+            self._begin = file.tell()
             self._running = subprocess.Popen(
                 [str(found) if found.is_file() else program, *arguments],
                 stdout=file,
@@ -80,6 +100,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 env=environment,
                 start_new_session=True,
+                preexec_fn=_ends_with_parent if _LIBC is not None else None,
             )
 
     @property
@@ -87,10 +108,15 @@ class Process:
         """Whether it is over."""
         return self._running.poll() is not None
 
-    def last_words(self, lines: int = 5) -> str:
-        """Returns the end of its output."""
-        text = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return " / ".join(line.strip() for line in text[-lines:] if line.strip())[-600:]
+    def last_words(self, lines: int = 4) -> str:
+        """Returns what went wrong by its output, or else the end of it."""
+        with self.log.open("rb") as file:
+            file.seek(self._begin)
+            text = _COLOURS.sub("", file.read().decode("utf-8", "replace"))
+        found = [line.strip() for line in text.splitlines() if line.strip()]
+        wrong = next((i for i, line in enumerate(found) if line.startswith("ERROR")), None)
+        chosen = found[-lines:] if wrong is None else found[wrong : wrong + lines]
+        return " / ".join(chosen)[:600]
 
     def stop(self) -> None:
         """Ends it and all that it has started."""
@@ -238,6 +264,7 @@ class Node:
         if self._process is not None and not self._process.ended:
             return ""
         words = "" if self._process is None else self._process.last_words()
+        words = _NOT_LET_IN if f"[code: {_ACTIVATION_FAILED}]" in words else words
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + wait
             self.starts += 1
@@ -253,14 +280,22 @@ class Node:
             self._process.stop()
 
 
-def refuse_taken(host: str, port: int) -> None:
-    """Raises RunError where somebody listens on a port already, or nobody may."""
+def refuse_taken(host: str, port: int, patience: float = ENDS_WITHIN) -> None:
+    """Raises RunError where somebody listens on a port already, or nobody may.
+
+    What listened for a server that was killed takes some seconds to end: a port is looked at for as long.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise RunError(
-                f"cannot listen at {host}:{port}: {error.strerror}; choose another port (--listen HOST:PORT)"
-            ) from error
+    end = time.monotonic() + patience
+    while True:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+                return
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() > end:
+                    raise RunError(
+                        f"cannot listen at {host}:{port}: {error.strerror}; choose another port (--listen HOST:PORT)"
+                    ) from error
+        time.sleep(0.2)

@@ -15,6 +15,13 @@ from tailorfl.deploy.flower.frames import connect, get, put
 from tailorfl.deploy.flower.messages import body_of, content
 from tailorfl.deploy.post import Arrival, Letter
 
+_LOST = {
+    2: "the client's own process is gone",
+    3: "the node did not fetch the message in time",
+    5: "the node is gone",
+    8: "the node's app was ended",
+}
+
 app = ServerApp()
 
 
@@ -44,7 +51,10 @@ class GridPost:
         ticket = message.metadata.reply_to_message_id
         if message.has_error():
             # Its text may hold what a client wants to keep to itself, and is not passed on.
-            return Arrival(ticket, None, f"the node did not answer (Flower's code {message.error.code})")
+            code = message.error.code
+            return Arrival(
+                ticket, None, f"{_LOST.get(code, 'the node did not answer')} (Flower's code {code})"
+            )
         try:
             return Arrival(ticket, body_of(message))
         except ValueError as error:

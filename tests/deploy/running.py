@@ -1,0 +1,249 @@
+"""Federations of real processes: started by the commands of the documentation, bounded in time, and gone afterwards.
+
+Every process inherits a word of its environment that no other test has (`MARK`), and so do those that it starts: by it
+they are found again wherever they have gone, and killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import yaml
+from torch import Tensor
+
+from deploy.federating import same, simulated
+from tailorfl.deploy.flower.processes import free_port
+from tailorfl.experiments.jobs import Job
+from tailorfl.rounds.acceptance import Acceptance, Trace
+from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.checkpoints import load, rounds
+from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.training import tree
+
+MARK = "TAILORFL_TEST_PROCESSES"
+LOOK = 0.05
+
+
+class Program:
+    """One command and its output."""
+
+    def __init__(
+        self, name: str, words: Sequence[str], folder: Path, mark: str, env: Mapping[str, str]
+    ) -> None:
+        self.name, self.mark, self.log = name, f"{mark}.{name};", folder / f"{name}.out"
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "400", **env}
+        environment[MARK] = self.mark
+        self.begin = time.monotonic()
+        with self.log.open("ab") as file:
+            self._running = subprocess.Popen(
+                list(words),
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def said(self) -> str:
+        """All that it has printed."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None where it runs."""
+        return self._running.poll()
+
+    def wait(self, seconds: float) -> int:
+        """Waits for its end and returns the exit code."""
+        until(lambda: self.code is not None, seconds, f"the end of {self.name}")
+        assert self.code is not None
+        return self.code
+
+    def hears(self, words: str, seconds: float, times: int = 1) -> None:
+        """Waits until it has printed something."""
+        until(
+            lambda: self.said.count(words) >= times or self.code is not None,
+            seconds,
+            f"'{words}' from {self.name}",
+        )
+        assert self.said.count(words) >= times, f"{self.name} ended with {self.code} without '{words}'"
+
+    def signal(self, number: int, everything: bool = False) -> None:
+        """Sends a signal to it, or to it and all that it has started."""
+        for process in marked(self.mark) if everything else [self._running.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+        if number == signal.SIGKILL:
+            self._running.wait(10)
+
+
+class Field:
+    """A folder with a server and clients as processes; leaving it ends them, and prints what they said if it fails."""
+
+    def __init__(self, folder: Path, config: ExperimentConfig) -> None:
+        self.folder, self.config, self.port, self.host = folder, config, free_port(), "127.0.0.1"
+        self.before: dict[str, Sequence[str]] = {}
+        self.mark, self.programs = uuid.uuid4().hex, list[Program]()
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "experiment.yaml").write_text(yaml.safe_dump(config.to_dict()), encoding="utf-8")
+
+    def __enter__(self) -> Field:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        begin = time.monotonic()
+        while (left := marked(self.mark)) and time.monotonic() - begin < 20.0:
+            for process in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGCONT)
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(LOOK)
+        for program in self.programs:
+            if program.code is None:
+                program.wait(10)
+        if kind is not None:
+            for path in sorted(self.folder.rglob("*")):
+                if path.suffix in (".out", ".log") or path.name == "trace.jsonl":
+                    print(
+                        f"===== {path.relative_to(self.folder)}\n{path.read_text(errors='replace')[-6000:]}"
+                    )
+        assert not left, f"processes are left: {left}"
+
+    # -- commands -------------------------------------------------------------------------------------------
+
+    def start(self, name: str, *words: str, env: Mapping[str, str] | None = None) -> Program:
+        """Starts a command of tailorfl, by the words of another program where `before` has some for it."""
+        before = self.before.get(words[0], ())
+        program = Program(
+            name, [*before, sys.executable, "-m", "tailorfl", *words], self.folder, self.mark, env or {}
+        )
+        self.programs.append(program)
+        return program
+
+    def server(self, *more: str, name: str = "server", secure: Sequence[str] = ("--insecure",)) -> Program:
+        """Starts the server."""
+        listen = f"{self.host}:{self.port}"
+        return self.start(
+            name, "server", "experiment.yaml", "--listen", listen, "--out", "out", *secure, *more
+        )
+
+    def client(
+        self,
+        client: str | int,
+        *more: str,
+        secure: Sequence[str] = ("--insecure",),
+        port: int | None = None,
+        env: Mapping[str, str] | None = None,
+        label: str = "",
+    ) -> Program:
+        """Starts a client; its folder is `state-NAME`."""
+        return self.start(
+            label or f"client-{client}",
+            "client",
+            "--server",
+            f"{self.host}:{port or self.port}",
+            "--name",
+            str(client),
+            "--state",
+            f"state-{client}",
+            *secure,
+            *more,
+            env=env,
+        )
+
+    def clients(self, count: int, **how: object) -> list[Program]:
+        """Starts clients 0, 1, ..."""
+        return [self.client(i, **how) for i in range(count)]  # type: ignore[arg-type]
+
+    # -- what came out --------------------------------------------------------------------------------------
+
+    def jobs(self) -> list[Job]:
+        """The jobs of the experiment."""
+        return [Job(self.config, method, self.config.seeds[0]) for method in self.config.methods]
+
+    def job_folder(self, label: str | None = None) -> Path:
+        """The server's folder of a job; by default of the first."""
+        job = next(j for j in self.jobs() if label in (None, j.method.label))
+        return self.folder / "out" / job.folder
+
+    def trace(self, label: str | None = None) -> list[Acceptance]:
+        """What became of whom, so far."""
+        path = self.job_folder(label) / "trace.jsonl"
+        return list(Trace.read(path)) if path.is_file() else []
+
+    def node_log(self, client: str | int) -> str:
+        """What a client's SuperNode has printed so far."""
+        path = self.folder / f"state-{client}" / "flower" / "node.log"
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+    def fates(self, client: int) -> list[str]:
+        """What became of a client, round by round."""
+        return [next(a.fate for a in one.answers if a.client == client) for one in self.trace()]
+
+    def round_done(self, number: int, seconds: float, label: str | None = None) -> None:
+        """Waits until the server has finished a round."""
+        until(lambda: len(self.trace(label)) >= number or self.server_ended, seconds, f"round {number}")
+        assert len(self.trace(label)) >= number, f"the server ended before round {number}"
+
+    @property
+    def server_ended(self) -> bool:
+        """Whether all servers are over."""
+        return all(p.code is not None for p in self.programs if p.name.startswith("server"))
+
+    def is_replayed(self, label: str | None = None) -> Simulation:
+        """Asserts that server and clients have the states of the simulation of the same trace, to the bit."""
+        found = next(j for j in self.jobs() if label in (None, j.method.label))
+        config = self.config.model_copy(update={"methods": [found.method]})
+        sim = simulated(config, found.rounds, Trace.read(self.job_folder(label) / "trace.jsonl"))
+        tensors = newest(self.job_folder(label))
+        server = {n.removeprefix("server/"): t for n, t in tensors.items() if n.startswith("server/")}
+        same(server, dict(tree.leaves(sim.server)))
+        for client in range(sim.federation.num_clients):
+            store = next(group.states for group in sim.groups if client in group.clients)
+            place = self.folder / f"state-{client}" / config.name / found.folder
+            taken = [
+                r.round for r in Trace.read(self.job_folder(label) / "trace.jsonl") if client in r.answered
+            ]
+            if client in store.clients and taken:
+                # the newest state may be of an answer that was not accepted
+                own = {p: t[0] for p, t in tree.leaves(store.get((client,)))}
+                same(load(place, taken[-1])[0], own)
+        return sim
+
+
+def newest(folder: Path) -> dict[str, Tensor]:
+    """The tensors of the newest checkpoint in a folder."""
+    return load(folder, rounds(folder)[-1])[0]
+
+
+def until(there: Callable[[], bool], seconds: float, what: str) -> None:
+    """Waits for something. Raises TimeoutError where it does not come."""
+    begin = time.monotonic()
+    while not there():
+        if time.monotonic() - begin > seconds:
+            raise TimeoutError(f"{what} did not come within {seconds:.0f} s")
+        time.sleep(LOOK)
+
+
+def marked(mark: str) -> list[int]:
+    """The processes with a mark (or one that begins with it) that are not over."""
+    word, found = f"{MARK}={mark}".encode(), []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if word in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+    return found

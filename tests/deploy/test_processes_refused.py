@@ -1,0 +1,116 @@
+"""Who is turned away from a federation of processes: it ends within seconds, with clear words, and disturbs nobody."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from deploy.running import Field, until
+from deploy.test_processes_faults import ENOUGH, all_end, two
+from tailorfl.deploy.keys import make_keys
+from tailorfl.deploy.packet import VERSION
+from tailorfl.deploy.slots import Slots
+
+pytest.importorskip("flwr")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(560)]
+
+ANOTHER_VERSION = """\
+import importlib.metadata as metadata
+
+true = metadata.version
+metadata.version = lambda name: "0.0.1" if name == "tailorfl" else true(name)
+"""
+
+
+def test_who_comes_late_or_twice_or_with_another_version(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "sitecustomize.py").write_text(ANOTHER_VERSION)
+    with Field(tmp_path, two(4, 200)) as field:
+        path = f"{old}:{__import__('os').environ.get('PYTHONPATH', '')}"
+        other = field.client("other", env={"PYTHONPATH": path})
+        server = field.server()
+        assert other.wait(ENOUGH) == 1
+        wrong = f"the server has tailorfl {VERSION}, but client 'other' has 0.0.1; install the same version on both"
+        assert wrong in other.said
+        assert f"a node is turned away: {wrong}" in server.said
+        clients = field.clients(2)
+        field.round_done(1, ENOUGH)
+        server.signal(signal.SIGSTOP)
+        late, twice = field.client("late"), field.client(1, "--state", "elsewhere", label="twice")
+        logs = [tmp_path / place / "flower" / "node.log" for place in ("state-late", "elsewhere")]
+        until(
+            lambda: all(p.is_file() and "SuperNode ID" in p.read_text() for p in logs),
+            ENOUGH,
+            "both",
+        )
+        server.signal(signal.SIGCONT)
+        assert [late.wait(ENOUGH), twice.wait(ENOUGH)] == [1, 1]
+        without = "the federation began without 'late': it is of 2 clients, 0, 1"
+        assert without in late.said
+        assert without in server.said
+        assert "a client '1' is there already" in twice.said
+        assert "a client '1' is there already" in server.said
+        all_end(field, server, *clients)
+        assert all({a.fate for a in one.answers} == {"accepted"} for one in field.trace())
+
+
+def test_a_client_that_keeps_another_job(tmp_path: Path) -> None:
+    config = two(2, 200)
+    with Field(tmp_path, config) as field:
+        place = tmp_path / "state-1" / config.name / field.jobs()[0].folder
+        held = Slots(
+            place, {"experiment": "deployed", "label": "ditto", "seed": 5, "digest": "of another rate"}
+        )
+        held.release()
+        server = field.server()
+        field.clients(2)
+        assert server.wait(ENOUGH) == 1
+        said = "client '1' does not take part in ditto, seed 5"
+        assert said in server.said
+        assert "holds the private states of another job" in server.said
+        assert "holds the private states of another job" in field.programs[2].said
+
+
+def test_keys(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", ["127.0.0.1"], ["0", "1"])
+    make_keys(tmp_path / "others", ["127.0.0.1"], ["1"])
+
+    def of(folder: str, name: str) -> tuple[str, str]:
+        return "--keys", f"{folder}/clients/{name}"
+
+    with Field(tmp_path, two(2, 200)) as field:
+        server = field.server(secure=("--keys", "keys/server"))
+        server.hears("waiting for 2 clients", ENOUGH)
+        make_keys(tmp_path / "keys", [], ["2"])  # when the server has read whom it knows
+        first = field.client(0, secure=of("keys", "0"))
+        first.hears("connects to", ENOUGH)
+        open_ = field.client("open")
+        assert open_.wait(ENOUGH) == 1
+        assert "uses TLS and lets in only clients with keys" in open_.said
+        stranger = field.client(1, secure=of("others", "1"), label="stranger")
+        assert stranger.wait(ENOUGH) == 1
+        assert "does not prove to be the one that this client's keys are for" in stranger.said
+        unknown = field.client(2, secure=of("keys", "2"))
+        unknown.hears("does not let this client in", ENOUGH)
+        unknown.signal(signal.SIGTERM)
+        assert unknown.wait(60) == 128 + signal.SIGTERM
+        claims = field.client(0, secure=of("keys", "1"), label="claims")
+        assert claims.wait(ENOUGH) == 1
+        said = "it calls itself '0', but its key is that of '1'"
+        assert said in claims.said
+        assert said in server.said
+        second = field.client(1, secure=of("keys", "1"))
+        all_end(field, server, first, second)
+        assert all({a.fate for a in one.answers} == {"accepted"} for one in field.trace())
+
+
+def test_keys_and_a_server_without(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", ["127.0.0.1"], ["0"])
+    with Field(tmp_path, two(2, 200)) as field:
+        field.server().hears("waiting for 2 clients", ENOUGH)
+        client = field.client(0, secure=("--keys", "keys/clients/0"))
+        assert client.wait(ENOUGH) == 1
+        assert "uses no TLS, but this client has keys" in client.said
