@@ -10,11 +10,12 @@ import pytest
 
 import tailorfl
 from tailorfl.errors import ConfigError, RunError
+from tailorfl.experiments.curves import sections, to_target
 from tailorfl.runs.files import read_lines
 from tailorfl.runs.store import RunStore
 
 SMALL: dict[str, Any] = {
-    "seeds": [0, 1],
+    "seeds": [0],
     "methods": ["fedavg", "ditto"],
     "data": {"samples": 200, "clients": 5},
     "model": "logistic",
@@ -51,7 +52,7 @@ def trace_file(folder: Path, rounds: int = 3) -> Path:
 def test_a_trace_of_a_file_and_of_the_folder_that_it_left(tmp_path: Path) -> None:
     tailorfl.run({**SMALL, "system": {"trace": str(trace_file(tmp_path))}}, out=tmp_path / "a")
     found = records(tmp_path / "a")
-    assert [r["absent"] for r in found["ditto/seed-1/rounds.jsonl"]] == [[1], [2], [3]]
+    assert [r["absent"] for r in found["ditto/seed-0/rounds.jsonl"]] == [[1], [2], [3]]
     tailorfl.run({**SMALL, "system": {"trace": str(tmp_path / "a")}}, out=tmp_path / "b")
     assert records(tmp_path / "b") == found
     tailorfl.run(SMALL, out=tmp_path / "c")
@@ -126,3 +127,35 @@ def test_a_simulated_system_is_resumed_and_played_again(mode: dict[str, Any], tm
     times = [r["simulated_seconds"] for r in found["ditto/seed-0/rounds.jsonl"]]
     assert times == sorted(times)
     assert times[-1] > 0
+
+
+def test_tables_say_who_answered_and_how_long_it_took(tmp_path: Path) -> None:
+    system = {"speed": 20.0, "stragglers": {"share": 0.5, "factor": 5, "redraw": "round"}, "deadline": 6.0}
+    settings = {**SMALL, "rounds": 4, "system": system, "methods": ["centralized", "local", "fedavg"]}
+    result = tailorfl.run({**settings, "eval": {"every": 1, "target": 0.05}}, out=tmp_path / "a")
+    for summary, store in result.jobs:
+        rounds = store.rounds()
+        if summary["method"] == "centralized":
+            assert "absent" not in rounds
+            assert "simulated_seconds" not in summary
+            continue
+        absent = [len(one) for one in rounds["absent"]]
+        assert 0 < sum(absent) < 20
+        assert summary["answered"] == pytest.approx(1 - sum(absent) / 20)
+        assert summary["simulated_seconds"] == rounds["simulated_seconds"].iloc[-1] <= 4 * 6.0
+    table = result.table
+    assert table["answered"].isna().tolist() == [True, False, False]
+    assert table.loc["local", "simulated_seconds"] == table.loc["fedavg", "simulated_seconds"] > 0
+    assert "| answered (of those asked) (%) | simulated time |" in result.markdown
+    (section, *_) = sections(result, 0.05)
+    assert section.head[-1] == "Simulated time"
+    targets = to_target(result, 0.05)
+    assert targets["simulated_seconds"].notna().tolist() == [False, True, True]
+
+
+def test_tables_without_a_system_say_nothing_of_it(tmp_path: Path) -> None:
+    result = tailorfl.run({**SMALL, "rounds": 1, "eval": {"target": 0.05}}, out=tmp_path / "a")
+    assert "simulated" not in result.markdown
+    assert "answered" not in result.markdown
+    assert to_target(result, 0.05)["simulated_seconds"].isna().all()
+    assert "Simulated time" not in sections(result, 0.05)[0].head

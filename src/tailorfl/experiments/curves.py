@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.evaluation.seeds import interval
-from tailorfl.runs.tables import MISSING, human_bytes
+from tailorfl.runs.tables import MISSING, SECONDS, human_bytes, human_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from tailorfl.experiments.result import ExperimentResult
 
+UNTIL = ("round", "bytes", SECONDS)
+"""What a round has taken, of its record."""
 UNIT_METRICS = frozenset({"accuracy", "balanced_accuracy", "macro_f1", "auc", "c_index", "token_accuracy"})
 """Metrics that lie between 0 and 1."""
 
@@ -38,24 +40,24 @@ def check_target(target: float | None, metric: str) -> None:
 def to_target(result: ExperimentResult, target: float) -> pd.DataFrame:
     """Returns when each method first was at least as good as `target`, a row a label.
 
-    Columns: seeds (how many), reached (in how many of them), and over those seeds alone the mean of rounds and bytes
-    (sent by all until then) with half widths of their 95 % intervals, `rounds_ci` and `bytes_ci`; NaN where none
-    reached it.
+    Columns: seeds (how many), reached (in how many of them), and over those seeds alone the mean of rounds, of bytes
+    (sent by all until then) and of simulated_seconds, with half widths of their 95 % intervals, such as `rounds_ci`;
+    NaN where none reached it, or nothing was simulated.
     """
     import pandas as pd
 
     lower = result.metric in LOWER_IS_BETTER
-    found: dict[str, list[tuple[float, float] | None]] = {}
+    found: dict[str, list[tuple[float, ...] | None]] = {}
     for summary, curve in _curves(result):
         enough = curve["value"] <= target if lower else curve["value"] >= target
         hit = curve[enough]
-        place = None if hit.empty else (float(hit["round"].iloc[0]), float(hit["bytes"].iloc[0]))
+        place = None if hit.empty else tuple(float(hit[name].iloc[0]) for name in UNTIL)
         found.setdefault(summary["label"], []).append(place)
     rows = []
     for label, places in found.items():
         there = [place for place in places if place is not None]
         row: dict[str, Any] = {"label": label, "seeds": len(places), "reached": len(there)}
-        for number, name in enumerate(("rounds", "bytes")):
+        for number, name in enumerate(("rounds", *UNTIL[1:])):
             values = [place[number] for place in there]
             row[name], row[f"{name}_ci"] = interval(values) if values else (math.nan, math.nan)
         rows.append(row)
@@ -98,12 +100,12 @@ def has_choice(result: ExperimentResult) -> bool:
 
 
 def _curves(result: ExperimentResult) -> list[tuple[dict[str, Any], pd.DataFrame]]:
-    """(summary, evaluated rounds with their round, bytes and value) of every job."""
+    """(summary, evaluated rounds with their value and `UNTIL`) of every job."""
     out = []
     for summary, store in result.jobs:
         rounds = store.rounds()
         column = f"{summary['model']}/local/{result.metric}"
-        curve = rounds[["round", "bytes"]].assign(value=rounds[column]).dropna(subset=["value"])
+        curve = rounds.reindex(columns=list(UNTIL)).assign(value=rounds[column]).dropna(subset=["value"])
         out.append((summary, curve))
     return out
 
@@ -136,16 +138,24 @@ def _target_section(result: ExperimentResult, target: float) -> Section:
     check_target(target, result.metric)
     percent = result.metric in UNIT_METRICS
     wanted = f"{100 * target:g} %" if percent else f"{target:g}"
-    rows = []
-    for label, row in to_target(result, target).iterrows():
+    rows, found = [], to_target(result, target)
+    timed = bool(found[SECONDS].notna().any())
+    for label, row in found.iterrows():
         count = _spread(row["rounds"], row["rounds_ci"], ".4g")
         sent = human_bytes(float(row["bytes"]))
-        rows.append((str(label), f"{row['reached']:.0f} of {row['seeds']:.0f}", count, sent))
+        took = (human_seconds(float(row[SECONDS])),) if timed else ()
+        rows.append((str(label), f"{row['reached']:.0f} of {row['seeds']:.0f}", count, sent, *took))
     return Section(
         f"Until {result.metric} is {wanted}",
         "The first evaluated round at which the mean over clients (own test part) is there, and the bytes sent until "
         "then: means over the seeds that reached it alone.",
-        ("Method", "Seeds that reached it", "Rounds", "Sent until then"),
+        (
+            "Method",
+            "Seeds that reached it",
+            "Rounds",
+            "Sent until then",
+            *(("Simulated time",) if timed else ()),
+        ),
         tuple(rows),
     )
 

@@ -13,6 +13,7 @@ from tailorfl.experiments.reductions import remarks
 from tailorfl.rounds.one_round import RoundResult
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.store import RunStore
+from tailorfl.runs.tables import SECONDS
 
 GROWN = 10.0
 """A training loss that ends at so many times that of guessing (or its first, where nobody guesses) has diverged."""
@@ -28,7 +29,7 @@ def round_record(sim: Simulation, done: RoundResult, seconds: float) -> dict[str
     if done.acceptance is not None:
         who["absent"] = list(done.absent)
     if done.acceptance is not None and done.acceptance.simulated:
-        who["simulated_seconds"] = sim.clock
+        who[SECONDS] = sim.clock
     return {
         "round": sim.round,
         **who,
@@ -79,7 +80,21 @@ def summary_of(
         **_malicious(sim),
         **({} if sim.cohort_is_secret else _rejected(sim, store)),
         "loss_grew": _growth(sim, store),
+        **_of_the_system(store),
     }
+
+
+def _of_the_system(store: RunStore) -> dict[str, float]:
+    """The share of the clients that were asked which took part, and simulated seconds; nothing where all do at once."""
+    rounds = store.rounds()
+    if "absent" not in rounds:
+        return {}
+    absent = rounds["absent"].map(len).sum()
+    asked = sum(
+        len({*row["clients"], *row["absent"]}) for row in rounds[["clients", "absent"]].to_dict("records")
+    )
+    found = {"answered": 1.0 - float(absent) / max(asked, 1)}
+    return found | ({"simulated_seconds": float(rounds[SECONDS].iloc[-1])} if SECONDS in rounds else {})
 
 
 def _over_clients(own: Any, metric: str) -> dict[str, float]:

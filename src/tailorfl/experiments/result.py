@@ -16,7 +16,7 @@ from tailorfl.experiments.names import slug
 from tailorfl.runs import plots
 from tailorfl.runs.files import remove_left_over, write_text
 from tailorfl.runs.store import RunStore
-from tailorfl.runs.tables import MARK, Column, SeedResult, comparison, render
+from tailorfl.runs.tables import MARK, WHERE_SAID, Column, SeedResult, comparison, render
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,10 +117,8 @@ class ExperimentResult:
         if any({"personal", "global"} <= set(summary["metrics"]) for summary, _ in self.jobs):
             columns += [Column(key, title, unit, better) for key, title in self._extra("global", "shared")]
         columns += [Column(key, title, better="lower") for key, title in self._sharpness()]
-        if any("selection" in summary for summary, _ in self.jobs):
-            columns.append(Column("selected_round", "round chosen by validation"))
-        if any("privacy" in summary for summary, _ in self.jobs):
-            columns.append(Column("epsilon", "ε (largest, zero-out)"))
+        said = {key for summary, _ in self.jobs for key in summary}
+        columns += [column for key, column in WHERE_SAID.items() if key in said]
         if len({summary["rounds"] for summary, _ in self.jobs}) > 1:
             columns.append(Column("rounds", "rounds"))
         # Of single samples; none where the result was made before they were counted.

@@ -19,6 +19,12 @@ MARK = "†"
 """Stands behind the label of a line that is another method with its settings, and before the note that says so."""
 
 
+SECONDS = "simulated_seconds"
+"""What a round's record and a summary call how long a simulated system took until then, where one is."""
+SYSTEM = ("answered", SECONDS)
+"""Numbers of a run whose clients do not always answer."""
+
+
 @dataclass(frozen=True)
 class SeedResult:
     """What one method reached with one seed: named numbers."""
@@ -37,7 +43,7 @@ class SeedResult:
         taken.
         """
         values = dict(_flat(summary.get("metrics", {})))
-        for name in ("bytes_up", "bytes_down", "seconds", "rounds", "gradients", "gradients_each"):
+        for name in ("bytes_up", "bytes_down", "seconds", "rounds", "gradients", "gradients_each", *SYSTEM):
             values[name] = _number(summary.get(name))
         values["bytes"] = values["bytes_up"] + values["bytes_down"]
         return cls(
@@ -67,6 +73,15 @@ DEFAULT_COLUMNS = (
     Column("bytes", "Communication", "bytes"),
     Column("seconds", "Time", "seconds"),
 )
+
+
+WHERE_SAID = {
+    "selection": Column("selected_round", "round chosen by validation"),
+    "privacy": Column("epsilon", "ε (largest, zero-out)"),
+    "answered": Column("answered", "answered (of those asked)", "percent"),
+    SECONDS: Column(SECONDS, "simulated time", "seconds"),
+}
+"""Columns of results whose summary has such an entry."""
 
 
 def comparison(

@@ -12,14 +12,13 @@ from tailorfl.evaluation.summary import tails
 from tailorfl.experiments.page.look import Look, named
 from tailorfl.experiments.page.parts import Chart, Part, number
 from tailorfl.runs.plots import BOUNDED, over_seeds
+from tailorfl.runs.tables import SECONDS
 
 if TYPE_CHECKING:
     from tailorfl.experiments.result import ExperimentResult
 
 MOST = 150
 """Points of a line, evenly chosen of more."""
-SIMULATED = "simulated_seconds"
-"""The column of a round's record that says how long a simulated system took until then, where one is."""
 PERCENTS = (*range(1, 20), *range(20, 101, 2))
 """Shares of the worst clients."""
 
@@ -75,7 +74,7 @@ def _rows(result: ExperimentResult, look: Look) -> Rows:
         rounds, means, widths = over_seeds(group, "round", look.metric)
         by_round = group.groupby("round")
         amounts = by_round["bytes"].mean().loc[rounds].to_numpy()
-        times = by_round[SIMULATED].mean().loc[rounds].to_numpy() if SIMULATED in group else None
+        times = by_round[SECONDS].mean().loc[rounds].to_numpy() if SECONDS in group else None
         for k in np.unique(np.linspace(0, len(rounds) - 1, min(MOST, len(rounds))).round().astype(int)):
             low, high = means[k] - widths[k], means[k] + widths[k]
             row = {"label": str(label), "round": int(rounds[k]), "bytes": float(amounts[k])}
