@@ -340,7 +340,7 @@ class TestFolders:
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         claim = {**BETTER, "recipe": "tiny", "variants": "a", "first": "Ditto", "second": "LocalTrain"}
-        monkeypatch.setattr("tailorfl.experiments.claims.words.papers", lambda: {"p": paper(claim)})
+        monkeypatch.setattr("tailorfl.experiments.claims.words.papers", lambda recipe: {"p": paper(claim)})
         (section,) = sections(ExperimentResult.load(folder / "a"))
         assert section.rows[0][0] == "c0"
         assert "undecided" in section.rows[0][-1]
@@ -376,6 +376,12 @@ class TestDeclared:
         found = papers()
         assert {"perada", "plgu", "perfed_ckt", "fedclup", "fedoa"} <= set(found)
         assert sum(len(one.claims) for one in found.values()) >= 60
+
+    def test_papers_of_a_recipe_are_those_with_a_claim_about_it(self) -> None:
+        whole = papers()
+        for recipe in ("heart", "perada_pull", "plgu_cifar", "digits"):
+            expected = {name for name, one in whole.items() if any(c.recipe == recipe for c in one.claims)}
+            assert set(papers(recipe)) == expected
 
     def test_what_claims_name_is_there(self) -> None:
         known = {

@@ -118,10 +118,13 @@ class Paper(Settings):
         return self.gates if claim.gates is None else claim.gates
 
 
-def papers() -> dict[str, Paper]:
-    """Returns the packaged papers with their claims, by short name."""
+def papers(recipe: str | None = None) -> dict[str, Paper]:
+    """Returns the packaged papers with their claims, by short name; only those that speak of a `recipe`."""
     folder = Path(str(files("tailorfl.experiments"))) / "recipes" / "claims"
-    return {file.stem: read_paper(file) for file in sorted(folder.glob("*.yaml"))}
+    named = sorted(folder.glob("*.yaml"))
+    if recipe is not None:  # reports ask for each experiment, and reading all claims takes half a second
+        named = [file for file in named if f"recipe: {recipe}\n" in file.read_text(encoding="utf-8")]
+    return {file.stem: read_paper(file) for file in named}
 
 
 def read_paper(file: Path) -> Paper:

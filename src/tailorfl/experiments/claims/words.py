@@ -128,10 +128,13 @@ def sections(result: ExperimentResult) -> list[Section]:
     """What a report says of the claims about its experiment; nothing where there are none, or no seeds to judge by."""
     config = result.config
     recipe, _, variant = config.name.partition(", ")
+    about = papers(recipe)
+    if not about:
+        return []
     evidence = [of_results({variant: result}, config.model_copy(update={"name": recipe}), result.path)]
     rows = [
         row(outcome)
-        for paper in papers().values()
+        for paper in about.values()
         for outcome in judge_paper(paper, evidence, only=recipe)
         if outcome.status not in ("elsewhere", "not run", "impossible") and outcome.claim.kind != "exact"
     ]
