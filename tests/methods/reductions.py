@@ -207,6 +207,7 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
         in_run(pac_is_rep(lam=0.5, mix=False), rounds=1),
         in_run(pac_is_rep(lam=0.0), fraction=0.2),
     ),
+    "fedphp": (fedavg("λ = 0", lam=0.0, said=True), fedavg("λ = 0", lam=0.0, teach="mmd", said=True)),
     "fedavg_ft": (
         fedavg("T01", ft_epochs=3),
         nothing_personal("T01", ft_epochs=0),

@@ -155,6 +155,7 @@ ROWS: dict[str, Row] = {
     "afl": Row(Card(whole, and_one, whole, False, True)),
     "fednova": Row(Card(whole, and_one, whole, False, True), limit=Limit("pooled")),
     "cyclic": Row(Card(whole, whole, whole, False, True), in_turn=True),
+    "fedphp": Row(Card(whole, whole, whole, True, True), {"lam": 0.3, "horizon": 2.0}),
     "pfedgraph": Row(Card(twice, whole, whole, True, False), {"lam": 0.1}),
     "cfl": Row(
         Card(whole, whole, whole, True, False), {"eps1": 1e3, "eps2": 0.0, "first_split": 0}, chooses=True

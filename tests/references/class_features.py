@@ -1,4 +1,4 @@
-"""FedProto, MOON, FedRoD and FedPAC: losses of features, class counts and class means."""
+"""FedProto, MOON, FedPHP, FedRoD and FedPAC: losses of features, class counts and class means."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from references.plain import (
     fit,
     last_linear,
     mean,
+    mean_loss,
     weights_of,
 )
 
@@ -110,6 +111,49 @@ def moon(
 
     w = averaged(p, local, weights, server)
     return Outcome(w, [])
+
+
+def mmd(z: Tensor, y: Tensor) -> Tensor:
+    """The V-statistic sample by sample, with five kernels about the mean distance of the joint batch."""
+    both = [*z, *y]
+    with torch.no_grad():
+        b = sum(((a - c) ** 2).sum() for a in both for c in both) / len(both) ** 2
+
+    def kernel(a: Tensor, c: Tensor) -> Tensor:
+        return sum(torch.exp(-((a - c) ** 2).sum() / (b * s)) for s in (0.25, 0.5, 1, 2, 4))  # type: ignore[return-value]
+
+    n = len(z) ** 2
+    parts = [(z, z, 1), (y, y, 1), (z, y, -2)]
+    return sum(k * kernel(a, c) / n for left, right, k in parts for a in left for c in right)  # type: ignore[return-value]
+
+
+def fedphp(
+    p: Problem, lam: float, teach: str, horizon: float, weights: str, server: dict[str, Any]
+) -> Outcome:
+    v, times = [clone(p.init) for _ in p.clients], [0] * len(p.sizes)
+    fixed, moving = copy.deepcopy(p.module).eval(), copy.deepcopy(p.module).train()
+
+    def local(i: int, t: int, w: State) -> State:
+        def term(state: State, batch: Batch) -> Tensor:
+            now = {n: s if s.requires_grad else s.clone() for n, s in state.items()}
+            z, g = features(moving, now, batch[0]), functional_call(moving, dict(now), (batch[0],))
+            with torch.no_grad():
+                taught = functional_call(fixed, clone(v[i]), (batch[0],))
+                y = features(fixed, clone(v[i]), batch[0])
+            kd = -(torch.softmax(taught / 4, 1) * torch.log_softmax(g, 1)).sum(1).mean()
+            lesson = kd if teach == "kd" else mmd(z, y)
+            return lam * lesson - lam * mean_loss(g, batch[1])
+
+        theta = fit(p, w, p.batches(i, t), term=term)
+        mu = min(0.9 * times[i] / horizon, 0.9)
+        v[i] = {n: mu * v[i][n] + (1 - mu) * s if s.is_floating_point() else s for n, s in theta.items()}
+        times[i] += 1
+        return theta
+
+    w = averaged(p, local, weights, server)
+    counts = [torch.tensor(float(k)) for k in times]
+    private = [{**{f"v/{n}": s for n, s in v[i].items()}, "count": counts[i]} for i in p.clients]
+    return Outcome(w, v, {}, private)
 
 
 def fedrod(p: Problem, gamma: float, personal_rate: float, weights: str, server: dict[str, Any]) -> Outcome:

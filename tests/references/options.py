@@ -17,6 +17,7 @@ from references.settings import (
     FEDCLUP,
     FEDOA,
     FEDPAC,
+    FEDPHP,
     FOMO,
     GREP,
     HEURFEDAMP,
@@ -311,6 +312,12 @@ OPTIONS: dict[str, list[Case]] = {
         Case({**CYCLIC, "order": "fixed"}, why="by number", rounds=7),
         Case({**CYCLIC, "transfer": False}, why="no transfer", rounds=7),
         Case(CYCLIC, "norm", "running statistics", rounds=3),
+    ],
+    "fedphp": [
+        Case({**FEDPHP, "teach": "mmd"}, why="features teach", rounds=3),
+        Case({**FEDPHP, "horizon": 0.5}, why="keeps nine tenths", rounds=4),
+        Case({**FEDPHP, "lam": 1.0}, why="the teacher alone"),
+        Case(FEDPHP, "norm", "running statistics", rounds=3),
     ],
     "ifca": [
         Case({**IFCA, "weights": "samples"}, why="samples", rounds=3),

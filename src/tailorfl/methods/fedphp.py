@@ -1,0 +1,122 @@
+"""FedPHP (Li et al., "FedPHP: Federated Personalization with Inherited Private Models", ECML PKDD 2021).
+
+    FedAvg whose local training is taught by an inherited private model v_i, a moving average of the client's own
+
+    server sends w
+    client i:  θ = LocalSGD(w, E) on  (1 − λ) F + λ R,   v_i in evaluation mode, no gradient
+                   kd:   R = −mean_b Σ_c σ(f(x; v_i)/4)_c log σ(f(x; θ))_c
+                   mmd:  R = MMD²(features under θ, features under v_i)
+               μ = min(0.9 k_i / (qT), 0.9);   v_i = μ v_i + (1 − μ) θ;   k_i = k_i + 1            sends θ
+    server:    w = Σ_S a_i θ                                                     deployed: v_i
+
+R acts from the first participation on, with v_i as it was drawn, and its temperature is the teacher's alone: both as
+in the official code. MMD² is the V-statistic with five Gaussian kernels exp(−d²/(b 2^{k−2})), k = 0..4, and b the
+mean squared distance of all pairs of the joint batch, through which no gradient flows. It compares the samples of a
+batch, so sample-level privacy refuses it. Running statistics are averaged as parameters are. qT, the number of times
+that a client takes part in a run, is not known ahead where clients are sampled, so it is an option. A newcomer has
+v_i = w and k_i = 0.
+
+| symbol | here |
+|---|---|
+| w | server state `w` |
+| v_i, k_i | client state `v`, `count` |
+| λ, R, qT | `lam`, `teach`, `horizon` |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.methods.class_features import classes_only
+from tailorfl.methods.discrepancy import mmd_by_mean_distance
+from tailorfl.methods.fedavg import FedAvg
+from tailorfl.training import tree
+from tailorfl.training.terms import Seen, Term
+
+TEMPERATURE = 4.0
+MOST = 0.9
+"""The largest share that v_i keeps of itself."""
+
+
+@register
+class FedPHP(FedAvg):
+    """FedAvg taught by each client's own moving average, which it deploys."""
+
+    name: ClassVar[str] = "fedphp"
+    title: ClassVar[str] = "FedPHP"
+    paper: ClassVar[str] = "Li et al., ECML PKDD 2021"
+    family: ClassVar[Family] = "two models"
+    grid: ClassVar[Grid] = {"lam": (0.01, 0.05, 0.1, 0.3), "horizon": (10.0, 30.0, 100.0)}
+    has_personal: ClassVar[bool] = True
+    personal_receives: ClassVar[bool] = False
+    lam: float = Field(0.1, ge=0, le=1, description="λ: weight of the teacher beside the loss")
+    teach: Literal["kd", "mmd"] = Field(
+        "kd", description="what v_i teaches: its predictions, or its features"
+    )
+    horizon: float = Field(
+        30.0, gt=0, description="qT: participations after which v_i keeps 9 tenths of itself"
+    )
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        if self.teach == "kd" and self.lam > 0:
+            classes_only(ctx, self.title)
+        return super().server_state(ctx)
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        return TensorDict({"v": ctx.init, "count": torch.zeros(())})
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        v, count = state["v"], state["count"]
+        theta = client.fit(received, term=self.lesson(v))
+        mu = (MOST * count / self.horizon).clamp(max=MOST)
+        kept = {n: mixed(mu, t, theta.get(n)) for n, t in tree.tensors(v).items()}
+        return TensorDict({"v": TensorDict(kept), "count": count + 1}), theta
+
+    def lesson(self, v: TensorDict) -> tuple[Term, ...]:
+        """Returns the term λ (R − F), which beside the loss F makes (1 − λ) F + λ R; none where λ is 0."""
+        if self.lam == 0:
+            return ()
+        of = predictions if self.teach == "kd" else features
+
+        def taught(seen: Seen, v: TensorDict) -> Tensor:
+            return self.lam * (of(seen, v) - seen.loss)
+
+        return (Term(taught, given=(v,), mixes=self.teach == "mmd"),)
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        v: TensorDict = state["v"]
+        return v
+
+    def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
+        return TensorDict({"v": received, "count": state["count"]})
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if self.lam > 0:
+            return ()
+        options = {"weights": self.weights, "server": self.server.model_dump()}
+        return (Reduction("with λ = 0", "global", "fedavg", "global", options),)
+
+
+def mixed(mu: Tensor, old: Tensor, new: Tensor) -> Tensor:
+    """Returns μ old + (1 − μ) new; of whole numbers, such as counters, the new ones."""
+    return mu.to(old.dtype) * old + (1 - mu).to(old.dtype) * new if old.is_floating_point() else new
+
+
+def predictions(seen: Seen, v: TensorDict) -> Tensor:
+    """Returns the mean cross entropy of the model's predictions and those of v at a temperature, 0-d."""
+    teacher = (seen.of(v)[0] / TEMPERATURE).softmax(-1)
+    return seen.mean(-(teacher * seen.outputs.log_softmax(-1)).sum(-1))
+
+
+def features(seen: Seen, v: TensorDict) -> Tensor:
+    """Returns the MMD² of the features of the model and of v, 0-d."""
+    return mmd_by_mean_distance(seen.features, seen.of(v)[1], seen.weight)
