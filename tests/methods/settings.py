@@ -59,6 +59,11 @@ def prototypes(parts: Parts) -> int:
     return parts.head - CLASSES
 
 
+def width(parts: Parts) -> int:
+    """d_z, likewise."""
+    return parts.head // CLASSES - 1
+
+
 @dataclass(frozen=True)
 class Card:
     """A line of the table of method cards.
@@ -156,6 +161,12 @@ ROWS: dict[str, Row] = {
     "fednova": Row(Card(whole, and_one, whole, False, True), limit=Limit("pooled")),
     "cyclic": Row(Card(whole, whole, whole, False, True), in_turn=True),
     "fedphp": Row(Card(whole, whole, whole, True, True), {"lam": 0.3, "horizon": 2.0}),
+    # The first round keeps no model and sends the mean features up; those of all go down beside every model.
+    "feddbe": Row(
+        Card(lambda s: s.d + width(s), whole, whole, True, False, lambda s: -s.d),
+        {"kappa": 2.0, "mu": 0.5},
+        by_round=lambda r, s: (s.d + width(s), s.d if r else width(s)),
+    ),
     "pfedgraph": Row(Card(twice, whole, whole, True, False), {"lam": 0.1}),
     "cfl": Row(
         Card(whole, whole, whole, True, False), {"eps1": 1e3, "eps2": 0.0, "first_split": 0}, chooses=True

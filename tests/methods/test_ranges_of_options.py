@@ -42,7 +42,7 @@ OF_ALL: dict[str, tuple[list[Any], list[Any]]] = {
     "eps1": NOT_NEGATIVE_REAL, "eps2": NOT_NEGATIVE_REAL, "first_split": NOT_NEGATIVE,
     "q": NOT_NEGATIVE_REAL, "sigma": POSITIVE, "self_weight": SHARE,
     "start": SHARE, "share": ([SMALL, 1.0], [0.0, 1.0 + SMALL]),
-    "warm_rounds": NOT_NEGATIVE, "horizon": POSITIVE,
+    "warm_rounds": NOT_NEGATIVE, "horizon": POSITIVE, "kappa": NOT_NEGATIVE_REAL,
     "explore": SHARE, "server_momentum": SHARE_BELOW_1, "p": ABOVE_1,
 }  # fmt: skip
 OF_ONE: dict[tuple[str, str], tuple[list[Any], list[Any]]] = {
@@ -51,6 +51,7 @@ OF_ONE: dict[tuple[str, str], tuple[list[Any], list[Any]]] = {
     ("fedamp", "alpha"): POSITIVE,
     ("feddyn", "alpha"): POSITIVE,
     ("heurfedamp", "sigma"): NOT_NEGATIVE_REAL,
+    ("feddbe", "mu"): ([SMALL, 1.0], [0.0, 1.0 + SMALL]),
     ("fedphp", "lam"): SHARE,
     ("knn_per", "lam"): SHARE,
     ("pfedgraph", "alpha"): POSITIVE,

@@ -1,4 +1,4 @@
-"""FedProto, MOON, FedPHP, FedRoD and FedPAC: losses of features, class counts and class means."""
+"""FedProto, MOON, FedPHP, FedDBE, FedRoD and FedPAC: losses of features, class counts and class means."""
 
 from __future__ import annotations
 
@@ -154,6 +154,41 @@ def fedphp(
     counts = [torch.tensor(float(k)) for k in times]
     private = [{**{f"v/{n}": s for n, s in v[i].items()}, "count": counts[i]} for i in p.clients]
     return Outcome(w, v, {}, private)
+
+
+def feddbe(p: Problem, kappa: float, mu: float, bias: bool, weights: str) -> Outcome:
+    """A running mean through which only the last batch has a gradient; a vector that is a tensor of the head."""
+    (offset,) = [n for n in p.init if n.endswith("offset")]
+    rest = [n for n in p.init if n != offset]
+    w, own = clone(p.init), [p.init[offset].clone() for _ in p.clients]
+    consensus = torch.zeros_like(w[offset])
+    moving = copy.deepcopy(p.module).train()
+    for t, sampled in enumerate(p.rounds):
+        sent = []
+        for i in sampled:
+            r = torch.zeros_like(consensus)
+
+            def term(state: State, batch: Batch) -> Tensor:
+                nonlocal r
+                now = {n: s if s.requires_grad else s.clone() for n, s in state.items()}
+                new = (1 - mu) * r + mu * features(moving, now, batch[0]).mean(0)
+                r = new.detach()
+                return (kappa if t else 0.0) * 0.5 * ((new - consensus) ** 2).mean()  # noqa: B023
+
+            learned = rest if t == 0 or not bias else None
+            trained = fit(p, {**w, offset: own[i]}, p.batches(i, t), learned, term)
+            if t == 0:
+                sent.append({"mean": r})
+                continue
+            own[i] = trained[offset]
+            sent.append({n: trained[n] for n in rest})
+        found = mean(sent, weights_of(p, sampled, weights))
+        if t == 0:
+            consensus = found["mean"]
+        else:
+            w = {**w, **found}
+    server = {"mean": consensus, **{f"w/{n}": w[n] for n in rest}}
+    return Outcome(None, [{**w, offset: b} for b in own], server)
 
 
 def fedrod(p: Problem, gamma: float, personal_rate: float, weights: str, server: dict[str, Any]) -> Outcome:

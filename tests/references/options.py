@@ -15,6 +15,7 @@ from references.settings import (
     FEDALA,
     FEDAMP,
     FEDCLUP,
+    FEDDBE,
     FEDOA,
     FEDPAC,
     FEDPHP,
@@ -318,6 +319,12 @@ OPTIONS: dict[str, list[Case]] = {
         Case({**FEDPHP, "horizon": 0.5}, why="keeps nine tenths", rounds=4),
         Case({**FEDPHP, "lam": 1.0}, why="the teacher alone"),
         Case(FEDPHP, "norm", "running statistics", rounds=3),
+    ],
+    "feddbe": [
+        Case({**FEDDBE, "mu": 1.0, "kappa": 5.0}, why="the last batch", rounds=3),
+        Case({**FEDDBE, "kappa": 0.0}, why="no pull", rounds=3),
+        Case({**FEDDBE, "bias": False}, why="no bias", rounds=3),
+        Case(FEDDBE, "norm", "running statistics", rounds=3),
     ],
     "ifca": [
         Case({**IFCA, "weights": "samples"}, why="samples", rounds=3),

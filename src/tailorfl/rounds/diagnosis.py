@@ -73,19 +73,24 @@ class _Watch:
         self.term, self.batch = term, 0
         self.name = f"term {number} ({_name(term.function)}) of its fit '{purpose}'"
 
-    def __call__(self, seen: Seen, *given: Any) -> Tensor:
-        value: Tensor = self.term.function(seen, *given)
+    def __call__(self, seen: Seen, *given: Any) -> Any:
+        value, kept = self.term.value(seen, given)
+        self._look(seen, value)
+        return (value, kept) if self.term.keeps else value
+
+    def _look(self, seen: Seen, value: Tensor) -> None:
+        """Raises _NotFinite where this term is the first that is not finite."""
         self.batch += 1
         public = self.term.public is not None
         said, known = physical(value)[0], physical(seen.outputs if public else seen.loss)[0]
         if not _finite(known):
-            return value  # the model itself is past mending
+            return  # the model itself is past mending
         if not _finite(said):
             bad = f"is {said.sum().item()}"
         elif not all(map(_finite, _slopes(said, seen))):
             bad = f"is {said.sum().item():.4g} with a gradient that is not finite"
         else:
-            return value
+            return
         beside = "the model's outputs are finite" if public else f"the run's loss is {known.sum().item():.4g}"
         raise _NotFinite(
             f"{self.name} {bad} at batch {self.batch}, where {beside}; keep roots, logarithms and quotients away from "

@@ -92,6 +92,7 @@ def run_fit(
     moving = cohort.model.trained_buffers(names) if cohort.model.has_batch_statistics else ()
     if config.dp is not None:
         check_separable(cohort.loss, moving, private)
+    moving = (*moving, *(name for term in private for name in term.keeps))
     changing = {*names, *moving}
     inputs = Inputs(
         steps=steps if isinstance(steps, Tensor) else None,
@@ -171,6 +172,12 @@ def _check(cohort: Cohort, components: Components, asked: Asked) -> None:
             f"train.class_weights={cohort.config.class_weights} weighs samples in the run's loss, but this method puts "
             "a loss of its own in its place; leave class_weights out of its line (train: {class_weights: none})"
         )
+    kept = [name for term in asked.terms for name in term.keeps]
+    strange = [n for n in kept if n in cohort.model.sizes or any(n not in s for s in components.values())]
+    if strange:
+        raise TailorflError(
+            f"a term keeps {', '.join(strange[:5])}, which should be tensors of the start that the model does not have"
+        )
     if asked.optimizer.clip_each and direction is None:
         raise TailorflError("Optimizer(clip_each=True) clips what a `direction` asks for, but none was given")
 
@@ -198,7 +205,8 @@ def _trained(cohort: Cohort, states: Mapping[str, Mapping[str, Any]], asked: Ask
     names = tuple([n for n in model.parameters if n in wanted])
     if not asked.terms:
         return names
-    own = [n for state in states.values() for n in state if n not in model.sizes]
+    kept = {n for term in asked.terms for n in term.keeps}
+    own = [n for state in states.values() for n in state if n not in model.sizes and n not in kept]
     return names + tuple([n for n in own if train is None or n in wanted])
 
 

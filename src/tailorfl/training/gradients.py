@@ -147,7 +147,10 @@ class Objective:
             outputs, features = self.model.features_train(state, batch.x, trained)
         seen = Seen(self.model, loss, batch[:3], outputs, features, state)
         parts = [] if any(term.replaces for term in self.terms) else [seen.loss]
-        parts += [term.function(seen, *own) for term, own in zip(self.terms, given, strict=True)]
+        for term, own in zip(self.terms, given, strict=True):
+            value, kept = term.value(seen, own)
+            parts.append(value)
+            buffers |= kept
         return reduce(torch.add, parts), buffers
 
 

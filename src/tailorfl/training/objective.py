@@ -45,9 +45,12 @@ class Loss:
 
 
 def mean_of(per_sample: Tensor, weight: Tensor | None) -> Tensor:
-    """Returns the mean over real samples of [batch] numbers, 0-d; over none it is 0."""
+    """Returns the mean over real samples of [batch, ...] numbers, [...]; over none it is 0."""
     if weight is None:
-        return per_sample.mean()
+        return per_sample.mean(0)
+    if per_sample.ndim > 1:
+        total: Tensor = torch.tensordot(weight.to(per_sample.dtype), per_sample, dims=1)
+        return total / weight.sum().clamp(min=1.0)
     return (per_sample * weight).sum() / weight.sum().clamp(min=1.0)
 
 

@@ -68,7 +68,8 @@ class PublicTerm:
         """The term of one client, with its model in evaluation mode."""
         state = {**common, **own, **at}
         seen = Seen.evaluated(self.model, self.loss, (x, torch.empty(0), None), state, rows)
-        return self.term.function(seen, *Packed(list(given), self.given.form).unpack())
+        value: Tensor = self.term.function(seen, *Packed(list(given), self.given.form).unpack())
+        return value
 
 
 def public_rows(keys: Keys, samples: int, batch: int, steps: int, first: int = 0) -> Tensor:

@@ -108,6 +108,11 @@ def check_separable(loss: Loss, batch_buffers: Collection[str], terms: Sequence[
         raise ModelError(
             "sample-level privacy cannot use a loss that compares the samples of a batch, as the Cox loss does"
         )
+    if any(term.keeps for term in terms):
+        raise ModelError(
+            "sample-level privacy cannot use a term that keeps something of a batch, such as a running mean, since no "
+            "noise covers it; leave the term out, or use client-level privacy"
+        )
     if any(term.mixes for term in terms):
         raise ModelError(
             "sample-level privacy cannot use a term of the loss that compares the samples of a batch; use one that is "

@@ -19,14 +19,14 @@ order and in full batches, what does not fill one is left out of that pass. The 
 norms use the statistics as they stand after the private batch of the step and do not update them.
 
 Tensors of a state that its model does not have (a second head, say) train along with the model; only terms use them, as
-`seen.own`.
+`seen.own`. Those that a term `keeps` are moved by what it returns, and by no gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from tensordict import TensorDict
 from torch import Tensor
@@ -99,7 +99,7 @@ class Seen:
         return self._rows
 
     def mean(self, per_sample: Tensor) -> Tensor:
-        """Returns the mean of [batch] numbers over the real samples, 0-d; over none it is 0."""
+        """Returns the mean of [batch, ...] numbers over the real samples, [...]; over none it is 0."""
         return mean_of(per_sample, self.weight)
 
     def of(self, state: TensorDict | Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -118,25 +118,45 @@ class Term:
     """A term of the loss.
 
     Attributes:
-        function: `function(seen, *given)` returns a 0-d tensor.
+        function: `function(seen, *given)` returns a 0-d tensor; see `keeps` for the other case.
         given: per-client tensors and TensorDicts that it needs, the same for all or each client's own.
         replaces: the run's loss is left out where one of the terms says so.
         mixes: it compares samples of a batch, so it is no mean of terms of one sample each.
         public: b', samples of the public set a step, at most all of them; None: the client's own batch.
+        keeps: names of tensors of the start that the model does not have and that the term itself moves, such as a
+            running mean: the function returns (value, {name: new tensor}) and sees the present ones as `seen.own`. No
+            gradient moves them, and none flows through what they were.
 
     Raises:
-        TailorflError: `public` below 1, or a term on public data that replaces the loss.
+        TailorflError: `public` below 1, or a term on public data that replaces the loss or keeps something.
     """
 
-    function: Callable[..., Tensor]
+    function: Callable[..., Any]
     given: tuple[Given, ...] = ()
     replaces: bool = False
     mixes: bool = False
     public: int | None = None
+    keeps: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.public is not None and (self.public < 1 or self.replaces):
+        if self.public is not None and (self.public < 1 or self.replaces or self.keeps):
             raise TailorflError(
                 f"a term on public samples takes at least one of them a step and is added to the loss, but has "
-                f"public={self.public}, replaces={self.replaces}"
+                f"public={self.public}, replaces={self.replaces}, keeps={self.keeps}"
             )
+
+    def value(self, seen: Seen, given: Sequence[Any]) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Returns the term of a batch, 0-d, and what becomes of the tensors that it keeps.
+
+        Raises:
+            TailorflError: the function does not return just those.
+        """
+        found = self.function(seen, *given)
+        if not self.keeps:
+            return found, {}
+        value, new = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        if not isinstance(new, Mapping) or set(new) != set(self.keeps):
+            raise TailorflError(
+                f"a term that keeps {', '.join(self.keeps)} returns (value, {{name: new tensor}}) with just these names"
+            )
+        return value, {name: tensor.detach() for name, tensor in new.items()}

@@ -1,0 +1,110 @@
+"""FedDBE: FedAvg + DBE (Zhang et al., "Eliminating Domain Bias for Federated Learning in Representation Space",
+NeurIPS 2023).
+
+    a private bias in the space of features, and feature means that are held at one consensus
+    F(h(z + b_i)) + κ/d_z Σ_k ½ (r_k − m̄_k)²,    z the features, r their running mean in a round
+
+    round 0:   clients train w with b_i = 0, keep nothing of it and send r_i;    m̄ = Σ_S a_i r_i, from now on fixed
+    later:     server sends w, m̄
+    client i:  r = 0;  each step:  r = (1 − μ) sg(r) + μ mean_B z,   (w, b_i) by SGD on the sum above      sends w_i
+    server:    w = Σ_S a_i w_i                                                         deployed: h(z + b_i)
+
+The gradient of the pull passes through the mean of the present batch alone (factor μ), and with μ < 1 r begins near
+0, as in the official code. With μ = 1, its setting, r_i is the mean of the last batch. If not all clients take part
+in round 0, m̄ is of those that did. m̄ is sent along with w in every round, since a client may take part for the
+first time in any (the paper counts it once). A newcomer has b_i = 0.
+
+| symbol | here |
+|---|---|
+| w, m̄ | server state `w`, `mean` (0 before round 0 ends) |
+| b_i | client state: the vector `offset` that the method adds to the head |
+| κ, μ, whether b_i is learned | `kappa`, `mu`, `bias` |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.messages import Replies
+from tailorfl.core.method import Family, Grid, register
+from tailorfl.methods.bases import ServerModel
+from tailorfl.models.functional import Model
+from tailorfl.models.offset import add_offset, is_offset
+from tailorfl.models.split import Split
+from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training import tree
+from tailorfl.training.terms import Seen, Term
+
+MEAN = "running mean of the features"
+"""What r is called while it trains along."""
+
+
+@register
+class FedDBE(ServerModel):
+    """FedAvg with a private bias of the features, whose means are held at one consensus."""
+
+    name: ClassVar[str] = "feddbe"
+    title: ClassVar[str] = "FedDBE"
+    paper: ClassVar[str] = "Zhang et al., NeurIPS 2023"
+    family: ClassVar[Family] = "parts"
+    grid: ClassVar[Grid] = {"kappa": (0.0, 1.0, 10.0, 50.0), "mu": (0.1, 0.5, 1.0)}
+    has_global: ClassVar[bool] = False
+    kappa: float = Field(50.0, ge=0, description="κ: pull of the mean features to the consensus")
+    mu: float = Field(1.0, gt=0, le=1, description="μ: share of the present batch in the running mean")
+    bias: bool = Field(True, description="learn the private bias b_i; if not, it stays 0")
+
+    def wrap(self, model: Model) -> Model:
+        return model.changed(add_offset)
+
+    def make_split(self, model: Model) -> Split:
+        return model.split(is_offset)
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        (offset,) = ctx.split.personal
+        return TensorDict({"w": ctx.split.select_shared(ctx.init), "mean": ctx.init[offset] * 0.0})
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        return ctx.split.select_personal(ctx.init)
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        model, split = tree.merge(received["w"], state), client.split
+        train = None if self.bias and client.round > 0 else [n for n in split.trainable if n in split.shared]
+        if client.round > 0 and self.kappa == 0:
+            trained = client.fit(model, train=train)
+        else:
+            term = self.held(0.0 if client.round == 0 else self.kappa, received["mean"])
+            start = tree.merge(model, TensorDict({MEAN: torch.zeros_like(received["mean"])}))
+            trained = client.fit(start, train=train, term=term)
+            if client.round == 0:
+                return state, TensorDict({"mean": trained[MEAN]})
+        return split.select_personal(trained.select(*state.keys())), TensorDict(
+            {"w": trained.select(*received["w"].keys())}
+        )
+
+    def held(self, kappa: float, target: Tensor) -> Term:
+        """Returns the term κ · mean over entries of ½ (r − target)² that keeps r."""
+
+        def pull(seen: Seen, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            r = (1 - self.mu) * seen.own[MEAN] + self.mu * seen.mean(seen.features)
+            return kappa * 0.5 * (r - target).square().mean(), {MEAN: r}
+
+        return Term(pull, given=(target,), mixes=True, keeps=(MEAN,))
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        mean = replies.mean()
+        if replies.round == 0:
+            return TensorDict({"w": server["w"], "mean": mean["mean"]})
+        return TensorDict({"w": mean["w"], "mean": server["mean"]})
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        return tree.merge(received["w"], state)
+
+    def unprotected(self, level: PrivacyLevel) -> str:
+        return "the running mean of a client's features, in its loss" if level == "sample" else ""
