@@ -110,6 +110,12 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
         fedavg("T07"),
         Same("one client", {}, "centralized", said=True, data={"sizes": (11,)}),
     ),
+    "ffa_lora": (fedavg("no LoRA", said=True),),
+    "fedsa_lora": (
+        nothing_personal("no LoRA", personal_part="lora_B"),
+        nothing_personal(**SHARED_HEAD),
+        local(personal_part="all"),
+    ),
     "fedprox": (
         fedavg("T01", mu=0.0, said=True),
         Same("one step", {"mu": 0.5}, "fedavg", exact=False, said=True, train={"steps": 1, "epochs": None}),

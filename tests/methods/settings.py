@@ -190,6 +190,13 @@ ROWS: dict[str, Row] = {
         chooses=True,
         sparse=True,
     ),
+    # On a model without LoRA there is nothing to freeze, and no B to keep; see tests/methods/test_lora_factors.py.
+    "ffa_lora": Row(Card(whole, whole, whole, False, True), limit=Limit("pooled")),
+    "fedsa_lora": Row(
+        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, True, False),
+        {"personal_part": "head"},
+        Limit("pooled", 1, {"personal_part": "none"}),
+    ),
     "fedlora": Row(Card(whole, whole, whole, True, True), {"ft_epochs": 1}),
     # Some tests look at a single round, the first, in which personal models otherwise do not train yet.
     "fedoa": Row(

@@ -25,6 +25,7 @@ from methods.small import (
     shared,
     simulation,
 )
+from methods.test_lora_factors import LORA, simulation_with_lora
 from tailorfl.core.method import Method, make_method
 from tailorfl.core.reduction import Reduction
 from tailorfl.data.federation import Federation
@@ -145,8 +146,10 @@ def test_a_method_names_the_other_one_where_the_table_proves_it(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_method_with_settings_of_its_own_names_no_other(name: str) -> None:
-    model_name = "batch_norm" if name == "fedbn" else "mlp"
-    sim = simulation(make(name), model_name, fraction=0.6)
+    if name in LORA:
+        sim = simulation_with_lora(name, fraction=0.6)
+    else:
+        sim = simulation(make(name), "batch_norm" if name == "fedbn" else "mlp", fraction=0.6)
     assert named(sim, 4) == []
 
 

@@ -75,6 +75,8 @@ MAIN: dict[str, tuple[Reference, Case]] = {
     "fedsam": (global_models.fedsam, Case({**AVERAGE, "rho": 0.3})),
     "fedavg_ft": (global_models.fedavg_ft, Case(TUNED)),
     "fedit": (global_models.fedavg, Case({**AVERAGE, "averages": "factors"}, "lora")),
+    "ffa_lora": (global_models.fedavg, Case(AVERAGE, "lora")),
+    "fedsa_lora": (split_models.together, Case({**SPLIT, "personal_part": "lora_B"}, "lora")),
     "fedlora": (global_models.fedavg_ft, Case({**TUNED, "averages": "factors"}, "lora")),
     "scaffold": (global_models.scaffold, Case({"weights": "uniform", "global_lr": 0.7})),
     "feddyn": (global_models.feddyn, Case({"weights": "uniform", "alpha": 0.4, "scale_alpha": False})),

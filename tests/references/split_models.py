@@ -28,6 +28,8 @@ def part(p: Problem, name: str) -> list[str]:
         return [n for n in p.init if owner[n] not in last]
     if name == "norm":
         return [n for n in p.init if owner[n] in norm]
+    if name.startswith("lora_"):
+        return [n for n in p.init if name in n]
     return list(p.init) if name == "all" else []
 
 

@@ -107,6 +107,15 @@ class Model:
         prepare = partial(_in_turn, steps)
         return Model(self._factory, prepare, trainable=lambda name, *_: name not in frozen, seed=self._seed)
 
+    def freezing(self, still: Selector) -> Model:
+        """Returns the model in which what `still` picks never changes either, as drawn with the model's seed."""
+        frozen = self.frozen | select(self.module, still, allow_empty=True)
+        if frozen == self.frozen:
+            return self
+        return Model(
+            self._factory, self._prepare, trainable=lambda name, *_: name not in frozen, seed=self._seed
+        )
+
     def on(self, device: torch.device) -> Model:
         """Returns the model with its frozen tensors on `device`: itself where it has none, else one that is kept."""
         if not self.frozen:

@@ -12,9 +12,10 @@ input_perada   the stem convolution and the first convolution of every residual 
 adapter        residual adapters, the norms of their blocks and of the stem, not of the shortcuts (PerAda; its
                whole set is "adapter+head"); in a transformer bottleneck adapters and the norms of their blocks
 lora           the factors A and B of every layer that LoRA wraps (FedIT)
+lora_A, lora_B one of the two, in modules of that name, as peft calls them (FFA-LoRA, FedSA-LoRA)
 
 Words add with "+": "head+norm". Layers are recognised by type and position; only patterns, which the user
-writes for one model, look at names.
+writes for one model, and the two factors look at names.
 """
 
 from __future__ import annotations
@@ -37,7 +38,21 @@ Predicate = Callable[[str, Tensor, nn.Module], bool]
 Selector = str | Sequence[str] | Predicate
 """A word or a sum of words, a list of name patterns (["fc.*"]), or a predicate (name, tensor, module)."""
 
-WORDS = ("all", "none", "head", "body", "extractor", "norm", "input", "input_perada", "adapter", "lora")
+FACTORS = ("lora_A", "lora_B")
+"""What peft calls the modules that hold the factors of LoRA."""
+WORDS = (
+    "all",
+    "none",
+    "head",
+    "body",
+    "extractor",
+    "norm",
+    "input",
+    "input_perada",
+    "adapter",
+    "lora",
+    *FACTORS,
+)
 
 
 def select(module: nn.Module, selector: Selector, *, allow_empty: bool = False) -> frozenset[str]:
@@ -90,6 +105,8 @@ def _word(module: nn.Module, word: str) -> set[str]:
             return _adapter(module)
         case "lora":
             return _lora(module)
+        case "lora_A" | "lora_B":
+            return {n for n in everything if name in n.split(".")}
         case _:
             return _input_perada(module)
 
