@@ -20,6 +20,7 @@ from tailorfl.data.one_client import own_rows, own_source, own_strata
 from tailorfl.data.own import from_table
 from tailorfl.data.splits import read_split
 from tailorfl.data.summaries import Summary, made_roles, summarise
+from tailorfl.data.words import word_of
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.experiments.fingerprint import meaning
 
@@ -223,6 +224,11 @@ def test_gaps_and_missing_words_are_shown_by_indicators() -> None:
 
 def test_a_word_is_the_same_whatever_else_a_file_holds() -> None:
     roles = made_roles("y", words=["ward"], na_values=["?", "-9"])
+    assert [word_of(value) for value in (0.5, "0.50", "+0.5", np.float64(0.5), "5e-1", True)] == [
+        *["0.5"] * 4,
+        "5e-1",
+        "True",
+    ]
     a = pd.DataFrame({"ward": [1, 2, 2], "t": ["36.5", "?", "37"], "y": ["b", "a", "a"]})
     b = pd.DataFrame({"ward": [1.0, None, 10.0], "t": [-9, 38.0, 37.5], "y": ["c", "a", "a"]})
     constants = combine([summarise(one, roles, [0, 1, 2]) for one in (a, b)])
