@@ -57,13 +57,13 @@ def test_three_terminals(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(560)
+@pytest.mark.timeout(1000)
 def test_eight_methods_of_one_file(tmp_path: Path) -> None:
     data = {"name": "digits", "clients": 4, "samples": 400, "public": "digits", "public_samples": 40}
     config = experiment("fedavg", methods=EIGHT, data=data, train=TRAIN, eval={"every": 0})
     with Field(tmp_path, config) as field:
         server, clients = field.server(), field.clients(4)
-        assert server.wait(500) == 0
+        assert server.wait(900) == 0
         assert [client.wait(60) for client in clients] == [0] * 4
         for method in config.methods:
             are_recorded(field, field.is_replayed(method.label), method.label)

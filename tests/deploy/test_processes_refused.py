@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tailorfl.deploy.packet import VERSION
 from tailorfl.deploy.slots import Slots
 
 pytest.importorskip("flwr")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(560)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ANOTHER_VERSION = """\
 import importlib.metadata as metadata
@@ -29,7 +30,7 @@ def test_who_comes_late_or_twice_or_with_another_version(tmp_path: Path) -> None
     old.mkdir()
     (old / "sitecustomize.py").write_text(ANOTHER_VERSION)
     with Field(tmp_path, two(4, 200)) as field:
-        path = f"{old}:{__import__('os').environ.get('PYTHONPATH', '')}"
+        path = f"{old}:{os.environ.get('PYTHONPATH', '')}"
         other = field.client("other", env={"PYTHONPATH": path})
         server = field.server()
         assert other.wait(ENOUGH) == 1

@@ -64,7 +64,8 @@ class Roster:
         self.post, self.largest, self._told = post, largest, told
         self._names: dict[int, str] = {}
         self._refused: set[int] = set()
-        self._busy: dict[str, tuple[int, float]] = {}  # ticket of an unanswered letter -> node, until when
+        self._late: dict[str, int] = {}  # ticket of a letter that was not answered in time -> node
+        self._silent: set[int] = set()  # the nodes of such letters that have said nothing since
         self._probes: dict[
             str, tuple[int, float]
         ] = {}  # ticket of a hello to such a node -> node, until when
@@ -81,6 +82,7 @@ class Roster:
         self._probe()
         self._names = {node: name for node, name in self._names.items() if node in there}
         self._refused &= set(there)
+        self._silent &= set(there)
         new = [n for n in there if n not in self._names and n not in self._refused and not self._waits(n)]
         for node, answer in self._exchange(dict.fromkeys(new, _HELLO), HELLO_SECONDS).items():
             self._meet(node, answer, there[node])
@@ -149,17 +151,16 @@ class Roster:
         return {name: named[name] for name in questions}
 
     def _waits(self, node: int) -> bool:
-        """Whether a node has a letter that it has neither answered nor can forget."""
-        now = time.monotonic()
-        self._busy = {t: (n, until) for t, (n, until) in self._busy.items() if until > now}
-        for arrival in self.post.receive(list(self._busy)):
-            late, _ = self._busy.pop(arrival.ticket)
+        """Whether a node may still be at work on a letter that it has not answered in time."""
+        for arrival in self.post.receive(list(self._late)):
+            late = self._late.pop(arrival.ticket)
             if arrival.body is not None:
+                self._silent.discard(late)
                 log.info(
                     "an answer of '%s' came too late and is not used",
                     self._names.get(late, "a former client"),
                 )
-        return any(n == node for n, _ in self._busy.values())
+        return node in self._silent
 
     def _probe(self) -> None:
         """Asks the nodes that have not answered in time who they are: one that says so is free again.
@@ -171,11 +172,10 @@ class Roster:
         for arrival in self.post.receive(list(self._probes)):
             free, _ = self._probes.pop(arrival.ticket)
             if arrival.body is not None:
-                self._busy = {t: (n, until) for t, (n, until) in self._busy.items() if n != free}
+                self._silent.discard(free)
         self._probes = {t: (n, until) for t, (n, until) in self._probes.items() if until > now}
         asked = {node for node, _ in self._probes.values()}
-        silent = sorted({node for node, _ in self._busy.values()} - asked)
-        letters = [Letter(node, "query", _HELLO.encoded()) for node in silent]
+        letters = [Letter(node, "query", _HELLO.encoded()) for node in sorted(self._silent - asked)]
         tickets = self.post.send(letters, HELLO_SECONDS) if letters else []
         for ticket, letter in zip(tickets, letters, strict=True):
             if ticket:
@@ -210,9 +210,9 @@ class Roster:
             if asked:
                 time.sleep(PATIENCE)
         for ticket, letter in asked.items():
-            # It may still be at work on it: it is not asked again before it is done or says that it is there, or as
-            # much time has passed again.
-            self._busy[ticket] = (letter.node, begin + 2 * seconds)
+            # It may still be at work on it: it is not asked again before it answers that, or says that it is there.
+            self._late[ticket] = letter.node
+            self._silent.add(letter.node)
             waited = time.monotonic() - begin
             found[letter.node] = Answer(
                 None, "late", f"no answer in {waited:.0f} s", "", waited, len(letter.body)
