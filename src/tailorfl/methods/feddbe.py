@@ -56,7 +56,9 @@ class FedDBE(ServerModel):
     family: ClassVar[Family] = "parts"
     grid: ClassVar[Grid] = {"kappa": (0.0, 1.0, 10.0, 50.0), "mu": (0.1, 0.5, 1.0)}
     has_global: ClassVar[bool] = False
-    kappa: float = Field(50.0, ge=0, description="κ: pull of the mean features to the consensus")
+    kappa: float = Field(
+        1.0, ge=0, description="κ: pull of mean features to the consensus (official code: 50)"
+    )
     mu: float = Field(1.0, gt=0, le=1, description="μ: share of the present batch in the running mean")
     bias: bool = Field(True, description="learn the private bias b_i; if not, it stays 0")
 
