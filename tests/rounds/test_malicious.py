@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from methods.settings import NAMES, make
-from methods.small import SIZES, assert_close, assert_same, everything, federation, shared, simulation
+from methods.small import (
+    SIZES,
+    assert_close,
+    assert_same,
+    everything,
+    federation,
+    personal,
+    shared,
+    simulation,
+)
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
@@ -125,6 +134,16 @@ def test_noise_takes_the_place_of_the_update() -> None:
     assert float(sizes.std()) == pytest.approx(50 / len(SIZES), rel=0.05)
 
 
+def test_noise_is_another_one_in_each_round() -> None:
+    sim = run(make("fedavg", weights="uniform"), "noise", 0, strength=50.0, model="cnn2")
+    places = [server(sim)]
+    for _ in range(2):
+        sim.step()
+        places.append(server(sim))
+    first, second = places[1] - places[0], places[2] - places[1]
+    assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 0.1
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_number_ends_as_a_rejected_client(name: str, caplog: pytest.LogCaptureFixture) -> None:
     if make(name).pooled:
@@ -178,6 +197,12 @@ def test_flipped_labels_are_those_of_the_attackers_training_samples(name: str) -
         public=base.public,
     )
     assert_same(everything(run(name, "label_flip", rounds=2)), everything(run(name, None, 2, data=wrong)))
+
+
+def test_what_an_attacker_deploys_is_tuned_on_the_true_labels() -> None:
+    hostile, honest = run("fedavg_ft", "label_flip"), simulation("fedavg_ft", engine="vectorized")
+    honest.load(*hostile.dump())
+    assert_same(personal(hostile), personal(honest))
 
 
 @pytest.mark.parametrize(
@@ -278,6 +303,8 @@ def test_attackers_are_evaluated_apart(name: str, select: bool) -> None:
         assert clients["malicious"] == [ATTACKER]
         assert clients["global"] == (benign if model == "personal" else [-1])
         assert clients["heldout"] == [len(SIZES)]
+    alone = evaluate(sim, Protocol(("participants",)), (0, ATTACKER))
+    assert {(r["client"], r["set"]) for r in alone} == {(0, "participants")}
     everybody = evaluate(replaced_malicious(sim), Protocol(("local", "global")))
     mine = [r for r in records if r["set"] in ("local", "malicious") and r["model"] == "global"]
     known = {r["client"]: r["loss"] for r in everybody if r["set"] == "local" and r["model"] == "global"}
