@@ -19,7 +19,7 @@ from tailorfl.settings.experiment import COMPARED
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-OF_ONES_OWN = {"given", "features", "folder", "table", "instructions", "huggingface"}
+OF_ONES_OWN = {"given", "features", "folder", "table", "text_table", "instructions", "huggingface"}
 
 
 def test_the_table_of_methods_is_the_registry(script: Callable[[str], ModuleType]) -> None:
