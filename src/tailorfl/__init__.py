@@ -136,8 +136,7 @@ def run(
     Args:
         config: a YAML file, the name of a recipe, settings, or None for the default experiment.
         out: result folder; by default runs/NAME, or the next free runs/NAME-2, ...
-        resume: continue the experiment in `out`; finished jobs are kept. With the experiment given too, it is begun
-            where `out` has none yet.
+        resume: continue the experiment in `out`, or begin there the one that is given; finished jobs are kept.
         extend: add seeds, methods and rounds to the experiment in `out`, and keep what it has; `config` and settings
             are what to add (`seeds=5`, `methods=["fedrep"]`, `rounds=100`).
         overwrite: replace the experiment in `out`.

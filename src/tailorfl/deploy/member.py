@@ -27,7 +27,15 @@ from tailorfl.deploy.own_data import OwnData
 from tailorfl.deploy.packet import LARGEST, PROTOCOL, VERSION, Packet, all_finite, failure, flat
 from tailorfl.deploy.slots import NEVER, Slots, uses_as_facts
 from tailorfl.engines.sequential import Sequential
-from tailorfl.errors import MessageError, TailorflError
+from tailorfl.errors import (
+    ConfigError,
+    DataError,
+    DivergenceError,
+    MemoryLimitError,
+    MessageError,
+    RunError,
+    TailorflError,
+)
 from tailorfl.evaluation.protocols import Protocol
 from tailorfl.experiments.making import make_simulation
 from tailorfl.experiments.names import slug
@@ -40,6 +48,13 @@ log = logging.getLogger(__name__)
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 OWN_SETS = ("val", "local")
 """The test sets that a client can look at by itself."""
+FAILURES: Mapping[type, str] = {
+    DataError: "its data cannot be used",
+    RunError: "it cannot read or write its files",
+    DivergenceError: "its training has diverged",
+    MemoryLimitError: "its memory is too small",
+}
+"""What the server is told of errors that speak of a client's own things."""
 Told = Callable[[str], None]
 
 
@@ -80,15 +95,15 @@ class Member:
             asked = Packet.decoded(data, self.largest)
             log.debug("asked: %s", asked.kind)
             found = self._answers[asked.kind](asked)
-        except TailorflError as error:
+        except (MessageError, ConfigError) as error:  # of what the server has sent
             self._told(f"refused: {error}")
             found = failure(str(error), type(error).__name__)
-        except Exception as error:  # what a method raises may hold numbers of samples: only its kind leaves
-            log.exception("what the server asked for has failed")
+        except Exception as error:  # what is said of samples, files or a method's numbers stays here
+            if not isinstance(error, TailorflError):
+                log.exception("what the server asked for has failed")
             self._told(f"failed: {type(error).__name__}: {error}")
-            found = failure(
-                f"the client has failed with {type(error).__name__}; its own log says more", "failed"
-            )
+            kind = FAILURES.get(type(error), f"it has failed with {type(error).__name__}")
+            found = failure(f"{kind}; its own log says more", "failed")
         return found if isinstance(found, bytes) else found.encoded()
 
     def close(self) -> None:

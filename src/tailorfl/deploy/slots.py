@@ -36,7 +36,8 @@ class Slots:
     """The folder of one job; only one process has it at a time.
 
     Raises:
-        RunError: another process has it, or it holds another job.
+        RunError: another process has it.
+        MessageError: it holds another job.
     """
 
     def __init__(self, folder: Path, job: Mapping[str, Any]) -> None:
@@ -51,9 +52,9 @@ class Slots:
         differing = sorted(key for key in {*job, *held} if job.get(key) != held.get(key))
         if differing:
             self.release()
-            raise RunError(
-                f"'{folder}' holds the private states of another job (other: {', '.join(differing)}); give the "
-                "experiment another name, or move the folder away"
+            raise MessageError(
+                f"'{'/'.join(folder.parts[-3:])}' of this client's state holds private states of another job (other: "
+                f"{', '.join(differing)}); give the experiment another name, or move that folder away"
             )
 
     def release(self) -> None:

@@ -247,11 +247,8 @@ class RunStore:
             return found
         # Runs of before there were manifests did not keep the versions they were made with either.
         needed = ["summary.json", *([manifest.NAME] if "environment" in self.config else [])]
-        return [
-            f"{name} is missing, though the run is finished"
-            for name in needed
-            if not (self.path / name).is_file()
-        ]
+        lost = [name for name in needed if not (self.path / name).is_file()]
+        return [f"{name} is missing, though the run is finished" for name in lost]
 
     def rounds(self) -> pd.DataFrame:
         """The records of `append_round` so far, one row each."""
