@@ -139,11 +139,11 @@ class Remote(Simulation):
         parts: list[Trained] = []
         for group, where in by_group(self.groups, training):
             ids = [training[k] for k in where]
-            like = self._reply_like(group, ids[0], payloads[ids[0]])
+            like, named = self._reply_like(group, ids[0], payloads[ids[0]])
             good: list[tuple[int, Packet]] = []
             for client in ids:
                 answers[client] = self._judged(
-                    client, answers[client], packets[client], like, payloads[client]
+                    client, answers[client], packets[client], like, named, payloads[client]
                 )
                 packet = answers[client].packet
                 if packet is not None:
@@ -160,13 +160,21 @@ class Remote(Simulation):
         reason = NOT_FINITE if answer.code == "not-finite" else answer.reason
         return Became(client, fate, answer.seconds, "" if fate == "accepted" else reason)
 
-    def _reply_like(self, group: Group, client: int, payload: TensorDict) -> dict[str, Tensor]:
-        """What a reply of a group looks like; no sample is looked at."""
-        _, (_, replies, _) = counted(group, self.cohort((client,)), payload, self.local)
-        return dict(tree.leaves(replies[0]))
+    def _reply_like(
+        self, group: Group, client: int, payload: TensorDict
+    ) -> tuple[dict[str, Tensor], set[str]]:
+        """What a reply of a group looks like, and the names of the numbers beside it; no sample is looked at."""
+        _, (_, replies, metrics) = counted(group, self.cohort((client,)), payload, self.local)
+        return dict(tree.leaves(replies[0])), {name for name, _ in tree.leaves(metrics)} - {WORK}
 
     def _judged(
-        self, client: int, answer: Answer, asked: Packet, like: Mapping[str, Tensor], payload: TensorDict
+        self,
+        client: int,
+        answer: Answer,
+        asked: Packet,
+        like: Mapping[str, Tensor],
+        named: set[str],
+        payload: TensorDict,
     ) -> Answer:
         """Returns an answer, or in its place a refusal that says what is wrong with it."""
         name, number, packet = self.federation.names[client], self.round + 1, answer.packet
@@ -186,7 +194,11 @@ class Remote(Simulation):
             if bad:
                 raise MessageError(f"its reply holds NaN or infinity in '{bad}'")
             check_norm(reply, payload, self.line.settings.max_norm)
-            _ = metrics_of(packet), uses_from_facts(packet.fact("uses", list)), packet.fact("gradients", int)
+            if metrics_of(packet).keys() != named:
+                raise MessageError(f"it reports other numbers than {', '.join(sorted(named)) or 'none'}")
+            if not 0 <= packet.fact("gradients", int) < 2**53:
+                raise MessageError("a message 'train' has no usable 'gradients': no number of samples")
+            uses_from_facts(packet.fact("uses", list))
         except MessageError as error:
             log.warning("round %d: the reply of '%s' is refused: %s", number, name, error)
             return replace(answer, packet=None, fate="refused", reason=str(error), code="reply")
@@ -279,7 +291,7 @@ def records_of(packet: Packet, client: int, round: int) -> list[Record]:
         if row.get("set") not in ("val", "local") or row.get("model") not in ("personal", "global"):
             raise MessageError(f"a record is of no set or model that was asked for: {str(row)[:80]}")
         numbers = {k: math.nan if v is None else v for k, v in row.items()}
-        if any(not isinstance(v, str | int | float) for v in numbers.values()):
+        if any(not isinstance(v, str) and not is_number(v) for v in numbers.values()):
             raise MessageError(f"a record holds something else than numbers: {str(row)[:80]}")
         found.append(numbers)
     return found
@@ -288,9 +300,14 @@ def records_of(packet: Packet, client: int, round: int) -> list[Record]:
 def metrics_of(packet: Packet) -> dict[str, Tensor]:
     """Returns the numbers that a client reports, 0-d. Raises MessageError where they are none."""
     found = packet.fact("metrics", dict)
-    if any(not isinstance(v, int | float) and v is not None for v in found.values()):
+    if any(not is_number(v) and v is not None for v in found.values()):
         raise MessageError(f"what it reports is no number: {str(found)[:80]}")
     return {str(k): torch.tensor(math.nan if v is None else float(v)) for k, v in found.items()}
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value that came as JSON is a number that fits into a float."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**53)
 
 
 def one_payload(message: TensorDict | PerClient) -> TensorDict:

@@ -14,6 +14,7 @@ answer leaves, each file whole or not at all, so a crash at any moment loses not
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -138,6 +139,12 @@ def uses_as_facts(uses: Uses) -> list[list[float]]:
 def uses_from_facts(facts: Any) -> Uses:
     """Returns what `uses_as_facts` was given. Raises MessageError where it is something else."""
     try:
-        return Counter({Use(float(q), float(sigma), int(r)): int(n) for q, sigma, r, n in facts})
-    except (TypeError, ValueError) as error:
+        found: Uses = Counter({Use(float(q), float(sigma), int(r)): int(n) for q, sigma, r, n in facts})
+    except (TypeError, ValueError, OverflowError) as error:
         raise MessageError(f"uses of private samples cannot be read: {str(facts)[:80]!r}") from error
+    if any(
+        not (0 <= use.rate <= 1 and 0 <= use.noise < math.inf and use.gradients >= 1 and 0 <= n < 2**53)
+        for use, n in found.items()
+    ):
+        raise MessageError(f"uses of private samples cannot be read: {str(facts)[:80]!r}")
+    return found
