@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from deploy.federating import members, same, server_state, simulated
+from deploy.federating import experiment, members, same, server_state, simulated
 from tailorfl.deploy.hosting import host_experiment
 from tailorfl.deploy.member import Member
 from tailorfl.deploy.packet import PROTOCOL, Packet
@@ -27,6 +27,7 @@ from tailorfl.runs.files import encode
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training import tree
 
+DATA = {"name": "digits", "clients": 3, "samples": 300}
 Ask = Callable[[bytes], bytes]
 Meddle = Callable[[int, Packet, bytes, Ask], bytes]
 """Gets the node, the question, its bytes, and what asks the member; returns what arrives as the answer."""
@@ -74,6 +75,16 @@ def run_tampered(config: ExperimentConfig, folder: Path, meddle: Meddle) -> tupl
         post.close()
         for member in there.values():
             member.close()
+
+
+def small(method: str = "ditto", **changes: Any) -> ExperimentConfig:
+    """Three clients, evaluated after the last round."""
+    return experiment(method, **{"eval": {"every": 0}, "data": DATA, "rounds": 3, **changes})
+
+
+def is_training(asked: Packet, round: int) -> bool:
+    """Whether a question is that of a round."""
+    return asked.kind == "train" and asked.facts["round"] == round
 
 
 def job_of(config: ExperimentConfig) -> Job:

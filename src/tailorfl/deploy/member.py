@@ -228,6 +228,9 @@ class Member:
     def _task(self, asked: Packet) -> Task | None:
         """Returns the job that a message is about; None where there is no agreement on it."""
         digest = asked.fact("digest", str)
+        held = self._tasks.get(digest)
+        if held is not None and not held.slots.folder.is_dir():  # deleted meanwhile: as in a new process
+            self._tasks.pop(digest).slots.release()
         if digest not in self._tasks and self._kept(digest).is_file():
             found = self._agreed(Agreement.read(decode(self._kept(digest).read_text(encoding="utf-8"))))
             log.debug("the agreement on %s was read again", found.agreement.job.name)
