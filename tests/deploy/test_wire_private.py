@@ -1,0 +1,136 @@
+"""Nothing private passes the post or lies at the server: samples, labels and private states, looked for as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from deploy.federating import experiment, members
+from deploy.tampering import Ask, Tampered, hosted, job_of, place_of
+from tailorfl.core import method as registry
+from tailorfl.core.client import Client
+from tailorfl.deploy.packet import Packet
+from tailorfl.experiments.making import make_federation
+from tailorfl.methods.ditto import Ditto
+from tailorfl.runs.checkpoints import load as load_checkpoint
+from tailorfl.runs.checkpoints import rounds
+from tailorfl.settings.experiment import ExperimentConfig
+
+WINDOW = 16
+DATA = {"name": "digits", "clients": 3, "samples": 300, "public": "digits", "public_samples": 30}
+METHODS: dict[str, Any] = {
+    "ditto": "ditto",
+    "fedrep": "fedrep",
+    "perada": {"name": "perada", "distil": {"steps": 2}},
+    "apfl": "apfl",
+}
+
+
+class Telling(Ditto):
+    """Ditto that replies with its personal model."""
+
+    name: ClassVar[str] = "telling"
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        new, _ = super().local(client, state, received)
+        return new, new
+
+
+def windows(data: bytes, step: int = 1) -> set[bytes]:
+    """All that stands in 16 bytes on end, but for what has fewer than four different bytes."""
+    found = (data[k : k + WINDOW] for k in range(0, len(data) - WINDOW + 1, step))
+    return {one for one in found if len(set(one)) >= 4}
+
+
+def raw(tensors: Iterable[Tensor], step: int = 4) -> set[bytes]:
+    """The windows of tensors' own bytes."""
+    return set[bytes]().union(*(windows(t.contiguous().numpy().tobytes(), step) for t in tensors))
+
+
+class Listening(Tampered):
+    """Keeps all that goes either way, and every private state that a client has on its disk after an answer."""
+
+    def __init__(self, config: ExperimentConfig, folder: Path) -> None:
+        super().__init__(members(folder, 3), self._kept)
+        self.config, self.folder = config, folder
+        self.states: list[Tensor] = []
+
+    def _kept(self, node: int, asked: Packet, body: bytes, ask: Ask) -> bytes:
+        answer = ask(body)
+        if asked.kind == "train":
+            place = place_of(self.config, self.folder, node - 100)
+            state = load_checkpoint(place, rounds(place)[-1])[0]
+            # APFL keeps, beside its v, the w that it sends.
+            self.states += [tensor for name, tensor in state.items() if not name.startswith("w/")]
+        return answer
+
+
+def heard(method: Any, folder: Path) -> tuple[Listening, set[bytes], set[bytes], set[bytes]]:
+    """Runs a method; returns the post, and the windows of what went up, went down, and lies at the server."""
+    config = experiment(method, data=DATA, eval={"every": 1})
+    post = Listening(config, folder)
+    try:
+        hosted(config, folder, post)
+    finally:
+        post.close()
+    up = set[bytes]().union(*(windows(answer) for _, _, answer in post.passed))
+    down = set[bytes]().union(*(windows(question) for _, question, _ in post.passed))
+    files = [path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()]
+    assert files
+    return post, up, down, set[bytes]().union(*map(windows, files))
+
+
+def private_samples(config: ExperimentConfig) -> tuple[set[bytes], set[bytes]]:
+    """The windows of all clients' training samples, as floats and as whole numbers; and their labels' vectors."""
+    federation = make_federation(config, config.data.seed_of(job_of(config).seed))
+    samples, labels = set[bytes](), set[bytes]()
+    for rows in federation.train:
+        x, y = federation.source.x[rows], federation.source.y[rows]
+        as_bytes = x if x.dtype == torch.uint8 else (x * 255).round().to(torch.uint8)
+        sixteenths = (x.float() * 16).round().to(torch.uint8)
+        samples |= raw([x.float()]) | raw([as_bytes, sixteenths], step=1)
+        for kind in (torch.uint8, torch.int32, torch.int64, torch.float32):
+            labels.add(y[:WINDOW].to(kind).numpy().tobytes())
+        labels.add(", ".join(map(str, y[:WINDOW].tolist())).encode())
+    return samples, labels
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_private_leaves(method: str, tmp_path: Path) -> None:
+    post, up, down, at_server = heard(METHODS[method], tmp_path)
+    samples, labels = private_samples(post.config)
+    assert len(samples) > 1000
+    assert not samples & (up | at_server)
+    everything = b"".join(answer for _, _, answer in post.passed)
+    everything += b"".join(p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file())
+    assert not [one for one in labels if one in everything]
+    states = (
+        raw(post.states) - down
+    )  # where nothing is learnt, as at pixels that are always 0, it is what was sent
+    assert len(states) > 100
+    assert not states & (up | at_server)
+
+
+def test_a_method_that_tells_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above can fail."""
+    monkeypatch.setitem(registry._REGISTRY, "telling", Telling)
+    post, up, down, _ = heard("telling", tmp_path)
+    assert len((raw(post.states) - down) & up) > 100
+
+
+def test_samples_among_other_bytes_are_heard(tmp_path: Path) -> None:
+    """The test above can fail: of one sample in a reply, at any place, something is found."""
+    config = experiment("ditto", data=DATA)
+    federation = make_federation(config, 5)
+    samples, _ = private_samples(config)
+    row = federation.source.x[federation.train[2][3]].float()
+    sent = Packet(
+        "train", {"round": 1}, {"reply/a": torch.ones(3, dtype=torch.uint8), "reply/b": row}
+    ).encoded()
+    assert samples & windows(sent)
