@@ -150,9 +150,17 @@ class Roster:
                 named[name] = Answer(None, "unavailable", reason)
         return {name: named[name] for name in questions}
 
+    def _received(self, tickets: Collection[str]) -> list[Arrival]:
+        """Returns what has come back for letters, each once, whatever else a post brings."""
+        found: dict[str, Arrival] = {}
+        for arrival in self.post.receive(list(tickets)):
+            if arrival.ticket in tickets:
+                found.setdefault(arrival.ticket, arrival)
+        return list(found.values())
+
     def _waits(self, node: int) -> bool:
         """Whether a node may still be at work on a letter that it has not answered in time."""
-        for arrival in self.post.receive(list(self._late)):
+        for arrival in self._received(self._late):
             late = self._late.pop(arrival.ticket)
             if arrival.body is not None:
                 self._silent.discard(late)
@@ -169,7 +177,7 @@ class Roster:
         node that was restarted.
         """
         now = time.monotonic()
-        for arrival in self.post.receive(list(self._probes)):
+        for arrival in self._received(self._probes):
             free, _ = self._probes.pop(arrival.ticket)
             if arrival.body is not None:
                 self._silent.discard(free)
@@ -202,7 +210,7 @@ class Roster:
             if not ticket
         }
         while asked and time.monotonic() - begin < seconds and not enough(found):
-            for arrival in self.post.receive(list(asked)):
+            for arrival in self._received(asked):
                 letter = asked.pop(arrival.ticket)
                 found[letter.node] = self._read(
                     arrival, packets[letter.node], len(letter.body), time.monotonic() - begin
