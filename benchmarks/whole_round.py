@@ -26,6 +26,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
 from tailorfl.experiments import one_job, runner
 from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.experiments.progress import Lines
+from tailorfl.experiments.venue import SIMULATED
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
@@ -52,7 +55,6 @@ ROUNDS = {"logistic": 21, "mlp": 21, "cnn2": 6}
 METHODS = ("fedavg", "ditto")
 PARTS: dict[str, tuple[Any, str]] = {
     "training": (Simulation, "step"),
-    "evaluation": (one_job, "evaluate"),
     "means": (one_job, "means"),
     "clients": (RunStore, "append_clients"),
     "rounds": (RunStore, "append_round"),
@@ -61,7 +63,7 @@ PARTS: dict[str, tuple[Any, str]] = {
     "summary": (one_job, "summary_of"),
     "finish": (RunStore, "finish"),
 }
-"""What is timed, by the name of its line in the results."""
+"""What is timed beside evaluations, by the name of its line in the results."""
 
 
 class Watch(Lines):
@@ -69,7 +71,7 @@ class Watch(Lines):
 
     def __init__(self) -> None:
         super().__init__(Console(file=io.StringIO()))
-        self.spent: dict[str, list[float]] = {name: [] for name in PARTS}
+        self.spent: dict[str, list[float]] = {name: [] for name in (*PARTS, "evaluation")}
         self.seconds: list[tuple[float, float]] = []
         self.begin = (0.0, 0.0)
         self.at_last: dict[str, int] = {}
@@ -132,9 +134,10 @@ def whole(config: ExperimentConfig, data: Source) -> dict[str, Any]:
     real = {name: getattr(owner, function) for name, (owner, function) in PARTS.items()}
     for name, (owner, function) in PARTS.items():
         setattr(owner, function, watch.timed(name, real[name]))
+    venue = replace(SIMULATED, evaluate=watch.timed("evaluation", SIMULATED.evaluate))
     try:
         with tempfile.TemporaryDirectory() as folder:
-            runner.run_experiment(config, Path(folder) / "run", observer=watch, source=data)
+            runner.run_experiment(config, Path(folder) / "run", observer=watch, source=data, venue=venue)
     finally:
         for name, (owner, function) in PARTS.items():
             setattr(owner, function, real[name])
@@ -162,7 +165,7 @@ def whole(config: ExperimentConfig, data: Source) -> dict[str, Any]:
 def alone(config: ExperimentConfig, data: Source, steps: int = 5) -> float:
     """Median seconds of a round that is only trained."""
     job = Job(config, config.methods[0], 0)
-    sim = runner.make_simulation(job, runner.make_federation(config, 0, data, set()))
+    sim = make_simulation(job, make_federation(config, 0, data, set()))
     sim.step()
     seconds = []
     for _ in range(steps):

@@ -126,7 +126,7 @@ def test_every_setting_is_listed_with_type_default_and_meaning() -> None:
     lr = found["train.lr"]
     assert (lr.type, lr.default, lr.meaning) == ("number (> 0)", "0.05", "learning rate")
     assert found["methods"].type == "list of group"
-    assert found["data.split.test"].type == "number (≥ 0, < 1) or official or global or null"
+    assert found["data.split.test"].type == "number (≥ 0, < 1) or official or classes or global or null"
     output = invoke("list", "settings", "train").output
     assert "train.dp.epsilon" in output
     assert "engine" not in output.split("train.dp")[0]

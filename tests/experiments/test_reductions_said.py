@@ -73,17 +73,27 @@ def test_a_fully_personal_split_says_that_every_client_trains_alone() -> None:
 
 
 KNOWN = {
-    "all_methods": {"PLGU-LF": "no layer stays personal"},
-    "defaults_cifar": {"fedclup": "mr_mtl", "cfl": "fedavg"},
-    "defaults_digits": {"fedclup": "mr_mtl"},
+    "all_methods": {"PLGU-LF": "no layer stays personal", "FFA-LoRA": "fedavg"},
+    "ckt_cnn": {"CKT c=1": "without clusters"},
+    "ckt_phases": {f"CKT c=1 λ={lam}": "without clusters" for lam in ("0.02", "0.1", "0.5", "2")},
+    "defaults_cifar": {"fedclup": "mr_mtl", "cfl": "fedavg", "ffa_lora": "fedavg"},
+    "defaults_digits": {"fedclup": "mr_mtl", "ffa_lora": "fedavg"},
+    "fedclup_cnn2": {f"FedCLUP {lam}": "mr_mtl" for lam in ("0.2", "0.5", "2.5")},
+    "fedclup_cnn3": {f"FedCLUP {lam}": "mr_mtl" for lam in ("0.2", "0.5", "2.5")},
+    "fedclup_logit": {f"FedCLUP {lam}": "mr_mtl" for lam in ("0.5", "1.5", "2.5")},
+    "fedoa_domains": {"PerAda": "ditto"},
+    "fedoa_features": {"PerAda λ=0": "local", "PerAda λ=0.1": "ditto", "PerAda λ=1": "ditto"},
     "fedoa_flan": {"PerAda": "ditto"},
     "fedoa_pacs": {"PerAda": "ditto"},
     "heart_personal": {"FedCLUP": "mr_mtl"},
     "mnist_logistic": {"FedCLUP 0.5": "mr_mtl", "FedCLUP 1.5": "mr_mtl", "FedCLUP 2.5": "mr_mtl"},
     "perada_cifar": {"PerAda w/o KD": "ditto"},
+    "perada_distil": {"PerAda w/o KD": "ditto"},
+    "perada_domains": {"PerAda w/o KD": "ditto"},
     "perada_dp": {"PerAda w/o KD": "ditto"},
     "perada_pacs": {"PerAda w/o KD": "ditto"},
     "perfed_ckt_cifar": {"PerFed-CKT c=1": "without clusters"},
+    "plgu_ablation": {"PLGU-LF D=0": "no layer stays personal"},
     "tcga_personal": {"FedCLUP": "mr_mtl"},
 }
 """Lines of recipes that are other methods, and meant to be: each paper has this baseline in this form."""
@@ -97,7 +107,7 @@ def test_no_line_of_a_recipe_is_another_method_unknown_to_us(name: str) -> None:
         for line in config.methods:
             job = Job(config, line, config.seeds[0])
             facts = Facts(
-                split=cast(Any, SimpleNamespace(shared=("u",), personal=("v",))),
+                split=cast(Any, SimpleNamespace(shared=("u",), personal=("v",), trainable=("u", "v"))),
                 layers=3,
                 train=train_config(job),
                 clients=config.data.clients or 6,

@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from tailorfl.methods.ascent import layer_scores, layerwise_perturbation, sam
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort
+from tailorfl.training.objective import Loss
 from tailorfl.training.plan import Length
 from training.cohorts import (
     ENGINES,
@@ -69,7 +70,7 @@ def test_a_linear_loss_has_one_gradient_so_sam_is_sgd(engine):
     data = source(sum(SIZES))
     cohort = cohort_of(model_of("logistic", data), data)
     cohort = Cohort(
-        **{**vars(cohort), "loss": lambda outputs, y, weight: linear(outputs, weight), "plans": {}}
+        **{**vars(cohort), "loss": Loss(lambda outputs, y, weight: linear(outputs, weight)), "plans": {}}
     )
     start = cohort.model.init(0)
     flat, plain = fit(engine, cohort, start, direction=sam(2.0)), fit(engine, cohort, start)
