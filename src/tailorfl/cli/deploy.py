@@ -97,6 +97,9 @@ def client(
     ] = None,
     keys: Keys = None,
     insecure: Insecure = False,
+    max_bytes: Annotated[
+        int, typer.Option(metavar="BYTES", min=1024, help="A message of the server with more is refused.")
+    ] = 2**30,
     stay: Annotated[
         bool, typer.Option("--stay", help="Wait for further experiments when one is over.")
     ] = False,
@@ -110,7 +113,7 @@ def client(
 
     check_installed()
     told = _told(name or (data.stem if data is not None else "client"))
-    member = member_of(state=state, data=data, name=name, told=told)
+    member = member_of(state=state, data=data, name=name, largest=max_bytes, told=told)
     told(f"connects to {server}; private states are kept in '{state}'")
     run_client(member, server, keys, state, told=told, stay=stay)
 

@@ -202,7 +202,7 @@ class Link:
         """Whether the SuperLink is gone."""
         return self._process.ended
 
-    def run(self, app: Path, config: Mapping[str, str]) -> None:
+    def run(self, app: Path, config: Mapping[str, str | int]) -> None:
         """Starts the app with settings. Raises RunError where Flower refuses."""
         given = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         self._flwr("run", str(app), "here", "-c", given)
