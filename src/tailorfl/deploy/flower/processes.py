@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import importlib.util
 import json
 import os
@@ -62,10 +63,10 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 
 
-def _ends_with_parent() -> None:
-    """Has the kernel end this process in order when the one that has started it is killed."""
+def _ends_with_parent(sign: int) -> None:
+    """Has the kernel end this process by a signal when the one that has started it is killed."""
     assert _LIBC is not None
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, sign)
 
 
 def check_installed() -> None:
@@ -84,7 +85,10 @@ def free_port() -> int:
 class Process:
     """One process of Flower and those that it starts, in a group of their own; its output goes to a file."""
 
-    def __init__(self, program: str, arguments: Sequence[str], home: Path, log: Path) -> None:
+    def __init__(
+        self, program: str, arguments: Sequence[str], home: Path, log: Path, orphaned: int = signal.SIGTERM
+    ) -> None:
+        """Starts it; `orphaned` is the signal by which it ends when this process is killed (on Linux)."""
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.name, self.log = program, log
         here = Path(sys.executable).parent
@@ -100,7 +104,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=_ends_with_parent if _LIBC is not None else None,
+                preexec_fn=functools.partial(_ends_with_parent, orphaned) if _LIBC is not None else None,
             )
 
     @property
@@ -158,7 +162,10 @@ class Link:
             str(port),
         ]
         arguments += ["--database", str(folder / "link.db")]
-        self._process = Process("flower-superlink", arguments, folder / "link", folder / "link.log")
+        # In order it ends when all who are connected have gone, and holds the port until then.
+        self._process = Process(
+            "flower-superlink", arguments, folder / "link", folder / "link.log", orphaned=signal.SIGKILL
+        )
         self._await(seconds)
         self._write_home()
 
