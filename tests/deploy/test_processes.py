@@ -43,6 +43,7 @@ def are_recorded(field: Field, sim: Simulation, label: str) -> None:
         assert mine.iloc[0]["accuracy"] == row["accuracy"], (label, row)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_three_terminals(tmp_path: Path) -> None:
     config = experiment("fedavg", data=TWO, eval={"every": 0})
