@@ -38,6 +38,15 @@ from tailorfl.settings.experiment import ExperimentConfig
 
 CLIENTS, EPOCHS, BATCH, LR = 2, 1, 16, 0.1
 SIZES: dict[str, list[int]] = {"small": [64], "large": [512, 400]}
+FLOWER = "plain Flower"
+CASES = [
+    ("small", "fedavg", "tailorfl"),
+    ("small", "fedavg", FLOWER),
+    ("large", "fedavg", "tailorfl"),
+    ("large", "fedavg", FLOWER),
+    ("large", "fedrep", "tailorfl"),
+    ("large", "scaffold", "tailorfl"),
+]
 
 PROJECT = """\
 [build-system]
@@ -154,9 +163,10 @@ class Proxy:
 
 @dataclass(frozen=True)
 class Measured:
-    """One run: seconds of its rounds but the first, and bytes of all of it.
+    """One run: seconds of its rounds but the first, and bytes (up, down) of these rounds.
 
-    `counted` are the bytes of tensors in training messages (up, down), `wire` what the proxy has seen.
+    `counted` are the bytes of tensors in training messages, `wire` what the proxy has seen from the end of the first
+    round to that of the last.
     """
 
     seconds: list[float]
@@ -165,14 +175,38 @@ class Measured:
     lasted: float
 
 
-def experiment(size: str, rounds: int) -> ExperimentConfig:
+class Ends(threading.Thread):
+    """Notes when a file has got another line, and what had gone through a proxy by then."""
+
+    def __init__(self, path: Path, proxy: Proxy) -> None:
+        super().__init__(daemon=True)
+        self._path, self._proxy = path, proxy
+        self.seen: list[tuple[float, int, int]] = []
+
+    def run(self) -> None:
+        """Looks fifty times a second, for as long as the program runs."""
+        while True:
+            there = self._path.read_bytes().count(b"\n") if self._path.is_file() else 0
+            self.seen += [(time.monotonic(), self._proxy.up, self._proxy.down)] * (there - len(self.seen))
+            time.sleep(0.02)
+
+    def measured(self, begin: float, counted: tuple[int, int], rounds: int) -> Measured:
+        """What was seen between the first end and the last; `counted` are the bytes of so many rounds."""
+        ends = self.seen[-rounds:]
+        up, down = (b - a for a, b in zip(ends[0][1:], ends[-1][1:], strict=True))
+        each = (counted[0] * (rounds - 1) // rounds, counted[1] * (rounds - 1) // rounds)
+        seconds = [b[0] - a[0] for a, b in itertools.pairwise(ends)]
+        return Measured(seconds, each, (up, down), time.monotonic() - begin)
+
+
+def experiment(size: str, rounds: int, method: str = "fedavg") -> ExperimentConfig:
     """The experiment; Flower's app does the same."""
     return ExperimentConfig.model_validate(
         {
             "name": f"bench-{size}",
             "data": {"name": "digits", "clients": CLIENTS},
             "model": {"name": "mlp", "hidden": SIZES[size]},
-            "methods": ["fedavg"],
+            "methods": [method],
             "seeds": [0],
             "rounds": rounds,
             "train": {"epochs": EPOCHS, "batch_size": BATCH, "lr": LR},
@@ -203,6 +237,9 @@ def ours(config: ExperimentConfig, folder: Path, within: float) -> Measured:
     (folder / "experiment.yaml").write_text(config.to_yaml(), encoding="utf-8")
     port = free_port()
     proxy, begin = Proxy(port), time.monotonic()
+    job = Job(config, config.methods[0], config.seeds[0])
+    ends = Ends(folder / "out" / job.folder / "trace.jsonl", proxy)
+    ends.start()
     program = [sys.executable, "-m", "tailorfl"]
     with contextlib.ExitStack() as stack:
         words = [
@@ -224,13 +261,10 @@ def ours(config: ExperimentConfig, folder: Path, within: float) -> Measured:
         if server.wait(within):
             raise SystemExit((folder / "server.log").read_text())
     proxy.close()
-    job = Job(config, config.methods[0], config.seeds[0])
     rows: Any = RunStore.open(folder / "out" / job.folder, readonly=True).rounds()
     last = rows.iloc[-1]
-    counted = int(last["bytes_up"]), int(last["bytes_down"])
-    stamps = (folder / "out" / job.folder / "trace.jsonl").read_text().splitlines()
-    assert len(stamps) == config.rounds
-    return Measured(list(rows["seconds"])[1:], counted, (proxy.up, proxy.down), time.monotonic() - begin)
+    assert len(ends.seen) == config.rounds, ends.seen
+    return ends.measured(begin, (int(last["bytes_up"]), int(last["bytes_down"])), config.rounds)
 
 
 def flowers(config: ExperimentConfig, folder: Path, within: float) -> Measured:
@@ -248,6 +282,8 @@ def flowers(config: ExperimentConfig, folder: Path, within: float) -> Measured:
     port, begin, stamps = free_port(), time.monotonic(), folder / "stamps"
     stamps.write_text("")
     proxy = Proxy(port)
+    ends = Ends(stamps, proxy)
+    ends.start()
     link = Link(folder / "link", "127.0.0.1", port, None)
     nodes: list[Node] = []
     try:
@@ -269,11 +305,9 @@ def flowers(config: ExperimentConfig, folder: Path, within: float) -> Measured:
             node.stop()
         link.stop()
         proxy.close()
-    times = [float(line) for line in stamps.read_text().splitlines()]
     numbers = sum(i * o + o for i, o in itertools.pairwise(sizes))
     counted = 4 * numbers * CLIENTS * config.rounds
-    seconds = [b - a for a, b in itertools.pairwise(times[1:])]
-    return Measured(seconds, (counted, counted), (proxy.up, proxy.down), time.monotonic() - begin)
+    return ends.measured(begin, (counted, counted), config.rounds)
 
 
 def processor() -> str:
@@ -292,19 +326,19 @@ def main() -> None:
     parser.add_argument("--within", type=float, default=300.0, help="seconds that a run may last")
     given = parser.parse_args()
     print(f"{processor()}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f} at the start")
-    print("| model | who | s a round, median (least) | tensors up, down | wire up, down | wire s |")
+    print("| model | who | s a round, median (least, most) | tensors up, down | wire up, down | more |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for size in SIZES:
-        config = experiment(size, given.rounds)
-        for who, run in (("tailorfl", ours), ("plain Flower", flowers)):
-            with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-                found = run(config, Path(folder), given.within)
-            tensors, wire = (f"{a / 1e6:.3f}, {b / 1e6:.3f} MB" for a, b in (found.counted, found.wire))
-            middle, least = statistics.median(found.seconds), min(found.seconds)
-            print(
-                f"| {size} | {who} | {middle:.2f} ({least:.2f}) | {tensors} | {wire} | {found.lasted:.0f} |",
-                flush=True,
-            )
+    for size, method, who in CASES:
+        run = flowers if who == FLOWER else ours
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            found = run(experiment(size, given.rounds, method), Path(folder), given.within)
+        tensors, wire = (f"{a / 1e6:.3f}, {b / 1e6:.3f} MB" for a, b in (found.counted, found.wire))
+        more = ", ".join(f"{100 * (b / a - 1):.1f} %" for a, b in zip(found.counted, found.wire, strict=True))
+        middle, least, most = statistics.median(found.seconds), min(found.seconds), max(found.seconds)
+        print(
+            f"| {size} | {who}, {method} | {middle:.2f} ({least:.2f}, {most:.2f}) | {tensors} | {wire} | {more} |",
+            flush=True,
+        )
     print(f"load {os.getloadavg()[0]:.1f} at the end")
 
 

@@ -139,8 +139,9 @@ def state_on_disk(config: ExperimentConfig, folder: Path, client: int, round: in
 
 def packed(packet: Packet, **about: Any) -> bytes:
     """The bytes of a packet, with what is said of it changed, and a digest that is right."""
-    facts = {"protocol": PROTOCOL, "kind": packet.kind, "order": list(packet.tensors), "facts": packet.facts}
-    body = save(dict(packet.tensors), metadata={"tailorfl": encode({**facts, **about})})
+    order = list(packet.tensors)
+    said = {"protocol": PROTOCOL, "kind": packet.kind, "order": order, "same": {}, "facts": packet.facts}
+    body = save(dict(packet.tensors), metadata={"tailorfl": encode({**said, **about})})
     return signed(body)
 
 

@@ -51,16 +51,30 @@ class Packet:
         """Returns its bytes. Raises MessageError where they are more than `LARGEST`."""
         from safetensors.torch import save
 
-        plain = {name: t.detach().cpu().contiguous().clone() for name, t in self.tensors.items()}
+        once = self._same_memory()
+        plain = {n: t.detach().cpu().contiguous().clone() for n, t in self.tensors.items() if n not in once}
         # safetensors sorts by name, and sums over the tensors of a model are rounded as these are ordered.
         order = list(self.tensors)
-        about = encode({"protocol": PROTOCOL, "kind": self.kind, "order": order, "facts": dict(self.facts)})
+        about = encode(
+            {"protocol": PROTOCOL, "kind": self.kind, "order": order, "same": once, "facts": dict(self.facts)}
+        )
         body = save(plain, metadata={_FACTS: about})
         if len(body) + DIGEST > LARGEST:
             raise MessageError(
                 f"a message of {len(body):,} bytes is more than the {LARGEST:,} that may travel"
             )
         return hashlib.sha256(body).digest() + body
+
+    def _same_memory(self) -> dict[str, str]:
+        """A tensor that is there under several names, as where the global model is what is deployed, travels once."""
+        first: dict[tuple[Any, ...], str] = {}
+        found: dict[str, str] = {}
+        for name, t in self.tensors.items():
+            if t.numel():
+                key = (t.data_ptr(), t.device, t.dtype, t.shape, t.stride())
+                if first.setdefault(key, name) != name:
+                    found[name] = first[key]
+        return found
 
     @classmethod
     def decoded(cls, data: bytes, largest: int = LARGEST) -> Packet:
@@ -82,16 +96,21 @@ class Packet:
         try:
             length = int.from_bytes(body[:8], "little")
             about = decode(decode(body[8 : 8 + length])["__metadata__"][_FACTS])
-            loaded = load(body)
+            protocol = about["protocol"]
+            if protocol != PROTOCOL:
+                raise MessageError(
+                    f"a message is of protocol {protocol!r}, but this is protocol {PROTOCOL}; use the same version of "
+                    "tailorfl on the server and all clients"
+                )
+            loaded, kind, facts = load(body), about["kind"], about["facts"]
+            again = {name: loaded[other] for name, other in about["same"].items()}
+            size = len(body) + sum(t.nbytes for t in again.values())
+            if size > largest:
+                raise MessageError(f"a message has {size:,} bytes of tensors; at most {largest:,} are taken")
+            loaded |= {name: tensor.clone() for name, tensor in again.items()}
             tensors = {name: loaded.pop(name) for name in about["order"]} | loaded
-            protocol, kind, facts = about["protocol"], about["kind"], about["facts"]
-        except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
+        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise MessageError(f"a message cannot be read: {type(error).__name__}: {error}"[:300]) from error
-        if protocol != PROTOCOL:
-            raise MessageError(
-                f"a message is of protocol {protocol!r}, but this is protocol {PROTOCOL}; use the same version of "
-                "tailorfl on the server and all clients"
-            )
         if kind not in get_args(Kind) or not isinstance(facts, dict):
             raise MessageError(f"a message is of no known kind: {str(kind)[:40]!r}")
         return cls(kind, facts, tensors)

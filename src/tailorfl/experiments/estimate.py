@@ -24,6 +24,7 @@ from tailorfl.engines.results import Parts
 from tailorfl.engines.sequential import Sequential
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import evaluate
+from tailorfl.experiments.foreseen import foreseen
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.experiments.privacy import planned, spent
@@ -62,7 +63,7 @@ class Estimate:
     """Part -> smallest, median and largest client, and the total."""
     methods: Mapping[str, Mapping[str, float]]
     """Label -> scalars of the model that may change and that are frozen, trained scalars, scalars and bytes a round,
-    seconds a round and for all rounds and seeds.
+    seconds a round and for all rounds and seeds. In a simulated system also what `foreseen` returns.
 
     With differential privacy also the noise, and the ε that the client with the largest one will have spent.
     """
@@ -97,12 +98,13 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
         frozen = max(frozen, sim.model.held_scalars)
         of_model = {"model_scalars": sim.model.scalars, "frozen_scalars": sim.model.held_scalars}
         privacy, same = _privacy(job, sim), remarks(sim, job.rounds)
+        answering = foreseen(sim, job.rounds)
         if same:
             reductions[method.label] = same
         found, state_bytes = _probe(sim)
         tried.append(_really(sim, engine, config, found["seconds_per_round"], patience))
         kinds.append(_kind(job, sim))
-        rows[method.label] = {**of_model, **found, **privacy}
+        rows[method.label] = {**of_model, **found, **answering, **privacy}
         if config.eval.select == "val" and sim.method.has_personal:  # the chosen models beside the states
             state_bytes += 4 * sim.model.scalars
         states = max(states, state_bytes * federation.num_clients)
