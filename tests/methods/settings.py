@@ -177,6 +177,19 @@ ROWS: dict[str, Row] = {
     # A second head trains beside the model.
     "fedrod": Row(Card(whole, whole, lambda s: s.d + s.head, True, True)),
     "fedproto": Row(Card(prototypes, prototypes, whole, True, False), {"lam": 0.5}, sparse=True),
+    # Its head has names that networks of all kinds have in common.
+    "fedgh": Row(
+        Card(lambda s: s.head, prototypes, whole, True, False, lambda s: -s.head),
+        {"server_lr": 0.1},
+        still={"server_lr": 0.0},
+        sparse=True,
+    ),
+    "fedtgp": Row(
+        Card(prototypes, prototypes, whole, True, False),
+        {"lam": 0.5, "server_passes": 2, "server_batch": 3},
+        still={"predict": "head"},
+        sparse=True,
+    ),
     # Up M_i and class means, class counts and V_i beside the model.
     "fedpac": Row(
         Card(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from references import (
     class_features,
+    class_heads,
     clustering,
     collaborators,
     distillation,
@@ -35,9 +36,11 @@ from references.settings import (
     FEDAMP,
     FEDCLUP,
     FEDDBE,
+    FEDGH,
     FEDOA,
     FEDPAC,
     FEDPHP,
+    FEDTGP,
     FOMO,
     GREP,
     HEURFEDAMP,
@@ -121,6 +124,8 @@ MAIN: dict[str, tuple[Reference, Case]] = {
     "feddbe": (class_features.feddbe, Case(FEDDBE, rounds=3)),
     "fedrod": (class_features.fedrod, Case({**AVERAGE, "gamma": 0.7, "personal_rate": 0.6})),
     "fedproto": (class_features.fedproto, Case({"weights": "samples", "lam": 2.0}, rounds=3)),
+    "fedgh": (class_heads.fedgh, Case(FEDGH, rounds=3)),
+    "fedtgp": (class_heads.fedtgp, Case(FEDTGP, rounds=3)),
     "fedpac": (class_features.fedpac, Case(FEDPAC, rounds=3)),
 }
 REFERENCES: dict[str, tuple[Reference, list[Case]]] = {

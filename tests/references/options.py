@@ -16,9 +16,11 @@ from references.settings import (
     FEDAMP,
     FEDCLUP,
     FEDDBE,
+    FEDGH,
     FEDOA,
     FEDPAC,
     FEDPHP,
+    FEDTGP,
     FOMO,
     GREP,
     HEURFEDAMP,
@@ -352,6 +354,18 @@ OPTIONS: dict[str, list[Case]] = {
     "fedproto": [
         Case({"weights": "uniform", "lam": 2.0}, why="uniform", rounds=3),
         Case({"weights": "samples", "lam": 2.0}, "norm", "running statistics", rounds=3),
+    ],
+    "fedgh": [
+        Case({**FEDGH, "deploy": "received"}, why="the server's head", rounds=3),
+        Case({**FEDGH, "server_lr": 0.0}, why="a head as drawn"),
+        Case({**FEDGH, "server_lr": 200.0}, why="clipped", rounds=3),
+        Case(FEDGH, "norm", "running statistics", rounds=3),
+    ],
+    "fedtgp": [
+        Case({**FEDTGP, "predict": "head"}, why="heads answer", rounds=3),
+        Case({**FEDTGP, "tau": 1e3, "weights": "uniform"}, why="all the margin", rounds=3),
+        Case({**FEDTGP, "server_passes": 0}, why="prototypes as drawn", rounds=3),
+        Case(FEDTGP, "norm", "running statistics", rounds=3),
     ],
     "fedpac": [
         Case({**FEDPAC, n: v}, why=f"{n}={v}", rounds=3)

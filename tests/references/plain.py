@@ -67,6 +67,8 @@ class Problem:
     """(client, round, batch, steps): rows of the public set at each step of a client."""
     distil_batches: Callable[[int, int, int], list[Tensor]]
     """(round, batch, steps): rows of the public set at each step of the server."""
+    orders: Callable[[int, int, int], list[Tensor]]
+    """(round, count, passes): in which order the server's passes see what it was sent."""
     first_server: State
     """The server's state before the first round, by path: what it draws at random stands there."""
     first_private: list[State]

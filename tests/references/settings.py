@@ -141,3 +141,13 @@ FEDDBE = {"weights": "samples", "kappa": 3.0, "mu": 0.6, "bias": True}
 FEDPHP = {**AVERAGE, "lam": 0.4, "teach": "kd", "horizon": 3.0}
 FEDPAC = {"weights": "samples", "lam": 2.0, "head_epochs": 1, "head_lr": None, "mix": True}
 PENALTY = {"server_lr": 1.0, "lam": 0.0, "centre": "start"}
+FEDGH = {"weights": "uniform", "server_lr": 0.3, "deploy": "trained"}
+FEDTGP = {
+    "weights": "samples",
+    "lam": 2.0,
+    "predict": "prototype",
+    "tau": 0.3,
+    "server_passes": 2,
+    "server_lr": 0.2,
+    "server_batch": 4,
+}

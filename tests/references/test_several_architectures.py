@@ -6,7 +6,7 @@ import pytest
 
 from references import world
 from references.cases import MAIN
-from references.settings import CKT, DISTIL, Case
+from references.settings import CKT, DISTIL, FEDGH, FEDTGP, Case
 from references.test_references import PLAIN, SOME, compare, same
 from tailorfl.core.method import make_method
 from tailorfl.engines.make import make_engine
@@ -19,6 +19,8 @@ CASES = {
     "feddf": (ANY, Case({"weights": "samples", "distil": {**DISTIL, "average": "probabilities"}})),
     "perfed_ckt": (ANY, Case(CKT)),
     "fedproto": (ALIKE, Case({"weights": "samples", "lam": 2.0}, rounds=3)),
+    "fedgh": (ALIKE, Case(FEDGH, rounds=3)),
+    "fedtgp": (ALIKE, Case(FEDTGP, rounds=3)),
 }
 
 

@@ -162,6 +162,11 @@ def problem(sim: Simulation, rounds: int) -> Problem:
         distil_batches=lambda t, size, steps: list(
             ServerDistillation(steps=steps, batch_size=size)._batches(PUBLIC, sim.context, t)
         ),
+        orders=lambda t, count, passes: [
+            torch.from_numpy(rng.permutation(count))
+            for rng in [generator(sim.context.seed, "prototypes", t)]
+            for _ in range(passes)
+        ],
         first_server=flat(sim.server),
         first_private=private,
     )

@@ -11,7 +11,13 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.errors import ConfigError
+from tailorfl.training import tree
 from tailorfl.training.terms import Seen, Term
+
+FAR = 1e9
+"""Squared distance of the prototypes that a client does not look at."""
+HEAD = ("weight", "bias")
+"""What the tensors of a linear head are called in messages between clients of several architectures."""
 
 
 def classes_only(ctx: Context, title: str) -> None:
@@ -99,3 +105,41 @@ def shared_prototypes(server: TensorDict, means: Tensor, counts: Tensor) -> Mapp
     mean = (counts[:, :, None] * means).sum(0) / torch.where(total > 0, total, 1.0)[:, None]
     prototypes = torch.where((total > 0)[:, None], mean, server["prototypes"])
     return {"prototypes": prototypes, "present": server["present"] | (total > 0)}
+
+
+def common_head(ctx: Context, title: str) -> dict[str, Tensor]:
+    """Returns the initial head of all architectures as `weight` [C, d_z] and, where they have one, `bias` [C].
+
+    Raises:
+        ConfigError: see `no_prototypes`; some architectures with a bias and others without.
+    """
+    no_prototypes(ctx, title)
+    heads = {name: linear_head(c, title) for name, c in ctx.architectures.items()}
+    if len({len(head) for head in heads.values()}) > 1:
+        told = ", ".join(f"{name} has {'one' if len(head) > 1 else 'none'}" for name, head in heads.items())
+        raise ConfigError(
+            f"{title} gives all architectures one head, so its bias belongs to all or to none, but {told}"
+        )
+    return dict(zip(HEAD, (ctx.init.get(n) for n in linear_head(ctx, title)), strict=False))
+
+
+def with_head(client: Client, model: TensorDict, head: TensorDict) -> TensorDict:
+    """Returns a model of the client's architecture with a head as `common_head` has it."""
+    own = client.select("head")
+    return tree.merge(model, TensorDict({n: head[kind] for n, kind in zip(own, HEAD, strict=False)}))
+
+
+def nearest_head(client: Client, model: TensorDict, prototypes: Tensor, among: Tensor) -> TensorDict:
+    """Returns the model with a head that answers by the nearest prototype; as it is where there is none.
+
+    argmin ‖z − P_c‖² = argmax 2⟨P_c, z⟩ − ‖P_c‖².
+
+    Args:
+        client: whose model it is.
+        model: its state.
+        prototypes: P [C, d_z].
+        among: which of them count, bool [C].
+    """
+    offsets = torch.where(among, -prototypes.square().sum(1), -FAR)
+    head = dict(zip(client.select("head"), (2.0 * prototypes, offsets), strict=True))
+    return tree.merge(model, TensorDict({n: torch.where(among.any(), t, model[n]) for n, t in head.items()}))

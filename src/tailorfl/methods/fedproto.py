@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 from tensordict import TensorDict
 
@@ -35,13 +34,15 @@ from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Family, Grid, Method, register
 from tailorfl.core.reduction import Facts, Reduction, to_local
-from tailorfl.methods.class_features import class_means, near, no_prototypes, shared_prototypes
+from tailorfl.methods.class_features import (
+    class_means,
+    near,
+    nearest_head,
+    no_prototypes,
+    shared_prototypes,
+)
 from tailorfl.settings.privacy import PrivacyLevel
-from tailorfl.training import tree
 from tailorfl.training.terms import Term
-
-FAR = 1e9
-"""Squared distance of the prototypes that a client does not look at."""
 
 
 @register
@@ -85,13 +86,9 @@ class FedProto(Method):
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         if self.predict == "head":
             return state
-        prototypes, own = received["prototypes"], received["present"] & (client.class_counts() > 0)
-        offsets = torch.where(own, -prototypes.square().sum(1), -FAR)
+        own = received["present"] & (client.class_counts() > 0)
         # Before any has come, the head that was trained.
-        head = dict(zip(client.select("head"), (2.0 * prototypes, offsets), strict=True))
-        return tree.merge(
-            state, TensorDict({n: torch.where(own.any(), t, state[n]) for n, t in head.items()})
-        )
+        return nearest_head(client, state, received["prototypes"], own)
 
     def unprotected(self, level: PrivacyLevel) -> str:
         return "the class means of features, and which classes a client has, which it sends as they are"

@@ -1,0 +1,115 @@
+"""FedGH (Yi et al., "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM MM 2023).
+
+    clients train networks of their own under one head h, which the server learns from everybody's class means
+
+    server sends h
+    client i:  (φ_i, h_i) = LocalSGD((φ_i, h), E);      R_{i,c} = mean of f(x; φ_i) over its samples of class c
+               sends R_{i,c} of the classes it has
+    server:    for each client, for each of its classes:    h = h − η_s clip(∇ CE(h(R_{i,c}), c))
+                                                                    deployed: (φ_i, h_i), or with `deploy` (φ_i, h)
+
+Clients may have networks of several architectures, as long as their features are equally wide. In the official code the
+server's step is one of a client's optimizer, which does not hold h, so h stays as drawn for ever: that is `server_lr` =
+0. Its means are of means of batches, in training mode; here they are of all samples, after training, in evaluation
+mode. Clients are visited in the order of their ids. A newcomer has its initial φ_i, and h.
+
+| symbol | here |
+|---|---|
+| h | server state `weight` [C, d_z], `bias` [C] |
+| φ_i, of the client's own architecture; h_i | client state `body`; `head` |
+| R_{i,c}, which classes a client has | reply `means`, `present`: only these rows travel |
+| η_s, the norm at which a step is clipped | `server_lr`, 50 |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.messages import Replies
+from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.reduction import Facts, Reduction, to_local
+from tailorfl.methods.class_features import HEAD, class_means, common_head, linear_head, with_head
+from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training import tree
+
+CLIP = 50.0
+"""Largest norm of the gradient of a step of the server."""
+
+
+@register
+class FedGH(Method):
+    """Clients of any architecture under one head, which the server trains on their class means."""
+
+    name: ClassVar[str] = "fedgh"
+    title: ClassVar[str] = "FedGH"
+    paper: ClassVar[str] = "Yi et al., ACM MM 2023"
+    family: ClassVar[Family] = "knowledge"
+    grid: ClassVar[Grid] = {"server_lr": (0.001, 0.01, 0.1, 1.0)}
+    has_global: ClassVar[bool] = False
+    heterogeneous: ClassVar[bool] = True
+    server_lr: float = Field(
+        0.01,
+        ge=0,
+        description="η_s: rate of the server's head; 0 leaves it as drawn, as the official code does",
+    )
+    deploy: Literal["trained", "received"] = Field(
+        "trained", description="the head of the deployed model: the client's last, or the server's"
+    )
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        return TensorDict(common_head(ctx, self.title))
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        names = linear_head(ctx, self.title)
+        head = {kind: ctx.init[n] for kind, n in zip(HEAD, names, strict=False)}
+        return TensorDict({"body": ctx.init.exclude(*names), "head": TensorDict(head)})
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        return server
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        theta = client.fit(with_head(client, state["body"], received))
+        means, counts, _ = class_means(client, theta)
+        names = client.select("head")
+        head = TensorDict({kind: theta[n] for kind, n in zip(HEAD, names, strict=False)})
+        new = TensorDict({"body": theta.select(*state["body"].keys()), "head": head})
+        return new, TensorDict({"means": means, "present": counts > 0})
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        head = tree.tensors(server)
+        for means, present in zip(replies.stack["means"], replies.stack["present"], strict=True):
+            for c in present.nonzero().flatten().tolist():
+                head = stepped(head, means[c], c, self.server_lr)
+        return TensorDict(head)
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        return with_head(client, state["body"], state["head"] if self.deploy == "trained" else received)
+
+    def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
+        return TensorDict({"body": state["body"], "head": received})
+
+    def unprotected(self, level: PrivacyLevel) -> str:
+        return "the class means of features, and which classes a client has, which it sends as they are"
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if facts.rounds == 1 and self.deploy == "trained" and facts.architectures == 1:
+            return (to_local("in its only round, before which the head is as drawn,"),)
+        return ()
+
+
+def stepped(head: dict[str, Tensor], z: Tensor, label: int, lr: float) -> dict[str, Tensor]:
+    """Returns a linear head after one step on the cross entropy of one sample of features `z` [d_z]."""
+    z = z.to(head["weight"].dtype)
+    slope = (head["weight"] @ z + head.get("bias", 0.0)).softmax(0)
+    slope[label] -= 1.0
+    gradient = {"weight": slope[:, None] * z, "bias": slope}
+    norm = torch.cat([gradient[n].flatten() for n in head]).norm()
+    scale = (CLIP / (norm + 1e-6)).clamp(max=1.0)
+    return {n: t - lr * scale * gradient[n] for n, t in head.items()}
