@@ -207,6 +207,7 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
         Same("global path", {"personal_rate": 3.0}, "fedrod", {"personal_rate": 0.5}),
     ),
     "fedproto": (local(lam=0.0), in_run(local(line="one round", lam=5.0), rounds=1)),
+    "fedas": (in_run(local(line="one round", align_epochs=0), rounds=1),),
     "fedgh": (in_run(local(line="one round"), rounds=1),),
     "fedtgp": (
         local(lam=0.0, predict="head"),

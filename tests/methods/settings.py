@@ -177,6 +177,12 @@ ROWS: dict[str, Row] = {
     # A second head trains beside the model.
     "fedrod": Row(Card(whole, whole, lambda s: s.d + s.head, True, True)),
     "fedproto": Row(Card(prototypes, prototypes, whole, True, False), {"lam": 0.5}, sparse=True),
+    # F_i goes up beside the body.
+    "fedas": Row(
+        Card(lambda s: s.d - s.head, lambda s: s.d - s.head + 1, whole, True, False),
+        {"align_lr": 0.05},
+        still={"align_epochs": 0},
+    ),
     # Its head has names that networks of all kinds have in common.
     "fedgh": Row(
         Card(lambda s: s.head, prototypes, whole, True, False, lambda s: -s.head),

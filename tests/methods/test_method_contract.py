@@ -67,7 +67,17 @@ def test_the_runs_weights_are_those_of_every_method_that_has_none_of_its_own(nam
     assert own.weights == "samples"
     # Nothing is averaged in private training, on pooled data, by a head that trains on every class mean that was sent,
     # or where clients weigh by what helps them.
-    alike = name in {"local", "centralized", "fedfomo", "fedamp", "heurfedamp", "afl", "cyclic", "fedgh"}
+    alike = name in {
+        "local",
+        "centralized",
+        "fedfomo",
+        "fedamp",
+        "heurfedamp",
+        "afl",
+        "cyclic",
+        "fedas",
+        "fedgh",
+    }
     assert alike == all(torch.equal(t, uniform[p]) for p, t in everything(own).items())
 
 

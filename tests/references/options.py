@@ -14,6 +14,7 @@ from references.settings import (
     DISTIL,
     FEDALA,
     FEDAMP,
+    FEDAS,
     FEDCLUP,
     FEDDBE,
     FEDGH,
@@ -354,6 +355,14 @@ OPTIONS: dict[str, list[Case]] = {
     "fedproto": [
         Case({"weights": "uniform", "lam": 2.0}, why="uniform", rounds=3),
         Case({"weights": "samples", "lam": 2.0}, "norm", "running statistics", rounds=3),
+    ],
+    "fedas": [
+        Case({**FEDAS, "align_lr": None, "align_epochs": 2}, why="the run's rate", rounds=3),
+        Case({**FEDAS, "align_epochs": 0}, why="no alignment", rounds=3),
+        Case({**FEDAS, "fisher": False}, why="samples", rounds=3),
+        Case({**FEDAS, "align_steps": 2}, why="align_steps=2", rounds=3),
+        Case(FEDAS, "norm", "running statistics", rounds=3),
+        Case(FEDAS, "deep", "a deeper body", rounds=3),
     ],
     "fedgh": [
         Case({**FEDGH, "deploy": "received"}, why="the server's head", rounds=3),

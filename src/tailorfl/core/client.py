@@ -24,6 +24,7 @@ from tailorfl.training import looks, operations, tree
 from tailorfl.training.asked import Asked, resolved, run_fit
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.directed import Directions
+from tailorfl.training.fisher import Fisher
 from tailorfl.training.gradients import Gradient
 from tailorfl.training.packing import Packed
 from tailorfl.training.plan import Length, steps_of
@@ -194,6 +195,21 @@ class Client:
         self._refuse_look("client.class_counts()")
         self._classes()
         return self._cohort.label_counts[self._position].to(self._cohort.device)
+
+    def fisher(self, state: TensorDict) -> Tensor:
+        """Returns the trace of a model's empirical Fisher information, 0-d: Σ ‖∇ mean loss of a batch‖².
+
+        The sum is over the batches of one pass over this client's training samples, of the run's size; the gradient
+        over what the split does not freeze, of the model in evaluation mode.
+
+        Raises:
+            TailorflError: as `loss` does.
+        """
+        self._refuse_look("client.fisher(...)")
+        names = tuple(str(n) for n in state.keys())  # noqa: SIM118
+        return operations.apply(Fisher(self._cohort, names), self._position, *[state.get(n) for n in names])[
+            0
+        ]
 
     def _classes(self) -> int:
         source = self._cohort.source

@@ -1,0 +1,141 @@
+"""FedAS (Yang et al., "FedAS: Bridging Inconsistency in Personalized Federated Learning", CVPR 2024).
+
+    FedPer whose received body is first aligned to the client's old features; the server weighs by Fisher information
+
+    server sends φ
+    client i:  P_c = mean of f(x; φ_i) over its samples of class c,                 φ_i the body it trained last
+               φ' = SGD from φ on  Σ_{c in batch} mean over its samples of class c of MSE(f(x; φ'), P_c)
+               (φ_i, h_i) = LocalSGD((φ', h_i), E);     F_i = Σ over batches ‖∇ mean loss(φ_i, h_i)‖²
+               sends φ_i, F_i
+    server:    φ = Σ_S F_i φ_i / Σ_S F_i                               deployed: (φ_i, h_i) as it was trained last
+
+F_i is of one pass over the training samples, in evaluation mode, of body and head; it grows with the number of batches,
+as in the official code. There alignment works on the server's own model object, so each client begins where those
+before it left off; here each aligns a copy, and there is no such order to choose. Before its first training φ_i is the
+initial body. If all F_i are 0, clients count alike. A newcomer has φ and the initial head.
+
+| symbol | here |
+|---|---|
+| φ | server state |
+| φ_i, h_i | client state, a whole model |
+| length and rate of the alignment | `align_epochs`, `align_steps`, `align_lr` (default: the run's) |
+| whether F_i weighs, or what the run says | `fisher` |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.messages import Replies
+from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.reduction import Facts, Reduction, none, to_local
+from tailorfl.methods.class_features import class_means, classes_only
+from tailorfl.models.functional import Model
+from tailorfl.models.split import Split
+from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training import tree
+from tailorfl.training.plan import Length
+from tailorfl.training.terms import Seen, Term
+from tailorfl.training.update import Optimizer
+
+
+@register
+class FedAS(Method):
+    """FedPer that aligns the received body to the client's old features and weighs clients by Fisher information."""
+
+    name: ClassVar[str] = "fedas"
+    title: ClassVar[str] = "FedAS"
+    paper: ClassVar[str] = "Yang et al., CVPR 2024"
+    family: ClassVar[Family] = "parts"
+    grid: ClassVar[Grid] = {"align_epochs": (0, 1, 5), "align_lr": (0.001, 0.01, 0.1)}
+    has_global: ClassVar[bool] = False
+    personal_receives: ClassVar[bool] = False
+    align_epochs: int = Field(1, ge=0, description="epochs that align the received body to the old features")
+    align_steps: int | None = Field(None, ge=0, description="steps in place of align_epochs")
+    align_lr: float | None = Field(None, gt=0, description="rate of the alignment (official code: 0.01)")
+    fisher: bool = Field(True, description="weigh clients by F_i; if not, as the run does")
+
+    @property
+    def averages_replies(self) -> bool:
+        return not self.fisher
+
+    def make_split(self, model: Model) -> Split:
+        return model.split("head")
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        classes_only(ctx, self.title)
+        return ctx.split.select_shared(ctx.init)
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        return ctx.init
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        return server
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        model = client.fit(self.aligned(client, state, tree.merge(state, received)))
+        reply: dict[str, Tensor | TensorDict] = {"w": client.split.select_shared(model)}
+        if self.fisher:
+            reply["fisher"] = client.fisher(model)
+        return model, TensorDict(reply)
+
+    def aligned(self, client: Client, old: TensorDict, model: TensorDict) -> TensorDict:
+        """Returns `model` with its body moved so that a class's features are near their mean under `old`."""
+        length = Length(epochs=self.align_epochs, steps=self.align_steps)
+        if none(self.align_epochs, self.align_steps):
+            return model
+        means, _, _ = class_means(client, old)
+        optimizer = Optimizer(lr=client.rate(self.align_lr))
+        moved: TensorDict = client.fit(
+            model,
+            train=[n for n in client.split.shared if n in client.split.trainable],
+            term=Term(apart, given=(means,), replaces=True, mixes=True),
+            length=length,
+            optimizer=optimizer,
+            purpose="align",
+        )
+        return moved
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        if not self.fisher:
+            mean: TensorDict = replies.mean()["w"]
+            return mean
+        weights = replies.stack["fisher"].double().clamp(min=0.0)  # noise of privacy may make one negative
+        if not float(weights.sum()) > 0:
+            weights = torch.ones_like(weights)
+        return tree.weighted_mean(replies.stack["w"], weights / weights.sum())
+
+    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
+        return TensorDict({"w": received})
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        return state
+
+    def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
+        return tree.merge(state, received)
+
+    def unprotected(self, level: PrivacyLevel) -> str:
+        if level == "sample" and (self.fisher or not none(self.align_epochs, self.align_steps)):
+            return "the class means and the Fisher information of a client's samples"
+        return ""
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if facts.rounds == 1 and none(self.align_epochs, self.align_steps):
+            return (to_local("in its only round, without alignment,"),)
+        return ()
+
+
+def apart(seen: Seen, means: Tensor) -> Tensor:
+    """Returns the sum over the classes of a batch of the mean, over their samples and entries, of (z − P_c)², 0-d."""
+    member = torch.nn.functional.one_hot(seen.y, len(means)).to(means.dtype)
+    if seen.weight is not None:
+        member = member * seen.weight[:, None].to(means.dtype)
+    gap = (seen.features - means[seen.y]).square().mean(1)
+    return (gap @ member / member.sum(0).clamp(min=1)).sum()
