@@ -16,13 +16,14 @@ from tailorfl.experiments.config import load, recipes
 from tailorfl.experiments.result import ExperimentResult
 
 SMOKES = [name for name in recipes() if "smoke" in load(name).scales]
-QUICK = ("fedclup_logit", "plgu_cifar", "fedoa_features", "ckt_phases")
+QUICK = ("fedclup_logit", "plgu_cifar", "fedoa_features", "ckt_phases", "school")
 """One a paper and kind of data; the others take a minute together."""
 FILES = (
     "mnist.npz",
     "cifar10_jpeg.npz",
     "tinyimagenet32_jpeg.npz",
     "pacs64_jpeg.npz",
+    "school/school.npz",
     "weights/resnet20_cifar10.npz",
 )
 STUDY = Path(__file__).resolve().parents[2] / "studies" / "features.py"

@@ -241,3 +241,9 @@ def test_a_model_for_larger_images_recommends_only_models_that_can_be_built(
     for other in {"cnn2", "resnet20"} - set(recommended):  # and leaves out none of the smallest
         with pytest.raises(ModelError):
             build(other, shape, 3)
+
+
+@pytest.mark.parametrize("name", ["linear", "logistic"])
+def test_linear_models_start_at_zero_if_asked_to(name: str) -> None:
+    assert all(bool((p == 0).all()) for p in build(name, (5,), 2, zeros=True, bias=True).parameters())
+    assert all(bool((p != 0).any()) for p in build(name, (5,), 2, bias=True).parameters())

@@ -14,6 +14,7 @@ from tailorfl.data import (
     images,
     own,
     own_text,
+    schools,
     synthetic,
     synthetic_classes,
 )
@@ -51,6 +52,7 @@ _SOURCES: dict[str, tuple[Callable[..., Source], str]] = {
     "omniglot": (images.omniglot, "Omniglot, 4,840 characters by 160 writers (groups 'client', 'alphabet')"),
     "heart": (hospitals.heart, "FLamby heart disease, 4 hospitals, 13 features, binary label"),
     "tcga": (hospitals.tcga, "FLamby TCGA-BRCA, 6 regions, 39 features, survival"),
+    "school": (schools.school, "exam scores of 15,362 pupils, 139 London schools, 28 features, regression"),
     "text": (
         texts.text,
         "sst2, sentiment140, snli, anli, mrpc or boolq (option set), 2,000 + 400 texts each",

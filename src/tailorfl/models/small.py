@@ -21,15 +21,26 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-def logistic(input_shape: Sequence[int], outputs: int, *, bias: bool = True) -> nn.Sequential:
-    """Linear map of the flattened sample with bias; logistic regression when trained with a log loss."""
+def logistic(
+    input_shape: Sequence[int], outputs: int, *, bias: bool = True, zeros: bool = False
+) -> nn.Sequential:
+    """Linear map of the flattened sample with bias; logistic regression when trained with a log loss.
+
+    With `zeros` it starts at 0, where a weight stays whose feature a client never sees; else as torch draws it.
+    """
     length = vector_length("logistic", input_shape)
-    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), head=nn.Linear(length, outputs, bias=bias)))
+    head = nn.Linear(length, outputs, bias=bias)
+    if zeros:
+        for parameter in head.parameters():
+            nn.init.zeros_(parameter)
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), head=head))
 
 
-def linear(input_shape: Sequence[int], outputs: int, *, bias: bool = False) -> nn.Sequential:
+def linear(
+    input_shape: Sequence[int], outputs: int, *, bias: bool = False, zeros: bool = False
+) -> nn.Sequential:
     """Linear map of the flattened sample without bias, x -> xᵀw, as in the papers' least-squares problems."""
-    return logistic(input_shape, outputs, bias=bias)
+    return logistic(input_shape, outputs, bias=bias, zeros=zeros)
 
 
 def cox(input_shape: Sequence[int], outputs: int = 1, *, bias: bool = True) -> nn.Sequential:

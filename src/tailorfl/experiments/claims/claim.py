@@ -20,9 +20,9 @@ from tailorfl.experiments.reading import Loader, parsed
 from tailorfl.settings.base import Number, Settings, listed
 
 Kind = Literal["at least", "at most", "ordered", "sign", "exact"]
-"""at least: first − second is positive, `gap` as published. at most: first − second is no more than `gap`.
-ordered: the labels of `published` stand in its order. sign: first − second is positive, of any size. exact: computed
-by `check`."""
+"""at least: first − second is positive, `gap` as published; of errors the method with the larger one is first.
+at most: first − second is no more than `gap`. ordered: the labels of `published` stand in its order. sign:
+first − second is positive, of any size. exact: computed by `check`."""
 Gate = Literal["learned", "took part", "trained", "pulled", "settled", "inside grid"]
 """What must be so before a comparison counts, see `tailorfl.experiments.claims.gates`."""
 Labels = Annotated[tuple[str, ...], BeforeValidator(listed)]
