@@ -114,13 +114,20 @@ def test_some_with_files_and_some_without_are_refused(tmp_path: Path) -> None:
     with pytest.raises((ConfigError, RunError)):
         deployed(of_files(files, normalise="federated"), tmp_path, nodes)
     config = experiment("ditto", data={"name": "digits", "clients": 4}, deploy={"clients": 4})
-    with pytest.raises(RunError, match=r"data\.name=table"):
+    with pytest.raises(
+        RunError, match=r"have table, text_table, folder, but the experiment's data\.name is 'digits'"
+    ):
         deployed(config, tmp_path, clients(tmp_path, files))
 
 
-def test_privacy_of_a_sample_refuses_constants_of_samples(tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", ["sample", "client"])
+def test_privacy_refuses_constants_of_samples(level: str, tmp_path: Path) -> None:
     files = tmp_path / "files"
     write(files)
-    private = {"name": "ditto", "train": {"dp": {"clip": 1.0, "noise": 1.0}}}
-    with pytest.raises(ConfigError, match=r"data\.options\.constants"):
+    private = {
+        "name": "ditto",
+        "train": {"dp": {"level": level, "clip": 1.0, "noise": 1.0}},
+        "weights": "uniform",
+    }
+    with pytest.raises(ConfigError, match=rf"one {level} changes all others.*data\.options\.constants"):
         deployed(of_files(files, private, normalise="federated"), tmp_path, clients(tmp_path, files))

@@ -7,7 +7,9 @@ import torch
 
 from deploy.tampering import packed
 from tailorfl.deploy.packet import Packet
+from tailorfl.deploy.remote import check_norm
 from tailorfl.errors import MessageError
+from tailorfl.training import tree
 
 
 def test_a_tensor_under_two_names_travels_once() -> None:
@@ -26,10 +28,11 @@ def test_a_tensor_under_two_names_travels_once() -> None:
 
 
 def test_views_of_one_memory_that_differ_are_told_apart() -> None:
-    w = torch.arange(6.0).reshape(2, 3)
+    w = torch.arange(9.0).reshape(3, 3)
     views = {"a": w, "b": w.T, "c": w.flatten(), "d": w[:, :2], "e": torch.empty(0), "f": torch.empty(0, 2)}
+    views |= {"g": torch.empty(0), "h": w.view(torch.int32), "i": w[0], "j": w[:, 0]}
     found = Packet.decoded(Packet("train", {}, views).encoded()).tensors
-    assert all(torch.equal(found[n], t) and found[n].shape == t.shape for n, t in views.items())
+    assert all(torch.equal(found[n], t) and found[n].dtype == t.dtype for n, t in views.items())
 
 
 def test_equal_tensors_of_different_memory_stay_apart() -> None:
@@ -53,3 +56,14 @@ def test_names_are_no_bomb() -> None:
 def test_bad_names_are_refused(same: object) -> None:
     with pytest.raises(MessageError, match="cannot be read"):
         Packet.decoded(packed(Packet("train", {}, {"w": torch.zeros(3)}), same=same))
+
+
+def test_the_bound_of_a_change_is_its_norm() -> None:
+    sent = tree.nest([("w", torch.zeros(3, 4)), ("running", torch.zeros(2))])
+    reply = {"w": torch.full((3, 4), 2.0), "running": torch.tensor([1.0, 0.0]), "steps": torch.tensor(10**6)}
+    check_norm(reply, sent, 7.01)  # 12 · 4 + 1 = 49
+    check_norm(reply, sent, None)
+    with pytest.raises(MessageError, match=r"by 7 \(L2 norm\), more than deploy.max_norm = 6.99"):
+        check_norm(reply, sent, 6.99)
+    with pytest.raises(MessageError, match="max_norm"):
+        check_norm({"new": torch.full((100,), 1.0)}, sent, 9.9)  # what was not sent counts from zero

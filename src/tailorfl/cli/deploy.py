@@ -89,7 +89,8 @@ def client(
     data: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="This client's samples; without, its share of the experiment's own data."
+            metavar="FILE",
+            help="Its table, or folder of images; without, its share of the experiment's data.",
         ),
     ] = None,
     name: Annotated[

@@ -93,6 +93,39 @@ def from_folder(
     )
 
 
+def from_client_folder(
+    path: str | Path, size: tuple[int, int] | None = None, scaling: Channels = "train"
+) -> Source:
+    """A source from the images of one client alone, at `path/CLASS/IMAGE`; arguments as of `from_folder`.
+
+    Its rows are in the order that they have in the folder of all clients, for which `path` is one of the first level.
+
+    Raises:
+        DataError: as in `from_folder`.
+    """
+    root = Path(path).expanduser()
+    if not root.is_dir():
+        raise DataError(
+            f"a client's images lie in a folder of folders, one for each class, but '{root}' is none"
+        )
+    files = sorted(f for f in root.glob("*/*") if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
+    if not files:
+        raise DataError(f"image folder '{root}' holds no images at class/image ({', '.join(SUFFIXES)})")
+    classes, y = np.unique([file.parent.name for file in files], return_inverse=True)
+    x = stack_images((load_image(file, size) for file in files), [str(file) for file in files])
+    mean, std, scaled = channel_scaling(x, scaling)
+    return Source(
+        name=root.name,
+        x=x,
+        y=torch.from_numpy(y.astype(np.int64)),
+        task="classification",
+        outputs=len(classes),
+        mean=mean,
+        std=std,
+        info={"classes": tuple(str(name) for name in classes), **scaled},
+    )
+
+
 def _images(root: Path, group: str) -> Iterator[Path]:
     """Yields the images below a folder; raises DataError at the first that lies neither 3 nor 4 levels deep.
 
@@ -201,6 +234,7 @@ def channel_scaling(
     by = PrivateScaling(
         "the mean and deviation of all training images",
         "data.options.scaling=public, or scaling='public' of a source in Python",
+        shared=True,
     )
     return *channel_statistics(x), {PRIVATE_SCALING: by}
 
@@ -210,14 +244,27 @@ def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
 
     A constant channel gets deviation 1, so that dividing by it changes nothing.
     """
+    return statistics_of(channel_counts(x))
+
+
+def channel_counts(x: Tensor) -> Tensor:
+    """int64 `[channels, 256]`: how often each byte occurs in uint8 `[samples, channels, height, width]`.
+
+    Counting is exact and needs no float copy of the images; some at a time, since they may lie in a file.
+    """
+    counts = torch.zeros(x.shape[1], 256, dtype=torch.int64)
+    for start in range(0, len(x), COUNTED):
+        for channel in range(x.shape[1]):
+            counts[channel] += torch.bincount(x[start : start + COUNTED, channel].flatten(), minlength=256)
+    return counts
+
+
+def statistics_of(counts: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel after / 255, from `channel_counts` (or a sum of several)."""
     values = np.arange(256) / 255.0
     mean, std = [], []
-    for channel in range(x.shape[1]):
-        # Counting values is exact and needs no float copy of the images; some at a time, since they may lie in a file.
-        counts = torch.zeros(256, dtype=torch.int64)
-        for start in range(0, len(x), COUNTED):
-            counts += torch.bincount(x[start : start + COUNTED, channel].flatten(), minlength=256)
-        share = counts.numpy() / x[:, channel].numel()
+    for row in counts.numpy():
+        share = row / row.sum()
         centre = float(share @ values)
         deviation = float(np.sqrt(share @ (values - centre) ** 2))
         mean.append(centre)

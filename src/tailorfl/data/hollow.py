@@ -145,8 +145,10 @@ def hollow_federation(
 def _private(facts: Mapping[str, Any]) -> dict[str, Any]:
     if not facts.get(FITTED):
         return {}
-    by = PrivateScaling("constants of clients' training rows", "data.options.constants=FILE")
-    return {PRIVATE_SCALING: by}
+    by, instead = "constants of clients' training rows", "data.options.constants=FILE"
+    if facts["x"][1] == "uint8":
+        by, instead = "the mean and deviation of all clients' images", "data.options.scaling=public"
+    return {PRIVATE_SCALING: PrivateScaling(by, instead, shared=True)}
 
 
 def _name(dtype: torch.dtype) -> str:

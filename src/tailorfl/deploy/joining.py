@@ -7,7 +7,7 @@ from pathlib import Path
 from tailorfl import modules
 from tailorfl.deploy.member import Member, Told
 from tailorfl.deploy.own_data import OwnData, Share
-from tailorfl.deploy.own_table import OwnTable
+from tailorfl.deploy.own_files import OwnFile
 from tailorfl.deploy.packet import LARGEST
 from tailorfl.errors import ConfigError
 
@@ -25,8 +25,8 @@ def member_of(
 
     Args:
         state: folder of its private states.
-        data: its own file; None: its share of the data that the experiment itself names.
-        name: by default that of the file, without its ending.
+        data: its own file or folder; None: its share of the data that the experiment itself names.
+        name: by default that of the file, without its ending, or of the folder.
         imports: modules with methods or models of its own, which are run here, with commas between them.
         largest, told: see `Member`.
 
@@ -49,4 +49,4 @@ def own_data(data: str | Path | None, name: str | None) -> OwnData:
             )
         return Share(name)
     path = Path(data).expanduser()
-    return OwnTable(path.stem if name is None else name, path)
+    return OwnFile((path.name if path.is_dir() else path.stem) if name is None else name, path)

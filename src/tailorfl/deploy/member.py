@@ -196,12 +196,13 @@ class Member:
                     f"client '{self.data.name}' has {own.sizes[part]} {part} samples, but had "
                     f"{agreement.sizes[part][number]} when it described its data: they have changed since"
                 )
+        common = hollow_source(agreement.source)
         federation = hollow_federation(
-            hollow_source(agreement.source),
+            common,
             agreement.names,
             agreement.sizes,
             own=(number, own),
-            public=self.data.public(job.config, job.seed),
+            public=self.data.public(job.config, job.seed, common),
         )
         run = make_simulation(job, federation, None, LocalRun)
         run.engine = Sequential()

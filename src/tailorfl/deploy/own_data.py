@@ -21,8 +21,8 @@ class Described:
     Attributes:
         index, total: its number and how many there are, where the experiment's own data give them; None where clients
             are ordered by name.
-        sizes: how many samples it has in "train", "val" and "test"; of its own table before it is split in "all".
-        source: see `tailorfl.data.hollow.source_facts`; of its own table the names of the features.
+        sizes: how many samples it has in "train", "val" and "test"; of its own file before it is split in "all".
+        source: see `tailorfl.data.hollow.source_facts`; of its own file the names of the features.
     """
 
     index: int | None
@@ -33,11 +33,11 @@ class Described:
 
 @dataclass(frozen=True)
 class Summarised:
-    """What a client tells of its own table once it knows how many rows the others have.
+    """What a client tells of its own file once it knows how many samples the others have.
 
     Attributes:
         sizes: how many samples it has in "train", "val" and "test".
-        summary: what the constants of all are made of, see `tailorfl.data.summaries`.
+        summary: what the constants of all are made of, see `tailorfl.data.summaries` and `own_samples.Told`.
     """
 
     sizes: dict[str, int]
@@ -55,13 +55,13 @@ class OwnData(Protocol):
     def summary(
         self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int], given: bool
     ) -> Summarised:
-        """Returns what is told of the client's own table as the client `number` of clients with these rows."""
+        """Returns what is told of the client's own file as the client `number` of clients with these rows."""
 
     def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> Own:
         """Returns the samples as the client `number` of the federation has them."""
 
-    def public(self, config: ExperimentConfig, seed: int) -> Source | None:
-        """Returns the public set of the experiment."""
+    def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
+        """Returns the public set of the experiment; `source` is what a model has to know of the samples."""
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Share:
         """Returns this client's samples, in the order of the simulation."""
         return own_part(self._federation(config, seed), number)
 
-    def public(self, config: ExperimentConfig, seed: int) -> Source | None:
+    def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
         """Returns the public set of the simulation."""
         return self._federation(config, seed).public
 

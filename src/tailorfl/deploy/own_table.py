@@ -76,23 +76,18 @@ class OwnTable:
             self._prepared(config, source, constants, train, bool(prepared["given"])), train, val, test
         )
 
-    def public(self, config: ExperimentConfig, seed: int) -> Source | None:
+    def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
         """Returns the public set, out of a source that every client can read."""
         if config.data.public is None:
             return None
-        return public_set(config.data.public, config.data.public_samples, self._source(config.data), seed)
+        return public_set(config.data.public, config.data.public_samples, source, seed)
 
     def _source(self, data: DataConfig, features: tuple[str, ...] = ()) -> Source:
         """The table as it was read; `features` in the order of everybody."""
         if self._read is None or self._read[0] != (data, features):
-            check_data(data)
             options = {key: value for key, value in data.options.items() if key != CONSTANTS}
             if features:
                 options["features"] = list(features)
-            if "label" not in options:
-                raise ConfigError(
-                    "the experiment does not say which column is the label: data.options.label=COLUMN"
-                )
             source = from_table(read_table(self.path)[1], **options)
             self._read = (data, features), replace(source, name=self.path.name)
         return self._read[1]
@@ -128,34 +123,20 @@ class OwnTable:
         info = {
             **found.info,
             PREPARATION: Preparation(everyone, own),
-            PRIVATE_SCALING: PrivateScaling(f"constants of {whose}", "data.options.constants=FILE"),
+            PRIVATE_SCALING: PrivateScaling(
+                f"constants of {whose}", "data.options.constants=FILE", shared=True
+            ),
         }
         return replace(found, info=info)
 
 
-def check_data(data: DataConfig) -> None:
+def check_table(data: DataConfig) -> None:
     """Raises ConfigError where clients' own tables cannot be what an experiment says of its data."""
-    if data.name != "table":
-        raise ConfigError(
-            f"clients that name their own file (--data) have tables, but the experiment's data.name is '{data.name}'; "
-            "set data.name=table"
-        )
-    unlike = {
-        "data.samples": data.samples,
-        "data.partition": None if data.partition in (None, "natural") else data.partition,
-        "data.corruptions": data.corruptions,
-        "data.shifts": data.shifts,
-        "data.options.client": data.options.get("client"),
-        "data.options.split": data.options.get("split"),
-    }
-    for name, value in unlike.items():
-        if value:
-            raise ConfigError(
-                f"{name} is for data that lie in one place; here every client has a file of its own, so leave it out"
-            )
+    if "label" not in data.options:
+        raise ConfigError("the experiment does not say which column is the label: data.options.label=COLUMN")
 
 
-def common(
+def common_tables(
     data: DataConfig, features: Sequence[str], rows: Sequence[int], told: Sequence[Summary]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns (by what all clients prepare their rows, what a model has to know of them), as JSON can hold them.

@@ -70,10 +70,9 @@ class Packet:
         first: dict[tuple[Any, ...], str] = {}
         found: dict[str, str] = {}
         for name, t in self.tensors.items():
-            if t.numel():
-                key = (t.data_ptr(), t.device, t.dtype, t.shape, t.stride())
-                if first.setdefault(key, name) != name:
-                    found[name] = first[key]
+            key = (t.data_ptr(), t.device, t.dtype, t.shape, t.stride())
+            if first.setdefault(key, name) != name:
+                found[name] = first[key]
         return found
 
     @classmethod

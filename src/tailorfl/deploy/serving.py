@@ -14,10 +14,11 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.hollow import PARTS, hollow_federation, hollow_source
 from tailorfl.data.public import subset
 from tailorfl.data.source import Source
-from tailorfl.data.summaries import Summary
+from tailorfl.data.summaries import Record
 from tailorfl.deploy.agreement import Agreement
 from tailorfl.deploy.member import OWN_SETS
-from tailorfl.deploy.own_table import CONSTANTS, check_data, common
+from tailorfl.deploy.own_files import form_of
+from tailorfl.deploy.own_table import CONSTANTS
 from tailorfl.deploy.packet import Packet
 from tailorfl.deploy.remote import Line, Remote, evaluate_remotely
 from tailorfl.deploy.roster import Answer, Roster, goodbye, missing
@@ -108,7 +109,7 @@ class Deployment:
             sizes = _sizes({name: described[name]["sizes"] for name in names})
             facts = _common([(n, described[n]["source"]) for n in names])
         else:
-            sizes, facts, prepared = self._tables(config, seed, {name: described[name] for name in names})
+            sizes, facts, prepared = self._own_files(config, seed, {name: described[name] for name in names})
         if not any(sizes["test"]):
             raise DataError("no client has test samples, so nothing could be measured; see data.split")
         public, server = self._of_server(config, seed, facts, shares)
@@ -140,18 +141,18 @@ class Deployment:
             )
         return present
 
-    def _tables(
+    def _own_files(
         self, config: ExperimentConfig, seed: int, described: Mapping[str, Mapping[str, Any]]
     ) -> tuple[dict[str, list[int]], dict[str, Any], dict[str, Any]]:
-        """(sizes, what a model has to know, by what rows are prepared) of clients with tables of their own."""
-        check_data(config.data)
+        """(sizes, what a model has to know, by what samples are prepared) of clients with files of their own."""
+        form = form_of(config.data)
         names, rows = list(described), [int(found["sizes"]["all"]) for found in described.values()]
         facts = {"experiment": config.to_dict(), "seed": seed, "names": names, "rows": rows}
         question = Packet("summarise", {**facts, "given": CONSTANTS in config.data.options})
         answers = self.roster.ask(dict.fromkeys(names, question), config.deploy.round_seconds)
-        told = {name: _told_of(name, answer) for name, answer in answers.items()}
+        told = {name: _told_of(name, answer, form.told) for name, answer in answers.items()}
         features = [str(name) for name in described[names[0]]["source"]["features"]]
-        prepared, source = common(config.data, features, rows, [summary for _, summary in told.values()])
+        prepared, source = form.common(config.data, features, rows, [summary for _, summary in told.values()])
         return _sizes({name: sizes for name, (sizes, _) in told.items()}), source, prepared
 
     def _of_server(
@@ -227,14 +228,14 @@ def _described(name: str, answer: Answer) -> Mapping[str, Any]:
     return packet.facts
 
 
-def _told_of(name: str, answer: Answer) -> tuple[dict[str, int], Summary]:
-    """(sizes, summary) of a client with a table of its own. Raises RunError where it has not told them."""
+def _told_of(name: str, answer: Answer, kind: type[Record]) -> tuple[dict[str, int], Record]:
+    """(sizes, what it tells) of a client with a file of its own. Raises RunError where it has not told them."""
     if answer.packet is None:
         raise RunError(f"client '{name}' does not summarise its data: {answer.reason}")
     try:
         sizes = answer.packet.fact("sizes", dict)
         _check_sizes(sizes, PARTS)
-        return sizes, Summary.from_dict(answer.packet.fact("summary", dict), "its summary")
+        return sizes, kind.from_dict(answer.packet.fact("summary", dict), "its summary")
     except (MessageError, DataError) as error:
         raise RunError(f"what client '{name}' tells of its data cannot be used: {error}") from error
 
