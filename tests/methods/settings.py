@@ -64,6 +64,11 @@ def width(parts: Parts) -> int:
     return parts.head // CLASSES - 1
 
 
+def guided(parts: Parts) -> int:
+    """A body, an embedding of every class, and two layers of width d_z with their norms; likewise."""
+    return parts.d - parts.head + prototypes(parts) + 2 * (width(parts) ** 2 + 3 * width(parts))
+
+
 @dataclass(frozen=True)
 class Card:
     """A line of the table of method cards.
@@ -167,6 +172,7 @@ ROWS: dict[str, Row] = {
         {"kappa": 2.0, "mu": 0.5},
         by_round=lambda r, s: (s.d + width(s), s.d if r else width(s)),
     ),
+    "gpfl": Row(Card(guided, guided, whole, True, False), {"lam": 0.1}, chooses=True),
     "pfedgraph": Row(Card(twice, whole, whole, True, False), {"lam": 0.1}),
     "cfl": Row(
         Card(whole, whole, whole, True, False), {"eps1": 1e3, "eps2": 0.0, "first_split": 0}, chooses=True

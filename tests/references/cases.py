@@ -17,6 +17,7 @@ from references import (
     feature_pull,
     fedas,
     fedclup,
+    gated_features,
     global_models,
     hypernetworks,
     initialised,
@@ -44,6 +45,7 @@ from references.settings import (
     FEDPHP,
     FEDTGP,
     FOMO,
+    GPFL,
     GREP,
     HEURFEDAMP,
     IFCA,
@@ -129,6 +131,7 @@ MAIN: dict[str, tuple[Reference, Case]] = {
     "fedproto": (class_features.fedproto, Case({"weights": "samples", "lam": 2.0}, rounds=3)),
     "fedgh": (class_heads.fedgh, Case(FEDGH, rounds=3)),
     "fedtgp": (class_heads.fedtgp, Case(FEDTGP, rounds=3)),
+    "gpfl": (gated_features.gpfl, Case(GPFL, rounds=3)),
     "fedpac": (class_features.fedpac, Case(FEDPAC, rounds=3)),
 }
 REFERENCES: dict[str, tuple[Reference, list[Case]]] = {

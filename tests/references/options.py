@@ -23,6 +23,7 @@ from references.settings import (
     FEDPHP,
     FEDTGP,
     FOMO,
+    GPFL,
     GREP,
     HEURFEDAMP,
     HYPER,
@@ -328,6 +329,10 @@ OPTIONS: dict[str, list[Case]] = {
         Case({**FEDDBE, "kappa": 0.0}, why="no pull", rounds=3),
         Case({**FEDDBE, "bias": False}, why="no bias", rounds=3),
         Case(FEDDBE, "norm", "running statistics", rounds=3),
+    ],
+    "gpfl": [
+        Case({**GPFL, "conditions": "released"}, why="as released", rounds=3),
+        Case(GPFL, "norm", "running statistics", rounds=3),
     ],
     "ifca": [
         Case({**IFCA, "weights": "samples"}, why="samples", rounds=3),

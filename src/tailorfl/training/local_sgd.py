@@ -14,7 +14,7 @@ clients' losses, since clients share no variable.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -99,6 +99,7 @@ class LocalSGD:
     source: Source
     options: FitOptions
     stacked: bool
+    _single_users: dict[frozenset[str], tuple[bool, ...]] = field(default_factory=dict)
 
     def run(
         self, every: Active, plan: BatchPlan, public: Sequence[PublicTerm] = ()
@@ -283,8 +284,10 @@ class LocalSGD:
         if options.clip is not None or options.rule.memories or options.rule.own != 1:
             return {}
         carry, model = now.carries[0], self.objective.model
-        if carry.names not in model.single_users:
-            model.single_users[carry.names] = single_users(
+        # A term may use a weight once more, so what is known of one fit says nothing of another.
+        known = self._single_users if options.terms else model.single_users
+        if carry.names not in known:
+            known[carry.names] = single_users(
                 self.objective, carry, _leaves(now.params), batches[0], self.stacked
             )
         pace = update.pace(moment)
@@ -294,7 +297,7 @@ class LocalSGD:
         keep = 1.0 - pace * options.rule.weight_decay - pull
         return {
             p.data_ptr(): Share(pace, keep, pull, None if now.centre is None else now.centre[k])
-            for k, (p, single) in enumerate(zip(now.params, model.single_users[carry.names], strict=True))
+            for k, (p, single) in enumerate(zip(now.params, known[carry.names], strict=True))
             if single
         }
 

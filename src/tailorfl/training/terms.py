@@ -73,6 +73,20 @@ class Seen:
         return cls(model, loss, batch, outputs, features, state, rows)
 
     @property
+    def state(self) -> Mapping[str, Tensor]:
+        """All tensors of the model in training, and those that train along, by name."""
+        return self._state
+
+    def through(self, layer: str, *inputs: Tensor) -> Tensor:
+        """Returns what a layer of the model in training makes of other inputs, in evaluation mode; gradients flow.
+
+        `layer` is its dotted name.
+        """
+        with self._model.bound(self._state) as module:
+            out: Tensor = module.get_submodule(layer)(*inputs)
+        return out
+
+    @property
     def own(self) -> dict[str, Tensor]:
         """The tensors that train along and that the model does not have, by name."""
         return {name: t for name, t in self._state.items() if name not in self._model.sizes}

@@ -1,0 +1,135 @@
+"""GPFL (Zhang et al., "GPFL: Simultaneously Learning Global and Personalized Feature Information for Personalized
+Federated Learning", ICCV 2023).
+
+    class embeddings that all share guide one copy of the features; the personal task uses another copy
+    cov(z, u) = relu(z ⊙ (1 + γ(u)) + β(u)),   V = (γ, β), each Linear, ReLU, LayerNorm
+
+    server sends φ, E, V;   E⁰ is the E that was received
+    client i:  g = mean_c E⁰_c,   q_i = Σ_c π_{i,c} E⁰_c                          fixed in the round
+               (φ, h_i, E, V) by SGD on
+                   CE(h_i(cov(z, q_i)), y) + CE(cos(cov(z, g), E), y) + λ ‖Z_g − E⁰_y‖_F + (μ/2) (‖E‖² + ‖V‖²)
+               Z_g the rows cov(z, g) of the batch, E⁰_y those of its classes      keeps h_i, sends φ, E, V
+    server:    the mean of each           deployed: h_i(cov(z, q_i)), q_i by the last mean of E
+
+The norm is not squared and is of the whole batch, as in the official code, so it depends on the batch size and samples
+of a batch meet in it: sample-level privacy refuses it. Cosines have no temperature. μ is the official code's weight
+decay of E and V alone, beside `train.weight_decay` of everything; as a part of the loss it is clipped with it. That
+code takes g and q_i of the client's OWN trained E, since it looks before it copies what was received; they are 0 before
+a client has trained: `conditions` = released. A newcomer has h as it was drawn and the q of its own classes.
+
+| symbol | here |
+|---|---|
+| φ, E, V | server state; in the head `embeddings`, `conditioning` |
+| h_i | client state `head` (and, released, the E it trained last: `embeddings`) |
+| q_i | `condition` of the head, made of π_i and E whenever it is needed |
+| λ, μ | `lam`, `mu` (official code: 0.01 and 0.1 for a small CNN, 1e-4 and 0 for a ResNet-18) |
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.method import Family, Grid, register
+from tailorfl.methods.bases import ServerModel
+from tailorfl.methods.class_features import classes_only
+from tailorfl.models.conditional import add_condition, is_own
+from tailorfl.models.functional import Model
+from tailorfl.models.split import Split
+from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training import tree
+from tailorfl.training.terms import Seen, Term
+
+
+@register
+class GPFL(ServerModel):
+    """Shared class embeddings guide the body; the personal head sees features by the client's own classes."""
+
+    name: ClassVar[str] = "gpfl"
+    title: ClassVar[str] = "GPFL"
+    paper: ClassVar[str] = "Zhang et al., ICCV 2023"
+    family: ClassVar[Family] = "parts"
+    grid: ClassVar[Grid] = {"lam": (0.0001, 0.01, 0.1), "mu": (0.0, 0.1, 0.3, 1.0)}
+    has_global: ClassVar[bool] = False
+    lam: float = Field(0.01, ge=0, description="λ: pull of guided features to the embeddings of their class")
+    mu: float = Field(
+        0.3, ge=0, description="μ: weight decay of embeddings and conditioning (official code: 0.1 or 0)"
+    )
+    conditions: Literal["received", "released"] = Field(
+        "received",
+        description="whose embeddings make the conditions; released: the client's last, as the code does",
+    )
+
+    def wrap(self, model: Model) -> Model:
+        return model.changed(add_condition)
+
+    def make_split(self, model: Model) -> Split:
+        return model.split(is_own)
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        classes_only(ctx, self.title)
+        return ctx.split.select_shared(ctx.init)
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        own = ctx.split.select_personal(ctx.init)
+        head = own.select(*(n for n in ctx.split.personal if n in ctx.split.trainable))
+        if self.conditions == "received":
+            return TensorDict({"head": head})
+        shared = ctx.split.select_shared(ctx.init)
+        return TensorDict({"head": head, "embeddings": shared[embeddings_of(shared)] * 0.0})
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        name = embeddings_of(received)
+        g = self.embeddings(state, received).mean(0)
+        guide = partial(guided, name=name, lam=self.lam, mu=self.mu)
+        term = Term(guide, given=(g, received[name]), mixes=True)
+        trained = client.fit(self.personal(client, state, received), term=term)
+        own = {"head": trained.select(*state["head"].keys())}
+        if self.conditions == "released":
+            own["embeddings"] = trained[name]
+        return TensorDict(own), trained.select(*received.keys())
+
+    def embeddings(self, state: TensorDict, received: TensorDict) -> Tensor:
+        """Returns what conditions are made of, [C, d_z]."""
+        of_client = self.conditions == "released"
+        found: Tensor = state["embeddings"] if of_client else received[embeddings_of(received)]
+        return found
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        counts, embeddings = client.class_counts(), self.embeddings(state, received)
+        share = (counts / counts.sum().clamp(min=1)).to(embeddings.dtype)
+        condition = embeddings_of(received).removesuffix("embeddings") + "condition"
+        return tree.merge(tree.merge(received, state["head"]), TensorDict({condition: share @ embeddings}))
+
+    def unprotected(self, level: PrivacyLevel) -> str:
+        return "the share of each class among a client's samples" if level == "sample" else ""
+
+
+def guided(seen: Seen, g: Tensor, received: Tensor, name: str, lam: float, mu: float) -> Tensor:
+    """Returns CE(cos(cov(z, g), E), y) + λ ‖Z_g − E⁰_y‖_F + (μ/2) (‖E‖² + ‖V‖²); `name` is that of E."""
+    embeddings, layer = seen.state[name], name.removesuffix("embeddings") + "conditioning"
+    z = seen.through(layer, seen.features, g)
+    cosines = normalize(z, dim=1) @ normalize(embeddings, dim=1).T
+    gap = z - received[seen.y]
+    if seen.weight is not None:
+        gap = gap * seen.weight.to(gap.dtype)[:, None]
+    decayed = [t for n, t in seen.state.items() if n == name or n.startswith(f"{layer}.")]
+    decay = torch.stack([t.square().sum() for t in decayed]).sum()
+    classes = seen.mean(cross_entropy(cosines, seen.y, reduction="none"))
+    # The slope of this norm is 0 at 0.
+    apart: Tensor = torch.linalg.vector_norm(gap)
+    return classes + lam * apart + mu / 2 * decay
+
+
+def embeddings_of(shared: TensorDict) -> str:
+    """Returns the name of E among what is shared."""
+    (name,) = [str(n) for n in shared.keys() if str(n).endswith("embeddings")]  # noqa: SIM118
+    return name
