@@ -452,6 +452,7 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
 }
 
 REMARKS: dict[str, tuple[tuple[Mapping[str, Any], str, str], ...]] = {
+    "fedem": (({"components": 1, "normalise": "cohort"}, "logarithms of probabilities", "test_fedem.py"),),
     "fedoa": (
         ({"lam": 0.0, "personal_start": 1}, "trains personal models alone", "test_reduction_remarks.py"),
     ),
@@ -503,6 +504,7 @@ ELSEWHERE = {
     "fedavg": "everything else is compared with it; test_fedavg_family.py and docs/test_fedavg_from_scratch.py",
     "local": "everything else is compared with it; test_local_centralized.py",
     "centralized": "one client: test_method_reductions.py",
+    "fedem": "one network is FedAvg: test_fedem.py",
     "fedbabu": "the frozen head: test_split_methods.py and test_clusters_and_parts.py",
     "plgu_grep": "FedRep with two steps on one batch at ρ = 0: test_plgu.py",
     "feddbe": "without pull and bias FedAvg from the second round on: test_feddbe.py",

@@ -189,6 +189,8 @@ ROWS: dict[str, Row] = {
         {"align_lr": 0.05},
         still={"align_epochs": 0},
     ),
+    # Two networks travel, and are one model that trains; π is no parameter.
+    "fedem": Row(Card(twice, twice, whole, True, False), {"components": 2}, chooses=True),
     # Its head has names that networks of all kinds have in common.
     "fedgh": Row(
         Card(lambda s: s.head, prototypes, whole, True, False, lambda s: -s.head),

@@ -17,6 +17,7 @@ from tailorfl.data.source import Source
 from tailorfl.engines.base import Engine
 from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
+from tailorfl.models.mixture import Mixture
 from tailorfl.models.registry import build
 from tailorfl.models.selectors import select
 from tailorfl.rounds.simulation import Simulation
@@ -146,6 +147,8 @@ def parts(of: Model) -> Parts:
     """Parameter scalars of a model's parts."""
 
     def count(word: str) -> int:
+        if isinstance(of.module, Mixture):  # networks that answer together have several heads, and none
+            return 0
         return sum(of.sizes[n] for n in select(of.module, word, allow_empty=True) if n in of.parameters)
 
     return Parts(of.scalars, count("head"), count("norm"))

@@ -236,7 +236,7 @@ def test_one_client_and_one_sample_run(
 @pytest.mark.parametrize("name", NAMES)
 def test_one_sampled_client_runs_and_is_the_whole_average(name: str) -> None:
     """m = 1: the weighting cannot matter. Sums over ALL clients have the sampled one's share: there sizes are equal."""
-    data = federation((6,) * 5) if name in ("scaffold", "feddyn", "mr_mtl") else federation()
+    data = federation((6,) * 5) if name in ("scaffold", "feddyn", "mr_mtl", "fedem") else federation()
     uniform, samples = (
         simulation(make(name, weights=w), data=data, rounds=3, fraction=0.2) for w in ("uniform", "samples")
     )

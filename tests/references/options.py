@@ -17,6 +17,7 @@ from references.settings import (
     FEDAS,
     FEDCLUP,
     FEDDBE,
+    FEDEM,
     FEDGH,
     FEDOA,
     FEDPAC,
@@ -368,6 +369,14 @@ OPTIONS: dict[str, list[Case]] = {
         Case({**FEDAS, "align_steps": 2}, why="align_steps=2", rounds=3),
         Case(FEDAS, "norm", "running statistics", rounds=3),
         Case(FEDAS, "deep", "a deeper body", rounds=3),
+    ],
+    "fedem": [
+        Case({**FEDEM, "normalise": "cohort"}, why="of the cohort", rounds=3),
+        Case({**FEDEM, "components": 1}, why="one network"),
+        Case({**FEDEM, "newcomer_passes": 3}, why="newcomer_passes=3"),
+        Case({**FEDEM, "weights": "uniform"}, why="uniform", rounds=3),
+        Case(FEDEM, "norm", "running statistics", rounds=3),
+        Case(FEDEM, "half frozen", "frozen layers", rounds=3),
     ],
     "fedgh": [
         Case({**FEDGH, "deploy": "received"}, why="the server's head", rounds=3),

@@ -116,6 +116,7 @@ FOMO = {
     "norm": "l2",
 }
 FEDAS = {"weights": "samples", "align_epochs": 1, "align_lr": 0.3, "fisher": True}
+FEDEM = {"weights": "samples", "components": 3, "normalise": "all", "newcomer_passes": 1}
 FEDALA = {**AVERAGE, "eta": 1.0, "share": 0.8, "first_passes": 3, "start": 1.0}
 FEDAMP = {"weights": "uniform", "lam": 0.75, "alpha": 0.5, "sigma": 2.0, "start": "own"}
 HEURFEDAMP = {

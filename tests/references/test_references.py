@@ -31,7 +31,7 @@ TRAIN = {
     "adamw": replace(PLAIN, lr=0.01, optimizer="adamw", weight_decay=0.1, schedule="linear"),
 }
 ENGINES = ("sequential", "vectorized")
-OWN_LOSS = ("fedrod", "fedas")
+OWN_LOSS = ("fedrod", "fedas", "fedem")
 """A loss of theirs takes the place of the run's."""
 SOME = 0.6
 CLOSE = 1e-7

@@ -107,6 +107,15 @@ class Model:
         prepare = partial(_in_turn, steps)
         return Model(self._factory, prepare, trainable=lambda name, *_: name not in frozen, seed=self._seed)
 
+    def several(self, count: int, join: Callable[[Sequence[nn.Module]], nn.Module]) -> Model:
+        """Returns the model of `count` networks of this kind, drawn one after another, that `join` makes one of.
+
+        It holds them as its attribute `networks`. The first is drawn as this model's own; what is frozen in this model
+        is so in each.
+        """
+        factory = partial(_joined, self._factory, self._prepare, count, join)
+        return Model(factory, trainable=partial(_is_live, self.frozen), seed=self._seed)
+
     def freezing(self, still: Selector) -> Model:
         """Returns the model in which what `still` picks never changes either, as drawn with the model's seed."""
         frozen = self.frozen | select(self.module, still, allow_empty=True)
@@ -257,6 +266,26 @@ class Model:
 def _in_turn(steps: Sequence[Callable[[nn.Module], object]], module: nn.Module) -> None:
     for step in steps:
         step(module)
+
+
+def _joined(
+    factory: Callable[[], nn.Module],
+    prepare: Callable[[nn.Module], object] | None,
+    count: int,
+    join: Callable[[Sequence[nn.Module]], nn.Module],
+) -> nn.Module:
+    networks = []
+    for _ in range(count):
+        network = replace_dropout(factory())
+        if prepare is not None:
+            prepare(network)
+        networks.append(network)
+    return join(networks)
+
+
+def _is_live(frozen: Collection[str], name: str, *_: object) -> bool:
+    place = name.split(".", 2)
+    return place[0] != "networks" or place[2] not in frozen
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:

@@ -1,0 +1,147 @@
+"""FedEM (Marfoq et al., "Federated Multi-Task Learning under a Mixture of Distributions", NeurIPS 2021).
+
+    min over θ_1..θ_M, π_i:  − Σ_i Σ_s log Σ_m π_im exp(−ℓ(θ_m; s)),   each client's data are a mixture of M components
+
+    server sends θ_1, ..., θ_M                                             (they start differently)
+    client i:  q_m(s) = softmax_m(log π_im − ℓ(θ_m; s)) of its samples, with the received θ;     π_im = mean_s q_m(s)
+               θ_m,i = LocalSGD(θ_m, E) on  (1/B) Σ_b q_m(s_b) ℓ(θ_m; s_b),  all m on the same batches
+               sends all θ_m,i
+    server:    θ_m = θ_m + Σ_S p_i (θ_m,i − θ_m)                           deployed: log Σ_m π_im σ(f(x; θ_m))
+
+p_i are shares of ALL clients, as in the official code, so a round of few clients is a short step; `normalise` = cohort
+divides by the cohort's share. π_i starts at 1/M. A client that has not taken part yet, such as a newcomer, fits π_i
+to the θ it receives, in `newcomer_passes` passes over its samples (1 in the official code). The M networks train as one
+model, so `train.clip` bounds their gradient together. Running statistics are averaged over the cohort.
+
+| symbol | here |
+|---|---|
+| θ_1..θ_M | server state: a `Mixture` of M networks without π |
+| π_i; whether it took part | client state `mixture.shares`; `rounds` |
+| M | `components` |
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.messages import Replies
+from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.errors import ConfigError
+from tailorfl.methods.bases import ServerModel
+from tailorfl.methods.class_features import classes_only
+from tailorfl.models.functional import Model
+from tailorfl.models.mixture import LEAST, SHARES, Mixture, apart, is_shares
+from tailorfl.models.split import Split
+from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training import tree
+from tailorfl.training.terms import Seen, Term
+
+ROUNDS = "rounds"
+"""Of a client's state: how many rounds it took part in."""
+
+
+@register
+class FedEM(ServerModel):
+    """Networks that all clients share, which each client mixes in its own way."""
+
+    name: ClassVar[str] = "fedem"
+    title: ClassVar[str] = "FedEM"
+    paper: ClassVar[str] = "Marfoq et al., NeurIPS 2021"
+    family: ClassVar[Family] = "mixture"
+    grid: ClassVar[Grid] = {"components": (2, 3, 4)}
+    has_global: ClassVar[bool] = False
+    components: int = Field(2, ge=1, description="M: networks that all clients share (official code: 3)")
+    normalise: Literal["all", "cohort"] = Field(
+        "all",
+        description="whose share of the samples an update counts: of all clients, or of those of the round",
+    )
+    newcomer_passes: int = Field(
+        1, ge=0, description="passes over its samples that fit a client's π before it has taken part"
+    )
+
+    def wrap(self, model: Model) -> Model:
+        return model.several(self.components, Mixture)
+
+    def make_split(self, model: Model) -> Split:
+        return model.split(is_shares)
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        classes_only(ctx, self.title)
+        if ctx.train.balanced:
+            raise ConfigError(
+                "FedEM weighs the losses of samples itself, in place of the run's loss; leave out train.objective in "
+                "its line: {name: fedem, train: {objective: task}}"
+            )
+        start: TensorDict = ctx.split.select_shared(ctx.init)
+        learned = [n.split(".", 2)[2] for n in ctx.split.trainable if n.startswith("networks.0.")]
+        own = [[start.get(f"networks.{m}.{n}") for n in learned] for m in range(self.components)]
+        if self.components > 1 and all(map(torch.equal, own[0], own[1])):
+            raise ConfigError(
+                "FedEM needs networks that start differently, but all that trains of this model starts alike (from "
+                "pretrained weights); let it train a part that is drawn, such as a head of its own"
+            )
+        return start
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        return TensorDict({SHARES: ctx.init[SHARES], ROUNDS: torch.zeros(())})
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        shares = state[SHARES]
+        model = tree.merge(received, TensorDict({SHARES: shares}))
+        term = Term(partial(weighed, count=self.components), given=(model,), replaces=True)
+        trained = client.fit(model, term=term)
+        new = TensorDict({SHARES: self.refitted(client, model, shares), ROUNDS: state[ROUNDS] + 1})
+        return new, trained.select(*received.keys())
+
+    def refitted(self, client: Client, model: TensorDict, shares: Tensor) -> Tensor:
+        """Returns π_i = mean_s q_m(s), [M]; as it was for a client without samples."""
+        of = partial(responsibilities, count=self.components)
+        total = client.summed(model, of, given=(shares,))
+        return torch.where(client.samples > 0, total / client.samples.clamp(min=1).to(total.dtype), shares)
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        return replies.towards(server, replies.share if self.normalise == "all" else 1.0)
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        shares = state[SHARES]
+        model = tree.merge(received, TensorDict({SHARES: shares}))
+        fitted = shares
+        for _ in range(self.newcomer_passes):
+            fitted = self.refitted(client, model, fitted)
+        return tree.merge(model, TensorDict({SHARES: torch.where(state[ROUNDS] > 0, shares, fitted)}))
+
+    def unprotected(self, level: PrivacyLevel) -> str:
+        return "how a client mixes the networks, which its samples say," if level == "sample" else ""
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if self.components > 1 or not (facts.everyone or self.normalise == "cohort"):
+            return ()
+        remark = "is FedAvg, with logarithms of probabilities as its outputs"
+        return (Reduction("with M = 1", "personal", remark=remark),)
+
+
+def losses(features: Tensor, y: Tensor, count: int) -> Tensor:
+    """Returns the cross entropy of every sample under every network, [batch, M], from all their logits [batch, M C]."""
+    each = apart(features, count).log_softmax(-1)
+    return -each.gather(-1, y[:, None, None].expand(-1, count, 1)).squeeze(-1)
+
+
+def responsibilities(seen: Seen, shares: Tensor, count: int) -> Tensor:
+    """Returns q [batch, M] of samples under networks that are not in training."""
+    return (shares.clamp(min=LEAST).log() - losses(seen.features, seen.y, count)).softmax(-1)
+
+
+def weighed(seen: Seen, model: TensorDict, count: int) -> Tensor:
+    """Returns mean_b Σ_m q_m ℓ_m, 0-d, with q of the received `model`."""
+    fixed = losses(seen.of(model)[1], seen.y, count)
+    q = (model[SHARES].clamp(min=LEAST).log() - fixed).softmax(-1)
+    return seen.mean((q * losses(seen.features, seen.y, count)).sum(-1))

@@ -1,0 +1,54 @@
+"""Several networks of one kind that answer together: outputs log Σ_m π_m σ(f_m(x)), the logarithms of probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+SHARES = "mixture.shares"
+"""The name of π in the state of a `Mixture`."""
+LEAST = 1e-30
+"""A share counts as so much in a logarithm."""
+
+
+class Mixing(nn.Module):
+    """Logits of all networks beside each other [batch, M · C] -> log Σ_m π_m σ of theirs [batch, C]."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.register_buffer("shares", torch.full((count,), 1.0 / count))
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """[batch, M · C] -> [batch, C]."""
+        shares = cast(Tensor, self.shares)
+        each = apart(logits, len(shares)).log_softmax(-1)
+        return (each + shares.clamp(min=LEAST).log()[:, None]).logsumexp(-2)
+
+
+class Mixture(nn.Module):
+    """Networks whose probabilities are mixed by shares π; what goes into the mixture are its features."""
+
+    feature_layer = "mixture"
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+        self.mixture = Mixing(len(networks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Samples -> logarithms of probabilities [batch, C]."""
+        logits: Tensor = self.mixture(torch.cat([network(x) for network in self.networks], -1))
+        return logits
+
+
+def apart(logits: Tensor, count: int) -> Tensor:
+    """[batch, M · C] logits of M = `count` networks beside each other -> [batch, M, C]."""
+    return logits.reshape(*logits.shape[:-1], count, logits.shape[-1] // count)
+
+
+def is_shares(name: str, tensor: Tensor, module: nn.Module) -> bool:
+    """Whether a tensor of a model is π; a selector."""
+    return isinstance(module, Mixing)
