@@ -51,6 +51,15 @@ def keep_mask(key: Tensor, call: int, shape: torch.Size, p: float, device: torch
     return (_shift_right(bits, 64 - _BITS) < round((1.0 - p) * (1 << _BITS))).reshape(shape)
 
 
+def uniform(key: Tensor, call: int, shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Numbers of `shape` strictly between 0 and 1, the middles of 2^24 equal parts."""
+    position = torch.arange(shape.numel(), dtype=torch.int64, device=device)
+    bits = _shift_right(_scramble(fold_key(key.to(device), call) + position * _STEP), 64 - _BITS)
+    # In float64 first: the last middles are no float32 of their own.
+    inside = ((bits.double() + 0.5) / (1 << _BITS)).clamp(max=1 - torch.finfo(dtype).eps)
+    return inside.to(dtype).reshape(shape)
+
+
 def below(bound: int, key: Tensor, number: int) -> Tensor:
     """Whole numbers in 0..bound-1, int64 of the shape of `key`: uniform to bound / 2^24."""
     return (_shift_right(fold_key(key, number), 64 - _BITS) * bound) >> _BITS

@@ -496,6 +496,7 @@ NEVER_SAID = {
     "centralized": "the end itself",
     "feddyn": "α > 0, and its server step differs from an average from the first round on",
     "feddbe": "its first round keeps nothing, so it is FedAvg of a round less at most",
+    "fedcp": "the gate cannot be told to give all to one head",
     "gpfl": "the loss of its embeddings cannot be turned off",
     "pfedhn": "the hypernetwork cannot be turned off",
 }
@@ -508,6 +509,7 @@ ELSEWHERE = {
     "fedbabu": "the frozen head: test_split_methods.py and test_clusters_and_parts.py",
     "plgu_grep": "FedRep with two steps on one batch at ρ = 0: test_plgu.py",
     "feddbe": "without pull and bias FedAvg from the second round on: test_feddbe.py",
+    "fedcp": "FedPer where the gate gives the personal head all: test_fedcp.py",
     "gpfl": "FedPer without its guide: test_gpfl.py",
     "pfedhn": "the vjp: test_hypernetwork.py (T08)",
     "per_fedavg": "directions on quadratics, α = 0: test_per_fedavg.py",

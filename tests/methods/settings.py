@@ -69,6 +69,11 @@ def guided(parts: Parts) -> int:
     return parts.d - parts.head + prototypes(parts) + 2 * (width(parts) ** 2 + 3 * width(parts))
 
 
+def gated(parts: Parts) -> int:
+    """A model and a gate of width d_z; likewise."""
+    return parts.d + 2 * width(parts) * (width(parts) + 1) + 4 * width(parts)
+
+
 @dataclass(frozen=True)
 class Card:
     """A line of the table of method cards.
@@ -118,6 +123,8 @@ class Row:
     """Whether messages leave out rows that are not there yet, or that a client has not: the card says the most."""
     indexed: bool = False
     """Whether the server keeps something of its own for every client id (an embedding)."""
+    draws: bool = False
+    """Whether a layer of its own draws noise by the client's id."""
     in_turn: bool = False
     """Whether one client a round takes part, in an order by ids, however the run samples."""
 
@@ -172,6 +179,8 @@ ROWS: dict[str, Row] = {
         {"kappa": 2.0, "mu": 0.5},
         by_round=lambda r, s: (s.d + width(s), s.d if r else width(s)),
     ),
+    # h is sent and not trained; of the model with its gate 4 · 9 scalars. ½ (h_i + h) goes up.
+    "fedcp": Row(Card(gated, gated, lambda s: s.d - 36, True, False, lambda s: 36), {"lam": 0.5}, draws=True),
     "gpfl": Row(Card(guided, guided, whole, True, False), {"lam": 0.1}, chooses=True),
     "pfedgraph": Row(Card(twice, whole, whole, True, False), {"lam": 0.1}),
     "cfl": Row(

@@ -134,6 +134,7 @@ MAIN: dict[str, tuple[Reference, Case]] = {
     "fedproto": (class_features.fedproto, Case({"weights": "samples", "lam": 2.0}, rounds=3)),
     "fedgh": (class_heads.fedgh, Case(FEDGH, rounds=3)),
     "fedtgp": (class_heads.fedtgp, Case(FEDTGP, rounds=3)),
+    "fedcp": (gated_features.fedcp, Case({"weights": "samples", "lam": 3.0}, rounds=3)),
     "gpfl": (gated_features.gpfl, Case(GPFL, rounds=3)),
     "fedpac": (class_features.fedpac, Case(FEDPAC, rounds=3)),
 }

@@ -331,6 +331,10 @@ OPTIONS: dict[str, list[Case]] = {
         Case({**FEDDBE, "bias": False}, why="no bias", rounds=3),
         Case(FEDDBE, "norm", "running statistics", rounds=3),
     ],
+    "fedcp": [
+        Case({"weights": "uniform", "lam": 0.0}, why="no discrepancy", rounds=3),
+        Case({"weights": "samples", "lam": 3.0}, "norm", "running statistics", rounds=3),
+    ],
     "gpfl": [
         Case({**GPFL, "conditions": "released"}, why="as released", rounds=3),
         Case(GPFL, "norm", "running statistics", rounds=3),

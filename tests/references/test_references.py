@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -83,6 +83,8 @@ def expected(name: str, number: int, train: str, fraction: float) -> Outcome:
     problem = world.problem(started(name, case, train, fraction, "sequential"), case.rounds)
     if name == "l2gd":
         problem.draws["coins"] = world.coins(case.options["coin_seed"], _coin(case), case.rounds)
+    if name == "fedcp":
+        problem.draws["noise"] = partial(world.gumbel, started(name, case, train, fraction, "sequential"))
     if name == "fedfomo":
         problem.draws["downloads"] = downloads(
             started(name, case, train, fraction, "sequential"), case.rounds

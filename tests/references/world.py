@@ -24,6 +24,7 @@ from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.engines.make import make_engine
+from tailorfl.hashing import uniform
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree
@@ -204,6 +205,14 @@ def owners_sent(sim: Simulation, sampled: tuple[int, ...]) -> dict[int, list[int
         return {i: [] for i in sampled}
     owner = payloads.get("owner")
     return {i: owner[rows].flatten().tolist() for i, rows in zip(sampled, index, strict=True)}
+
+
+def gumbel(sim: Simulation, client: int, round: int, step: int, shape: tuple[int, ...]) -> Tensor:
+    """The noise that layers draw at a step of a client's training, from uniform numbers by its key."""
+    key = replace(sim.cohort((client,)), round=round).keys((0,), "train/noise")[0]
+    drawn = torch.from_numpy(np.array(key, dtype=np.uint64).astype(np.int64)) + step
+    u = uniform(drawn, 0, torch.Size(shape), torch.device("cpu"), torch.float64)
+    return -torch.log(-torch.log(u))
 
 
 def flat(state: Any, client: int | None = None) -> State:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -51,26 +52,45 @@ def dropout_key(key: Tensor) -> Iterator[None]:
         _STREAM.reset(token)
 
 
-class Dropout(nn.Dropout):
+def next_draw(layer: str) -> tuple[Tensor, int]:
+    """Returns (key of the forward pass, number of this draw in it), for `tailorfl.hashing`.
+
+    Raises:
+        ModelError: nobody gave the pass a key; names the layer.
+    """
+    stream = _STREAM.get()
+    if stream is None:
+        raise ModelError(
+            f"a {layer} layer in training mode has no key; run the forward pass inside `with dropout_key(key):`, or "
+            "call .eval() on the module."
+        )
+    call, stream.calls = stream.calls, stream.calls + 1
+    return stream.key, call
+
+
+class Keyed(nn.Module):
+    """Base of layers that draw in training mode, by `next_draw` alone."""
+
+    plain: ClassVar[type[nn.Module]]
+    """What stands for the layer where no keys are: the same with torch's own random numbers."""
+
+
+class Dropout(Keyed, nn.Dropout):
     """Zeroes elements with probability p and scales the others by 1/(1-p); the mask comes from `dropout_key`.
 
     Never writes to its input, whatever `inplace` says.
     """
 
+    plain: ClassVar[type[nn.Module]] = nn.Dropout
+
     def forward(self, input: Tensor) -> Tensor:
         """A tensor shaped like `input`; raises ModelError in training mode (p > 0) outside `dropout_key`."""
         if not self.training or self.p == 0:
             return input
-        stream = _STREAM.get()
-        if stream is None:
-            raise ModelError(
-                "a dropout layer in training mode has no key; run the forward pass inside "
-                "`with dropout_key(key):`, or call .eval() on the module."
-            )
-        call, stream.calls = stream.calls, stream.calls + 1
+        key, call = next_draw("dropout")
         if self.p == 1:
             return torch.zeros_like(input)
-        keep = keep_mask(stream.key, call, input.shape, self.p, input.device)
+        keep = keep_mask(key, call, input.shape, self.p, input.device)
         return torch.where(keep, input * (1.0 / (1.0 - self.p)), 0.0)
 
 
@@ -112,8 +132,8 @@ def replace_dropout(module: nn.Module) -> nn.Module:
 
 
 def plain_dropout(module: nn.Module) -> nn.Module:
-    """The module with every `Dropout` in it turned into an `nn.Dropout`, in place."""
+    """The module with every `Dropout` in it turned into an `nn.Dropout`, other `Keyed` layers alike, in place."""
     for part in module.modules():
-        if type(part) is Dropout:
-            object.__setattr__(part, "__class__", nn.Dropout)
+        if isinstance(part, Keyed):
+            object.__setattr__(part, "__class__", part.plain)
     return module

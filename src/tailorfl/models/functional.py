@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from tailorfl.errors import ModelError
-from tailorfl.models.dropout import Dropout, plain_dropout, replace_dropout
+from tailorfl.models.dropout import Keyed, plain_dropout, replace_dropout
 from tailorfl.models.selectors import Selector, select
 from tailorfl.models.skeleton import Skeleton, State
 from tailorfl.models.split import Split
@@ -74,8 +74,8 @@ class Model:
         self._norms = {name: m for name, m in norms.items() if name not in self._still}
         self.has_batch_statistics = bool(self._norms)
         """Whether a training step depends on the batch as a whole (batch norm), so that a batch must not be padded."""
-        self.has_dropout = any(isinstance(part, Dropout) for part in module.modules())
-        """Whether a training step needs the keys of dropout masks."""
+        self.has_dropout = any(isinstance(part, Keyed) for part in module.modules())
+        """Whether a training step needs keys, of dropout masks or of the noise of other layers."""
         self._places = _places(module)
         self._eval = Skeleton(self._copy(module).eval(), self._live_places())
         self._training: dict[frozenset[str], Skeleton] = {}
@@ -142,14 +142,18 @@ class Model:
         """Number of parameters `d` that may change."""
         return sum(self.sizes[name] for name in self.parameters)
 
-    def split(self, personal: Selector = "none", *, allow_empty: bool = False) -> Split:
+    def split(
+        self, personal: Selector = "none", *, held: Selector = "none", allow_empty: bool = False
+    ) -> Split:
         """Returns the split that keeps `personal` on the client and shares what else may change.
+
+        Of what is shared clients do not train `held`: it is sent, and `aggregate` alone changes it.
 
         Raises as `Split.of` does.
         """
         frozen = self.frozen
         still: Selector = (lambda name, *_: name in frozen) if frozen else "none"
-        return Split.of(self.module, personal, still, allow_empty=allow_empty)
+        return Split.of(self.module, personal, still, held=held, allow_empty=allow_empty)
 
     def init(self, seed: int) -> TensorDict:
         """Returns the initial state drawn with `seed`; equal seeds give equal states.

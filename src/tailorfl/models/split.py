@@ -22,7 +22,8 @@ V = TypeVar("V")
 class Split:
     """Role of every parameter and buffer of a model; the three roles partition `names`.
 
-    shared    trained by clients, sent and aggregated
+    shared    trained by clients, sent and aggregated; of these `held` are sent and not trained: what changes them is
+              `aggregate` alone
     personal  trained by the client that owns it, never sent
     frozen    the same constant everywhere: neither trained nor sent
 
@@ -37,12 +38,19 @@ class Split:
     buffers: tuple[str, ...]
     sizes: Mapping[str, int] = field(hash=False, repr=False)
     """Number of scalars of one client's tensor, by name."""
+    held: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls, module: nn.Module, personal: Selector, frozen: Selector = "none", *, allow_empty: bool = False
+        cls,
+        module: nn.Module,
+        personal: Selector,
+        frozen: Selector = "none",
+        *,
+        held: Selector = "none",
+        allow_empty: bool = False,
     ) -> Split:
-        """The split of a module; what is neither personal nor frozen is shared.
+        """The split of a module; what is neither personal nor frozen is shared, and `held` what of it is not trained.
 
         Frozen wins where both selectors pick a tensor. Raises ConfigError for an unknown word and
         ModelError if a selector matches nothing, or nothing that is not frozen, unless `allow_empty`.
@@ -56,13 +64,16 @@ class Split:
         if picked and not own and not allow_empty:
             raise ModelError(f"everything that is personal ({personal!r}) is also frozen ({frozen!r}).")
         names = tuple(entry.name for entry in entries)
+        shared = tuple(n for n in names if n not in own and n not in still)
+        kept = select(module, held, allow_empty=allow_empty)
         return cls(
             names=names,
-            shared=tuple(n for n in names if n not in own and n not in still),
+            shared=shared,
             personal=tuple(n for n in names if n in own),
             frozen=tuple(n for n in names if n in still),
             buffers=tuple(entry.name for entry in entries if entry.is_buffer),
             sizes={entry.name: entry.tensor.numel() for entry in entries},
+            held=tuple(n for n in shared if n in kept),
         )
 
     @cached_property
@@ -73,9 +84,9 @@ class Split:
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:
-        """Parameters that are not frozen."""
-        frozen = set(self.frozen)
-        return tuple(n for n in self.parameters if n not in frozen)
+        """Parameters that are neither frozen nor held."""
+        still = {*self.frozen, *self.held}
+        return tuple(n for n in self.parameters if n not in still)
 
     @overload
     def select_shared(self, mapping: D) -> D: ...

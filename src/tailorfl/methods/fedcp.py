@@ -1,0 +1,112 @@
+"""FedCP (Zhang et al., "FedCP: Separating Feature Information for Personalized Federated Learning via Conditional
+Policy", KDD 2023).
+
+    a gate splits the features of every sample between a personal head and a common one
+    out = h_i(r ⊙ z) + h((1 − r) ⊙ z),    r = softmax over a pair of (G(z ⊙ c_i/‖c_i‖) + Gumbel noise), its first
+    G: Linear(d_z, 2 d_z), LayerNorm, ReLU;    c_i the sum of the rows of h_i's weight
+
+    server sends φ, h, G
+    client i:  (φ_i, h_i, G_i) by SGD on  CE + λ MMD²(f(x; φ_i), f(x; φ)),   h and the received φ as they are
+               c_i anew;  keeps h_i, c_i                                       sends φ_i, G_i, ½ (h_i + h)
+    server:    the mean of each                                                deployed: out, with r as without noise
+
+MMD² is the V-statistic with kernels exp(−d²/2a), a in {10, 15, 20, 50}, the received φ in evaluation mode. It compares
+the samples of a batch, so sample-level privacy refuses it where λ > 0. The official code draws noise in evaluation, too
+(here an evaluation draws nothing: its numbers may not depend on how samples are cut into batches), begins with a random
+c_i (here that of the first h_i), and sends h and G to those alone that take part (here to all). A newcomer has h_i = h.
+
+| symbol | here |
+|---|---|
+| φ, h, G | server state; in the head `common`, `gate` |
+| h_i, c_i | client state; in the head `weight`, `bias`, `context` |
+| λ | `lam` (official code: 5 in its script, 0 if not told) |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.method import Family, Grid, register
+from tailorfl.methods.bases import ServerModel
+from tailorfl.methods.discrepancy import mmd
+from tailorfl.models.functional import Model
+from tailorfl.models.gated import add_gate, common, is_own
+from tailorfl.models.split import Split
+from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training import tree
+from tailorfl.training.terms import Seen, Term
+
+BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
+
+
+@register
+class FedCP(ServerModel):
+    """A gate splits the features of every sample between a personal head and a common one."""
+
+    name: ClassVar[str] = "fedcp"
+    title: ClassVar[str] = "FedCP"
+    paper: ClassVar[str] = "Zhang et al., KDD 2023"
+    family: ClassVar[Family] = "parts"
+    grid: ClassVar[Grid] = {"lam": (0.0, 0.1, 1.0, 5.0)}
+    has_global: ClassVar[bool] = False
+    lam: float = Field(
+        0.1, ge=0, description="λ: pull of the features to those of the received body (official code: 5)"
+    )
+
+    def wrap(self, model: Model) -> Model:
+        return model.changed(add_gate)
+
+    def make_split(self, model: Model) -> Split:
+        return model.split(is_own, held=common(model.module))
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        return ctx.split.select_shared(ctx.init)
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        return ctx.split.select_personal(ctx.init)
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        start = tree.merge(received, state)
+        term = Term(self.apart, given=(start,), mixes=True) if self.lam > 0 else ()
+        trained = client.fit(start, term=term)
+        own, sent = client.split.select_personal(trained), client.split.select_shared(trained)
+        halves = {n: (own[twin(n)] + received[n]) / 2 for n in client.split.held}
+        return with_context(own), tree.merge(sent, TensorDict(halves))
+
+    def apart(self, seen: Seen, start: TensorDict) -> Tensor:
+        """Returns λ MMD² of the features of the body in training and of that which it began with."""
+
+        def kernel(square: Tensor) -> Tensor:
+            return torch.stack([torch.exp(-square / (2 * a)) for a in BANDWIDTHS]).sum(0)
+
+        return self.lam * mmd(seen.features, seen.of(start)[1], seen.weight, kernel)
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        return tree.merge(received, state)
+
+    def unprotected(self, level: PrivacyLevel) -> str:
+        looks = level == "sample" and self.lam > 0
+        return "the discrepancy of the features of a batch, in its loss (lam)" if looks else ""
+
+    def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
+        heads = {str(n): t for n, t in received.items() if ".common." in str(n)}
+        return with_context(tree.merge(state, TensorDict({twin(n): t for n, t in heads.items()})))
+
+
+def twin(name: str) -> str:
+    """Returns the name of the tensor of h_i that stands where one of h has this name."""
+    return name.replace(".common.", ".")
+
+
+def with_context(own: TensorDict) -> TensorDict:
+    """Returns h_i with its context anew: the sum of the rows of its weight."""
+    names = [str(n) for n in own.keys()]  # noqa: SIM118
+    (weight,), (context,) = ([n for n in names if n.endswith(end)] for end in ("weight", "context"))
+    return tree.merge(own, TensorDict({context: own[weight].sum(0)}))
