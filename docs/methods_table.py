@@ -1,7 +1,7 @@
-"""Makes the README's table of methods from the registry, and what `tailorfl show` says of them.
+"""Makes the README's tables of methods from the registry, and what `tailorfl show` says of them.
 
-    python docs/methods_table.py            prints the table
-    python docs/methods_table.py --write    puts it into README.md, and writes methods.json of the package
+    python docs/methods_table.py            prints the tables
+    python docs/methods_table.py --write    puts them into README.md, and writes methods.json of the package
 
 What a method keeps and sends is not looked up anywhere: one client trains for one round, and the names of
 the tensors in its state and messages are compared with the parts of a small convolutional network.
@@ -42,7 +42,27 @@ FACTS = ROOT / "src" / "tailorfl" / "experiments" / "methods.json"
 PROOF = "tests/methods/test_method_reductions.py"
 """Runs both methods of every line of the table of reductions."""
 BEGIN, END = "<!-- methods: made by docs/methods_table.py -->\n", "<!-- end of methods -->\n"
-HEAD = ("Method", "`method=`", "Paper", "Kept on the client", "Sent each way", "Evaluated", "Code")
+HEAD = (
+    "Method",
+    "`method=`",
+    "Good for",
+    "Paper",
+    "Kept on the client",
+    "Sent each way",
+    "Evaluated",
+    "Code",
+)
+FAMILIES = {
+    "baseline": "References",
+    "one model": "One model for all",
+    "tuned": "One model, tuned on each client",
+    "two models": "A personal model beside a global one",
+    "parts": "Shared and personal parts",
+    "mixture": "Mixtures and groups of clients' models",
+    "knowledge": "Predictions, prototypes or neighbours in place of weights",
+    "hypernet": "A network that makes models",
+}
+"""Of a method -> its heading."""
 EVERYONE = (
     "test_method_contract.py",
     "test_newcomers.py",
@@ -61,16 +81,19 @@ def own() -> list[type[Method]]:
 
 
 def table() -> str:
-    """Returns the Markdown table, one line a method."""
-    lines = [HEAD, ("---",) * len(HEAD), *map(row, own())]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    """Returns a Markdown table for each family, one line a method."""
+    parts = []
+    for family, heading in FAMILIES.items():
+        lines = [HEAD, ("---",) * len(HEAD), *(row(m) for m in own() if m.family == family)]
+        parts.append(f"### {heading}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines))
+    return "\n" + "\n".join(parts) + "\n"
 
 
 def facts() -> str:
     """Returns the JSON file: method -> what is kept and sent, when it is another one, and the tests that prove that."""
     found = {}
     for method in own():
-        _, _, _, kept, sent, _, links = row(method)
+        *_, kept, sent, _, links = row(method)
         cases = list(reductions(method.name))
         tests = [PROOF] if cases else []
         tests += [
@@ -139,6 +162,7 @@ def row(method: type[Method]) -> tuple[str, ...]:
     return (
         method.title,
         f"`{method.name}`",
+        method.use,
         method.paper,
         contents(states, model),
         "nothing: all data in one place"

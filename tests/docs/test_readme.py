@@ -25,6 +25,7 @@ OF_ONES_OWN = {"given", "features", "folder", "table", "text_table", "instructio
 def test_the_table_of_methods_is_the_registry(script: Callable[[str], ModuleType]) -> None:
     made = script("methods_table")
     assert made.insert(README, made.table()) == README, "run: python docs/methods_table.py --write"
+    assert all(method.family in made.FAMILIES and method.use for method in made.own())
     assert made.facts() == made.FACTS.read_text(encoding="utf-8"), "run: python docs/methods_table.py --write"
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 LISTS = ("methods", "data", "models", "partitions", "recipes")
 HEAD = {"name": "Method", "family": "Family", "kept": "On the client", "sent": "Travels", "needs": "Needs"}
-ROOM = {"kept": 18, "sent": 20}
+ROOM = {"kept": 16, "sent": 20}
 """Columns of the cells that are cut short, at a comma, in the list of methods; `show` has them whole."""
 GAP = 2
 
@@ -160,8 +160,8 @@ def _one(console: Console, entry: Entry) -> None:
     say(console, entry["what"])
     if "title" in entry:
         for word, key in (
-            ("paper", "paper"), ("family", "family"), ("on the client", "kept"), ("travels", "sent"),
-            ("needs", "needs"), ("evaluated", "evaluated"),
+            ("paper", "paper"), ("family", "family"), ("good for", "use"), ("on the client", "kept"),
+            ("travels", "sent"), ("needs", "needs"), ("evaluated", "evaluated"),
         ):  # fmt: skip
             say(console, f"{word}: {entry[key].replace('`', '')}")
     if entry["options"]:

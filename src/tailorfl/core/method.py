@@ -58,6 +58,8 @@ class Method(BaseModel):
     title: ClassVar[str]
     paper: ClassVar[str]
     family: ClassVar[Family] = ""
+    use: ClassVar[str] = ""
+    """What it is good for, in some words."""
     grid: ClassVar[Grid] = {}
     """Values of its options that `tailorfl tune` tries beside those of training: its paper's, or around them."""
     has_personal: ClassVar[bool] = True

@@ -21,7 +21,7 @@ from tailorfl.settings.listing import type_text, value_text
 
 Entry = dict[str, Any]
 """Its `name`, `what` it is in a line, its `options`, and for methods what stands in `METHOD`."""
-METHOD = ("title", "paper", "family", "kept", "sent", "needs", "evaluated")
+METHOD = ("title", "paper", "family", "use", "kept", "sent", "needs", "evaluated")
 UNKNOWN = "–"
 
 
@@ -92,6 +92,7 @@ def _methods() -> Iterator[Entry]:
             "title": method.title,
             "paper": method.paper,
             "family": method.family or UNKNOWN,
+            "use": method.use or UNKNOWN,
             "kept": facts.get("kept", UNKNOWN),
             "sent": facts.get("sent", UNKNOWN),
             "needs": ", ".join(_needs(method())) or UNKNOWN,

@@ -48,6 +48,7 @@ class APFL(ServerModel):
     title: ClassVar[str] = "APFL"
     paper: ClassVar[str] = "Deng et al., 2020"
     family: ClassVar[Family] = "two models"
+    use: ClassVar[str] = "a mix of own and global model whose weight is learnt"
     grid: ClassVar[Grid] = {"alpha": (0.1, 0.3, 0.5, 0.7)}
     models_trained: ClassVar[int] = 2
     alpha: float = Field(0.5, ge=0, le=1, description="α: share of the local model in the mixture")

@@ -50,6 +50,7 @@ class CFL(Method):
     title: ClassVar[str] = "CFL"
     paper: ClassVar[str] = "Sattler et al., IEEE TNNLS 2020"
     family: ClassVar[Family] = "mixture"
+    use: ClassVar[str] = "groups of clients that turn out during training"
     grid: ClassVar[Grid] = {"eps1": (0.1, 0.2, 0.4, 0.8), "eps2": (0.8, 1.6, 3.2), "first_split": (5, 10, 20)}
     has_global: ClassVar[bool] = False
     eps1: float = Field(0.4, ge=0, description="ε_1: a cluster may split whose mean update is shorter")

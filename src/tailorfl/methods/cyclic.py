@@ -51,6 +51,7 @@ class Cyclic(ServerModel):
     title: ClassVar[str] = "Cyclic"
     paper: ClassVar[str] = "Chang et al., JAMIA 2018"
     family: ClassVar[Family] = "one model"
+    use: ClassVar[str] = "few sites in turns; no server that averages"
     grid: ClassVar[Grid] = {}
     has_personal: ClassVar[bool] = False
     order: Literal["drawn", "fixed"] = Field(

@@ -49,6 +49,7 @@ class Ditto(TwoModels):
     title: ClassVar[str] = "Ditto"
     paper: ClassVar[str] = "Li et al., ICML 2021"
     family: ClassVar[Family] = "two models"
+    use: ClassVar[str] = "own model beside FedAvg's, any kind of difference"
     grid: ClassVar[Grid] = {"lam": (0.1, 0.75, 1.0, 2.0)}
     models_trained: ClassVar[int] = 2
     lam: float = Field(

@@ -89,6 +89,7 @@ class Scaffold(Corrected):
     title: ClassVar[str] = "SCAFFOLD"
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
     family: ClassVar[Family] = "one model"
+    use: ClassVar[str] = "one model under drift, for twice the bytes"
     grid: ClassVar[Grid] = {}
     global_lr: float = Field(1.0, gt=0, description="η_g: server step")
 
@@ -131,6 +132,7 @@ class FedDyn(Corrected):
     title: ClassVar[str] = "FedDyn"
     paper: ClassVar[str] = "Acar et al., ICLR 2021"
     family: ClassVar[Family] = "one model"
+    use: ClassVar[str] = "one model under label skew with many local steps"
     grid: ClassVar[Grid] = {"alpha": (0.001, 0.01, 0.1)}
     alpha: float = Field(0.01, gt=0, description="α of the dynamic regulariser")
     scale_alpha: bool = Field(

@@ -64,6 +64,7 @@ class QFedAvg(ServerModel):
     title: ClassVar[str] = "q-FedAvg"
     paper: ClassVar[str] = "Li et al., ICLR 2020"
     family: ClassVar[Family] = "one model"
+    use: ClassVar[str] = "lifting clients with a large loss, one model"
     has_personal: ClassVar[bool] = False
     grid: ClassVar[Grid] = {"q": (0.001, 0.1, 1.0, 2.0, 5.0)}
     q: float = Field(0.1, ge=0, description="q: how much more a larger loss counts; 0: FedAvg")
@@ -109,6 +110,7 @@ class AFL(Method):
     title: ClassVar[str] = "AFL"
     paper: ClassVar[str] = "Mohri et al., ICML 2019"
     family: ClassVar[Family] = "one model"
+    use: ClassVar[str] = "the client that is worst off, few clients"
     has_personal: ClassVar[bool] = False
     grid: ClassVar[Grid] = {"gamma": (0.001, 0.01, 0.1, 1.0)}
     gamma: float = Field(

@@ -48,6 +48,7 @@ class FedALA(FedAvg):
     title: ClassVar[str] = "FedALA"
     paper: ClassVar[str] = "Zhang et al., AAAI 2023"
     family: ClassVar[Family] = "parts"
+    use: ClassVar[str] = "a start mixed from own and global head, learnt by weight"
     grid: ClassVar[Grid] = {"share": (0.2, 0.4, 0.6, 0.8, 1.0)}
     has_personal: ClassVar[bool] = True
     mixed_part: str = Field("head", description="the part of the model that is mixed")

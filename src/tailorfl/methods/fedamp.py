@@ -118,6 +118,7 @@ class FedAMP(Clouds):
     name: ClassVar[str] = "fedamp"
     title: ClassVar[str] = "FedAMP"
     paper: ClassVar[str] = "Huang et al., AAAI 2021"
+    use: ClassVar[str] = "few clients, some of them alike"
     grid: ClassVar[Grid] = {"lam": (0.01, 0.03, 0.1, 1.0), "sigma": (1.0, 25.0, 100.0)}
     alpha: float = Field(1.0, gt=0, description="α: step of the cloud models; λ/α is the pull of a client's")
     sigma: float = Field(25.0, gt=0, description="σ: squared distance over which attention falls")
@@ -137,6 +138,7 @@ class HeurFedAMP(Clouds):
     name: ClassVar[str] = "heurfedamp"
     title: ClassVar[str] = "HeurFedAMP"
     paper: ClassVar[str] = "Huang et al., AAAI 2021"
+    use: ClassVar[str] = "FedAMP with cosines, for deep networks"
     grid: ClassVar[Grid] = {"lam": (0.01, 0.03, 0.1, 1.0), "sigma": (1.0, 10.0, 25.0)}
     sigma: float = Field(25.0, ge=0, description="σ: how much more weight a larger cosine gives")
     self_weight: float | None = Field(None, ge=0, le=1, description="ξ_ii; default 1/N")

@@ -54,6 +54,7 @@ class FedAS(Method):
     title: ClassVar[str] = "FedAS"
     paper: ClassVar[str] = "Yang et al., CVPR 2024"
     family: ClassVar[Family] = "parts"
+    use: ClassVar[str] = "FedPer whose body fits clients that come seldom"
     grid: ClassVar[Grid] = {"align_epochs": (0, 1, 5), "align_lr": (0.001, 0.01, 0.1)}
     has_global: ClassVar[bool] = False
     personal_receives: ClassVar[bool] = False

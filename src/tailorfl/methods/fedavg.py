@@ -48,6 +48,7 @@ class FedAvg(Method):
     title: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     family: ClassVar[Family] = "one model"
+    use: ClassVar[str] = "like clients; the reference for one model"
     grid: ClassVar[Grid] = {}
     has_personal: ClassVar[bool] = False
     server: ServerOptimizer = Field(
@@ -105,6 +106,7 @@ class FedProx(FedAvg):
     title: ClassVar[str] = "FedProx"
     paper: ClassVar[str] = "Li et al., MLSys 2020"
     family: ClassVar[Family] = "one model"
+    use: ClassVar[str] = "one model where clients drift, in few lines"
     grid: ClassVar[Grid] = {"mu": (0.001, 0.01, 0.1, 1.0)}
     mu: float = Field(0.01, ge=0, description="μ of the penalty (μ/2)‖θ − w‖²")
 
@@ -125,6 +127,7 @@ class FedAvgFT(FedAvg):
     title: ClassVar[str] = "FedAvg+FT"
     paper: ClassVar[str] = "FedAvg with local fine-tuning, as in PerAda (CVPR 2024)"
     family: ClassVar[Family] = "tuned"
+    use: ClassVar[str] = "own models for no further bytes; try it first"
     grid: ClassVar[Grid] = {"ft_epochs": (1, 5, 10)}
     has_personal: ClassVar[bool] = True
     ft_epochs: int = Field(1, ge=0, description="epochs of tuning on the client's own data")
@@ -155,6 +158,7 @@ class FedSAM(FedAvg):
     title: ClassVar[str] = "FedSAM"
     paper: ClassVar[str] = "Qu et al., ICML 2022"
     family: ClassVar[Family] = "one model"
+    use: ClassVar[str] = "a flatter global model"
     grid: ClassVar[Grid] = {"rho": (0.01, 0.05, 0.1, 0.5)}
     rho: float = Field(0.05, ge=0, description="ρ: radius of the ascent")
 

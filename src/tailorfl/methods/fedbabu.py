@@ -39,6 +39,7 @@ class FedBABU(SplitMethod):
     title: ClassVar[str] = "FedBABU"
     paper: ClassVar[str] = "Oh et al., ICLR 2022"
     family: ClassVar[Family] = "parts"
+    use: ClassVar[str] = "a body trained for all, heads tuned at the end"
     grid: ClassVar[Grid] = {"ft_epochs": (1, 5, 10), "ft_scope": ("head", "body", "full")}
     has_global: ClassVar[bool] = True
     ft_epochs: int = Field(

@@ -58,6 +58,7 @@ class FedCLUP(TwoModels):
     title: ClassVar[str] = "FedCLUP"
     paper: ClassVar[str] = "Yu et al., ICML 2025"
     family: ClassVar[Family] = "two models"
+    use: ClassVar[str] = "a chosen place between Local and Global, with step sizes of its theory"
     grid: ClassVar[Grid] = {"lam": (0.1, 0.2, 0.5, 1.0, 1.5, 2.5)}
     lam: float = Field(0.5, ge=0, description="λ: degree of collaboration; small is high personalization")
     gamma: ServerRule = Field("mean", description="rule for the server's step size γ")

@@ -54,6 +54,7 @@ class FedCP(ServerModel):
     title: ClassVar[str] = "FedCP"
     paper: ClassVar[str] = "Zhang et al., KDD 2023"
     family: ClassVar[Family] = "parts"
+    use: ClassVar[str] = "label skew: what is shared and own is split feature by feature"
     grid: ClassVar[Grid] = {"lam": (0.0, 0.1, 1.0, 5.0)}
     has_global: ClassVar[bool] = False
     lam: float = Field(

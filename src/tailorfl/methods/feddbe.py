@@ -54,6 +54,7 @@ class FedDBE(ServerModel):
     title: ClassVar[str] = "FedDBE"
     paper: ClassVar[str] = "Zhang et al., NeurIPS 2023"
     family: ClassVar[Family] = "parts"
+    use: ClassVar[str] = "features that differ in their mean from client to client"
     grid: ClassVar[Grid] = {"kappa": (0.0, 1.0, 10.0, 50.0), "mu": (0.1, 0.5, 1.0)}
     has_global: ClassVar[bool] = False
     kappa: float = Field(

@@ -45,6 +45,7 @@ class FedDF(Method):
     title: ClassVar[str] = "FedDF"
     paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
     family: ClassVar[Family] = "one model"
+    use: ClassVar[str] = "averages that lose to their ensemble, with public data"
     grid: ClassVar[Grid] = {"distil.lr": (1e-5, 1e-4, 1e-3, 1e-2)}
     has_personal: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True

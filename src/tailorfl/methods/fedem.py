@@ -57,6 +57,7 @@ class FedEM(ServerModel):
     title: ClassVar[str] = "FedEM"
     paper: ClassVar[str] = "Marfoq et al., NeurIPS 2021"
     family: ClassVar[Family] = "mixture"
+    use: ClassVar[str] = "clients that are mixtures of a few kinds"
     grid: ClassVar[Grid] = {"components": (2, 3, 4)}
     has_global: ClassVar[bool] = False
     components: int = Field(2, ge=1, description="M: networks that all clients share (official code: 3)")

@@ -53,6 +53,7 @@ class FedFomo(Method):
     title: ClassVar[str] = "FedFomo"
     paper: ClassVar[str] = "Zhang et al., ICLR 2021"
     family: ClassVar[Family] = "mixture"
+    use: ClassVar[str] = "picking useful peers by own validation data"
     grid: ClassVar[Grid] = {"downloads": (3, 5, 10)}
     has_global: ClassVar[bool] = False
     personal_receives: ClassVar[bool] = False

@@ -51,6 +51,7 @@ class FedGH(Method):
     title: ClassVar[str] = "FedGH"
     paper: ClassVar[str] = "Yi et al., ACM MM 2023"
     family: ClassVar[Family] = "knowledge"
+    use: ClassVar[str] = "different networks, few bytes: a head of class means"
     grid: ClassVar[Grid] = {"server_lr": (0.001, 0.01, 0.1, 1.0)}
     has_global: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True

@@ -129,6 +129,7 @@ class FedIT(MeanOfLoRA):
     title: ClassVar[str] = "FedIT"
     paper: ClassVar[str] = "Zhang et al., ICASSP 2024"
     family: ClassVar[Family] = "one model"
+    use: ClassVar[str] = "one LoRA of a large model for all"
     grid: ClassVar[Grid] = {}
 
 
@@ -140,6 +141,7 @@ class FedLoRA(MeanOfLoRA, FedAvgFT):
     title: ClassVar[str] = "FedLoRA"
     paper: ClassVar[str] = "FedIT with local tuning, as in FedOA (2025)"
     family: ClassVar[Family] = "tuned"
+    use: ClassVar[str] = "own LoRA, tuned from the shared one"
     grid: ClassVar[Grid] = {"ft_epochs": (1, 2, 5)}
     ft_epochs: int = Field(2, ge=0, description="E_ft: epochs of tuning on the client's own data")
 

@@ -53,6 +53,7 @@ class FedNova(FedAvg):
     title: ClassVar[str] = "FedNova"
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
     family: ClassVar[Family] = "one model"
+    use: ClassVar[str] = "clients with unequal numbers of steps"
     grid: ClassVar[Grid] = {}
     mu: float = Field(0.0, ge=0, description="μ of a proximal term (μ/2)‖θ − w‖², not with momentum")
 

@@ -100,6 +100,7 @@ class FedOA(FeatureRegularised):
     title: ClassVar[str] = "FedOA"
     paper: ClassVar[str] = "FedOA, 2025"
     family: ClassVar[Family] = "two models"
+    use: ClassVar[str] = "own LoRA that keeps features for domains never seen"
     grid: ClassVar[Grid] = {"lam": (0.01, 0.1, 0.5, 1.0, 2.0)}
     distance: Literal["mean_l2", "batch_l2", "cosine", "pearson"] = Field(
         "mean_l2", description="D: how far features are apart"
@@ -120,6 +121,7 @@ class FedSDR(FeatureRegularised):
     title: ClassVar[str] = "FedSDR"
     paper: ClassVar[str] = "Tang et al., ICLR 2024, as adapted in FedOA (2025)"
     family: ClassVar[Family] = "two models"
+    use: ClassVar[str] = "own model whose shared features do not follow shortcuts"
     grid: ClassVar[Grid] = {"lam": (0.001, 0.01, 0.1, 0.5)}
 
     def pull(self, centre: TensorDict) -> Term:

@@ -54,6 +54,7 @@ class FedPAC(Method):
     title: ClassVar[str] = "FedPAC"
     paper: ClassVar[str] = "Xu et al., ICLR 2023"
     family: ClassVar[Family] = "parts"
+    use: ClassVar[str] = "label skew: aligned features, heads mixed by likeness"
     grid: ClassVar[Grid] = {"lam": (0.1, 1.0, 10.0), "head_epochs": (1, 5)}
     has_global: ClassVar[bool] = False
     lam: float = Field(1.0, ge=0, description="λ: pull of the features towards the mean of their class")

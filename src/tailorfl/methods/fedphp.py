@@ -55,6 +55,7 @@ class FedPHP(FedAvg):
     title: ClassVar[str] = "FedPHP"
     paper: ClassVar[str] = "Li et al., ECML PKDD 2021"
     family: ClassVar[Family] = "two models"
+    use: ClassVar[str] = "models that remember: own past beside the new global one"
     grid: ClassVar[Grid] = {"lam": (0.01, 0.05, 0.1, 0.3), "horizon": (10.0, 30.0, 100.0)}
     has_personal: ClassVar[bool] = True
     personal_receives: ClassVar[bool] = False

@@ -53,6 +53,7 @@ class FedProto(Method):
     title: ClassVar[str] = "FedProto"
     paper: ClassVar[str] = "Tan et al., AAAI 2022"
     family: ClassVar[Family] = "knowledge"
+    use: ClassVar[str] = "different networks, very few bytes"
     grid: ClassVar[Grid] = {"lam": (0.1, 0.5, 1.0, 2.0)}
     has_global: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True

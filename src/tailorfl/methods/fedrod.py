@@ -57,6 +57,7 @@ class FedRoD(FedAvg):
     title: ClassVar[str] = "FedRoD"
     paper: ClassVar[str] = "Chen and Chao, ICLR 2022"
     family: ClassVar[Family] = "parts"
+    use: ClassVar[str] = "one balanced model and an own head, of one training"
     grid: ClassVar[Grid] = {"gamma": (0.25, 0.5, 1.0)}
     has_personal: ClassVar[bool] = True
     trained_twice: ClassVar[str] = "head"

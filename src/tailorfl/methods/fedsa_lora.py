@@ -39,6 +39,7 @@ class FedSALoRA(KeepsPart):
     title: ClassVar[str] = "FedSA-LoRA"
     paper: ClassVar[str] = "Guo et al., ICLR 2025"
     family: ClassVar[Family] = "parts"
+    use: ClassVar[str] = "LoRA under skew: what is shared travels, the rest stays"
     grid: ClassVar[Grid] = {"final_personal_epochs": (0, 1)}
     of_adapters: ClassVar[bool] = True
     personal_part: str = Field("lora_B", description="what stays on the client; lora_B+head: the head, too")

@@ -56,6 +56,7 @@ class FedTGP(FedProto):
     name: ClassVar[str] = "fedtgp"
     title: ClassVar[str] = "FedTGP"
     paper: ClassVar[str] = "Zhang et al., AAAI 2024"
+    use: ClassVar[str] = "different networks: prototypes kept apart at the server"
     grid: ClassVar[Grid] = {"lam": (0.1, 1.0, 10.0), "server_passes": (10, 100), "server_lr": (0.01, 0.1)}
     lam: float = Field(10.0, ge=0, description="λ: pull of the features towards the prototype of their class")
     predict: Literal["head", "prototype"] = Field(

@@ -35,6 +35,7 @@ class FFALoRA(FedAvg):
     title: ClassVar[str] = "FFA-LoRA"
     paper: ClassVar[str] = "Sun et al., ICLR 2024"
     family: ClassVar[Family] = "one model"
+    use: ClassVar[str] = "LoRA that averages exactly, or with noise (one factor is frozen)"
     grid: ClassVar[Grid] = {}
     of_adapters: ClassVar[bool] = True
 

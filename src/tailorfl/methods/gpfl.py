@@ -57,6 +57,7 @@ class GPFL(ServerModel):
     title: ClassVar[str] = "GPFL"
     paper: ClassVar[str] = "Zhang et al., ICCV 2023"
     family: ClassVar[Family] = "parts"
+    use: ClassVar[str] = "label skew: features guided by class embeddings, own and shared"
     grid: ClassVar[Grid] = {"lam": (0.0001, 0.01, 0.1), "mu": (0.0, 0.1, 0.3, 1.0)}
     has_global: ClassVar[bool] = False
     lam: float = Field(0.01, ge=0, description="λ: pull of guided features to the embeddings of their class")

@@ -40,6 +40,7 @@ class HypCluster(Method):
     title: ClassVar[str] = "HypCluster"
     paper: ClassVar[str] = "Mansour et al., 2020"
     family: ClassVar[Family] = "mixture"
+    use: ClassVar[str] = "a known number of groups"
     grid: ClassVar[Grid] = {"clusters": (2, 3, 5, 6)}
     has_global: ClassVar[bool] = False
     clusters: int = Field(2, ge=1, description="c: number of global models")

@@ -159,6 +159,7 @@ class PFedHN(Hypernetwork):
     title: ClassVar[str] = "pFedHN"
     paper: ClassVar[str] = "Shamsian et al., ICML 2021"
     family: ClassVar[Family] = "hypernet"
+    use: ClassVar[str] = "many alike networks made by one; clients that send little"
     grid: ClassVar[Grid] = {"server_lr": (0.01, 0.05, 0.1, 0.5)}
     server_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the outer SGD")
     server_weight_decay: float = Field(1e-3, ge=0, description="weight decay of the outer SGD")
@@ -203,6 +204,7 @@ class PLGUGHN(PFedHN):
     title: ClassVar[str] = "PLGU-GHN"
     paper: ClassVar[str] = "Qu et al., CVPR 2023"
     family: ClassVar[Family] = "hypernet"
+    use: ClassVar[str] = "pFedHN that lifts the worst clients"
     grid: ClassVar[Grid] = {"server_lr": (0.01, 0.1), "rho": (0.001, 0.05, 0.1, 0.5)}
     rho: float = Field(0.001, ge=0, description="ρ: radius of the ascent in φ (the paper: 0.05)")
 

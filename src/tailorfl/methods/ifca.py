@@ -56,6 +56,7 @@ class IFCA(HypCluster):
     title: ClassVar[str] = "IFCA"
     paper: ClassVar[str] = "Ghosh et al., NeurIPS 2020"
     family: ClassVar[Family] = "mixture"
+    use: ClassVar[str] = "a known number of groups, started apart"
     grid: ClassVar[Grid] = {"clusters": (2, 3, 4, 6), "warm_rounds": (0, 5, 20)}
     clusters: int = Field(4, ge=1, description="c: number of global models")
     send: Literal["models", "gradients"] = Field(

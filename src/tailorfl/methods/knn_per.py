@@ -48,6 +48,7 @@ class KNNPer(FedAvg):
     title: ClassVar[str] = "kNN-Per"
     paper: ClassVar[str] = "Marfoq et al., ICML 2022"
     family: ClassVar[Family] = "knowledge"
+    use: ClassVar[str] = "a global model with the client's own neighbours, no training"
     grid: ClassVar[Grid] = {"neighbours": (5, 7, 10, 20), "scale": (0.1, 1.0, 10.0)}
     has_personal: ClassVar[bool] = True
     answers: ClassVar[bool] = True

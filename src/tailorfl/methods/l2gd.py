@@ -55,6 +55,7 @@ class L2GD(Method):
     title: ClassVar[str] = "L2GD"
     paper: ClassVar[str] = "Hanzely and Richtárik, 2020"
     family: ClassVar[Family] = "two models"
+    use: ClassVar[str] = "few, random exchanges between local steps"
     grid: ClassVar[Grid] = {"lam": (0.1, 0.3, 1.0), "p": (0.1, 0.3, 0.5)}
     # A client that idles would miss an exchange and later step towards a mean of long ago.
     participation: Literal["all"] = Field(default="all", description="which clients train in a round")

@@ -31,6 +31,7 @@ class LocalTrain(Method):
     title: ClassVar[str] = "LocalTrain"
     paper: ClassVar[str] = "baseline (Standalone)"
     family: ClassVar[Family] = "baseline"
+    use: ClassVar[str] = "what a client has without the others"
     grid: ClassVar[Grid] = {}
     has_global: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
@@ -57,6 +58,7 @@ class LocalAverage(LocalTrain):
     title: ClassVar[str] = "LocalTrain, averaged"
     paper: ClassVar[str] = "baseline (averaged once, never sent back)"
     family: ClassVar[Family] = "baseline"
+    use: ClassVar[str] = "the mean of models that never met"
     grid: ClassVar[Grid] = {}
     has_global: ClassVar[bool] = True
     heterogeneous: ClassVar[bool] = False
@@ -83,6 +85,7 @@ class Centralized(ServerModel):
     title: ClassVar[str] = "Centralized"
     paper: ClassVar[str] = "baseline (pooled data)"
     family: ClassVar[Family] = "baseline"
+    use: ClassVar[str] = "what pooling all data would give"
     grid: ClassVar[Grid] = {}
     has_personal: ClassVar[bool] = False
     pooled: ClassVar[bool] = True

@@ -49,6 +49,7 @@ class MOON(FedAvg):
     title: ClassVar[str] = "MOON"
     paper: ClassVar[str] = "Li et al., CVPR 2021"
     family: ClassVar[Family] = "one model"
+    use: ClassVar[str] = "one model of images whose features drift apart"
     grid: ClassVar[Grid] = {"mu": (0.1, 1.0, 5.0), "tau": (0.1, 0.5, 1.0)}
     mu: float = Field(1.0, ge=0, description="μ: strength of the contrast (official code: 5 on CIFAR-10)")
     tau: float = Field(0.5, gt=0, description="τ: temperature of the contrast")

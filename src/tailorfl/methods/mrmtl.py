@@ -42,6 +42,7 @@ class MRMTL(TwoModels):
     title: ClassVar[str] = "MR-MTL"
     paper: ClassVar[str] = "mean-regularised MTL (Evgeniou and Pontil, KDD 2004), as MTL in PerAda"
     family: ClassVar[Family] = "two models"
+    use: ClassVar[str] = "own model near the mean; private samples"
     grid: ClassVar[Grid] = {"lam": (0.01, 0.1, 1.0)}
     has_global: ClassVar[bool] = False
     lam: float = Field(0.1, ge=0, description="λ: pull towards the mean of all personal models")

@@ -144,6 +144,7 @@ class FedPer(KeepsPart):
     title: ClassVar[str] = "FedPer"
     paper: ClassVar[str] = "Arivazhagan et al., 2019"
     family: ClassVar[Family] = "parts"
+    use: ClassVar[str] = "label skew: shared body, own head"
     grid: ClassVar[Grid] = {"final_personal_epochs": (0, 1)}
 
 
@@ -155,6 +156,7 @@ class FedRep(KeepsPart):
     title: ClassVar[str] = "FedRep"
     paper: ClassVar[str] = "Collins et al., ICML 2021"
     family: ClassVar[Family] = "parts"
+    use: ClassVar[str] = "label skew: own head fitted first, then the body"
     grid: ClassVar[Grid] = {"head_epochs": (1, 5, 10)}
     head_epochs: int = Field(10, ge=0, description="E_h: epochs on the head with the body fixed")
     head_steps: int | None = Field(None, ge=0, description="steps in place of head_epochs")
@@ -194,6 +196,7 @@ class LGFedAvg(KeepsPart):
     title: ClassVar[str] = "LG-FedAvg"
     paper: ClassVar[str] = "Liang et al., 2020"
     family: ClassVar[Family] = "parts"
+    use: ClassVar[str] = "own features, one shared head; few bytes"
     grid: ClassVar[Grid] = {"final_personal_epochs": (0, 1)}
     personal_part: str = Field(
         "extractor", description="what stays on the client; extractor:k shares the last k linear layers"
@@ -215,6 +218,7 @@ class FedBN(KeepsPart):
     title: ClassVar[str] = "FedBN"
     paper: ClassVar[str] = "Li et al., ICLR 2021"
     family: ClassVar[Family] = "parts"
+    use: ClassVar[str] = "shifts of the inputs (scanners, sites)"
     grid: ClassVar[Grid] = {"final_personal_epochs": (0, 1)}
     personal_part: str = Field("norm", description="what stays on the client")
 
@@ -292,6 +296,7 @@ class FedAlt(Penalised, FedRep):
     title: ClassVar[str] = "FedAlt"
     paper: ClassVar[str] = "Pillutla et al., ICML 2022"
     family: ClassVar[Family] = "parts"
+    use: ClassVar[str] = "shared body, own part, trained in turns"
     grid: ClassVar[Grid] = {"lam": (0.0, 0.01, 0.1, 1.0), "final_personal_epochs": (0, 1)}
     head_epochs: int = Field(
         1, ge=0, description="τ_v: epochs on the personal part with the shared one fixed"
@@ -322,6 +327,7 @@ class FedSim(Penalised, FedPer):
     title: ClassVar[str] = "FedSim"
     paper: ClassVar[str] = "Pillutla et al., ICML 2022"
     family: ClassVar[Family] = "parts"
+    use: ClassVar[str] = "shared body and own part, trained together"
     grid: ClassVar[Grid] = {"lam": (0.0, 0.01, 0.1, 1.0), "final_personal_epochs": (0, 1)}
 
     def train_held(self, client: Client, model: TensorDict, centre: TensorDict) -> TensorDict:

@@ -48,6 +48,7 @@ class PerFedAvg(ServerModel):
     title: ClassVar[str] = "Per-FedAvg"
     paper: ClassVar[str] = "Fallah et al., NeurIPS 2020"
     family: ClassVar[Family] = "tuned"
+    use: ClassVar[str] = "a start from which one step personalizes"
     grid: ClassVar[Grid] = {"alpha": (0.01, 0.03, 0.1)}
     alpha: float = Field(0.1, ge=0, description="α: step of the adaptation")
     variant: Literal["FO", "HF"] = Field(

@@ -54,6 +54,7 @@ class PerAda(TwoModels):
     title: ClassVar[str] = "PerAda"
     paper: ClassVar[str] = "Xie et al., CVPR 2024"
     family: ClassVar[Family] = "two models"
+    use: ClassVar[str] = "own adapters on a frozen network, public data at the server"
     grid: ClassVar[Grid] = {"lam": (0.1, 1.0), "distil.lr": (1e-5, 1e-4, 1e-3, 1e-2)}
     models_trained: ClassVar[int] = 2
     lam: float = Field(1.0, ge=0, description="λ: pull of the personal model towards the received global one")

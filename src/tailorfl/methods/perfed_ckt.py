@@ -61,6 +61,7 @@ class PerFedCKT(Method):
     title: ClassVar[str] = "PerFed-CKT"
     paper: ClassVar[str] = "Cho et al., 2021"
     family: ClassVar[Family] = "knowledge"
+    use: ClassVar[str] = "different networks: predictions on public data, in groups"
     grid: ClassVar[Grid] = {"lam": (0.05, 0.1, 0.5, 1.0, 2.0, 4.0), "clusters": (1, 2, 3, 4)}
     has_global: ClassVar[bool] = False
     personal_receives: ClassVar[bool] = False

@@ -51,6 +51,7 @@ class PFedGraph(Method):
     title: ClassVar[str] = "pFedGraph"
     paper: ClassVar[str] = "Ye et al., ICML 2023"
     family: ClassVar[Family] = "mixture"
+    use: ClassVar[str] = "a graph of who helps whom, learnt at the server"
     grid: ClassVar[Grid] = {"alpha": (0.1, 0.4, 0.8, 1.6), "lam": (0.0, 0.001, 0.01, 0.1)}
     has_global: ClassVar[bool] = False
     personal_receives: ClassVar[bool] = False

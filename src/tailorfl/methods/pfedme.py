@@ -53,6 +53,7 @@ class PFedMe(TwoModels):
     title: ClassVar[str] = "pFedMe"
     paper: ClassVar[str] = "T. Dinh et al., NeurIPS 2020"
     family: ClassVar[Family] = "two models"
+    use: ClassVar[str] = "own model near a shared one, several inner steps"
     grid: ClassVar[Grid] = {"lam": (0.1, 1.0, 15.0), "lr": (0.005, 0.05, 0.5), "inner_steps": (3, 5)}
     models_trained: ClassVar[int] = 2
     lam: float = Field(

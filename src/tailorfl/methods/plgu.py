@@ -71,6 +71,7 @@ class PLGULF(TwoModels):
     title: ClassVar[str] = "PLGU-LF"
     paper: ClassVar[str] = "Qu et al., CVPR 2023"
     family: ClassVar[Family] = "two models"
+    use: ClassVar[str] = "the worst clients: flat, own top layers"
     grid: ClassVar[Grid] = {"rho": (0.05, 0.1, 0.5)}
     models_trained: ClassVar[int] = 2
     personal_layers: int | None = Field(
@@ -151,6 +152,7 @@ class PLGUGRep(FedRep):
     title: ClassVar[str] = "PLGU-GRep"
     paper: ClassVar[str] = "Qu et al., CVPR 2023"
     family: ClassVar[Family] = "parts"
+    use: ClassVar[str] = "FedRep that lifts the worst clients"
     grid: ClassVar[Grid] = {"head_epochs": (1, 5, 10), "rho": (0.05, 0.1, 0.5)}
     head_epochs: int = Field(5, ge=0, description="K: epochs on the head with the body fixed")
     body_steps: int = Field(1, ge=0, description="batches on which the body takes its two steps")
