@@ -146,6 +146,13 @@ class TestVerdicts:
         (outcome,) = judge_paper(paper(BETTER), both)
         assert (outcome.status, outcome.scale) == ("reversed", "paper")
 
+    def test_of_one_scale_the_tuned_comparison_is_judged_whichever_comes_first(self) -> None:
+        other = {"a": [0.5, 0.51, 0.5], "b": [0.7, 0.71, 0.7]}
+        untuned = evidence(self.NUMBERS, **SAMPLES)
+        tuned = evidence(other, **SAMPLES, **{"fact.inside_grid": 0.0})
+        assert statuses(paper(BETTER), untuned, tuned) == ["reversed"]
+        assert statuses(paper(BETTER), tuned, untuned) == ["reversed"]
+
     def test_variants_are_averaged_seed_by_seed_or_named_by_a_label(self) -> None:
         one, two = (
             evidence({"a": [0.8, 0.9, 0.7]}, variant="x"),

@@ -53,6 +53,11 @@ class Evidence:
         }
         return {seed: value for seed, value in found.items() if not math.isnan(value)}
 
+    @property
+    def tuned(self) -> bool:
+        """Whether the settings of a method were tuned."""
+        return any(not math.isnan(float(row.get("fact.inside_grid", math.nan))) for row in self.rows)
+
     def has(self, label: str, variant: str) -> bool:
         """Whether there is a job of a label."""
         return any((row["label"], row["variant"]) == (label, variant) for row in self.rows)

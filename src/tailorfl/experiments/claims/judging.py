@@ -90,13 +90,13 @@ def _outcome(claim: Claim, paper: Paper, evidence: Sequence[Evidence]) -> Outcom
 
 
 def _nearest(claim: Claim, evidence: Iterable[Evidence]) -> Evidence | None:
-    """The evidence of a claim's recipe that has all its methods, of the scale that comes first."""
+    """The evidence of a claim's recipe with all its methods: of the scale that comes first, tuned before untuned."""
     able = [
         one
         for one in evidence
         if one.recipe == claim.recipe and one.scale in SCALES and all(one.has(*p) for p in _places(claim))
     ]
-    return min(able, key=lambda one: SCALES.index(one.scale), default=None)
+    return min(able, key=lambda one: (SCALES.index(one.scale), not one.tuned), default=None)
 
 
 def _places(claim: Claim) -> list[tuple[str, str]]:
