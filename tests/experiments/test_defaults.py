@@ -10,8 +10,8 @@ from tailorfl.core.method import methods
 from tailorfl.experiments.config import load
 from tailorfl.experiments.runner import run_experiment
 
-FEW_STEPS = {"afl", "cyclic"}
-"""One step a round, and one client a round: these get ten times the rounds, and still no more steps than the others."""
+TIMES = {"afl": 10, "cyclic": 10, "fedem": 2}
+"""Method -> times as many rounds: one step a round, one client a round, and steps that three networks share."""
 BELOW = 0.02
 """Points of accuracy that a default may end below LocalTrain."""
 
@@ -25,13 +25,11 @@ def test_the_recipe_has_every_method_and_no_settings_of_theirs() -> None:
 @pytest.mark.slow
 def test_no_default_ends_far_below_local_training(tmp_path: Path) -> None:
     config = load("defaults_digits", {"seeds": [0], "eval": {"every": 0, "final": ["local"]}})
-    few = [m for m in config.methods if m.name in FEW_STEPS]
-    longer = config.model_copy(update={"methods": few, "rounds": 10 * config.rounds})
-    others = config.model_copy(update={"methods": [m for m in config.methods if m not in few]})
-    jobs = [
-        *run_experiment(others, tmp_path / "out").jobs,
-        *run_experiment(longer, tmp_path / "longer").jobs,
-    ]
+    jobs = []
+    for times in sorted({1, *TIMES.values()}):
+        lines = [m for m in config.methods if TIMES.get(m.name, 1) == times]
+        part = config.model_copy(update={"methods": lines, "rounds": times * config.rounds})
+        jobs += run_experiment(part, tmp_path / str(times)).jobs
     mean = {summary["method"]: summary["metrics"]["mean"] for summary, _ in jobs}
     assert set(mean) == set(methods())
     assert not {n: value for n, value in mean.items() if value < mean["local"] - BELOW}, mean["local"]
