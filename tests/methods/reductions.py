@@ -111,6 +111,7 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
         Same("one client", {}, "centralized", said=True, data={"sizes": (11,)}),
     ),
     "ffa_lora": (fedavg("no LoRA", said=True),),
+    "feddpa": (fedavg("no LoRA", said=True), nothing_personal("no LoRA")),
     "fedsa_lora": (
         nothing_personal("no LoRA", personal_part="lora_B"),
         nothing_personal(**SHARED_HEAD),

@@ -227,6 +227,7 @@ ROWS: dict[str, Row] = {
         sparse=True,
     ),
     # On a model without LoRA there is nothing to freeze, and no B to keep; see tests/methods/test_lora_factors.py.
+    "feddpa": Row(Card(whole, whole, whole, True, True), chooses=True),
     "ffa_lora": Row(Card(whole, whole, whole, False, True), limit=Limit("pooled")),
     "fedsa_lora": Row(
         Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, True, False),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from references import (
+    adapters,
     class_features,
     class_heads,
     clustering,
@@ -40,6 +41,7 @@ from references.settings import (
     FEDAS,
     FEDCLUP,
     FEDDBE,
+    FEDDPA,
     FEDEM,
     FEDGH,
     FEDOA,
@@ -134,6 +136,7 @@ MAIN: dict[str, tuple[Reference, Case]] = {
     "fedproto": (class_features.fedproto, Case({"weights": "samples", "lam": 2.0}, rounds=3)),
     "fedgh": (class_heads.fedgh, Case(FEDGH, rounds=3)),
     "fedtgp": (class_heads.fedtgp, Case(FEDTGP, rounds=3)),
+    "feddpa": (adapters.feddpa, Case(FEDDPA, "lora", rounds=3)),
     "fedcp": (gated_features.fedcp, Case({"weights": "samples", "lam": 3.0}, rounds=3)),
     "gpfl": (gated_features.gpfl, Case(GPFL, rounds=3)),
     "fedpac": (class_features.fedpac, Case(FEDPAC, rounds=3)),

@@ -17,6 +17,7 @@ from references.settings import (
     FEDAS,
     FEDCLUP,
     FEDDBE,
+    FEDDPA,
     FEDEM,
     FEDGH,
     FEDOA,
@@ -331,6 +332,7 @@ OPTIONS: dict[str, list[Case]] = {
         Case({**FEDDBE, "bias": False}, why="no bias", rounds=3),
         Case(FEDDBE, "norm", "running statistics", rounds=3),
     ],
+    "feddpa": [Case({**FEDDPA, "dynamic_on": "local"}, "lora", "local", rounds=3)],
     "fedcp": [
         Case({"weights": "uniform", "lam": 0.0}, why="no discrepancy", rounds=3),
         Case({"weights": "samples", "lam": 3.0}, "norm", "running statistics", rounds=3),

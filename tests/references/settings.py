@@ -140,6 +140,13 @@ IFCA = {"weights": "uniform", "clusters": 2, "send": "models", "warm_rounds": 0}
 CFL = {"weights": "samples", "eps1": 10.0, "eps2": 0.01, "first_split": 0, "gamma": 0.0}
 MOON = {**AVERAGE, "mu": 2.0, "tau": 0.5, "history": 1}
 FEDDBE = {"weights": "samples", "kappa": 3.0, "mu": 0.6, "bias": True}
+FEDDPA = {
+    "weights": "uniform",
+    "a": 0.4,
+    "compared": 9,
+    "most_dynamic": 0.6,
+    "dynamic_on": "global",
+}
 GPFL = {"weights": "samples", "lam": 0.3, "mu": 0.2, "conditions": "received"}
 FEDPHP = {**AVERAGE, "lam": 0.4, "teach": "kd", "horizon": 3.0}
 FEDPAC = {"weights": "samples", "lam": 2.0, "head_epochs": 1, "head_lr": None, "mix": True}

@@ -166,6 +166,7 @@ class Client:
         of: Callable[..., Tensor],
         given: Sequence[Given] = (),
         by_class: bool = False,
+        most: int | None = None,
     ) -> Tensor:
         """Returns the sum of `of(seen, *given)` over this client's training samples, or that of each class.
 
@@ -175,6 +176,7 @@ class Client:
                 for each sample that depends on that sample alone.
             given: per-client tensors and TensorDicts for it.
             by_class: sums by label, [classes, ...], of a task of classification; else [...].
+            most: over so many training samples at most, which are drawn at random in every round; default all.
 
         Raises:
             TailorflError: under sample-level privacy, which does not cover a look without noise; classes of another
@@ -183,7 +185,7 @@ class Client:
         """
         self._refuse_look("client.summed(...)")
         packed = Packed.of((state, tuple(given)))
-        call = looks.Summed(self._cohort, of, packed.form, self._classes() if by_class else None)
+        call = looks.Summed(self._cohort, of, packed.form, self._classes() if by_class else None, most)
         return operations.apply(call, self._position, *packed.leaves)[0]
 
     def class_counts(self) -> Tensor:

@@ -116,6 +116,22 @@ class Model:
         factory = partial(_joined, self._factory, self._prepare, count, join)
         return Model(factory, trainable=partial(_is_live, self.frozen), seed=self._seed)
 
+    def inside(self, outer: Callable[[nn.Module], nn.Module], name: str) -> Model:
+        """Returns the model of what `outer` makes of every module, which it holds by that attribute.
+
+        What is frozen stays so under its new name; what `outer` adds is drawn last and trains.
+        """
+        frozen = {f"{name}.{n}" for n in self.frozen}
+        factory, prepare = self._factory, self._prepare
+
+        def make() -> nn.Module:
+            module = replace_dropout(factory())
+            if prepare is not None:
+                prepare(module)
+            return outer(module)
+
+        return Model(make, trainable=lambda full, *_: full not in frozen, seed=self._seed)
+
     def freezing(self, still: Selector) -> Model:
         """Returns the model in which what `still` picks never changes either, as drawn with the model's seed."""
         frozen = self.frozen | select(self.module, still, allow_empty=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,9 +13,11 @@ from tailorfl.data.source import Source
 from tailorfl.errors import TailorflError
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort, padded, rows_at_once
+from tailorfl.training.keys import generator
 from tailorfl.training.operations import where
 from tailorfl.training.outputs import in_passes
 from tailorfl.training.packing import Dims, Form, Packed
+from tailorfl.training.plan import Rows
 from tailorfl.training.terms import Seen
 
 
@@ -73,14 +76,19 @@ class Summed:
     """A sum over each client's training samples, of one model."""
 
     def __init__(
-        self, cohort: Cohort, of: Callable[..., Tensor], form: Form, classes: int | None = None
+        self,
+        cohort: Cohort,
+        of: Callable[..., Tensor],
+        form: Form,
+        classes: int | None = None,
+        most: int | None = None,
     ) -> None:
-        self.cohort, self.of, self.form, self.classes = cohort, of, form, classes
+        self.cohort, self.of, self.form, self.classes, self.most = cohort, of, form, classes, most
 
     def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
         """Returns the sums, [clients, ...] or [...] of one client; with `classes` [clients, classes, ...]."""
         cohort, source = self.cohort, self.cohort.source
-        rows, weight = padded([cohort.members[p] for p in positions])
+        rows, weight = padded(self._rows(positions))
         if cohort.counting:
             rows, weight = rows[:, :0], weight[:, :0]
         rows, weight = rows.to(source.x.device), weight.to(cohort.device)
@@ -99,6 +107,15 @@ class Summed:
             total = value if total is None else total + value
         assert total is not None  # a table has at least one piece, if an empty one
         return (total,)
+
+    def _rows(self, positions: Sequence[int]) -> list[Rows]:
+        """The samples of each client that are summed: all, or `most` that are drawn by its key."""
+        members = [self.cohort.members[p] for p in positions]
+        if self.most is None:
+            return members
+        keys = self.cohort.keys(positions, "some training samples")
+        drawn = [generator(int(key)).permutation(len(m)) for key, m in zip(keys, members, strict=True)]
+        return [m[np.sort(order[: self.most])] for m, order in zip(members, drawn, strict=True)]
 
     def _one(
         self, tensors: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, classes: Tensor | None

@@ -1,0 +1,181 @@
+"""FedDPA (Long et al., "Dual-Personalizing Adapter for Federated Foundation Models", NeurIPS 2024).
+
+    a global set of LoRA φ_g and a local one φ_e, which answer together, weighted for every input
+    y = W x + w_g Δ_{φ_g} x + w_e Δ_{φ_e} x       in every layer with LoRA
+
+    server sends φ_g
+    client i, from the second round on:  φ_e = LocalSGD(φ_e) with w = (1 − a, a), the received φ_g as it is
+              always:                    φ = LocalSGD(φ_g) with w = (1, 0)          keeps φ_e, sends φ
+    server:   φ_g = Σ_S a_i φ                                        (the paper: equal weights)
+    deployed: w = (ω, 1 − ω),  ω(x) = ω_max · mean_{j ≤ S} cos(e(x), e(x_j)),  x_j own training samples at random,
+              e the features (of a sequence at its last position) under φ_e alone
+
+With `when` = after (FedDPA-F) no φ_e is kept: φ_g, tuned alone for `ft_epochs` before a model is used, is one. As in
+the official code the global set has the larger share where an input is familiar; `dynamic_on` = local turns that round.
+(Its generation script answers a whole batch before any weight is set, with φ_g alone.) What else a model trains, such
+as a classifier, is shared and trains with φ_g. A client that has not trained φ_e, as a newcomer, deploys φ_g alone. A
+model without LoRA has no second set: there it is FedAvg. Models that generate are refused.
+
+| symbol | here |
+|---|---|
+| φ_g | server state `w` |
+| φ_e | client state `own` (and whether it was trained) |
+| a, S, ω_max | `a`, `compared`, `most_dynamic` |
+| how sets are weighed | the model's `mix`, and `memory` = ω_max · the mean e(x_j)/‖e(x_j)‖ |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.messages import Replies
+from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.errors import ConfigError
+from tailorfl.methods.bases import ServerModel
+from tailorfl.methods.fedit import lora_pairs
+from tailorfl.models.functional import Model
+from tailorfl.models.split import Split
+from tailorfl.models.two_adapters import OWN, is_own, with_two_adapters
+from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training import tree
+from tailorfl.training.plan import Length
+from tailorfl.training.terms import Seen
+
+
+@register
+class FedDPA(ServerModel):
+    """A global and a local adapter that answer together, weighted for every input."""
+
+    name: ClassVar[str] = "feddpa"
+    title: ClassVar[str] = "FedDPA"
+    paper: ClassVar[str] = "Long et al., NeurIPS 2024"
+    family: ClassVar[Family] = "two models"
+    grid: ClassVar[Grid] = {"a": (0.3, 0.5, 0.7), "most_dynamic": (0.3, 0.5, 1.0)}
+    of_adapters: ClassVar[bool] = True
+    a: float = Field(0.5, ge=0, le=1, description="share of the local adapter while it trains")
+    when: Literal["beside", "after"] = Field(
+        "beside", description="the local adapter trains beside the global one, or once before a model is used"
+    )
+    compared: int = Field(5, ge=1, description="S: own training samples that an input is compared with")
+    most_dynamic: float = Field(0.5, ge=0, le=1, description="ω_max: largest weight that an input decides")
+    dynamic_on: Literal["global", "local"] = Field(
+        "global", description="whose weight grows with how familiar an input is; global as the code"
+    )
+    ft_epochs: int = Field(1, ge=0, description="epochs of the local adapter, where it trains after")
+    ft_steps: int | None = Field(None, ge=0, description="steps in place of ft_epochs")
+
+    def wrap(self, model: Model) -> Model:
+        return model.inside(with_two_adapters, "network") if lora_pairs(model.parameters) else model
+
+    def make_split(self, model: Model) -> Split:
+        return model.split(is_own, allow_empty=True)
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        if ctx.split.personal and ctx.task == "generation":
+            raise ConfigError(
+                "FedDPA weighs its adapters by the features of a whole input, which a model that generates word by "
+                "word does not give; take a task of classification"
+            )
+        rest = ctx.split.select_personal(ctx.init)
+        return TensorDict({"w": ctx.split.select_shared(ctx.init), "rest": rest}, batch_size=[])
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        sent: TensorDict = server["w"]
+        return sent
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        return TensorDict({"w": replies.mean(), "rest": server["rest"]}, batch_size=[])
+
+    def shared(self, server: TensorDict) -> TensorDict:
+        return tree.merge(server["w"], server["rest"])
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        if not ctx.split.personal:
+            return tree.empty()
+        own = ctx.split.select_personal(ctx.init)
+        return TensorDict({"own": own, "trained": torch.zeros((), dtype=ctx.dtype)}, batch_size=[])
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        split = client.split
+        if not split.personal:
+            return state, client.fit(received)
+        own, trained = state["own"], state["trained"]
+        if self.when == "beside" and client.round > 0:
+            fitted = client.fit(weighed(received, own, 1 - self.a, self.a), train=factors(client))
+            own, trained = weighed(fitted.select(*own.keys()), own.select("mix"), 1.0, 0.0), trained * 0 + 1
+        alone = client.fit(
+            weighed(received, own, 1.0, 0.0), train=[n for n in split.trainable if n in split.shared]
+        )
+        return TensorDict({"own": own, "trained": trained}, batch_size=[]), alone.select(*received.keys())
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        if not client.split.personal:
+            return received
+        own, known = state["own"], state["trained"]
+        if self.when == "after":
+            own = tree.merge(own, TensorDict({n: received[twin(n)] for n in factors(client)}))
+            tuning = Length(epochs=self.ft_epochs, steps=self.ft_steps)
+            start = weighed(received, own, 0.0, 1.0)
+            fitted = client.fit(start, train=factors(client), length=tuning, purpose="finetune")
+            own, known = fitted.select(*own.keys()), torch.ones_like(known)
+        memory = self.remembered(client, weighed(received, own, 0.0, 1.0))
+        first = 0.0 if self.dynamic_on == "global" else 1.0
+        answering = weighed(received, own, first, 1 - first)
+        found = {
+            "mix": torch.where(
+                known > 0, answering["mix"], own["mix"] * 0 + torch.tensor([1.0, 0.0]).to(known)
+            ),
+            "memory": known * (memory if self.dynamic_on == "global" else -memory),
+        }
+        return tree.merge(answering, TensorDict(found))
+
+    def remembered(self, client: Client, local: TensorDict) -> Tensor:
+        """Returns ω_max times the mean of S normalised features of the client's own samples, [d_z]."""
+        if self.most_dynamic == 0:
+            zero: Tensor = local["memory"] * 0
+            return zero
+
+        def direction(seen: Seen) -> Tensor:
+            return normalize(seen.features, dim=-1)
+
+        total = client.summed(local, direction, most=self.compared)
+        count = client.samples.clamp(min=1, max=self.compared).to(total.dtype)
+        return self.most_dynamic * total / count
+
+    def unprotected(self, level: PrivacyLevel) -> str:
+        looks = level == "sample" and self.most_dynamic > 0
+        return "features of a client's own samples in its deployed model (most_dynamic)" if looks else ""
+
+    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+        if facts.split.personal:
+            return ()
+        because, options = "on a model without LoRA", {"weights": self.weights}
+        return tuple(
+            Reduction(because, which, "fedavg", "global", options) for which in ("global", "personal")
+        )
+
+
+def weighed(received: TensorDict, own: TensorDict, of_shared: float, of_own: float) -> TensorDict:
+    """Returns both together, weighed alike for every input."""
+    whole = tree.merge(received, own)
+    mix = torch.tensor([of_shared, of_own]).to(own["mix"])
+    return tree.merge(whole, TensorDict({"mix": mix}))
+
+
+def factors(client: Client) -> list[str]:
+    """Returns the names of the factors of the local set."""
+    return [n for n in client.split.trainable if n in client.split.personal]
+
+
+def twin(name: str) -> str:
+    """Returns the name of the tensor of the global set beside one of the local set."""
+    return ".".join("shared" if part == OWN else part for part in name.split("."))
