@@ -216,6 +216,8 @@ def contents(payload: TensorDict, model: Model) -> str:
     groups: dict[str, set[str]] = {}
     for path, _ in tree.leaves(payload):
         group, _, name = path.rpartition("/")
+        if several := re.match(r"(networks\.\d+)\.(.+)", name):  # one of the networks of a mixture
+            group, name = f"{group}/{several[1]}", several[2]
         groups.setdefault(group, set()).add(name)
     known = {*model.parameters, *model.buffers}
     parts = [part_of(names & known, model) for names in groups.values() if names & known]

@@ -273,6 +273,7 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
         ),
         in_run(drawn("personal", personal_start=2, own_init=False), rounds=2),
     ),
+    "apple": (local(rate=0.0, prior="own"),),
     "apfl": (
         *(fedavg("T02", exact=False, alpha=a, adaptive=False) for a in (0.0, 0.4, 1.0)),
         local(exact=False, alpha=1.0, adaptive=False),

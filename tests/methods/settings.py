@@ -198,6 +198,12 @@ ROWS: dict[str, Row] = {
         {"align_lr": 0.05},
         still={"align_epochs": 0},
     ),
+    # All cores but the own one go down, each beside its share; running statistics stay.
+    "apple": Row(
+        Card(lambda s: 4 * (s.d + 1), whole, whole, True, False),
+        {"rate": 0.3, "mu": 0.5, "horizon": 3.0},
+        indexed=True,
+    ),
     # Two networks travel, and are one model that trains; π is no parameter.
     "fedem": Row(Card(twice, twice, whole, True, False), {"components": 2}, chooses=True),
     # Its head has names that networks of all kinds have in common.

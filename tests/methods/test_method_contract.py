@@ -6,6 +6,7 @@ Its card, untouched idle clients, repeatability, pure evaluation, odd clients.
 from __future__ import annotations
 
 import random
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,7 @@ def test_the_runs_weights_are_those_of_every_method_that_has_none_of_its_own(nam
         "cyclic",
         "fedas",
         "fedgh",
+        "apple",
     }
     assert alike == all(torch.equal(t, uniform[p]) for p, t in everything(own).items())
 
@@ -90,7 +92,9 @@ def test_traffic_is_that_of_the_card(name: str) -> None:
         everyone = sim.method.participation == "all"
         training = tuple(range(len(SIZES))) if everyone else sim.sample(r)
         message = sim.method.broadcast(sim.server, training)
-        distinct = len(message.rows.unique()) if isinstance(message, PerClient) else 1
+        distinct = Fraction(1)
+        if isinstance(message, PerClient):  # a client may get several rows
+            distinct = Fraction(len(message.rows.unique()) * len(training), max(message.rows.numel(), 1))
         result = sim.step()
         down, back = by_round(r, size)
         up, unicast = up + len(result.clients) * back, unicast + len(training) * down

@@ -40,6 +40,7 @@ OF_ALL: dict[str, tuple[list[Any], list[Any]]] = {
     "capacity": NOT_NEGATIVE, "neighbours": AT_LEAST_1, "scale": POSITIVE,
     "head_lr": POSITIVE, "history": NOT_NEGATIVE, "projection": NOT_NEGATIVE, "first_passes": AT_LEAST_1,
     "align_epochs": NOT_NEGATIVE, "align_steps": NOT_NEGATIVE, "align_lr": POSITIVE,
+    "rate": NOT_NEGATIVE_REAL,
     "newcomer_passes": NOT_NEGATIVE, "components": AT_LEAST_1,
     "server_passes": NOT_NEGATIVE, "server_batch": AT_LEAST_1,
     "eps1": NOT_NEGATIVE_REAL, "eps2": NOT_NEGATIVE_REAL, "first_split": NOT_NEGATIVE,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from references import (
     adapters,
+    apple,
     class_features,
     class_heads,
     clustering,
@@ -31,6 +32,7 @@ from references.options import OPTIONS
 from references.plain import Outcome
 from references.settings import (
     APFL,
+    APPLE,
     AVERAGE,
     CFL,
     CKT,
@@ -130,6 +132,7 @@ MAIN: dict[str, tuple[Reference, Case]] = {
     "moon": (class_features.moon, Case(MOON, rounds=3)),
     "fedas": (fedas.fedas, Case(FEDAS, rounds=3)),
     "fedem": (fedem.fedem, Case(FEDEM, rounds=3)),
+    "apple": (apple.apple, Case({**APPLE, "weights": "uniform"}, rounds=4)),
     "fedphp": (class_features.fedphp, Case(FEDPHP, rounds=3)),
     "feddbe": (class_features.feddbe, Case(FEDDBE, rounds=3)),
     "fedrod": (class_features.fedrod, Case({**AVERAGE, "gamma": 0.7, "personal_rate": 0.6})),

@@ -7,6 +7,7 @@ from typing import Any
 
 from references.settings import (
     APFL,
+    APPLE,
     AVERAGE,
     CFL,
     CKT,
@@ -383,6 +384,13 @@ OPTIONS: dict[str, list[Case]] = {
         Case({**FEDEM, "weights": "uniform"}, why="uniform", rounds=3),
         Case(FEDEM, "norm", "running statistics", rounds=3),
         Case(FEDEM, "half frozen", "frozen layers", rounds=3),
+    ],
+    "apple": [
+        Case({**APPLE, "decay": "cosine"}, why="cosine", rounds=4),
+        Case({**APPLE, "prior": "uniform"}, why="uniform", rounds=3),
+        Case({**APPLE, "rate": 3.0, "mu": 0.0}, why="nothing pulls", rounds=3),
+        Case(APPLE, "norm", "running statistics", rounds=3),
+        Case(APPLE, "half frozen", "frozen layers", rounds=3),
     ],
     "fedgh": [
         Case({**FEDGH, "deploy": "received"}, why="the server's head", rounds=3),

@@ -115,6 +115,7 @@ FOMO = {
     "fallback": "own",
     "norm": "l2",
 }
+APPLE = {"rate": 0.4, "mu": 0.3, "horizon": 2.5, "decay": "exponential", "prior": "samples"}
 FEDAS = {"weights": "samples", "align_epochs": 1, "align_lr": 0.3, "fisher": True}
 FEDEM = {"weights": "samples", "components": 3, "normalise": "all", "newcomer_passes": 1}
 FEDALA = {**AVERAGE, "eta": 1.0, "share": 0.8, "first_passes": 3, "start": 1.0}

@@ -81,7 +81,7 @@ def test_with_equal_class_counts_nothing_changes() -> None:
     assert_close(shared(runs[0]), shared(runs[1]))
 
 
-OWN = ("fedrod",)
+OWN = ("fedrod", "fedem")
 """Methods whose own loss takes the place of the run's."""
 
 

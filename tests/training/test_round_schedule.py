@@ -25,7 +25,11 @@ from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.round_schedule import RoundSchedule
 
 HALVED = RoundSchedule("step", milestones=(1,), factor=0.5)
-OWN_RATES = {"pfedme": {"lr": 0.1, "personal_lr": 0.04}, "perada": {"personal_lr": 0.03}}
+OWN_RATES = {
+    "pfedme": {"lr": 0.1, "personal_lr": 0.04},
+    "perada": {"personal_lr": 0.03},
+    "fedas": {"align_lr": 0.05},
+}
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ class Context:
     """Labelled samples that the server holds, no client's."""
     samples: float = 0.0
     """Mean number of training samples of a client."""
+    sizes: tuple[int, ...] = ()
+    """Training samples of every client."""
     architecture: str = ""
     """Name of this architecture; "" where all clients have the same."""
     siblings: tuple[Context, ...] = ()

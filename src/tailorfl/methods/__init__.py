@@ -2,6 +2,7 @@
 
 from tailorfl.methods import (
     apfl,
+    apple,
     cfl,
     cyclic,
     ditto,
@@ -50,6 +51,7 @@ from tailorfl.methods import (
 
 __all__ = [
     "apfl",
+    "apple",
     "cfl",
     "cyclic",
     "ditto",

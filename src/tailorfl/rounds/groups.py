@@ -83,6 +83,7 @@ def make_groups(
             public=federation.public,
             validation=validation,
             samples=float(sizes.mean()),
+            sizes=tuple(sizes.tolist()),
             architecture=name,
         )
         for name, model in wrapped.items()

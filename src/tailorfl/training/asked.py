@@ -59,17 +59,17 @@ def run_fit(
     """
     _check(cohort, components, asked)
     states: dict[str, dict[str, Any]] = {name: dict(state.items()) for name, state in components.items()}
-    names = _trained(cohort, states, asked)
+    names = {name: _trained(cohort, states, asked, name) for name in states}
     config, optimizer, length = cohort.config, asked.optimizer, asked.length
     batch, epochs, steps = resolved(config, length)
     strength = asked.prox[0] if asked.prox is not None else None
     private = tuple([term for term in asked.terms if term.public is None])
     public = tuple([term for term in asked.terms if term.public is not None])
     taken = epochs if steps is None else steps
-    if not names or (not isinstance(taken, Tensor) and taken == 0) or cohort.limit == 0:
+    if not any(names.values()) or (not isinstance(taken, Tensor) and taken == 0) or cohort.limit == 0:
         return None
     options = FitOptions(
-        trained=(names,) * len(components),
+        trained=tuple(names.values()),
         components=tuple(components),
         rule=config.rule if optimizer is OF_RUN else optimizer.rule(config.rule),
         clip=config.clip,
@@ -89,16 +89,18 @@ def run_fit(
         steps=None if isinstance(steps, Tensor) else steps,
         first=length.first,
     )
-    moving = cohort.model.trained_buffers(names) if cohort.model.has_batch_statistics else ()
+    learned = tuple(dict.fromkeys(n for own in names.values() for n in own))
+    buffers = cohort.model.trained_buffers(learned) if cohort.model.has_batch_statistics else ()
     if config.dp is not None:
-        check_separable(cohort.loss, moving, private)
-    moving = (*moving, *(name for term in private for name in term.keeps))
-    changing = {*names, *moving}
+        check_separable(cohort.loss, buffers, private)
+    every = (*buffers, *(name for term in private for name in term.keeps))
+    moving = {c: () if is_beside(cohort, state) else every for c, state in states.items()}
+    changing = {c: {*names[c], *moving[c]} for c in states}
     inputs = Inputs(
         steps=steps if isinstance(steps, Tensor) else None,
-        trained={c: {n: state[n] for n in names} for c, state in states.items()},
-        moving={c: {n: state[n] for n in moving} for c, state in states.items()},
-        fixed={c: {n: t for n, t in state.items() if n not in changing} for c, state in states.items()},
+        trained={c: {n: state[n] for n in names[c]} for c, state in states.items()},
+        moving={c: {n: state[n] for n in moving[c]} for c, state in states.items()},
+        fixed={c: {n: t for n, t in state.items() if n not in changing[c]} for c, state in states.items()},
         centre=None if asked.prox is None else _centre(asked.prox[1], components, names),
         strength=strength if isinstance(strength, Tensor) else None,
         rate=optimizer.lr if isinstance(optimizer.lr, Tensor) else None,
@@ -110,7 +112,7 @@ def run_fit(
     loss, work, *changed = apply(Fit(cohort, options, packed.form), position, *packed.leaves)
     models, rest = {}, iter(changed)
     for name, state in states.items():
-        state |= zip((*names, *moving), rest, strict=False)
+        state |= zip((*names[name], *moving[name]), rest, strict=False)
         models[name] = TensorDict(state, batch_size=[])
     return Done(loss, work, models)
 
@@ -162,6 +164,12 @@ def _check(cohort: Cohort, components: Components, asked: Asked) -> None:
             f"{', '.join(components) if any(components) else 'one model'}; give one direction for each model, "
             "or a single one"
         )
+    beside = [c for c, state in components.items() if is_beside(cohort, dict(state.items()))]
+    if beside and (direction is None or len(beside) == len(components)):
+        raise TailorflError(
+            f"fit() got {', '.join(map(repr, beside))}, which has no tensor of the model; such numbers train beside a "
+            "model, along what a `direction` says of them"
+        )
     own = direction.values() if isinstance(direction, Mapping) else [direction]
     for what, function in (("direction", one) for one in own if one is not None):
         _check_closure(what, function)
@@ -198,28 +206,40 @@ def _check_closure(what: str, function: Any) -> None:
             )
 
 
-def _trained(cohort: Cohort, states: Mapping[str, Mapping[str, Any]], asked: Asked) -> tuple[str, ...]:
-    """Names of the tensors that are trained: parameters of the model, then what only terms use."""
-    model, train = cohort.model, asked.train
+def is_beside(cohort: Cohort, state: Mapping[str, Any]) -> bool:
+    """Whether a component is no model, but numbers beside one: it has no tensor of the model's names."""
+    return bool(state) and cohort.model.sizes.keys().isdisjoint(state)
+
+
+def _trained(
+    cohort: Cohort, states: Mapping[str, Mapping[str, Any]], asked: Asked, component: str
+) -> tuple[str, ...]:
+    """Names of the tensors of a component that are trained: parameters of the model, then what only terms use.
+
+    Of a component beside the model, all of them.
+    """
+    model, train, state = cohort.model, asked.train, states[component]
+    if is_beside(cohort, state):
+        return tuple([n for n in state if train is None or n in train])
     wanted = set(cohort.split.trainable if train is None else train)
     names = tuple([n for n in model.parameters if n in wanted])
     if not asked.terms:
         return names
     kept = {n for term in asked.terms for n in term.keeps}
-    own = [n for state in states.values() for n in state if n not in model.sizes and n not in kept]
+    own = [n for n in state if n not in model.sizes and n not in kept]
     return names + tuple([n for n in own if train is None or n in wanted])
 
 
 def _centre(
-    given: TensorDict | Components, components: Components, names: tuple[str, ...]
+    given: TensorDict | Components, components: Components, names: Mapping[str, tuple[str, ...]]
 ) -> dict[str, dict[str, Tensor]]:
     """What the proximal pull goes to, by component, of the trained tensors."""
     centre: Mapping[str, Any] = {"": given} if tuple(components) == ("",) else given
     found = {c: dict(centre[c].items()) for c in components}
-    absent = [n for own in found.values() for n in names if n not in own]
+    absent = [n for c, own in found.items() for n in names[c] if n not in own]
     if absent:
         raise TailorflError(
             f"the centre of prox lacks {', '.join(absent[:5])}, which is trained; give the whole model "
             "as its centre, or name with `train` what the centre has"
         )
-    return {c: {n: own[n] for n in names} for c, own in found.items()}
+    return {c: {n: own[n] for n in names[c]} for c, own in found.items()}

@@ -144,6 +144,11 @@ class Passes:
                 "say how many with fit(..., batches=...)"
             )
         which = self.how.components.index(of)
+        if self.how.objective.model.sizes.keys().isdisjoint(self.carries[which].trained):
+            raise TailorflError(
+                f"a direction asked for the gradient of '{of}', of which nothing of a model trains; grad(parameters, "
+                "of=...) names the model whose forward pass it is"
+            )
         carry, at = self.carries[which], tree.tensors(parameters)
         if self.how.dp is not None:
             gradient, value = self._private(carry, at, self.batches[batch])
