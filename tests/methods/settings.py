@@ -211,12 +211,14 @@ ROWS: dict[str, Row] = {
         Card(lambda s: s.head, prototypes, whole, True, False, lambda s: -s.head),
         {"server_lr": 0.1},
         still={"server_lr": 0.0},
+        alike={"server_lr": 0.0},
         sparse=True,
     ),
     "fedtgp": Row(
         Card(prototypes, prototypes, whole, True, False),
         {"lam": 0.5, "server_passes": 2, "server_batch": 3},
         still={"predict": "head"},
+        alike={"server_passes": 0},
         sparse=True,
     ),
     # Up M_i and class means, class counts and V_i beside the model.

@@ -39,8 +39,10 @@ NOISY = ClientDP(0.3, 1.0)
 OPEN = ClientDP(math.inf, 0.0)
 COVERED = [name for name in NAMES if not make(name).unprotected("client") and not make(name).pooled]
 EACH = {
+    "apple",
     "cfl",
     "fedamp",
+    "fedas",
     "feddf",
     "fedfomo",
     "heurfedamp",

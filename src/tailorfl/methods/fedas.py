@@ -45,6 +45,9 @@ from tailorfl.training.plan import Length
 from tailorfl.training.terms import Seen, Term
 from tailorfl.training.update import Optimizer
 
+FISHER = "fisher"
+"""What F_i is called in a reply, beside the body."""
+
 
 @register
 class FedAS(Method):
@@ -55,7 +58,7 @@ class FedAS(Method):
     paper: ClassVar[str] = "Yang et al., CVPR 2024"
     family: ClassVar[Family] = "parts"
     use: ClassVar[str] = "FedPer whose body fits clients that come seldom"
-    grid: ClassVar[Grid] = {"align_epochs": (0, 1, 5), "align_lr": (0.001, 0.01, 0.1)}
+    grid: ClassVar[Grid] = {"align_epochs": (0, 1, 5)}
     has_global: ClassVar[bool] = False
     personal_receives: ClassVar[bool] = False
     align_epochs: int = Field(1, ge=0, description="epochs that align the received body to the old features")
@@ -82,10 +85,10 @@ class FedAS(Method):
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         model = client.fit(self.aligned(client, state, tree.merge(state, received)))
-        reply: dict[str, Tensor | TensorDict] = {"w": client.split.select_shared(model)}
+        reply: TensorDict = client.split.select_shared(model)
         if self.fisher:
-            reply["fisher"] = client.fisher(model)
-        return model, TensorDict(reply)
+            reply = tree.merge(reply, TensorDict({FISHER: client.fisher(model)}))
+        return model, reply
 
     def aligned(self, client: Client, old: TensorDict, model: TensorDict) -> TensorDict:
         """Returns `model` with its body moved so that a class's features are near their mean under `old`."""
@@ -106,15 +109,11 @@ class FedAS(Method):
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         if not self.fisher:
-            mean: TensorDict = replies.mean()["w"]
-            return mean
-        weights = replies.stack["fisher"].double().clamp(min=0.0)  # noise of privacy may make one negative
+            return replies.mean()
+        weights = replies.stack[FISHER].double().clamp(min=0.0)  # noise of privacy may make one negative
         if not float(weights.sum()) > 0:
             weights = torch.ones_like(weights)
-        return tree.weighted_mean(replies.stack["w"], weights / weights.sum())
-
-    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
-        return TensorDict({"w": received})
+        return tree.weighted_mean(replies.stack.exclude(FISHER), weights / weights.sum())
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return state

@@ -16,7 +16,7 @@ mode. Clients are visited in the order of their ids. A newcomer has its initial 
 | symbol | here |
 |---|---|
 | h | server state `weight` [C, d_z], `bias` [C] |
-| φ_i, of the client's own architecture; h_i | client state `body`; `head` |
+| φ_i, of the client's own architecture; h_i | client state; in it `own` |
 | R_{i,c}, which classes a client has | reply `means`, `present`: only these rows travel |
 | η_s, the norm at which a step is clipped | `server_lr`, 50 |
 """
@@ -41,6 +41,8 @@ from tailorfl.training import tree
 
 CLIP = 50.0
 """Largest norm of the gradient of a step of the server."""
+OWN = "own"
+"""Where a client's state holds its head, beside the tensors of its body."""
 
 
 @register
@@ -70,17 +72,17 @@ class FedGH(Method):
     def client_state(self, ctx: Context) -> TensorDict:
         names = linear_head(ctx, self.title)
         head = {kind: ctx.init[n] for kind, n in zip(HEAD, names, strict=False)}
-        return TensorDict({"body": ctx.init.exclude(*names), "head": TensorDict(head)})
+        return TensorDict({**dict(ctx.init.exclude(*names).items()), OWN: TensorDict(head)})
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
         return server
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
-        theta = client.fit(with_head(client, state["body"], received))
+        theta = client.fit(with_head(client, state.exclude(OWN), received))
         means, counts, _ = class_means(client, theta)
         names = client.select("head")
         head = TensorDict({kind: theta[n] for kind, n in zip(HEAD, names, strict=False)})
-        new = TensorDict({"body": theta.select(*state["body"].keys()), "head": head})
+        new = TensorDict({**dict(theta.exclude(*names).items()), OWN: head})
         return new, TensorDict({"means": means, "present": counts > 0})
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
@@ -91,10 +93,10 @@ class FedGH(Method):
         return TensorDict(head)
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        return with_head(client, state["body"], state["head"] if self.deploy == "trained" else received)
+        return with_head(client, state.exclude(OWN), state[OWN] if self.deploy == "trained" else received)
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
-        return TensorDict({"body": state["body"], "head": received})
+        return TensorDict({**dict(state.items()), OWN: received})
 
     def unprotected(self, level: PrivacyLevel) -> str:
         return "the class means of features, and which classes a client has, which it sends as they are"

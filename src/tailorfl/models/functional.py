@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from tailorfl.errors import ModelError
 from tailorfl.models.dropout import Keyed, plain_dropout, replace_dropout
+from tailorfl.models.mixture import is_live, joined
 from tailorfl.models.selectors import Selector, select
 from tailorfl.models.skeleton import Skeleton, State
 from tailorfl.models.split import Split
@@ -113,8 +114,8 @@ class Model:
         It holds them as its attribute `networks`. The first is drawn as this model's own; what is frozen in this model
         is so in each.
         """
-        factory = partial(_joined, self._factory, self._prepare, count, join)
-        return Model(factory, trainable=partial(_is_live, self.frozen), seed=self._seed)
+        factory = partial(joined, self._factory, self._prepare, count, join)
+        return Model(factory, trainable=partial(is_live, self.frozen), seed=self._seed)
 
     def inside(self, outer: Callable[[nn.Module], nn.Module], name: str) -> Model:
         """Returns the model of what `outer` makes of every module, which it holds by that attribute.
@@ -286,26 +287,6 @@ class Model:
 def _in_turn(steps: Sequence[Callable[[nn.Module], object]], module: nn.Module) -> None:
     for step in steps:
         step(module)
-
-
-def _joined(
-    factory: Callable[[], nn.Module],
-    prepare: Callable[[nn.Module], object] | None,
-    count: int,
-    join: Callable[[Sequence[nn.Module]], nn.Module],
-) -> nn.Module:
-    networks = []
-    for _ in range(count):
-        network = replace_dropout(factory())
-        if prepare is not None:
-            prepare(network)
-        networks.append(network)
-    return join(networks)
-
-
-def _is_live(frozen: Collection[str], name: str, *_: object) -> bool:
-    place = name.split(".", 2)
-    return place[0] != "networks" or place[2] not in frozen
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+
+from tailorfl.models.dropout import replace_dropout
 
 SHARES = "mixture.shares"
 """The name of π in the state of a `Mixture`."""
@@ -17,9 +19,9 @@ LEAST = 1e-30
 class Mixing(nn.Module):
     """Logits of all networks beside each other [batch, M · C] -> log Σ_m π_m σ of theirs [batch, C]."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        self.register_buffer("shares", torch.full((count,), 1.0 / count))
+        self.register_buffer("shares", torch.full((count,), 1.0 / count, dtype=dtype))
 
     def forward(self, logits: Tensor) -> Tensor:
         """[batch, M · C] -> [batch, C]."""
@@ -36,7 +38,8 @@ class Mixture(nn.Module):
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         super().__init__()
         self.networks = nn.ModuleList(networks)
-        self.mixture = Mixing(len(networks))
+        first = next((p.dtype for p in self.networks.parameters()), None)
+        self.mixture = Mixing(len(networks), first)
 
     def forward(self, x: Tensor) -> Tensor:
         """Samples -> logarithms of probabilities [batch, C]."""
@@ -52,3 +55,25 @@ def apart(logits: Tensor, count: int) -> Tensor:
 def is_shares(name: str, tensor: Tensor, module: nn.Module) -> bool:
     """Whether a tensor of a model is π; a selector."""
     return isinstance(module, Mixing)
+
+
+def joined(
+    factory: Callable[[], nn.Module],
+    prepare: Callable[[nn.Module], object] | None,
+    count: int,
+    join: Callable[[Sequence[nn.Module]], nn.Module],
+) -> nn.Module:
+    """Returns `count` networks, drawn and prepared one after another, as `join` makes one of them."""
+    networks = []
+    for _ in range(count):
+        network = replace_dropout(factory())
+        if prepare is not None:
+            prepare(network)
+        networks.append(network)
+    return join(networks)
+
+
+def is_live(frozen: Collection[str], name: str, *_: object) -> bool:
+    """Whether a tensor of joined networks trains, where those of names `frozen` do not in each."""
+    place = name.split(".", 2)
+    return place[0] != "networks" or place[2] not in frozen

@@ -42,10 +42,11 @@ class Fisher:
         axes = dict.fromkeys(self.names) if dims is None else dict(zip(self.names, dims, strict=True))
         own, rest = self._parts(axes)
         mapped = torch.func.vmap(self._one, in_dims=(own, rest, 0, 0, 0, None if classes is None else 0))
-        places = torch.arange(plan.rows.shape[2])
         for step in range(plan.rows.shape[1]):
-            rows = torch.from_numpy(plan.rows[:, step]).to(source.x.device)
-            counted = places < torch.from_numpy(plan.count[:, step])[:, None]
+            # As wide as need be: a client alone has no padding, and the same bits whoever is planned with it.
+            widest = max(int(plan.count[:, step].max()), 1)
+            rows = torch.from_numpy(plan.rows[:, step, :widest]).to(source.x.device)
+            counted = torch.arange(widest) < torch.from_numpy(plan.count[:, step])[:, None]
             weight = counted.to(cohort.device, torch.float32)
             x, y = source.take(rows), source.targets(rows)
             total = total + mapped(*self._parts(state), x, y, weight, classes)
