@@ -148,10 +148,9 @@ class Order:
     """Methods in the order of a paper.
 
     Attributes:
-        judged: the whole: `holds` if every pair that can be told apart stands so beyond its interval, `holds in
-            sign` if all estimates do and none is reversed, `does not hold` or `reversed` if a pair (or most) is
-            reversed beyond its interval. Its estimate is the smallest difference of all pairs, its p-value the
-            largest.
+        judged: the whole: `holds` if every pair that can be told apart stands so beyond its interval, `does not hold`
+            if a pair does not, `reversed` if most are beyond their intervals, else `undecided`. Its estimate is the
+            smallest difference of all pairs, its p-value the largest.
         pairs: the pairs whose published gap is at least a point and twice the sampling error: (first, second,
             judged).
         in_order: the share of them whose estimate has the published sign.
@@ -210,15 +209,17 @@ def judge_order(
     if seeds >= FEWEST:
         if beyond == len(found):
             verdict = "holds"
-        elif backwards:
+        elif any(judged.verdict in ("does not hold", "reversed") for judged in found):
             verdict = "reversed" if backwards > right else "does not hold"
-        elif right == len(found):
-            verdict = "holds in sign"
     means = [float(np.mean(values[label])) if len(values[label]) else math.nan for label in labels]
     tau = kendalltau([published[label] for label in labels], means, alternative="greater")
     least = min(found, key=lambda judged: judged.estimate)
     p = max((judged.p_value for judged in found), default=math.nan)
-    needed = max((judged.needed or 0 for judged in found), default=0) or None
+    open_pairs = [judged.needed for judged in found if judged.low <= 0]
+    known = [number for number in open_pairs if number is not None]
+    needed = (
+        max(known, default=None) if len(known) == len(open_pairs) else None
+    )  # one that no number would decide
     whole = Judged(
         verdict, least.estimate, least.low, least.high, p, seeds, needed if verdict == "undecided" else None
     )
