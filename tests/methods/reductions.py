@@ -111,6 +111,8 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
         Same("one client", {}, "centralized", said=True, data={"sizes": (11,)}),
     ),
     "ffa_lora": (fedavg("no LoRA", said=True),),
+    "flexlora": (fedavg("no LoRA", said=True), nothing_personal("no LoRA")),
+    "hetlora": (fedavg("no LoRA", said=True), nothing_personal("no LoRA")),
     "feddpa": (fedavg("no LoRA", said=True), nothing_personal("no LoRA")),
     "fedsa_lora": (
         nothing_personal("no LoRA", personal_part="lora_B"),

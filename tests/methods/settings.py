@@ -235,6 +235,8 @@ ROWS: dict[str, Row] = {
         sparse=True,
     ),
     # On a model without LoRA there is nothing to freeze, and no B to keep; see tests/methods/test_lora_factors.py.
+    "hetlora": Row(Card(whole, whole, whole, True, True), chooses=True),
+    "flexlora": Row(Card(whole, whole, whole, True, True), chooses=True),
     "feddpa": Row(Card(whole, whole, whole, True, True), chooses=True),
     "ffa_lora": Row(Card(whole, whole, whole, False, True), limit=Limit("pooled")),
     "fedsa_lora": Row(

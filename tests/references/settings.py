@@ -148,6 +148,7 @@ FEDDPA = {
     "most_dynamic": 0.6,
     "dynamic_on": "global",
 }
+HETLORA = {"weights": "samples", "ranks": (2, 1), "lam": 0.3, "prune": 0.6, "least": 1}
 GPFL = {"weights": "samples", "lam": 0.3, "mu": 0.2, "conditions": "received"}
 FEDPHP = {**AVERAGE, "lam": 0.4, "teach": "kd", "horizon": 3.0}
 FEDPAC = {"weights": "samples", "lam": 2.0, "head_epochs": 1, "head_lr": None, "mix": True}

@@ -45,6 +45,8 @@ EACH = {
     "fedas",
     "feddf",
     "fedfomo",
+    "flexlora",
+    "hetlora",
     "heurfedamp",
     "pfedhn",
     "plgu_ghn",

@@ -176,6 +176,8 @@ def payload_size(payload: TensorDict, buffers: Collection[str]) -> tuple[int, in
 def count_down(broadcast: TensorDict | PerClient, receivers: int, buffers: Collection[str]) -> Traffic:
     """Returns the cost of sending `broadcast` to `receivers` clients."""
     if isinstance(broadcast, PerClient):
+        if any(path.rpartition("/")[2] == PRESENT for path, _ in tree.leaves(broadcast.payloads)):
+            return _of_rows(broadcast, buffers)
         parameters, held, size = payload_size(broadcast.payloads, buffers)
         table, sent = max(broadcast.payloads.batch_size[0], 1), broadcast.rows
         receipts, distinct = sent.numel(), len(sent.unique())
@@ -192,6 +194,15 @@ def count_down(broadcast: TensorDict | PerClient, receivers: int, buffers: Colle
         buffers_down=held * receivers,
         bytes_down=size * receivers,
     )
+
+
+def _of_rows(broadcast: PerClient, buffers: Collection[str]) -> Traffic:
+    """The cost of payloads of which different rows are present."""
+    table, sent = broadcast.payloads, broadcast.rows.flatten()
+    each = {int(k): payload_size(table[int(k)], buffers) for k in sorted(set(sent.tolist()))}
+    parameters, held, size = (sum(each[k][j] for k in sent.tolist()) for j in range(3))
+    once = sum(parameters for parameters, _, _ in each.values())
+    return Traffic(down_unicast=parameters, down_multicast=once, buffers_down=held, bytes_down=size)
 
 
 def count_up(stack: TensorDict, buffers: Collection[str]) -> Traffic:

@@ -105,6 +105,22 @@ def mean_of_products(a: Tensor, b: Tensor, weights: Tensor) -> tuple[Tensor, Ten
 
     `a` [clients, r, in]; `b` [clients, out, r]; `weights` [clients] sum to 1. The sum is never made: only its factors.
     """
+    share = weights.double()
+    rank = a.shape[1]
+    us, v = svd_of_products(a, b, weights)
+    kept = len(v)
+    c = ((share * a.double().square().sum((1, 2))).sum() / rank).sqrt()
+    c = c.clamp(min=torch.finfo(torch.float32).tiny)
+    new_a, new_b = torch.zeros_like(a[0].double()), torch.zeros_like(b[0].double())
+    new_a[:kept], new_b[:, :kept] = c * v, us / c
+    return new_a.to(a.dtype), new_b.to(b.dtype)
+
+
+def svd_of_products(a: Tensor, b: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns (U S [out, k], Vᵀ [k, in]) of Σ_i weights[i]·b[i] @ a[i], its k = r largest singular values, in float64.
+
+    Arguments and signs as in `mean_of_products`.
+    """
     wide, tall, share = a.double(), b.double(), weights.double()
     clients, rank = a.shape[:2]
     rows = wide.reshape(clients * rank, -1)
@@ -115,10 +131,7 @@ def mean_of_products(a: Tensor, b: Tensor, weights: Tensor) -> tuple[Tensor, Ten
     kept = min(rank, len(s))
     v, left = vt[:kept] @ q_a.T, q_b @ u[:, :kept]
     sign = v.gather(1, v.abs().argmax(1, keepdim=True)).sign()
-    c = ((share * wide.square().sum((1, 2))).sum() / rank).sqrt().clamp(min=torch.finfo(torch.float32).tiny)
-    new_a, new_b = torch.zeros_like(wide[0]), torch.zeros_like(tall[0])
-    new_a[:kept], new_b[:, :kept] = c * sign * v, left * sign.T * s[:kept] / c
-    return new_a.to(a.dtype), new_b.to(b.dtype)
+    return left * sign.T * s[:kept], sign * v
 
 
 @register
