@@ -93,6 +93,7 @@ def test_a_data_set_goes_to_a_device_once_and_only_where_it_fits(monkeypatch: py
     assert torch.equal(here.targets(rows), source.targets(rows))
 
 
+@pytest.mark.slow
 def test_everything_that_calculates_does_so_on_the_device() -> None:
     """On a device of paper, which refuses to mix with CPU tensors, numbers are those of the CPU to the bit."""
     here = Path(__file__).parent

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from methods.settings import NAMES, make, row
+from methods.settings import NAMES, in_turn, make, row
 from methods.small import (
     EXACT,
     FACTORIES,
@@ -91,10 +91,9 @@ def local(sim: Simulation, ids: tuple[int, ...]) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("model_name", "engine"),
-    [("dropout", "sequential"), ("dropout", "vectorized"), ("batch_norm", "vectorized")],
+    ("name", "model_name", "engine"),
+    in_turn(("dropout", "sequential"), ("dropout", "vectorized"), ("batch_norm", "vectorized")),
 )
 def test_order_and_company_of_clients_do_not_matter(name: str, model_name: str, engine: str) -> None:
     """Client i's update is the same alone, among all, and in any order."""
@@ -112,8 +111,7 @@ def test_order_and_company_of_clients_do_not_matter(name: str, model_name: str, 
         assert_close(local(sim, (i,)), {p: t[i : i + 1] for p, t in everyone.items()}, **tolerance)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize(("name", "engine"), in_turn(("sequential",), ("vectorized",)))
 def test_the_data_of_others_does_not_matter_within_a_round(name: str, engine: str) -> None:
     """Same id, same data, same received model: the others' data may be anything, and as large as it likes."""
     from methods.small import replaced

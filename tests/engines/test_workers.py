@@ -342,6 +342,7 @@ def test_without_fork_what_cannot_be_pickled_is_named(monkeypatch: pytest.Monkey
         run("ditto", "sequential", 2, "mlp", rounds=1)
 
 
+@pytest.mark.slow
 def test_without_fork_the_bits_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for number in (1, 2):

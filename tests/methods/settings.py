@@ -370,6 +370,15 @@ NAMES = tuple(methods())
 """Every registered method, in order of names."""
 
 
+def in_turn(*ways: tuple[str, ...]) -> list[Any]:
+    """(name, *way) of every method: one way each, in turn, in the quick suite, and the others among the slow tests."""
+    return [
+        pytest.param(name, *way, marks=[] if k % len(ways) == j else [pytest.mark.slow])
+        for k, name in enumerate(NAMES)
+        for j, way in enumerate(ways)
+    ]
+
+
 def row(name: str) -> Row:
     """The row of a method; fails the running test, saying what to do, where there is none."""
     if name not in ROWS:

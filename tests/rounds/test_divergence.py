@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from methods.settings import NAMES, make, row
+from methods.settings import in_turn, make, row
 from methods.small import (
     SIZES,
     TRAIN,
@@ -34,9 +34,9 @@ def exploding(x: torch.Tensor) -> torch.Tensor:
     return torch.full_like(x, torch.inf)
 
 
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("model_name", "engine"), [("mlp", "sequential"), ("mlp", "vectorized"), ("batch_norm", "vectorized")]
+    ("name", "model_name", "engine"),
+    in_turn(("mlp", "sequential"), ("mlp", "vectorized"), ("batch_norm", "vectorized")),
 )
 def test_a_diverging_client_is_rejected_and_the_others_proceed(
     name: str, engine: str, model_name: str, caplog: pytest.LogCaptureFixture
@@ -93,8 +93,7 @@ def test_the_accepted_are_weighted_among_themselves(engine: str) -> None:
     assert_close(dict(sim.server["w"].items()), expected)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize(("name", "engine"), in_turn(("sequential",), ("vectorized",)))
 def test_when_all_diverge_the_round_fails_and_changes_nothing(name: str, engine: str) -> None:
     data = federation()
     for i in range(len(SIZES)):

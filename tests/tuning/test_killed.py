@@ -39,7 +39,9 @@ def killed(folder: Path, point: tuple[type, str], count: int) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL, "it was not reached"
 
 
-@pytest.mark.parametrize(("sampler", "budget"), [("tpe", "4x3x2"), ("halving", "3x9x1")])
+@pytest.mark.parametrize(
+    ("sampler", "budget"), [("tpe", "4x3x2"), pytest.param("halving", "3x9x1", marks=pytest.mark.slow)]
+)
 def test_killed_thrice_and_resumed_is_as_never_killed(sampler: Sampler, budget: str, tmp_path: Path) -> None:
     settings = {**TINY, "methods": ["fedprox"], "search": SEARCH}
     request = Request(budget, sampler, widen=True)
