@@ -59,6 +59,7 @@ class FedDPA(ServerModel):
     title: ClassVar[str] = "FedDPA"
     paper: ClassVar[str] = "Long et al., NeurIPS 2024"
     family: ClassVar[Family] = "two models"
+    use: ClassVar[str] = "own LoRA beside a shared one, weighed for every input"
     grid: ClassVar[Grid] = {"a": (0.3, 0.5, 0.7), "most_dynamic": (0.3, 0.5, 1.0)}
     of_adapters: ClassVar[bool] = True
     a: float = Field(0.5, ge=0, le=1, description="share of the local adapter while it trains")
