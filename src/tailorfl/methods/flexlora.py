@@ -43,6 +43,7 @@ class FlexLoRA(RankedLoRA):
     title: ClassVar[str] = "FlexLoRA"
     paper: ClassVar[str] = "Bai et al., NeurIPS 2024"
     family: ClassVar[Family] = "one model"
+    use: ClassVar[str] = "LoRA of a rank by client, averaged as products"
     grid: ClassVar[Grid] = {}
 
     def ratio(self, rank: Tensor, largest: int) -> Tensor:

@@ -46,6 +46,7 @@ class HetLoRA(RankedLoRA):
     title: ClassVar[str] = "HetLoRA"
     paper: ClassVar[str] = "Cho et al., EMNLP 2024"
     family: ClassVar[Family] = "one model"
+    use: ClassVar[str] = "LoRA of a rank by client that prunes itself"
     grid: ClassVar[Grid] = {"lam": (0.0, 0.0005, 0.005, 0.05)}
     lam: float = Field(0.0005, ge=0, description="λ: penalty of the last ranks")
     prune: float = Field(
