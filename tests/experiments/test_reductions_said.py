@@ -91,6 +91,7 @@ KNOWN = {
     "perada_distil": {"PerAda w/o KD": "ditto"},
     "perada_domains": {"PerAda w/o KD": "ditto"},
     "perada_dp": {"PerAda w/o KD": "ditto"},
+    "perada_kd_gate": {"PerAda w/o KD": "ditto"},
     "perada_pacs": {"PerAda w/o KD": "ditto"},
     "perfed_ckt_cifar": {"PerFed-CKT c=1": "without clusters"},
     "plgu_ablation": {"PLGU-LF D=0": "no layer stays personal"},
