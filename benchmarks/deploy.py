@@ -1,6 +1,6 @@
 """Seconds of a round and bytes on the wire: a server and two clients as processes, beside a plain app of Flower.
 
-    python benchmarks/deploy.py [--rounds 6]
+    python benchmarks/deploy.py [--rounds 7]
 
 Both train the same MLP on the same digits, with the same batches a round, through Flower's SuperLink and SuperNodes on
 127.0.0.1, all bytes through a TCP proxy that counts them. Flower's app is written as its quickstart for PyTorch: its
@@ -163,10 +163,10 @@ class Proxy:
 
 @dataclass(frozen=True)
 class Measured:
-    """One run: seconds of its rounds but the first, and bytes (up, down) of these rounds.
+    """One run: seconds of its rounds but the first and the last, and bytes (up, down) of these rounds.
 
     `counted` are the bytes of tensors in training messages, `wire` what the proxy has seen from the end of the first
-    round to that of the last.
+    round to that of the last but one.
     """
 
     seconds: list[float]
@@ -191,10 +191,13 @@ class Ends(threading.Thread):
             time.sleep(0.02)
 
     def measured(self, begin: float, counted: tuple[int, int], rounds: int) -> Measured:
-        """What was seen between the first end and the last; `counted` are the bytes of so many rounds."""
-        ends = self.seen[-rounds:]
+        """What was seen between the first end and the last but one; `counted` are the bytes of so many rounds.
+
+        The last round's is seen after the final evaluation, which sends the model once more.
+        """
+        ends = self.seen[-rounds:][:-1]
         up, down = (b - a for a, b in zip(ends[0][1:], ends[-1][1:], strict=True))
-        each = (counted[0] * (rounds - 1) // rounds, counted[1] * (rounds - 1) // rounds)
+        each = (counted[0] * (rounds - 2) // rounds, counted[1] * (rounds - 2) // rounds)
         seconds = [b[0] - a[0] for a, b in itertools.pairwise(ends)]
         return Measured(seconds, each, (up, down), time.monotonic() - begin)
 
@@ -322,7 +325,7 @@ def processor() -> str:
 def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--within", type=float, default=300.0, help="seconds that a run may last")
     given = parser.parse_args()
     print(f"{processor()}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f} at the start")
