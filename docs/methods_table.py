@@ -31,6 +31,7 @@ from tailorfl.core.method import Method, methods
 from tailorfl.data.build import build as build_federation
 from tailorfl.engines.sequential import Sequential
 from tailorfl.models.functional import Model
+from tailorfl.models.lora import inject_lora, lora_parts
 from tailorfl.models.selectors import select
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.listing import value_text
@@ -153,7 +154,7 @@ def proofs() -> ModuleType:
 def row(method: type[Method]) -> tuple[str, ...]:
     """Returns the cells of one method."""
     federation = build_federation("digits", samples=60, clients=2, public="digits", public_samples=6)
-    model = Model(network)
+    model = Model(adapted, trainable="lora") if method.of_adapters else Model(network)
     sim = Simulation(method(), federation, model, TrainConfig(steps=1, epochs=None), engine=Sequential())
     down, up, states = fullest(sim)
     evaluated = [
@@ -184,6 +185,13 @@ def network() -> nn.Module:
         nn.ReLU(),
         nn.Linear(16, 10),
     )
+
+
+def adapted() -> nn.Module:
+    """Returns the network with LoRA on its two linear layers, all else frozen."""
+    module = network()
+    inject_lora(module, 2, 4, 0.0, ["4", "6"])
+    return module
 
 
 def fullest(sim: Simulation) -> tuple[TensorDict, TensorDict, TensorDict]:
@@ -218,10 +226,12 @@ def contents(payload: TensorDict, model: Model) -> str:
         group, _, name = path.rpartition("/")
         if several := re.match(r"(networks\.\d+)\.(.+)", name):  # one of the networks of a mixture
             group, name = f"{group}/{several[1]}", several[2]
+        if beside := re.match(r"network\.(.+)\.(own|shared)(\..+)", name):  # two adapters on one network
+            name = beside[1] + beside[3]
         groups.setdefault(group, set()).add(name)
     known = {*model.parameters, *model.buffers}
     parts = [part_of(names & known, model) for names in groups.values() if names & known]
-    others = sorted(name for names in groups.values() for name in names - known)
+    others = dict.fromkeys(sorted(name for names in groups.values() for name in names - known))
     counted = [f"{parts.count(p)} × {p}" if parts.count(p) > 1 else p for p in dict.fromkeys(parts)]
     return ", ".join([*counted, *(f"`{name}`" for name in others)]) or "nothing"
 
@@ -240,6 +250,8 @@ def part_of(names: Iterable[str], model: Model) -> str:
         "norm": "norm layers",
         "input": "input layer",
     }
+    if lora_parts(model.module):
+        words = {"lora": "factors A and B", "lora_A": "factors A", "lora_B": "factors B"}
     for word, text in words.items():
         if matches(word):
             return text

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import tailorfl.methods  # noqa: F401  registers the methods
+from methods import small
+from methods.settings import ROWS
 from tailorfl.benchmark.profile import flops_of, moved_by
 from tailorfl.benchmark.work import Work, chunks_of, count_work, padding_of, parts_of
 from tailorfl.core.method import make_method
@@ -143,3 +145,13 @@ def test_operations_and_traffic_of_a_linear_layer() -> None:
     assert flops_of([found]) == 4 * IN * OUT * sum(SIZES)
     # Weights read in both passes, gradient written; weights and gradient read, weights written: 6 of 4 bytes a step.
     assert moved_by([found]) == 6 * 4 * (IN * OUT + OUT) * len(SIZES)
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_the_work_of_every_method_is_counted(name: str) -> None:
+    """In the first and the second round: what a method hands to fit is there then."""
+    sim = small.simulation(name)
+    for _ in range(2):
+        found = [count_work(sim, part) for part in parts_of(sim, range(sim.participants))]
+        assert sum(one.steps for one in found) > 0
+        sim.step()

@@ -23,7 +23,7 @@ from tailorfl.engines.vectorized import Vectorized
 from tailorfl.rounds.groups import Group, by_group, message_for
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree
-from tailorfl.training.asked import resolved
+from tailorfl.training.asked import is_beside, resolved
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.directed import gradients_asked
 from tailorfl.training.plan import BatchPlan, Length, runs
@@ -184,15 +184,14 @@ class _Counting(Client):
         train = given.get("train")
         wanted = set(self.split.trainable if train is None else train)
         trained = tuple(n for n in self._cohort.model.parameters if n in wanted)
-        models = 1 if isinstance(start, TensorDict) else len(start)
+        components = {"": start} if isinstance(start, TensorDict) else dict(start.items())
+        beside = {n for n, state in components.items() if is_beside(self._cohort, dict(state.items()))}
+        models = len(components) - len(beside)
         if trained:
             asked = models
             if direction is not None:
-                of_names = (
-                    start.select(*trained)
-                    if isinstance(start, TensorDict)
-                    else TensorDict({n: s.select(*trained) for n, s in start.items()}, batch_size=[])
-                )
+                moved = {n: s if n in beside else s.select(*trained) for n, s in components.items()}
+                of_names = moved[""] if "" in moved else TensorDict(moved, batch_size=[])
                 asked = sum(gradients_asked(direction, of_names, extra, batches))
             repeat = length.repeat
             request = Request(given.get("purpose", "train"), batch, epochs, steps, length.first, batches)
