@@ -51,7 +51,7 @@ def test_every_method_says_its_family() -> None:
     assert {"fedper", "fedrep", "fedbn"} <= parts
     for entry in entries("methods"):
         if entry["family"] == "one model":
-            assert entry["evaluated"] == "global", entry["name"]
+            assert "global" in entry["evaluated"], entry["name"]
         if entry["family"] == "two models":
             assert "model" in entry["kept"] or "factors" in entry["kept"], entry["name"]
 
