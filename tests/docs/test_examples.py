@@ -25,6 +25,8 @@ from tailorfl.experiments.config import load
 from tailorfl.settings.experiment import COMPARED
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+FIRST = ("README.md", "first-run.md", "write-a-method.md", "your-own-data.md")
+"""Documents that are read first; those of the others are slow tests."""
 RUN = tailorfl.run
 EXTRAS = ("datasets",)
 CODE = re.compile(r"^(import |from \w+ import |\$ tailorfl |\w+ = \w+\(|pip install )", re.MULTILINE)
@@ -47,7 +49,11 @@ def uses_missing_extra(text: str) -> bool:
     return any(f"import {name}" in text and find_spec(name) is None for name in EXTRAS)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "document",
+    [pytest.param(d, marks=[] if d.name in FIRST else [pytest.mark.slow]) for d in DOCUMENTS],
+    ids=lambda path: path.name,
+)
 @pytest.mark.usefixtures("a_quick_estimate")
 def test_examples_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,7 @@ not in it. So a new method gets all of them by adding one row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -376,6 +376,17 @@ def in_turn(*ways: tuple[str, ...]) -> list[Any]:
         pytest.param(name, *way, marks=[] if k % len(ways) == j else [pytest.mark.slow])
         for k, name in enumerate(NAMES)
         for j, way in enumerate(ways)
+    ]
+
+
+def one_of(share: int, names: Sequence[str], turn: int = 0) -> list[Any]:
+    """The names; one of `share` of them is in the quick suite, the others are among the slow tests.
+
+    For what holds of all methods by one piece of code: a mistake in it shows in the few that stay. `turn` says which.
+    """
+    return [
+        pytest.param(name, marks=[] if k % share == turn % share else [pytest.mark.slow])
+        for k, name in enumerate(names)
     ]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from methods.settings import NAMES, ROWS, make, none, row
+from methods.settings import NAMES, ROWS, make, none, one_of, row
 from methods.small import (
     BOTH,
     FACTORIES,
@@ -51,7 +51,7 @@ def test_evaluated_models_are_those_of_the_card(name: str) -> None:
     assert (sim.global_model() is not None) == card.shared
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of(2, NAMES))
 def test_the_runs_weights_are_those_of_every_method_that_has_none_of_its_own(name: str) -> None:
     """None brings its own, so that a comparison asks one question; a method's line may say others."""
     settings: dict[str, Any] = {
@@ -153,7 +153,7 @@ def test_clients_that_are_not_sampled_stay_bit_identical(name: str) -> None:
     assert set(sim.states.clients) == (trained if before else set())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of(3, NAMES, 1))
 def test_participation_all_trains_everyone_and_aggregates_the_sampled(name: str) -> None:
     """Idle clients now train too, but the server moves as if they had not, as long as their states did not
     meet it before.
@@ -187,7 +187,7 @@ def random_streams() -> tuple[Any, ...]:
     return torch.get_rng_state().tolist(), str(legacy), random.getstate()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of(2, NAMES, 1))
 def test_evaluation_leaves_states_buffers_and_random_streams_unchanged(name: str) -> None:
     evaluated, left_alone = (simulation(name, BOTH, rounds=2, fraction=0.6) for _ in range(2))
     modes = [m.training for m in evaluated.model.module.modules()]
@@ -269,7 +269,7 @@ def test_newcomers_without_steps_deploy_what_they_receive(name: str) -> None:
     assert same == (not sim.method.has_personal)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of(3, NAMES))
 def test_the_federation_and_the_initial_model_are_not_written_to(name: str) -> None:
     data = federation()
     x, y = data.source.x.clone(), data.source.y.clone()

@@ -24,7 +24,7 @@ from methods.quadratics import (
     quadratic_simulation,
     shares,
 )
-from methods.settings import make, with_limit
+from methods.settings import make, one_of, with_limit
 from tailorfl.core.method import make_method
 from tailorfl.data.synthetic import pooled_optimum
 from tailorfl.rounds.simulation import Simulation
@@ -54,7 +54,7 @@ def distance(found: Floats, error: Floats, target: Floats) -> float:
     return float((np.maximum(np.abs(found - target) - 3e-5, 0) / np.maximum(error, 1e-9)).max())
 
 
-@pytest.mark.parametrize("name", with_limit())
+@pytest.mark.parametrize("name", one_of(2, with_limit()))
 def test_the_iterates_average_to_the_closed_form(name: str) -> None:
     sim, limit = limit_simulation(name, weights="uniform", fraction=0.67, seed=1)
     # Beside a global model, personal models without a state of their own are w, or tuned from w to the

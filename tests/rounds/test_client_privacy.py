@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from methods.settings import NAMES, make, row
+from methods.settings import NAMES, make, one_of, row
 from methods.small import (
     FACTORIES,
     SIZES,
@@ -184,14 +184,14 @@ def test_noise_needs_a_clip() -> None:
 # -- methods -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", COVERED)
+@pytest.mark.parametrize("name", one_of(3, COVERED))
 def test_without_clip_and_noise_nothing_changes(name: str) -> None:
     """Whatever its server does with replies: one that says it needs only the mean must not need more."""
     private, plain = (run(name, dp, rounds=3, fraction=0.6) for dp in (OPEN, None))
     assert_close(everything(private), everything(plain), atol=5e-5)
 
 
-@pytest.mark.parametrize("name", COVERED)
+@pytest.mark.parametrize("name", one_of(3, COVERED, 1))
 def test_the_server_moves_by_noise_of_the_stated_size_and_repeats(name: str) -> None:
     runs = [
         run(name, NOISY, rounds=2, fraction=0.6, engine=e) for e in ("vectorized", "vectorized", "sequential")
@@ -205,7 +205,7 @@ def test_the_server_moves_by_noise_of_the_stated_size_and_repeats(name: str) -> 
         ))  # fmt: skip
 
 
-@pytest.mark.parametrize("name", COVERED)
+@pytest.mark.parametrize("name", one_of(3, COVERED, 2))
 def test_what_is_accounted_is_known_beforehand(name: str) -> None:
     sim = run(make(name, weights="uniform"), NOISY, fraction=0.6)
     planned = planned_ledger(sim, 4)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from methods.settings import NAMES, make
+from methods.settings import NAMES, make, one_of
 from methods.small import BOTH, assert_same, everything, personal, simulation
 from tailorfl.engines.auto import Auto
 from tailorfl.rounds.simulation import Simulation
@@ -69,7 +69,7 @@ def test_server_optimizers_resume_with_their_moments(options: dict[str, Any], tm
     assert_equal_runs(whole, go_on(second, 3))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of(3, NAMES))
 def test_before_the_first_round_and_over_another_state(name: str) -> None:
     """Nothing of what a simulation did before `load` survives it."""
     fresh, used = (simulation(name, "batch_norm", rounds=r, **SETTINGS) for r in (0, 2))
@@ -78,7 +78,7 @@ def test_before_the_first_round_and_over_another_state(name: str) -> None:
     assert_equal_runs(go_on(fresh, 1), go_on(used, 1))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of(3, NAMES, 1))
 def test_loading_copies(name: str) -> None:
     """A run that goes on does not write into the tensors it was loaded from."""
     first, second = (simulation(name, "batch_norm", rounds=r, **SETTINGS) for r in (2, 0))

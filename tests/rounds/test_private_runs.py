@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from methods.settings import NAMES, make
+from methods.settings import NAMES, make, one_of
 from methods.small import FACTORIES, NEWCOMER, SIZES, TRAIN, federation, simulation
 from tailorfl.core.client import Client
 from tailorfl.core.method import Method
@@ -49,7 +49,7 @@ def look(sim: Simulation, *adapt_steps: int) -> None:
     evaluate(sim, Protocol(("val", "local", "heldout"), adapt_steps))
 
 
-@pytest.mark.parametrize("name", COVERED)
+@pytest.mark.parametrize("name", one_of(3, COVERED))
 def test_a_run_uses_what_was_planned_in_every_engine(name: str) -> None:
     for engine in ("sequential", "vectorized"):
         sim = private(name, engine)

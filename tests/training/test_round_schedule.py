@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from methods.quadratics import CLIENTS, WEIGHT, L, Reference, global_weight, quadratic_simulation
-from methods.settings import NAMES, make
+from methods.settings import NAMES, make, one_of
 from methods.small import TRAIN, assert_close, everything, personal, shared, simulation
 from tailorfl.core.method import make_method
 from tailorfl.engines.sequential import Sequential
@@ -73,7 +73,7 @@ def test_gradient_descent_with_it_is_that_of_the_formula(engine: str) -> None:
         np.testing.assert_allclose(global_weight(sim), w, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of(3, NAMES))
 def test_a_round_with_half_the_rate_is_a_round_of_half_the_rate(name: str) -> None:
     """Of every method: the run's rate and those of its own, and nothing else."""
     own = OWN_RATES.get(name, {})
