@@ -44,7 +44,13 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+FIRST = ("fedavg, half of the clients", "ditto", "fedclup", "perfed_ckt", "scaffold", "client-level privacy")
+"""Cases that together have all kinds of messages and states; the others are slow tests."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[] if c in FIRST else [pytest.mark.slow]) for c in CASES]
+)
 def test_deployed_is_simulated(case: str, tmp_path: Path) -> None:
     method, changes = CASES[case]
     config = experiment(method, **changes)

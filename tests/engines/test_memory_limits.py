@@ -133,6 +133,7 @@ def test_other_errors_are_not_tried_again() -> None:
     assert method.failed == [5]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process as Linux does")
 def test_a_process_that_really_runs_out_of_memory_goes_on_with_smaller_chunks() -> None:
     tests = str(Path(__file__).parents[1])

@@ -153,6 +153,7 @@ def test_a_killed_run_is_not_said_to_run(tmp_path: Path) -> None:
     assert "experiment: interrupted (the process was killed): 1 of 2 jobs done, in ditto, seed 0" in shown
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_the_shells_exit_code_and_says_how_to_go_on(tmp_path: Path) -> None:
     file = tmp_path / "experiment.yaml"
     file.write_text(tailorfl.load_config({**TINY, "rounds": 2000, "eval": {"every": 1}}).to_yaml())

@@ -78,6 +78,7 @@ class Stop(Observer):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_trackers_hold_the_records_also_after_ctrl_c(tmp_path: Path, database: str) -> None:
     """Seconds of it are MLflow's, which makes a database."""
     track = {"tensorboard": True, "mlflow": database, "wandb": "offline"}

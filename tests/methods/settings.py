@@ -370,11 +370,11 @@ NAMES = tuple(methods())
 """Every registered method, in order of names."""
 
 
-def in_turn(*ways: tuple[str, ...]) -> list[Any]:
+def in_turn(*ways: tuple[str, ...], names: Sequence[str] = NAMES) -> list[Any]:
     """(name, *way) of every method: one way each, in turn, in the quick suite, and the others among the slow tests."""
     return [
         pytest.param(name, *way, marks=[] if k % len(ways) == j else [pytest.mark.slow])
-        for k, name in enumerate(NAMES)
+        for k, name in enumerate(names)
         for j, way in enumerate(ways)
     ]
 

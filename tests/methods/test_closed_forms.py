@@ -27,7 +27,7 @@ from methods.quadratics import (
     shares,
     states,
 )
-from methods.settings import LAM, NAMES, Kind, make, row, with_limit
+from methods.settings import LAM, NAMES, Kind, in_turn, make, row, with_limit
 from tailorfl.core.method import make_method
 from tailorfl.data.synthetic import closed_form, pooled_optimum
 
@@ -41,8 +41,7 @@ def run(sim: Any, rounds: int = ROUNDS) -> Any:
     return sim
 
 
-@pytest.mark.parametrize("name", with_limit())
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize(("name", "weights"), in_turn(("uniform",), ("samples",), names=with_limit()))
 def test_every_method_stands_at_its_closed_form(name: str, weights: str) -> None:
     sim, limit = limit_simulation(name, weights=weights)
     run(sim, 80 if name == "apfl" else ROUNDS)  # its mixture nears the end half as fast
