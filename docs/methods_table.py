@@ -228,6 +228,8 @@ def contents(payload: TensorDict, model: Model) -> str:
             group, name = f"{group}/{several[1]}", several[2]
         if beside := re.match(r"network\.(.+)\.(own|shared)(\..+)", name):  # two adapters on one network
             name = beside[1] + beside[3]
+        if name.endswith(".base_layer.weight"):  # frozen elsewhere
+            name = "weights beside LoRA"
         groups.setdefault(group, set()).add(name)
     known = {*model.parameters, *model.buffers}
     parts = [part_of(names & known, model) for names in groups.values() if names & known]

@@ -39,14 +39,14 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def run_on_texts(tmp_path: Path, kind: str, **settings: Any) -> Path:
+def run_on_texts(tmp_path: Path, kind: str, method: Any = "fedlora", **settings: Any) -> Path:
     data = {"name": "instructions", "path": str(notes(tmp_path / "notes")), "options": DATA[kind]}
     evaluation = {"every": 0, "final": ["local"], "generation": {"max_new_tokens": 1, "samples": 1}}
     tailorfl.run(
         {**QUICK, "eval": evaluation},
         data=data,
         model=MODELS[kind],
-        method="fedlora",
+        method=method,
         out=tmp_path / "run",
         **settings,
     )
@@ -82,6 +82,16 @@ def test_lora_leaves_in_the_format_of_peft(kind: str, tmp_path: Path) -> None:
         assert_apart([ash.path])
     else:
         assert_gives(ash.path)
+
+
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("method", ["flora", "flexlora"])
+def test_lora_of_ranks_by_client_leaves_with_what_it_does(method: str, merge: bool, tmp_path: Path) -> None:
+    """Weights that FLoRA merged into leave as the base; ranks that FlexLoRA scales and cuts leave in the factors."""
+    folder = run_on_texts(tmp_path, "bert", {"name": method, "ranks": [1, 2]}, rounds=2)
+    (ash,) = export(folder, tmp_path / "out", clients=["ash"], merge=merge)
+    note(restore(folder), ash.path, 0)
+    assert_gives(ash.path)
 
 
 def note_tokens(run: Any, place: Path, client: int) -> None:

@@ -112,6 +112,7 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
     ),
     "ffa_lora": (fedavg("no LoRA", said=True),),
     "flexlora": (fedavg("no LoRA", said=True), nothing_personal("no LoRA")),
+    "flora": (fedavg("no LoRA", said=True),),
     "hetlora": (fedavg("no LoRA", said=True), nothing_personal("no LoRA")),
     "feddpa": (fedavg("no LoRA", said=True), nothing_personal("no LoRA")),
     "fedsa_lora": (

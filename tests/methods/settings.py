@@ -238,6 +238,7 @@ ROWS: dict[str, Row] = {
     "hetlora": Row(Card(whole, whole, whole, True, True), chooses=True),
     "flexlora": Row(Card(whole, whole, whole, True, True), chooses=True),
     "feddpa": Row(Card(whole, whole, whole, True, True), chooses=True),
+    "flora": Row(Card(whole, whole, whole, False, True), limit=Limit("pooled")),
     "ffa_lora": Row(Card(whole, whole, whole, False, True), limit=Limit("pooled")),
     "fedsa_lora": Row(
         Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, True, False),

@@ -19,7 +19,7 @@ from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree
 from tailorfl.training.cohort import TrainConfig
 
-LORA = ("ffa_lora", "fedsa_lora", "feddpa", "flexlora", "hetlora")
+LORA = ("ffa_lora", "fedsa_lora", "feddpa", "flexlora", "flora", "hetlora")
 RANK, WIDE = 2, 8
 IN, OUT = 64 + WIDE, WIDE + CLASSES
 """Inputs and outputs of both layers together."""

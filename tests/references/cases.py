@@ -142,6 +142,7 @@ MAIN: dict[str, tuple[Reference, Case]] = {
     "fedgh": (class_heads.fedgh, Case(FEDGH, rounds=3)),
     "fedtgp": (class_heads.fedtgp, Case(FEDTGP, rounds=3)),
     "flexlora": (ranks.flexlora, Case({"weights": "samples", "ranks": (2, 1)}, "lora", rounds=3)),
+    "flora": (ranks.flora, Case({"weights": "samples", "ranks": (2, 1)}, "lora", rounds=4)),
     "hetlora": (ranks.hetlora, Case(HETLORA, "lora", rounds=3)),
     "feddpa": (adapters.feddpa, Case(FEDDPA, "lora", rounds=3)),
     "fedcp": (gated_features.fedcp, Case({"weights": "samples", "lam": 3.0}, rounds=3)),

@@ -335,6 +335,7 @@ OPTIONS: dict[str, list[Case]] = {
         Case(FEDDBE, "norm", "running statistics", rounds=3),
     ],
     "feddpa": [Case({**FEDDPA, "dynamic_on": "local"}, "lora", "local", rounds=3)],
+    "flora": [Case({"weights": "uniform", "ranks": (1, 2, 2)}, "lora", "uniform", rounds=3)],
     "hetlora": [Case({**HETLORA, "lam": 0.0, "ranks": (1, 2, 2)}, "lora", "no penalty", rounds=3)],
     "fedcp": [
         Case({"weights": "uniform", "lam": 0.0}, why="no discrepancy", rounds=3),

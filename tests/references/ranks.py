@@ -1,4 +1,4 @@
-"""FlexLoRA and HetLoRA with factors of each client's true rank: nothing is padded while it trains."""
+"""FlexLoRA, HetLoRA and FLoRA with factors of each client's true rank: nothing is padded while it trains."""
 
 from __future__ import annotations
 
@@ -107,3 +107,42 @@ def hetlora(
         total = torch.stack(sizes).sum()
         w = {n: sum(s / total * v[n] for s, v in zip(sizes, sent, strict=True)) for n in w}  # type: ignore[misc]
     return outcome(p, clone(w), own, False)
+
+
+def flora(p: Problem, ranks: tuple[int, ...], weights: str) -> Outcome:
+    """`p.draws["factors"](client, round)` are the A of a client in a round, [r, in] by layer."""
+    own = [ranks[i % len(ranks)] for i in p.clients]
+    w = {f"{k}.base.weight": p.init[f"{k}.base.weight"].clone() for k in LAYERS}
+    held = [clone(w) for _ in p.clients]
+    biases = {k: dict(p.module.named_parameters())[f"{k}.base.bias"] for k in LAYERS}
+    version = [0 for _ in p.clients]
+    for t, sampled in enumerate(p.rounds):
+        gain = {n: torch.zeros_like(v) for n, v in w.items()}
+        counted = weights_of(p, sampled, weights)
+        for i, a in zip(sampled, counted, strict=True):
+            held[i], version[i] = clone(w), t
+            start: State = {}
+            for k, drawn in p.draws["factors"](i, t).items():
+                start[f"{k}.lora_A.weight"] = drawn[: own[i]].clone()
+                start[f"{k}.lora_B.weight"] = torch.zeros(
+                    len(w[f"{k}.base.weight"]), own[i], dtype=drawn.dtype
+                )
+            steps = p.batches(i, t)
+            trainer = Trainer(p, start, len(steps), list(start))
+            for (batch,) in steps:
+                point = {n: s.clone().requires_grad_() for n, s in trainer.now.items()}
+                z = batch[0].to(biases[1])
+                for k in LAYERS:
+                    product = point[f"{k}.lora_B.weight"] @ point[f"{k}.lora_A.weight"]
+                    z = z @ (w[f"{k}.base.weight"] + product).T + biases[k]
+                    z = torch.tanh(z) if k == 1 else z
+                found = torch.autograd.grad(mean_loss(z, batch[1]), list(point.values()))
+                trainer.step(dict(zip(point, found, strict=True)))
+            for k in LAYERS:
+                product = trainer.state[f"{k}.lora_B.weight"] @ trainer.state[f"{k}.lora_A.weight"]
+                gain[f"{k}.base.weight"] += a / sum(counted) * product
+        w = {n: v + gain[n] for n, v in w.items()}
+    kept = [
+        {**{f"W/{n}": v for n, v in held[i].items()}, "version": torch.tensor(version[i])} for i in p.clients
+    ]
+    return Outcome({**p.init, **w}, [], {f"w/{n}": v for n, v in w.items()}, kept)

@@ -85,6 +85,8 @@ def expected(name: str, number: int, train: str, fraction: float) -> Outcome:
         problem.draws["coins"] = world.coins(case.options["coin_seed"], _coin(case), case.rounds)
     if name == "fedcp":
         problem.draws["noise"] = partial(world.gumbel, started(name, case, train, fraction, "sequential"))
+    if name == "flora":
+        problem.draws["factors"] = partial(world.factors, started(name, case, train, fraction, "sequential"))
     if name == "fedfomo":
         problem.draws["downloads"] = downloads(
             started(name, case, train, fraction, "sequential"), case.rounds

@@ -215,6 +215,17 @@ def gumbel(sim: Simulation, client: int, round: int, step: int, shape: tuple[int
     return -torch.log(-torch.log(u))
 
 
+def factors(sim: Simulation, client: int, round: int) -> dict[int, Tensor]:
+    """What FLoRA's clients draw for A of each layer, uniform within 1/√in, from uniform numbers by a client's key."""
+    key = replace(sim.cohort((client,)), round=round).keys((0,), "drawn: factors of LoRA")[0]
+    signed = torch.from_numpy(np.array(key, dtype=np.uint64).astype(np.int64))
+    drawn = {}
+    for number, (k, wide) in enumerate(((1, INPUTS), (3, 8))):  # A is drawn before B, of each layer in turn
+        u = uniform(signed, 2 * number, torch.Size((2, wide)), torch.device("cpu"), torch.float64)
+        drawn[k] = (2 * u - 1) / wide**0.5
+    return drawn
+
+
 def flat(state: Any, client: int | None = None) -> State:
     """Tensors by path; of one client of a stack."""
     return {str(p): (t if client is None else t[client]).clone() for p, t in tree.leaves(state)}

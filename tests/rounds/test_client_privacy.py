@@ -46,6 +46,7 @@ EACH = {
     "feddf",
     "fedfomo",
     "flexlora",
+    "flora",
     "hetlora",
     "heurfedamp",
     "pfedhn",

@@ -24,6 +24,7 @@ from tailorfl.training import looks, operations, tree
 from tailorfl.training.asked import Asked, resolved, run_fit
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.directed import Directions
+from tailorfl.training.draws import Drawn
 from tailorfl.training.fisher import Fisher
 from tailorfl.training.gradients import Gradient
 from tailorfl.training.packing import Packed
@@ -187,6 +188,17 @@ class Client:
         packed = Packed.of((state, tuple(given)))
         call = looks.Summed(self._cohort, of, packed.form, self._classes() if by_class else None, most)
         return operations.apply(call, self._position, *packed.leaves)[0]
+
+    def drawn(self, names: Collection[str], purpose: str) -> TensorDict:
+        """Returns random numbers in the shapes of these parameters of the model, uniform between 0 and 1.
+
+        They are a function of the run's seed, the client, the round and the purpose, in every engine. No sample is
+        looked at.
+        """
+        module = self._cohort.model.module
+        like = [module.get_parameter(name) for name in names]
+        found = operations.apply(Drawn(self._cohort, like, purpose), self._position)
+        return TensorDict(dict(zip(names, found, strict=True)))
 
     def class_counts(self) -> Tensor:
         """Returns how many training samples of each class the client has, [classes] float.

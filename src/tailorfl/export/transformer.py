@@ -16,6 +16,7 @@ from tailorfl.models import heads
 from tailorfl.models.bottleneck import Adapted
 from tailorfl.models.heads import Choice, Classifier, Language, Pooled, Reading, Tokens
 from tailorfl.models.lora import lora_layers
+from tailorfl.models.ranked import fold_ranks
 from tailorfl.runs.files import reporting
 
 BASE, ADAPTER = "base", "adapter"
@@ -96,7 +97,8 @@ def write_parts(
     if any(isinstance(part, Adapted) for part in module.modules()):
         raise NotWritable("bottleneck adapters stand inside its blocks")
     top: Any = module
-    whole: Any = top.__dict__["_causal"] if isinstance(module, Language) else top.base
+    whole: Any = copy.deepcopy(top.__dict__["_causal"] if isinstance(module, Language) else top.base)
+    fold_ranks(whole)
     has_lora = bool(lora_layers(whole))
     own = [
         n for n in live if "lora_" not in n and not (isinstance(module, Classifier) and n.startswith("head."))
@@ -131,6 +133,7 @@ def head_of(module: nn.Module) -> dict[str, torch.Tensor]:
 def merged(module: nn.Module) -> nn.Module:
     """Returns a copy in which LoRA's products are added to the weights beside them."""
     found = copy.deepcopy(module)
+    fold_ranks(found)
     top: Any = found
     _unload(top.base if not isinstance(found, Language) else top.__dict__["_causal"], merge=True)
     return found

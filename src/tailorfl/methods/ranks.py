@@ -19,7 +19,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient
 from tailorfl.core.method import Method
-from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.core.reduction import Facts, Reduction, Which
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedit import lora_pairs
 from tailorfl.models.functional import Model
@@ -73,15 +73,23 @@ class RankedLoRA(Method):
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict | PerClient:
         w = server["w"]
-        pairs = lora_pairs(map(str, w.keys()))
-        if not pairs:
+        if not lora_pairs(map(str, w.keys())):
             return w  # type: ignore[no-any-return]
-        known, largest = server["ranks"].tolist(), len(w[pairs[0][0]])
-        own = [int(known[i]) if i < len(known) else self.first_rank(i, largest) for i in clients]
+        own = self.ranks_of(server, clients)
         distinct = sorted(set(own))
         rows: Any = [self.message(w, torch.tensor(float(rank))) for rank in distinct]
         table: Any = torch.stack(rows)
         return PerClient(table, torch.tensor([distinct.index(rank) for rank in own]))
+
+    def ranks_of(self, server: TensorDict, clients: tuple[int, ...]) -> list[int]:
+        """Returns the rank that each of these clients has."""
+        known, largest = server["ranks"].tolist(), self.largest(server)
+        return [int(known[i]) if i < len(known) else self.first_rank(i, largest) for i in clients]
+
+    def largest(self, server: TensorDict) -> int:
+        """Returns the rank r of the model."""
+        w = server["w"]
+        return len(w[lora_pairs(map(str, w.keys()))[0][0]])
 
     def message(self, w: TensorDict, rank: Tensor) -> TensorDict:
         """Returns the first ranks of every pair of factors, with all else that is shared."""
@@ -109,7 +117,7 @@ class RankedLoRA(Method):
         """Returns what goes up: the first ranks of the trained factors, and all else that is shared."""
         layers = {}
         for a, layer in received["lora"].items():
-            present = layer["present"] & (torch.arange(len(layer["A"]), device=rank.device) < rank)
+            present = layer["present"] & (torch.arange(len(layer["present"]), device=rank.device) < rank)
             layers[str(a)] = cut(trained[str(a)], trained[str(a).replace("lora_A", "lora_B")].T, present)
         rest = trained.select(*rest_of(received).keys())
         return TensorDict({"lora": TensorDict(layers), "rest": rest}, batch_size=[])
@@ -125,9 +133,8 @@ class RankedLoRA(Method):
         if facts.split.personal:
             return ()
         because, options = "on a model without LoRA", {"weights": self.weights}
-        return tuple(
-            Reduction(because, which, "fedavg", "global", options) for which in ("global", "personal")
-        )
+        models: tuple[Which, ...] = ("global", "personal") if self.has_personal else ("global",)
+        return tuple(Reduction(because, which, "fedavg", "global", options) for which in models)
 
 
 def cut(a: Tensor, b: Tensor, present: Tensor) -> TensorDict:

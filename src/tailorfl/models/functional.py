@@ -9,7 +9,7 @@ stack states along a leading client axis.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -140,6 +140,21 @@ class Model:
             return self
         return Model(
             self._factory, self._prepare, trainable=lambda name, *_: name not in frozen, seed=self._seed
+        )
+
+    def thawing(self, moving: Selector) -> Model:
+        """Returns the model in which what `moving` picks may change, too, from the values that it has in this one."""
+        picked = self.frozen & select(self.module, moving, allow_empty=True)
+        if not picked:
+            return self
+        values = {n: t.detach() for n, t in _tensors(self.module).items() if n in picked}
+        steps = [step for step in (self._prepare, partial(_with_values, values)) if step is not None]
+        frozen = self.frozen - picked
+        return Model(
+            self._factory,
+            partial(_in_turn, steps),
+            trainable=lambda name, *_: name not in frozen,
+            seed=self._seed,
         )
 
     def on(self, device: torch.device) -> Model:
@@ -287,6 +302,13 @@ class Model:
 def _in_turn(steps: Sequence[Callable[[nn.Module], object]], module: nn.Module) -> None:
     for step in steps:
         step(module)
+
+
+def _with_values(values: Mapping[str, Tensor], module: nn.Module) -> None:
+    tensors = _tensors(module)
+    with torch.no_grad():
+        for name, value in values.items():
+            tensors[name].copy_(value)
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:

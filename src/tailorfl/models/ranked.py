@@ -40,6 +40,15 @@ def add_ranks(module: nn.Module) -> None:
         module.set_submodule(path, RankedUp(part.weight))
 
 
+def fold_ranks(module: nn.Module) -> None:
+    """Turns every `RankedUp` into the linear layer B · diag(m), in place: no output changes."""
+    found = {path: part for path, part in module.named_modules() if isinstance(part, RankedUp)}
+    for path, part in found.items():
+        plain = nn.Linear(part.weight.shape[1], part.weight.shape[0], bias=False, device="meta")
+        plain.weight = nn.Parameter((part.weight * part.kept).detach(), requires_grad=False)
+        module.set_submodule(path, plain)
+
+
 def is_kept(name: str, tensor: Tensor, module: nn.Module) -> bool:
     """Whether a tensor is such a vector; a selector."""
     return isinstance(module, RankedUp) and name.rpartition(".")[2] == KEPT

@@ -1,0 +1,202 @@
+"""FLoRA (Wang et al., "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank Adaptations",
+NeurIPS 2024).
+
+    every round trains LoRA anew, of a rank r_i by client, and is merged into W: no error of averaged factors
+
+    client i:  A_i ~ U(−1/√in, 1/√in) anew, B_i = 0;   (A_i, B_i) = LocalSGD on W_t + s B_i A_i       sends A_i, B_i
+    server:    A = [p_1 A_1; …; p_m A_m] (rows),  B = [B_1 … B_m] (columns)        p_i = a_i, the run's weights
+    all:       W_{t+1} = W_t + s B A = W_t + s Σ_S p_i B_i A_i
+
+    server sends the stack (A, B) of the last round to who has the W before it, W to who has an older one
+    (late, or absent for a round), and neither to who has W_t: at first all have W_0, the model's own
+
+So W_0 never travels, the stack costs Σ_S r_i (in + out) a receiver, and every client that trained keeps a W. A reply
+names the W that it is of. B of the stack holds s already. All ranks share one s, as in the official code (α_i = 2 r_i),
+which needs all clients in every round; here some may be. What else a model trains is averaged. A deployed model is W_t
+beside factors with B = 0. Where client-level privacy hides that an update was not finite, its client goes on with the W
+it has. A model without LoRA has nothing to merge: there it is FedAvg.
+
+| symbol | here |
+|---|---|
+| W | server state `w` (beside what else is shared), client state `W` |
+| t | `version` of server and client; that of each client's W: server state `has` |
+| s Bᵀ [Σ r, out] and A [Σ r, in] of the stack | server state `stack`: `left`, `right` (or turned, as W is) |
+| r_i | server state `ranks`, from `ranks` (paper: 64, 32, 16, 16, 8, 8, 4, 4, 4, 4) |
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.core.client import Client
+from tailorfl.core.context import Context
+from tailorfl.core.messages import PerClient, Replies
+from tailorfl.core.method import Family, Grid, register
+from tailorfl.methods.fedit import lora_pairs
+from tailorfl.methods.ranks import RankedLoRA, rest_of
+from tailorfl.models.functional import Model
+from tailorfl.models.merging import Merge, check_merges, merges
+from tailorfl.models.ranked import KEPT, is_kept
+from tailorfl.models.split import Split
+from tailorfl.training import tree
+
+
+@register
+class FLoRA(RankedLoRA):
+    """LoRA of a rank by client that begins anew in every round, stacked and merged into the weights."""
+
+    name: ClassVar[str] = "flora"
+    title: ClassVar[str] = "FLoRA"
+    paper: ClassVar[str] = "Wang et al., NeurIPS 2024"
+    family: ClassVar[Family] = "one model"
+    use: ClassVar[str] = "LoRA of a rank by client, merged exactly, in few rounds"
+    grid: ClassVar[Grid] = {}
+    has_personal: ClassVar[bool] = False
+
+    def wrap(self, model: Model) -> Model:
+        places = merged_in(model)
+        check_merges(model.module, places)
+        bases = {place.base for place in places}
+        return super().wrap(model.thawing(lambda name, *_: name in bases))
+
+    def make_split(self, model: Model) -> Split:
+        bases = {place.base for place in merged_in(model)}
+        return model.split(is_kept, held=lambda name, *_: name in bases, allow_empty=True)
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        state = super().server_state(ctx)
+        if "ranks" not in list(state.keys()):
+            return state
+        w, stack = state["w"], {}
+        for place in merged_in(ctx.model):
+            left, right = place.sides(w[place.a][:0], w[place.b].T[:0])
+            stack[place.base] = rows_of(left, right, torch.ones(0, dtype=torch.bool))
+        zero = torch.zeros((), dtype=torch.int64)
+        more = {"stack": TensorDict(stack), "version": zero, "has": zero.expand(ctx.num_clients).clone()}
+        return TensorDict({**dict(state.items()), **more}, batch_size=[])
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        if not ctx.split.personal:
+            return tree.empty()
+        own = ctx.init.select(*ctx.split.held)
+        return TensorDict({"W": own, "version": torch.zeros((), dtype=torch.int64)}, batch_size=[])
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict | PerClient:
+        if "ranks" not in list(server.keys()):
+            sent: TensorDict = server["w"]
+            return sent
+        version, has = int(server["version"]), server["has"].tolist()
+        # One that joins late has W_0.
+        late = [min(version - (int(has[i]) if i < len(has) else 0), 2) for i in clients]
+        own = list(zip(self.ranks_of(server, clients), late, strict=True))
+        distinct = sorted(set(own))
+        rows: Any = [self.news(server, rank, behind, set(late)) for rank, behind in distinct]
+        table: Any = torch.stack(rows)
+        return PerClient(table, torch.tensor([distinct.index(one) for one in own], dtype=torch.int64))
+
+    def news(self, server: TensorDict, rank: int, behind: int, anyone: set[int]) -> TensorDict:
+        """Returns what a client of a rank gets that is `behind` the present W by so many rounds, 2 for any more.
+
+        Somebody who gets a message beside it is behind by each of `anyone`.
+        """
+        w = server["w"]
+        pairs = lora_pairs(map(str, w.keys()))
+        own = torch.arange(self.largest(server)) < rank
+        held = list(map(str, server["stack"].keys()))
+        rest = w.exclude(*held, *(n for pair in pairs for n in pair))
+        found: dict[str, Any] = {
+            "lora": TensorDict({a: TensorDict({"present": own}) for a, _ in pairs}),
+            "rest": rest,
+            "version": server["version"],
+        }
+        if 1 in anyone:
+            stack = {
+                n: one if behind == 1 else one.apply(torch.zeros_like) for n, one in server["stack"].items()
+            }
+            found["stack"] = TensorDict(stack)
+        if 2 in anyone:
+            there = {n: torch.full((len(w[n]),), behind == 2) for n in held}
+            found["base"] = TensorDict(
+                {n: TensorDict({"W": w[n] * there[n][:, None], "present": there[n]}) for n in held}
+            )
+        return TensorDict(found, batch_size=[])
+
+    def start(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        """Returns the model that a client begins a round with: the present W, and factors drawn anew with B = 0."""
+        found: dict[str, Any] = {**dict(rest_of(received).items()), **present_weights(state, received)}
+        own = {str(a): layer["present"] for a, layer in received["lora"].items()}
+        pairs = lora_pairs(client.split.trainable)
+        drawn = client.drawn([n for pair in pairs for n in pair], "factors of LoRA")
+        for a, b in pairs:
+            mask = own[a].to(drawn[a].dtype)
+            found[a] = (2 * drawn[a] - 1) / drawn[a].shape[1] ** 0.5 * mask[:, None]
+            found[b] = torch.zeros_like(drawn[b])
+            found[b.removesuffix("weight") + KEPT] = mask
+        return TensorDict(found, batch_size=[])
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        if not client.split.personal:
+            return state, client.fit(received)
+        start = self.start(client, state, received)
+        trained, version = client.fit(start), received["version"]
+        rank = next(iter(received["lora"].values()))["present"].sum()
+        reply = self.reply(trained, received, rank)
+        new = TensorDict({"W": start.select(*state["W"].keys()), "version": version}, batch_size=[])
+        return new, TensorDict({**dict(reply.items()), "version": version}, batch_size=[])
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        if "ranks" not in list(server.keys()):
+            return TensorDict({"w": replies.mean()}, batch_size=[])
+        weights, sent = replies.weights(), replies.stack
+        w: dict[str, Any] = {**dict(server["w"].items())}
+        w |= dict(tree.weighted_mean(rest_of(sent), weights).items())
+        stack = {}
+        for place in merged_in(replies.context.model):
+            layer = sent["lora"].get(place.a)
+            a = layer["A"] * weights.to(layer["A"].dtype)[:, None, None]
+            left, right = place.sides(a.flatten(0, 1), layer["B"].flatten(0, 1))
+            stack[place.base] = rows_of(left, right, layer["present"].flatten())
+            w[place.base] = w[place.base] + gained(stack[place.base]).to(w[place.base].dtype)
+        has = server["has"].clone()
+        has[list(replies.clients)] = sent["version"]
+        new = {"w": TensorDict(w), "stack": TensorDict(stack), "version": server["version"] + 1, "has": has}
+        return TensorDict({**dict(server.items()), **new}, batch_size=[])
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        return self.start(client, state, received) if client.split.personal else received
+
+
+def merged_in(model: Model) -> tuple[Merge, ...]:
+    """Returns where a model with LoRA merges the factors that may change; nothing without any."""
+    live = set(model.parameters)
+    return tuple(place for place in merges(model.module) if {place.a, place.b} <= live)
+
+
+def rows_of(left: Tensor, right: Tensor, present: Tensor) -> TensorDict:
+    """Returns rows of the stack, [rows, ...]."""
+    return TensorDict({"left": left, "right": right, "present": present}, batch_size=[])
+
+
+def gained(stack: TensorDict) -> Tensor:
+    """Returns what W gains by a stack, s B A in its orientation."""
+    product: Tensor = stack["left"].T @ stack["right"]
+    return product
+
+
+def present_weights(state: TensorDict, received: TensorDict) -> dict[str, Tensor]:
+    """Returns the W of now by name, from the W of a client and what it received."""
+    found: dict[str, Tensor] = dict(state["W"].items())
+    groups = list(received.keys())
+    if "stack" in groups:
+        next_one = received["version"] == state["version"] + 1
+        for n, rows in received["stack"].items():
+            step = gained(rows).to(found[str(n)].dtype)
+            found[str(n)] = found[str(n)] + torch.where(next_one, step, torch.zeros_like(step))
+    if "base" in groups:
+        for n, given in received["base"].items():
+            found[str(n)] = torch.where(given["present"][:, None], given["W"], found[str(n)])
+    return found
