@@ -33,7 +33,7 @@ def mmd(z: Tensor, y: Tensor, weight: Tensor | None, kernel: Callable[[Tensor], 
     share = shares(z, weight).to(z.dtype)
 
     def mean(a: Tensor, b: Tensor) -> Tensor:
-        return share @ kernel(squared_distances(a, b)) @ share
+        return (share[:, None] * share * kernel(squared_distances(a, b))).sum()
 
     return mean(z, z) + mean(y, y) - 2 * mean(z, y)
 
@@ -42,7 +42,7 @@ def mmd_by_mean_distance(z: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
     """Returns MMD² with Σ_k exp(−d²/(b 2^{k−2})), k = 0..4, b the mean d² of the joint batch, without its gradient."""
     share = shares(z, weight).to(z.dtype)
     both, of_both = torch.cat([z, y]).detach(), torch.cat([share, share]) / 2
-    b = (of_both @ squared_distances(both, both) @ of_both).clamp(min=LEAST)
+    b = (of_both[:, None] * of_both * squared_distances(both, both)).sum().clamp(min=LEAST)
 
     def kernel(square: Tensor) -> Tensor:
         return torch.stack([torch.exp(-square / (b * 2.0 ** (k - 2))) for k in range(5)]).sum(0)

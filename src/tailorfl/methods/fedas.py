@@ -138,4 +138,4 @@ def apart(seen: Seen, means: Tensor) -> Tensor:
     if seen.weight is not None:
         member = member * seen.weight[:, None].to(means.dtype)
     gap = (seen.features - means[seen.y]).square().mean(1)
-    return (gap @ member / member.sum(0).clamp(min=1)).sum()
+    return ((gap[:, None] * member).sum(0) / member.sum(0).clamp(min=1)).sum()
