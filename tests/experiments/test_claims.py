@@ -363,8 +363,8 @@ class TestCommand:
             app, ["claims", "fedoa", "--runs", str(folder), "--keep", "kept", "--write", "page.md", "--json"]
         )
         assert done.exit_code == 0, done.output
-        text = done.stdout[done.stdout.index("[") :]
-        found = {line["claim"]: line for line in json.loads(text)}
+        found = {line["claim"]: line for line in json.loads(done.stdout)}  # notes go elsewhere
+        assert f"kept: {Path('kept') / 'tiny'}" in done.stderr
         assert found["fedoa-13"]["verdict"] == "does not hold"
         assert found["fedoa-1"]["verdict"] == "not run"
         assert (tmp_path / "kept" / "tiny" / "numbers.csv").is_file()

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tailorfl.cli.listing import AsJson
-from tailorfl.cli.screen import PROSE, print_json, say, show_table, stdout
+from tailorfl.cli.screen import PROSE, print_json, say, show_table, stderr, stdout
 from tailorfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def command(
     if keep is not None:
         claims = [claim for one in chosen(None).values() for claim in one.claims]
         for one in evidence:
-            say(stdout(), f"kept: {keep_numbers(one, keep, metrics_of(claims, one.recipe))}")
+            say(stderr(), f"kept: {keep_numbers(one, keep, metrics_of(claims, one.recipe))}")
     if write is not None:
         write.parent.mkdir(parents=True, exist_ok=True)
         write.write_text(page(outcomes), encoding="utf-8")
