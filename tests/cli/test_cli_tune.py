@@ -61,6 +61,19 @@ def test_json_is_the_file_and_nothing_else() -> None:
     assert json.loads(said) == json.loads(Path("t/tuning.json").read_text())
 
 
+def test_a_line_that_an_override_leaves_out_is_noted_on_stderr_and_json_stays_json() -> None:
+    Path("e.yaml").write_text(
+        "methods: [fedavg, ditto]\nsearch: {train.lr: [0.5], methods: {ditto: {lam: [1]}}}\n"
+    )
+    asked = [text for text in TINY if not text.startswith("methods=")]
+    result = call(
+        "tune", "e.yaml", *asked, "methods=[fedavg]", "--budget", "1x1", "--out", "t", "--quiet", "--json"
+    )
+    assert result.exit_code == 0, result.output
+    assert list(json.loads(result.stdout)["methods"]) == ["fedavg"]
+    assert "'methods.ditto.lam' is without effect" in result.stderr
+
+
 @pytest.mark.usefixtures("a_quick_estimate")
 def test_a_dry_run_says_what_would_be_searched_and_trains_nothing() -> None:
     said = done("tune", *TINY, LR, "--budget", "3", "--dry-run")

@@ -75,6 +75,20 @@ def test_the_users_search_has_the_last_word_for_all_and_for_one_line() -> None:
     assert start(config, config.methods[1], found["fedavg"]) is None
 
 
+def test_what_is_said_of_a_line_that_was_left_out_is_without_effect_and_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As of a file's lines by methods=[...]; labels have dots of their own."""
+    of_lines = {"ditto": {"lam": [0.3]}, "APFL α=0.5": {"alpha": [0.1, 0.2]}}
+    said = {"train.lr": [0.1], "methods": of_lines, "methods.pFedMe.train.lr": [0.7]}
+    assert spaces(experiment(search=said)) == spaces(
+        experiment(search={"train.lr": [0.1], "methods": {"ditto": {"lam": [0.3]}}})
+    )
+    (warning,) = caplog.messages
+    assert "'methods.APFL α=0.5.alpha', 'methods.pFedMe.train.lr' are without effect" in warning
+    assert warning.endswith("its lines are ditto, fedavg")
+
+
 def test_a_range_of_a_whole_number_has_whole_numbers() -> None:
     config = experiment(methods=["fedrep"], search={"method.head_epochs": {"low": 1, "high": 9}})
     assert spaces(config)["fedrep"]["method.head_epochs"] == Range(1, 9, False, True)
@@ -94,7 +108,8 @@ def test_a_range_of_a_whole_number_has_whole_numbers() -> None:
         ({"method.lam": [-1.0]}, "ditto cannot be tuned with method.lam = -1.0"),
         ({"method.lamm": [0.1]}, "'method.lamm' is no setting"),
         ({"lam": [0.1]}, "written train.lr, method.lam"),
-        ({"methods": {"apfl": {"alpha": [0.1]}}}, "'methods.apfl.alpha' is no setting"),
+        ({"methods": {"ditto": {"alpha": [0.1]}}}, "'methods.ditto.alpha' is no setting"),
+        ({"methods": {"lam": [0.1]}}, "'methods.lam' is no setting"),
         ({"rounds": [1, 2]}, "'rounds' is no setting"),
     ],
 )

@@ -106,15 +106,15 @@ def command(
         from tailorfl.settings.experiment import COMPARED
 
         config = experiment(arguments, COMPARED)
-    if resume is not None:
-        from tailorfl.tuning.run import plan_in
+    from tailorfl.experiments.progress import messages
+    from tailorfl.tuning.run import default_folder, plan_in
 
-        plan, folder = plan_in(resume), resume
-    else:
-        from tailorfl.tuning.run import default_folder
-
-        plan = told.plan(config)
-        folder = out or default_folder(config)
+    with messages(stderr()):
+        if resume is not None:
+            plan, folder = plan_in(resume), resume
+        else:
+            plan = told.plan(config)
+            folder = out or default_folder(config)
     if dry_run:
         from tailorfl.cli.tuned import show_plan
 
@@ -138,6 +138,7 @@ def before(state: State, request: Running, budget: str, dry_run: bool, quiet: bo
         TailorflError: the request cannot be tuned, or the tuning fails.
     """
     from tailorfl.experiments.folders import new_folder
+    from tailorfl.experiments.progress import messages
     from tailorfl.tuning.outcome import TUNED
     from tailorfl.tuning.run import REQUEST, begin, discard, plan_in
 
@@ -145,10 +146,11 @@ def before(state: State, request: Running, budget: str, dry_run: bool, quiet: bo
     if request.extend is not None:
         raise ConfigError("--tune is for a new comparison; --extend adds to one whose settings are chosen")
     begun = None if request.resume is None else beside(request.resume)
-    if begun is not None and (begun / REQUEST).is_file():
-        plan = plan_in(begun)
-    else:
-        plan = Tune(budget).plan(experiment(request.arguments, request.methods))
+    with messages(stderr()):
+        if begun is not None and (begun / REQUEST).is_file():
+            plan = plan_in(begun)
+        else:
+            plan = Tune(budget).plan(experiment(request.arguments, request.methods))
     if dry_run:
         from tailorfl.cli.tuned import show_plan
 

@@ -7,6 +7,7 @@ that all methods share, the grid of the line's method (`Method.grid`), what the 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -21,6 +22,8 @@ from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import train_config
 from tailorfl.experiments.tuned import value_of
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
+
+log = logging.getLogger(__name__)
 
 RATES = {
     "sgd": (0.001, 0.005, 0.01, 0.05, 0.1, 0.5),
@@ -121,6 +124,9 @@ Space = Mapping[str, Dimension]
 def spaces(config: ExperimentConfig) -> dict[str, dict[str, Dimension]]:
     """Returns the space of every line of an experiment, by label.
 
+    What `search` says of a line that the experiment lacks, since `methods=[...]` left it out, is without effect; a
+    warning names it.
+
     Raises:
         ConfigError: `search` names a setting that no method has, is no list and no range, or a method refuses a value.
     """
@@ -142,9 +148,18 @@ def spaces(config: ExperimentConfig) -> dict[str, dict[str, Dimension]]:
                 space[setting] = _parsed(key, given, isinstance(own, int) and not isinstance(own, bool))
         check(config, line, space)
         found[line.label] = space
-    for key, _ in wanted:
-        if key not in used:
+    unused = [key for key, _ in wanted if key not in used]
+    absent = [key for key in unused if _of_another_line(config, key)]
+    for key in unused:
+        if key not in absent:
             raise _misplaced(config, key)
+    if absent:
+        log.warning(
+            "search: %s %s without effect, as no line of this experiment has that label; its lines are %s",
+            ", ".join(f"'{key}'" for key in absent),
+            "is" if len(absent) == 1 else "are",
+            ", ".join(line.label for line in config.methods),
+        )
     return found
 
 
@@ -259,6 +274,12 @@ def _setting_of(config: ExperimentConfig, line: MethodConfig, key: str) -> str |
     except KeyError:
         return None
     return key
+
+
+def _of_another_line(config: ExperimentConfig, key: str) -> bool:
+    """Whether a key is of one line, methods.LABEL.SETTING, and none of this experiment's has its label."""
+    ours = tuple(f"methods.{line.label}." for line in config.methods)
+    return key.startswith("methods.") and key.count(".") > 1 and not key.startswith(ours)
 
 
 def _misplaced(config: ExperimentConfig, key: str) -> ConfigError:
