@@ -17,6 +17,7 @@ Ints = NDArray[np.int64]
 
 # What each recipe needs to succeed on `labels()` with 6 clients, and whether it deals every sample.
 CASES: dict[str, tuple[dict[str, Any], bool]] = {
+    "class_groups": ({"groups": 3, "classes": 2}, True),
     "classes_prob": ({"classes": 2}, True),
     "dirichlet": ({"alpha": 0.3}, True),
     "dirichlet_perada": ({"alpha": 0.3}, True),

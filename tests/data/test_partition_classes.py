@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import combinations
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from tailorfl.data.partition import partition
 from tailorfl.data.partition.classes import _distinct_classes
+from tailorfl.errors import ConfigError, DataError
 
 Ints = NDArray[np.int64]
 
@@ -59,6 +61,46 @@ def test_labels_per_client_shares_every_class_equally() -> None:
     deal = partition("labels_per_client", strata, 100, np.random.default_rng(0), options={"classes": 3})
     for positions in deal.train:
         assert sorted(np.bincount(strata[positions], minlength=10))[-3:] == [150, 150, 150]
+
+
+@pytest.mark.parametrize(("clients", "groups", "classes"), [(40, 4, 3), (41, 4, 3), (10, 5, 2), (3, 3, 4)])
+def test_clients_of_a_group_hold_the_same_classes(clients: int, groups: int, classes: int) -> None:
+    """Groups as large as each other, and each class shared equally by all clients of the groups that hold it."""
+    strata, test = balanced(6000, 10), balanced(2000, 10)
+    options = {"groups": groups, "classes": classes}
+    for seed in range(5):
+        deal = partition(
+            "class_groups", strata, clients, np.random.default_rng(seed), test=test, options=options
+        )
+        assert deal.test is not None
+        held = supports(strata, deal.train)
+        assert held == supports(test, deal.test)
+        assert {len(mine) for mine in held} == {classes}
+        together = Counter(map(frozenset, held))
+        assert len(together) <= groups
+        assert sum(together.values()) == clients
+        if len(together) == groups:  # by chance two may hold the same
+            assert max(together.values()) - min(together.values()) <= 1
+        table = np.stack([np.bincount(strata[positions], minlength=10) for positions in deal.train])
+        for share in table.T:
+            assert (share > 0).sum() == 0 or np.ptp(share[share > 0]) <= 1
+        assert table.sum() == (6000 if groups * classes >= 10 else 600 * len(set().union(*held)))
+
+
+def test_which_clients_are_a_group_is_drawn() -> None:
+    seen = set()
+    for seed in range(20):
+        deal = partition("class_groups", balanced(400, 10), 8, np.random.default_rng(seed))
+        held = supports(balanced(400, 10), deal.train)
+        seen.add(tuple(i for i in range(1, 8) if held[i] == held[0]))
+    assert len(seen) > 5
+
+
+def test_more_groups_than_clients_are_refused() -> None:
+    with pytest.raises(DataError, match="3 clients into 4 groups"):
+        partition("class_groups", balanced(400, 10), 3, np.random.default_rng(0))
+    with pytest.raises(ConfigError, match="'groups' must be a whole number"):
+        partition("class_groups", balanced(400, 10), 3, np.random.default_rng(0), options={"groups": 0})
 
 
 def test_all_45_pairs_of_ten_classes_come_up() -> None:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import time
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import tailorfl
 from tailorfl.cli.estimates import LONG, shorter
 from tailorfl.experiments import estimate as module
 from tailorfl.experiments.config import load
 from tailorfl.experiments.estimate import _add_seconds, _Tried, estimate
+from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.making import make_federation, make_simulation
+from tailorfl.training.local_sgd import LocalSGD
 
 CONFIG = load(None, ["methods=fedavg,fedavg_ft,ditto", "rounds=10", "seeds=2", "eval.every=5"])
 
 
 def seconds(tried: list[tuple[float, ...] | None], predicted: list[float], kinds: str = "aab") -> list[float]:
     rows: dict[str, dict[str, Any]] = {
-        m.label: {"seconds_per_round": p} for m, p in zip(CONFIG.methods, predicted, strict=True)
+        m.label: {"seconds_per_round": p, "rounds": 10}
+        for m, p in zip(CONFIG.methods, predicted, strict=True)
     }
     found = [t if t is None else _Tried(*t, *[0.0] * (3 - len(t))) for t in tried]
     _add_seconds(CONFIG, rows, found, list(kinds))
@@ -47,6 +56,69 @@ def test_tuning_makes_no_method_quicker() -> None:
     rows = estimate(config).methods
     assert rows["fedavg_ft"]["seconds"] >= rows["fedavg"]["seconds"] > 0
     assert rows["fedavg_ft"]["seconds_per_round"] == rows["fedavg"]["seconds_per_round"]
+
+
+def test_what_the_clock_of_the_day_says_of_the_server_is_no_part_of_the_clients_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a machine with others, where a day's millisecond is a fraction of the processor's."""
+    gradient = LocalSGD._step
+
+    def slow(self: Any, *arguments: Any, **options: Any) -> Any:
+        end = time.process_time() + 0.002
+        while time.process_time() < end:
+            pass
+        return gradient(self, *arguments, **options)
+
+    monkeypatch.setattr(LocalSGD, "_step", slow)
+    monkeypatch.setattr(module, "PATIENCE", 0.0)
+    monkeypatch.setattr(
+        "tailorfl.rounds.simulation.time", SimpleNamespace(perf_counter=count(0, 100).__next__)
+    )
+    data = {"name": "digits", "clients": 4, "samples": 200, "partition": "iid"}
+    settings = {
+        "data": data,
+        "methods": ["local"],
+        "model": "logistic",
+        "train": {"epochs": 1, "batch_size": 5},
+    }
+    (row,) = estimate(load(None, settings)).methods.values()
+    steps = row["gradients_per_round"] / 5
+    assert steps == 4 * 35 / 5  # seven tenths of 50 samples train
+    assert 0.002 * steps < row["seconds_per_round"] < 3 * 0.002 * steps
+
+
+def test_rounds_are_tried_while_they_fit_into_half_of_what_is_left() -> None:
+    config = load(None, ["method=fedavg", "data.samples=200", "data.clients=4", "model=logistic"])
+    federation = make_federation(config, 0)
+
+    def tried(predicted: float, patience: float) -> int:
+        sim = make_simulation(Job(config, config.methods[0], 0), federation)
+        return sim.round if module._really(sim, sim.engine, config, predicted, patience) else 0
+
+    assert [tried(2.9, 6.0), tried(3.0, 6.0), tried(0.0, 1e-6)] == [module.TRIED, 0, 1]
+
+
+@pytest.mark.usefixtures("a_quick_estimate")
+@pytest.mark.parametrize("kind", ["gradients", "bytes"])
+def test_rounds_are_those_that_a_budget_has(kind: str, tmp_path: Path) -> None:
+    """As they then are: methods that take or send more get fewer."""
+    methods = [{"name": name} for name in ("fedavg", "ditto", "scaffold")]
+    data = {"name": "digits", "clients": 4, "samples": 240, "partition": "iid"}
+    settings = {
+        "data": data,
+        "model": "logistic",
+        "methods": methods,
+        "rounds": 7,
+        "seeds": 1,
+        "budget": kind,
+    }
+    settings |= {"train": {"steps": 2, "batch_size": 4}, "eval": {"every": 0}}
+    foreseen = {label: row["rounds"] for label, row in estimate(load(None, settings)).methods.items()}
+    assert foreseen["fedavg"] == 7
+    assert min(foreseen.values()) < 7
+    result = tailorfl.compare(settings, out=tmp_path / "out", progress=False)
+    assert foreseen == {label: result.table.loc[label, "rounds"] for label in foreseen}
 
 
 def test_it_says_what_it_tries_and_tries_no_long_rounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,10 @@ def test_a_fully_personal_split_says_that_every_client_trains_alone() -> None:
 KNOWN = {
     "all_methods": {"PLGU-LF": "no layer stays personal", "FFA-LoRA": "fedavg"},
     "ckt_cnn": {"CKT c=1": "without clusters"},
-    "ckt_phases": {f"CKT c=1 λ={lam}": "without clusters" for lam in ("0.02", "0.1", "0.5", "2")},
+    "ckt_phases": {
+        f"CKT c=1 λ={line}": "without clusters"
+        for line in ("0.02", "0.1", "0.5", "2", "0.1 one init", "0.5 after 20")
+    },
     "defaults_cifar": {"fedclup": "mr_mtl", "cfl": "fedavg", "ffa_lora": "fedavg"},
     "defaults_digits": {"fedclup": "mr_mtl", "ffa_lora": "fedavg"},
     "fedclup_cnn2": {f"FedCLUP {lam}": "mr_mtl" for lam in ("0.2", "0.5", "2.5")},
@@ -111,7 +114,7 @@ def test_no_line_of_a_recipe_is_another_method_unknown_to_us(name: str) -> None:
             job = Job(config, line, config.seeds[0])
             facts = Facts(
                 split=cast(Any, SimpleNamespace(shared=("u",), personal=("v",), trainable=("u", "v"))),
-                layers=3,
+                layers=5,
                 train=train_config(job),
                 clients=config.data.clients or 6,
                 most=max(2, round(config.fraction * (config.data.clients or 6))),

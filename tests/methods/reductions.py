@@ -80,6 +80,11 @@ def in_run(same: Same, **run: Any) -> Same:
     return replace(same, run=run, said=True)
 
 
+def own_start(same: Same) -> Same:
+    """The same, of clients that each draw an initial model."""
+    return replace(same, options={**same.options, "own_init": True}, other_options={"own_init": True})
+
+
 SHARED_HEAD = {"personal_part": "none"}
 SGD = {"optimizer": "sgd", "schedule": "constant"}
 FULL_STEP = {"batch_size": 0, "steps": 1, "epochs": None}
@@ -329,7 +334,9 @@ REDUCTIONS: dict[str, tuple[Same, ...]] = {
     ),
     "perfed_ckt": (
         local(lam=0.0, own_init=False),
+        own_start(local(lam=0.0)),
         in_run(local(own_init=False, line="one round"), rounds=1),
+        in_run(own_start(local(warm_rounds=2, line="warm rounds")), rounds=3),
         in_run(drawn("personal", own_init=False, first_round="upload"), rounds=1),
     ),
     # All three layers of the largest model of these tests are personal; θ takes plain steps beside ω's.
@@ -474,7 +481,11 @@ REMARKS: dict[str, tuple[tuple[Mapping[str, Any], str, str], ...]] = {
     ),
     "per_fedavg": (({"alpha": 0.0}, "second of every two", "test_per_fedavg.py"),),
     "perfed_ckt": (
-        ({"lam": 0.0, "own_init": True}, "LocalTrain from initial models", "test_reduction_remarks.py"),
+        (
+            {"lam": 0.0, "own_init": False, "first_round": "upload", "warm_rounds": 1},
+            "in all rounds but round 2",
+            "test_reduction_remarks.py",
+        ),
         (
             {"lam": 0.0, "own_init": False, "first_round": "upload"},
             "from the second round on",

@@ -444,3 +444,26 @@ def test_the_papers_order_uploads_before_it_trains_and_distils_in_all_training(e
         grads = torch.autograd.grad(loss, list(w.values()))
         expected = {n: p - EVERYTHING.lr * g for (n, p), g in zip(w.items(), grads, strict=True)}
         assert_close(tree.tensors(sim.states.get((i,))[0]), {n: t.detach() for n, t in expected.items()})
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("first_round", ["train", "upload"])
+def test_in_warm_rounds_clients_train_alone_and_nothing_is_sent(engine: str, first_round: str) -> None:
+    """All begins after them as it else does in the first round, from the models that they have by then."""
+    warm, options = 2, {"first_round": first_round, "train": EVERYTHING, "public_batch": PUBLIC}
+    sim = run(engine, rounds=0, warm_rounds=warm, **options)
+    for _ in range(warm):
+        sent = sim.step().traffic
+        assert (sent.bytes_up, sent.bytes_down, len(sim.server["centroids"])) == (0, 0, 0)
+    alone = simulation(make_method("local", {"own_init": True}), "mlp", engine, train=EVERYTHING, rounds=warm)
+    assert_same(personal(sim), personal(alone))
+    late = run(engine, rounds=0, **options)
+    ids = tuple(range(sim.federation.num_clients))
+    late.states.put(ids, sim.states.get(ids))
+    late.states.commit(ids)
+    for _ in range(3):
+        sim.step()
+        late.step()
+        assert len(sim.server["centroids"]) == 2
+        torch.testing.assert_close(*(s.server["centroids"].sort(0)[0] for s in (sim, late)))
+    assert_close(personal(sim), personal(late))

@@ -43,7 +43,7 @@ def test_without_pull_personal_models_train_alone_from_their_round_on(name: str,
     [
         ("fedoa", {"lam": 0.0, "own_init": True}),
         ("fedsdr", {"lam": 0.0, "own_init": True}),
-        ("perfed_ckt", {"lam": 0.0, "own_init": True}),
+        ("perfed_ckt", {"lam": 0.0, "own_init": True, "first_round": "upload"}),
     ],
 )
 def test_without_pull_no_client_sees_what_another_has(name: str, options: dict[str, Any]) -> None:
@@ -97,10 +97,12 @@ def test_a_personal_whole_with_a_penalty_is_what_the_penalty_makes_of_local_trai
     assert_close(personal(sim), personal(after("ditto", 1, lam=0.5)), atol=1e-6)
 
 
-def test_without_pull_and_with_an_upload_first_it_is_local_training_of_the_other_rounds() -> None:
+@pytest.mark.parametrize("warm", [0, 1])
+def test_without_pull_and_with_an_upload_first_it_is_local_training_of_the_other_rounds(warm: int) -> None:
     """Batches of a whole client, which no round draws differently."""
     full = replace(TRAIN, batch_size=0)
-    mine = after("perfed_ckt", 3, lam=0.0, own_init=False, first_round="upload", train=full)
+    options = {"lam": 0.0, "own_init": False, "first_round": "upload", "warm_rounds": warm}
+    mine = after("perfed_ckt", 3, **options, train=full)
     assert_close(personal(mine), personal(simulation("local", train=full, rounds=2)), atol=1e-6)
 
 

@@ -105,8 +105,10 @@ def perada(
     return Outcome(w, v)
 
 
-def perfed_ckt(p: Problem, clusters: int, lam: float, public_batch: int, **options: Any) -> Outcome:
-    """In the first round there are no centroids yet: clients train alone, and upload."""
+def perfed_ckt(
+    p: Problem, clusters: int, lam: float, public_batch: int, warm_rounds: int = 0, **options: Any
+) -> Outcome:
+    """In the first round there are no centroids yet: clients train alone, and upload; in warm ones they do not."""
     w = [clone(s) for s in p.first_private]
     centroids: list[Tensor] = []
     for t, sampled in enumerate(p.rounds):
@@ -116,7 +118,7 @@ def perfed_ckt(p: Problem, clusters: int, lam: float, public_batch: int, **optio
             target = min(centroids, key=lambda c: float(((c - before) ** 2).sum())) if centroids else None
             w[i] = taught(p.of(i), w[i], i, t, target, lam, public_batch)
             said.append(outputs(p.of(i), w[i], p.public).softmax(1))
-        centroids = k_means(said, clusters)
+        centroids = k_means(said, clusters) if t >= warm_rounds else []
     found = torch.stack(sorted(centroids, key=lambda c: float(c[0, 0])))
     return Outcome(None, w, {"centroids": found})
 

@@ -104,7 +104,7 @@ NEARLY = {"kind": "corollary", "radius": 0.05, "rho": 0.1, "samples": 15, "clien
 COROLLARY = {"kind": "corollary", "radius": 1.0, "rho": 2.0, "samples": 15, "clients": 5}
 
 OPTIONS: dict[str, list[Case]] = {
-    "local": [normed({"weights": "uniform"})],
+    "local": [*each({"weights": "uniform"}, own_init=(True,)), normed({"weights": "uniform"})],
     "local_average": [Case({"weights": "uniform"}, why="uniform"), normed({"weights": "samples"})],
     "fedavg": [
         *each(AVERAGE, weights=("uniform",)),
@@ -234,7 +234,10 @@ OPTIONS: dict[str, list[Case]] = {
         weights=("samples",),
     )
     + [normed(PERADA)],
-    "perfed_ckt": [*each(CKT, clusters=(1, 3), own_init=(False,), public_batch=(128,)), normed(CKT)],
+    "perfed_ckt": [
+        *each(CKT, clusters=(1, 3), own_init=(False,), public_batch=(128,), warm_rounds=(1,)),
+        normed(CKT),
+    ],
     "fedoa": [
         *each(FEDOA, distance=("batch_l2", "cosine", "pearson"), own_init=(False,), weights=("samples",)),
         *each({**FEDOA, "own_init": False}, personal_start=(0,)),

@@ -30,8 +30,8 @@ def everywhere(p: Problem) -> list[State]:
     return [clone(p.init) for _ in p.clients]
 
 
-def local(p: Problem, **options: Any) -> Outcome:
-    v = everywhere(p)
+def local(p: Problem, own_init: bool = False, **options: Any) -> Outcome:
+    v = [clone(s) for s in p.first_private] if own_init else everywhere(p)
     for t, sampled in enumerate(p.rounds):
         for i in sampled:
             v[i] = fit(p, v[i], p.batches(i, t))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tailorfl.errors import ConfigError
+from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.tuning.budget import Budget, left, parse, tuned_on
-from tuning.tiny import experiment
+from tailorfl.tuning.foreseen import foreseen
+from tailorfl.tuning.run import Request, plan
+from tuning.tiny import experiment, tuned
 
 
 @pytest.mark.parametrize(
@@ -60,6 +65,43 @@ def test_trials_that_are_under_way_count_as_the_mean_of_the_others() -> None:
     assert not left(100, 10, [10] * 8, begun=2)
     assert left(100, 10, [], begun=9)
     assert not left(100, 10, [], begun=10)
+
+
+@pytest.mark.usefixtures("a_quick_estimate")
+@pytest.mark.parametrize("budget", ["rounds", "gradients"])
+def test_a_dry_run_foresees_as_many_trials_as_there_then_are(budget: str, tmp_path: Path) -> None:
+    """Two gradients a step are half the trials, unless rounds are fewer; a small space ends before its budget."""
+    search = {"train.lr": [0.1, 0.3, 0.5, 0.7], "methods": {"local": {"train.lr": [0.1, 0.5]}}}
+    settings = {
+        "methods": ["fedavg", "ditto", "local"],
+        "budget": budget,
+        "search": search,
+        "train": {"steps": 2, "batch_size": 4},
+    }
+    request = Request("4x3")
+    expected = {label: one.trials for label, one in foreseen(plan(experiment(**settings), request)).items()}
+    found = tuned(tmp_path / "t", request, **settings)
+    assert expected == {one.label: len(one.trials) for one in found.methods}
+    assert expected == {"fedavg": 4, "ditto": 2 if budget == "rounds" else 3, "local": 2}
+
+
+def test_what_a_dry_run_foresees_is_validated_at_the_end_of_a_trial_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So it takes the rounds of all seeds and one evaluation each; where models are selected, those on the way too."""
+    asked = []
+
+    def estimated(config: ExperimentConfig, watch: object) -> SimpleNamespace:
+        asked.append(config)
+        return SimpleNamespace(methods={"fedavg": {"gradients_per_round": 0, "rounds": 3, "seconds": 7.0}})
+
+    monkeypatch.setattr("tailorfl.tuning.foreseen.estimate", estimated)
+    for select, every in (("last", 0), ("val", 2)):
+        config = experiment(methods=["fedavg"], eval={"select": select, "every": 2})
+        (one,) = foreseen(plan(config, Request("5x3x2"))).values()
+        assert (one.trials, one.seconds) == (5, 35.0)
+        found = asked[-1]
+        assert (found.eval.sets, found.eval.every, found.rounds, len(found.seeds)) == (("val",), every, 3, 2)
 
 
 def test_methods_that_train_nothing_have_their_trials_too() -> None:

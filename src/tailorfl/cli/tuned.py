@@ -139,13 +139,13 @@ def _show_edges(console: Console, found: Tuning) -> None:
 def show_plan(console: Console, plan: Plan, workers: int, quiet: bool) -> None:
     """Prints what a tuning would search and take."""
     from tailorfl.cli.screen import stderr
-    from tailorfl.experiments.estimate import estimate
     from tailorfl.experiments.progress import messages
+    from tailorfl.tuning.foreseen import foreseen
     from tailorfl.tuning.samplers import size
 
     errors = stderr()
     with messages(errors), errors.status("") as status:
-        found = estimate(plan.config, None if quiet else status.update)
+        found = foreseen(plan, None if quiet else status.update)
     budget = plan.budget
     say(console, f"{plan.asked.name}: nothing was trained (--dry-run)")
     table = Table()
@@ -158,17 +158,16 @@ def show_plan(console: Console, plan: Plan, workers: int, quiet: bool) -> None:
     total = 0.0
     for label, space in plan.spaces.items():
         points = size(space)
-        trials = int(min(budget.trials, points))
-        seconds = found.methods[label]["seconds"] * trials / workers
+        seconds = found[label].seconds / workers
         total += seconds
         shown = " ".join(f"{key}={_shown(d.plain())}" for key, d in space.items())
         count = "∞" if points == float("inf") else f"{int(points):,}"
-        table.add_row(Text(label), Text(shown), count, str(trials), human_seconds(seconds))
+        table.add_row(Text(label), Text(shown), count, str(found[label].trials), human_seconds(seconds))
     show_table(console, table)
     say(
         console,
         f"{budget.trials} trials of {budget.rounds} rounds, seeds {', '.join(map(str, budget.seeds))}, "
-        f"{plan.request.sampler}: at most about {human_seconds(total)} with {workers} worker{'s' * (workers > 1)}",
+        f"{plan.request.sampler}: about {human_seconds(total)} with {workers} worker{'s' * (workers > 1)}",
     )
 
 

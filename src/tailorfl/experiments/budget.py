@@ -9,6 +9,7 @@ takes those.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,6 +41,12 @@ class Limit:
         if not used:
             return sim.round >= self.rounds
         return used + used / sim.round / 2 > self.allowance
+
+    def foreseen(self, each: float) -> int:
+        """Returns after how many rounds it is reached where each uses up `each`."""
+        if self.kind is None or not each:
+            return self.rounds
+        return max(1, math.floor(self.allowance / each + 1 / 2))
 
 
 def limit_of(config: ExperimentConfig, rounds: int, own: bool, sim: Simulation) -> Limit:

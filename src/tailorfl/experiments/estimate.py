@@ -24,6 +24,7 @@ from tailorfl.engines.results import Parts
 from tailorfl.engines.sequential import Sequential
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import evaluate
+from tailorfl.experiments.budget import limit_of
 from tailorfl.experiments.foreseen import foreseen
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import make_federation, make_simulation
@@ -31,6 +32,7 @@ from tailorfl.experiments.privacy import planned, spent
 from tailorfl.experiments.reductions import remarks
 from tailorfl.rounds.buffered import Buffered
 from tailorfl.rounds.groups import by_group
+from tailorfl.rounds.one_round import RoundResult
 from tailorfl.rounds.sampling import sampled_clients
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import CYCLIC, ExperimentConfig
@@ -62,8 +64,9 @@ class Estimate:
     samples: Mapping[str, Mapping[str, float]]
     """Part -> smallest, median and largest client, and the total."""
     methods: Mapping[str, Mapping[str, float]]
-    """Label -> scalars of the model that may change and that are frozen, trained scalars, scalars and bytes a round,
-    seconds a round and for all rounds and seeds. In a simulated system also what `foreseen` returns.
+    """Label -> scalars of the model that may change and that are frozen, trained scalars, gradients of single samples,
+    scalars and bytes a round, rounds, seconds of a round, of an evaluation and of all rounds and seeds. In a simulated
+    system also what `foreseen` returns.
 
     With differential privacy also the noise, and the ε that the client with the largest one will have spent.
     """
@@ -88,7 +91,7 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
     federation = make_federation(config, seed)
     rows: dict[str, dict[str, Any]] = {}
     reductions, states, frozen = {}, 0.0, 0
-    patience, tried, kinds = PATIENCE / len(config.methods), [], []
+    patience, tried, kinds = PATIENCE, [], []
     for number, method in enumerate(config.methods, start=1):
         if watch is not None:
             watch(f"estimating {method.label} ({number} of {len(config.methods)})")
@@ -101,8 +104,13 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
         answering = foreseen(sim, job.rounds)
         if same:
             reductions[method.label] = same
+        allowed = limit_of(config, job.rounds, method.rounds is not None, sim)
         found, state_bytes = _probe(sim)
+        each = found["bytes_per_round" if allowed.kind == "bytes" else "gradients_per_round"]
+        found["rounds"] = allowed.foreseen(each)
+        begin = _clock()
         tried.append(_really(sim, engine, config, found["seconds_per_round"], patience))
+        patience -= _clock() - begin
         kinds.append(_kind(job, sim))
         rows[method.label] = {**of_model, **found, **answering, **privacy}
         if config.eval.select == "val" and sim.method.has_personal:  # the chosen models beside the states
@@ -156,15 +164,14 @@ def _add_seconds(
     looking = float(np.median([t.evaluation for t in tried if t is not None])) if ratios else 0.0
     begin = float(np.median([t.begin / t.round for t in tried if t is not None and t.round > 0] or [0.0]))
     of_kind: dict[str, _Tried] = {}
-    for method, row, kind, guess, found in zip(
-        config.methods, rows.values(), kinds, predicted, tried, strict=True
-    ):
+    for row, kind, guess, found in zip(rows.values(), kinds, predicted, tried, strict=True):
         own = found if found is not None else _Tried(guess * ratio, looking, guess * ratio * begin)
         known = of_kind.setdefault(kind, own)
-        rounds = config.rounds if method.rounds is None else method.rounds
+        rounds = row["rounds"]
         looks = 1 + (rounds // config.eval.every if config.eval.every else 0)
         row["seconds_per_round"] = known.round
-        of_job = known.begin + known.round * rounds + max(known.evaluation, own.evaluation) * looks
+        row["seconds_per_evaluation"] = max(known.evaluation, own.evaluation)
+        of_job = known.begin + known.round * rounds + row["seconds_per_evaluation"] * looks
         row["seconds"] = of_job * len(config.seeds)
 
 
@@ -209,7 +216,7 @@ def _probe(sim: Simulation) -> tuple[dict[str, float], float]:
     some = tuple(
         sorted(sampled[i] for i in fitting[np.argsort(sizes[fitting], kind="stable")][:PROBE_CLIENTS])
     )
-    clients, server, traffic = _rounds(sim, some)
+    clients, server, done = _rounds(sim, some)
     states = count_up(group.states.get(some), ()).bytes_up
     mine = sim.cohort(some).sizes
     share = len(everyone) / len(some)
@@ -218,9 +225,12 @@ def _probe(sim: Simulation) -> tuple[dict[str, float], float]:
         if sim.train.steps is not None
         else float(sizes.sum() / mine.sum()) * len(everyone) / len(sampled)
     )
-    of_a_round = share / (PROBE_ROUNDS - 1)
+    traffic, of_a_round = Traffic(), share / (PROBE_ROUNDS - 1)
+    for one in done[1:]:
+        traffic.add(one.traffic)
     shown: dict[str, Any] = {
         "trained_scalars": sim.trained_scalars,
+        "gradients_per_round": round(done[-1].gradients * larger),
         "scalars_up_per_round": round(traffic.up * of_a_round),
         "scalars_down_per_round": round(traffic.down_unicast * of_a_round),
         "bytes_per_round": round((traffic.bytes_up + traffic.bytes_down) * of_a_round),
@@ -234,22 +244,22 @@ def _really(
 ) -> _Tried | None:
     """What the experiment's own engine takes; None where trying some rounds would take long.
 
-    `predicted` is what a round would take with one client after another.
+    `predicted` is what one takes with one client after another. The first is tried where it fits into half of the
+    `patience`, others while they do.
     """
-    if TRIED * predicted > patience or sim.level is not None:
+    if not 2 * predicted < patience or sim.level is not None:
         return None
     sim.engine = engine
     clock = _clock if config.engine.workers < 2 and config.engine.device == "cpu" else time.perf_counter
     begin = clock()
     sim.step()
-    first, rounds = clock() - begin, []
-    for _ in range(TRIED - 1):
+    first, rounds = clock() - begin, list[float]()
+    while len(rounds) < TRIED - 1 and 2 * (first + sum(rounds)) < patience:
         begin = clock()
         sim.step()
         rounds.append(clock() - begin)
-    begin = clock()
+    seconds, begin = float(np.median(rounds or [first])), clock()
     evaluate(sim, EvaluationProtocol(tuple(config.eval.sets)), sim.sample(0))
-    seconds = float(np.median(rounds))
     return _Tried(seconds, clock() - begin, max(first - seconds, 0.0))
 
 
@@ -258,25 +268,39 @@ def _clock() -> float:
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
-class _Counting(Sequential):
-    """An engine whose clients train nothing, but send what they would."""
+class _Timed(Sequential):
+    """An engine that says how long its clients took; if `counting` they train nothing, but send what they would."""
+
+    def __init__(self, counting: bool) -> None:
+        super().__init__()
+        self.seconds, self._counting = 0.0, counting
 
     def run(self, visit: Visit, states: TensorDict) -> Parts:
-        """Returns what the function makes of every client, as if no training had moved anything."""
-        return super().run(replace(visit, cohort=replace(visit.cohort, counting=True)), states)
+        """Returns what the function makes of every client."""
+        start = _clock()
+        cohort = replace(visit.cohort, counting=True) if self._counting else visit.cohort
+        found = super().run(replace(visit, cohort=cohort), states)
+        self.seconds += _clock() - start
+        return found
 
 
-def _rounds(sim: Simulation, some: tuple[int, ...]) -> tuple[float, float, Traffic]:
-    """(seconds of the clients `some` in a round, of the server, traffic of all rounds but the first)."""
+def _rounds(sim: Simulation, some: tuple[int, ...]) -> tuple[float, float, list[RoundResult]]:
+    """(seconds of the clients `some` in a round, of all else in it, the rounds that were tried)."""
     method, distil = sim.method, getattr(sim.method, "distil", None)
+    engine = sim.engine = _Timed(counting=True)
+
+    def timed() -> tuple[float, float, RoundResult]:
+        engine.seconds, start = 0.0, _clock()
+        done = sim.step(some, training=some)
+        return engine.seconds, max(_clock() - start - engine.seconds, 0.0), done
 
     def server_seconds(steps: int) -> float:
         if isinstance(distil, ServerDistillation):
             short = distil.model_copy(update={"steps": min(steps, distil.steps)})
             sim.method = method.model_copy(update={"distil": short})
-        return sim.step(some, training=some).server_seconds
+        return timed()[1]
 
-    sim.engine, rule, sim.robust = _Counting(), sim.robust, None  # which may need more clients than these
+    rule, sim.robust = sim.robust, None  # which may need more clients than these
     first = server_seconds(1)
     server = min(first, server_seconds(1))
     if isinstance(distil, ServerDistillation) and distil.steps > 1:
@@ -285,20 +309,11 @@ def _rounds(sim: Simulation, some: tuple[int, ...]) -> tuple[float, float, Traff
     clients = _client_seconds(sim, part)
     whole = PROBE_ROUNDS * (clients + server) <= PROBE_SECONDS
     if whole:
-        sim.engine, sim.method = Sequential(), method
-        clients = server = math.inf
-    traffic = Traffic()
-    for r in range(PROBE_ROUNDS):
-        start = _clock()
-        done = sim.step(some, training=some)
-        if whole:
-            spent = _clock() - start
-            clients = min(clients, max(spent - done.server_seconds, 0.0))
-            server = min(server, done.server_seconds, spent)
-        if r:
-            traffic.add(done.traffic)
+        engine = sim.engine = _Timed(counting=False)
+        sim.method = method
+    mine, others, done = zip(*(timed() for _ in range(PROBE_ROUNDS)), strict=True)
     sim.robust = rule
-    return clients, server, traffic
+    return (min(mine), min(others), list(done)) if whole else (clients, server, list(done))
 
 
 def _client_seconds(sim: Simulation, part: Part) -> float:

@@ -3,6 +3,8 @@
 LocalTrain:   v_i = LocalSGD(v_i, E) on every client alone; nothing is sent.
 Centralized:  w = LocalSGD(w, E) on the union of all training data; not federated, a reference.
 
+Clients start from one initial model; with `own_init` each draws its own, as in methods that exchange no weights.
+
 | symbol | here |
 |---|---|
 | v_i | client state |
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from pydantic import Field
 from tensordict import TensorDict
 
 from tailorfl.core.client import Client
@@ -23,18 +26,8 @@ from tailorfl.methods.bases import ServerModel
 from tailorfl.training import tree
 
 
-@register
-class LocalTrain(Method):
-    """Every client trains alone."""
-
-    name: ClassVar[str] = "local"
-    title: ClassVar[str] = "LocalTrain"
-    paper: ClassVar[str] = "baseline (Standalone)"
-    family: ClassVar[Family] = "baseline"
-    use: ClassVar[str] = "what a client has without the others"
-    grid: ClassVar[Grid] = {}
-    has_global: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = True
+class Alone(Method):
+    """Every client has a model that it alone trains."""
 
     @property
     def averages_replies(self) -> bool:
@@ -51,7 +44,26 @@ class LocalTrain(Method):
 
 
 @register
-class LocalAverage(LocalTrain):
+class LocalTrain(Alone):
+    """Every client trains alone."""
+
+    name: ClassVar[str] = "local"
+    title: ClassVar[str] = "LocalTrain"
+    paper: ClassVar[str] = "baseline (Standalone)"
+    family: ClassVar[Family] = "baseline"
+    use: ClassVar[str] = "what a client has without the others"
+    grid: ClassVar[Grid] = {}
+    has_global: ClassVar[bool] = False
+    heterogeneous: ClassVar[bool] = True
+    own_init: bool = Field(False, description="every client draws its own initial model")
+
+    @property
+    def individual_start(self) -> bool:
+        return self.own_init
+
+
+@register
+class LocalAverage(Alone):
     """LocalTrain, and the mean of all local models as a global one (FedCLUP's code reports it as "Local")."""
 
     name: ClassVar[str] = "local_average"
@@ -60,8 +72,6 @@ class LocalAverage(LocalTrain):
     family: ClassVar[Family] = "baseline"
     use: ClassVar[str] = "the mean of models that never met"
     grid: ClassVar[Grid] = {}
-    has_global: ClassVar[bool] = True
-    heterogeneous: ClassVar[bool] = False
 
     def server_state(self, ctx: Context) -> TensorDict:
         return ctx.init

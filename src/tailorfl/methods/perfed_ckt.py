@@ -13,7 +13,8 @@ weights.
 The paper calls s "logits", yet defines it on the simplex; probabilities it is. Its run begins with an upload of m
 clients' initial predictions. Here clients first train alone for a round and upload then: T + 1 rounds send what that
 upload and T rounds send. `first_round` = upload is the paper's order: in the first of T + 1 rounds the sampled clients
-upload and do not train, so that all training is with distillation.
+upload and do not train, so that all training is with distillation. Models that have learned little predict alike, and
+the first centroids pull everybody there: in `warm_rounds` before all this clients train alone and send nothing.
 
 Settings of the paper that belong to the run: `train.lr=0.001`, `train.batch_size=64`, `train.steps=50` (τ), 2000 public
 samples, and clients sampled without replacement with probabilities p_k = n_k / Σ n (`sampling=proportional`).
@@ -26,12 +27,14 @@ clusters as distinct predictions. So clients that all start alike (`own_init=fal
 | w_k | client state, of the client's own architecture |
 | s̄, c | server state `centroids`, `clusters` |
 | λ, b' | `lam`, `public_batch` |
+| rounds before the first upload | `warm_rounds` |
 | τ or E, η, b | the run's training settings |
 """
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -47,6 +50,7 @@ from tailorfl.core.messages import Replies
 from tailorfl.core.method import Family, Grid, Method, register
 from tailorfl.core.reduction import Facts, Reduction, to_local, untrained
 from tailorfl.errors import ConfigError, TailorflError
+from tailorfl.training import tree
 from tailorfl.training.keys import torch_seed
 from tailorfl.training.terms import Seen, Term
 
@@ -72,6 +76,9 @@ class PerFedCKT(Method):
     own_init: bool = Field(True, description="every client draws its own initial model")
     first_round: Literal["train", "upload"] = Field(
         "train", description="clients train alone in it and upload then, or only upload as in the paper"
+    )
+    warm_rounds: int = Field(
+        0, ge=0, description="rounds before the first one, in which clients train alone and send nothing"
     )
 
     @property
@@ -99,16 +106,20 @@ class PerFedCKT(Method):
         return server
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        if client.round < self.warm_rounds:
+            return client.fit(state), tree.empty()
         centroids = received["centroids"]
         public: tuple[Term, ...] = ()
         if len(centroids):
             targets = nearest(centroids, predictions(client, state))
             public = towards(self.lam, targets, self.public_batch)
-        if client.round > 0 or self.first_round == "train":
+        if client.round > self.warm_rounds or self.first_round == "train":
             state = client.fit(state, term=public)
         return state, TensorDict({"predictions": predictions(client, state)})
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        if replies.round < self.warm_rounds:
+            return server
         s = replies.stack["predictions"]
         seed = torch_seed(replies.context.seed, "k-means", replies.round)
         centroids = cluster(s.flatten(1), replies.weights(), self.clusters, seed)[1]
@@ -118,17 +129,17 @@ class PerFedCKT(Method):
         return state
 
     def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        uploads = self.first_round == "upload"
+        first = self.warm_rounds + 1
+        uploads = self.first_round == "upload" and facts.rounds >= first
         if uploads and facts.rounds == 1:
             return (untrained("in its only round, in which clients only upload,", "personal"),)
-        if self.lam == 0 or facts.rounds == 1:
-            because = (
-                "with λ = 0" if self.lam == 0 else "in its only round, before which nobody has uploaded,"
-            )
-            if not self.own_init and not uploads:
-                return (to_local(because),)
+        if self.lam == 0 or facts.rounds <= first:
+            because = "with λ = 0" if self.lam == 0 else _before_any_pull(facts.rounds, self.warm_rounds)
+            if not uploads:
+                return (replace(to_local(because), options={"own_init": True} if self.own_init else {}),)
             own = " from initial models of the clients' own" if self.own_init else ""
-            remark = f"is LocalTrain{own}{' from the second round on' if uploads else ''}"
+            trains = f"in all rounds but round {first}" if self.warm_rounds else "from the second round on"
+            remark = f"is LocalTrain{own} {trains}"
         elif self.clusters == 1:
             because, remark = "with c = 1", "distils towards the mean of all clients, without clusters"
         elif self.clusters >= facts.most:
@@ -137,6 +148,13 @@ class PerFedCKT(Method):
         else:
             return ()
         return (Reduction(because, "personal", remark=remark),)
+
+
+def _before_any_pull(rounds: int, warm: int) -> str:
+    """Why nothing pulls in a run of so many rounds, all before there are centroids."""
+    if rounds == 1:
+        return "in its only round, before which nobody has uploaded,"
+    return f"in {rounds} rounds, of which the first {warm} are warm ones,"
 
 
 def predictions(client: Client, state: TensorDict) -> Tensor:

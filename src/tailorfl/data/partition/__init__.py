@@ -1,9 +1,9 @@
 """Partitions: how one data set is dealt to clients. One entrance, `partition`; recipes in four files.
 
-`skew`: iid, quantity, dirichlet, dirichlet_perada. `classes`: labels_per_client, shards, classes_prob,
-fedclup_classes. `groups`: natural, domain. `flower`: those of Flower
-Datasets. A recipe is a function `(strata, clients, rng, *, test, **options)
--> Deal` that looks at labels (or group ids) only; everything random comes from `rng`.
+`skew`: iid, quantity, dirichlet, dirichlet_perada. `classes`: labels_per_client, class_groups, shards, classes_prob,
+fedclup_classes. `groups`: natural, domain. `flower`: those of Flower Datasets. A recipe is a function
+`(strata, clients, rng, *, test, **options) -> Deal` that looks at labels (or group ids) only; everything random comes
+from `rng`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from typing import Any
 
 from numpy.random import Generator
 
-from tailorfl.data.partition.classes import classes_prob, fedclup_classes, labels_per_client, shards
+from tailorfl.data.partition.classes import (
+    class_groups,
+    classes_prob,
+    fedclup_classes,
+    labels_per_client,
+    shards,
+)
 from tailorfl.data.partition.deal import Deal
 from tailorfl.data.partition.flower import flwr
 from tailorfl.data.partition.groups import domain, natural
@@ -48,6 +54,7 @@ class Recipe:
 
 
 RECIPES: Mapping[str, Recipe] = {
+    "class_groups": Recipe(class_groups, classes=True),
     "classes_prob": Recipe(classes_prob, classes=True),
     "dirichlet": Recipe(dirichlet, classes=True),
     "dirichlet_perada": Recipe(dirichlet_perada, classes=True),

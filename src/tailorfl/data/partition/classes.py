@@ -47,6 +47,44 @@ def labels_per_client(
     return pool.deal(owners.astype(np.float64), owners.sum(axis=1), rng)
 
 
+def class_groups(
+    strata: Ints,
+    clients: int,
+    rng: Generator,
+    *,
+    test: Ints | None = None,
+    groups: int = 4,
+    classes: int = 3,
+) -> Deal:
+    """Clients in groups: those of one hold the same `classes` distinct classes, equally shared by all who hold them.
+
+    Clients are put into groups of equal size, or that differ by one, at random. Groups have classes as clients of
+    `labels_per_client` have them, so where `groups * classes` are more than there are, groups overlap. Train and test
+    part are cut alike.
+
+    Args:
+        strata: `[samples]` int64 class of each sample.
+        clients: number of clients.
+        rng: source of randomness.
+        test: `[test samples]` int64 class of each sample of the official test part.
+        groups: number of groups, at most one a client.
+        classes: distinct classes per group. With fewer slots than classes the classes that no group has are left out.
+
+    Raises:
+        DataError: if there are more groups than clients, fewer classes than that, or fewer samples of a class than
+            owners.
+    """
+    require_whole("groups", groups, 1)
+    if groups > clients:
+        raise DataError(
+            f"partition 'class_groups' cannot put {clients} clients into {groups} groups of at least one; use fewer "
+            "groups or more clients"
+        )
+    pool = _Pool("class_groups", strata, test, classes)
+    owners = _distinct_classes(pool.count, groups, classes, rng)[:, rng.permutation(clients) % groups]
+    return pool.deal(owners.astype(np.float64), owners.sum(axis=1), rng)
+
+
 def shards(strata: Ints, clients: int, rng: Generator, *, test: Ints | None = None, classes: int = 2) -> Deal:
     """Every class is cut into equal shards and every client gets `classes` random shards (FedRep, LG-FedAvg).
 
