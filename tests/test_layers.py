@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -301,3 +302,9 @@ def test_the_front_door_is_light(module):
     code = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by name: of two that share it, the second is not collected."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []

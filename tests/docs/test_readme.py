@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -111,7 +112,7 @@ def test_settings_shown_in_tables_are_settings() -> None:
     shown = re.findall(r"^\| `([^`]*=[^`]*)`", text, re.MULTILINE)
     assert len(shown) > 8
     for settings in shown:
-        check(load(None, settings.split(), methods=None if settings.startswith("method=") else COMPARED))
+        check(load(None, shlex.split(settings), methods=None if settings.startswith("method=") else COMPARED))
 
 
 def test_the_measurements_are_those_of_the_benchmarks(script: Callable[[str], ModuleType]) -> None:

@@ -73,6 +73,7 @@ def test_a_fully_personal_split_says_that_every_client_trains_alone() -> None:
 
 
 KNOWN = {
+    "adapters_text": {"FFA-LoRA": "fedavg", "PerAda w/o KD": "ditto"},
     "all_methods": {"PLGU-LF": "no layer stays personal", "FFA-LoRA": "fedavg"},
     "ckt_cnn": {"CKT c=1": "without clusters"},
     "ckt_phases": {
