@@ -1,7 +1,8 @@
-"""Makes the README's tables of methods from the registry, and what `tailorfl show` says of them.
+"""Makes the README's tables of methods, what `tailorfl show` says of them, and the page of reductions.
 
     python docs/methods_table.py            prints the tables
-    python docs/methods_table.py --write    puts them into README.md, and writes methods.json of the package
+    python docs/methods_table.py --write    puts them into README.md and docs/reductions.md, and writes methods.json of
+                                            the package
 
 What a method keeps and sends is not looked up anywhere: one client trains for one round, and the names of
 the tensors in its state and messages are compared with the parts of a small convolutional network.
@@ -42,6 +43,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FACTS = ROOT / "src" / "tailorfl" / "experiments" / "methods.json"
 PROOF = "tests/methods/test_method_reductions.py"
 """Runs both methods of every line of the table of reductions."""
+REDUCTIONS = ROOT / "docs" / "reductions.md"
 BEGIN, END = "<!-- methods: made by docs/methods_table.py -->\n", "<!-- end of methods -->\n"
 HEAD = (
     "Method",
@@ -117,7 +119,9 @@ def reductions(name: str) -> Iterator[dict[str, str]]:
     seen = set()
     for same in proofs().REDUCTIONS.get(name, ()):
         other = f"{same.other_which} model of {same.other}" if same.other else "as it was drawn"
-        others = settings(same.other_options, "")
+        others = ", ".join(
+            filter(None, (settings(same.other_options, ""), settings(same.other_train, "train.")))
+        )
         line = {
             "with": f"{same.which} model, {conditions(same) or 'whatever the settings'}",
             "is": other + (f" with {others}" if others else ""),
@@ -128,11 +132,29 @@ def reductions(name: str) -> Iterator[dict[str, str]]:
             yield line
 
 
+def reductions_table(known: str) -> str:
+    """Returns a Markdown table of when a method is another one, from the text of methods.json."""
+    titles = {m.name: m.title for m in own()}
+    lines = [("Method", "Its", "With", "Is", "Test"), ("---",) * 5]
+    for name, described in json.loads(known).items():
+        for line in described["reductions"]:
+            which, _, given = line["with"].partition(" model, ")
+            case = re.search(r'-k "(.*)"$', line["case"])
+            assert case, line["case"]
+            shown = given if given == "whatever the settings" else f"`{given}`"
+            lines.append((titles[name], f"{which} model", shown, line["is"], f"`{case[1]}`"))
+    return (
+        "\n"
+        + "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |\n" for line in lines)
+        + "\n"
+    )
+
+
 def conditions(same: Any) -> str:
     """Returns under which settings a line of the table holds."""
     parts = [settings(same.options, ""), settings(same.train, "train."), settings(same.run, "")]
-    if len(same.data.get("sizes", "more")) == 1:
-        parts.append("one client")
+    if sizes := same.data.get("sizes"):
+        parts.append("one client" if len(sizes) == 1 else f"{len(sizes)} clients")
     if same.data.get("validation") is False:
         parts.append("no validation samples")
     return ", ".join(part for part in parts if part)
@@ -275,23 +297,25 @@ def files(method: type[Method]) -> str:
 
 
 def insert(readme: str, made: str) -> str:
-    """Returns the README with its table replaced by `made`."""
+    """Returns the README, or the page of reductions, with its table replaced by `made`."""
     found = re.sub(f"(?<={re.escape(BEGIN)}).*?(?={re.escape(END)})", lambda _: made, readme, flags=re.DOTALL)
-    assert BEGIN in found, f"README.md has lost the line {BEGIN!r}"
+    assert BEGIN in found, f"README.md or docs/reductions.md has lost the line {BEGIN!r}"
     return found
 
 
 def main() -> None:
-    """Prints the table, or writes it into README.md."""
+    """Prints the tables, or writes them where they stand."""
     torch.set_num_threads(1)  # many small operations: a second thread only waits
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put it into README.md")
+    parser.add_argument("--write", action="store_true", help="put them where they stand")
     if not parser.parse_args().write:
         print(table(), end="")
+        print(reductions_table(facts()), end="")
         return
-    FACTS.write_text(facts(), encoding="utf-8")
-    readme = ROOT / "README.md"
-    readme.write_text(insert(readme.read_text(encoding="utf-8"), table()), encoding="utf-8")
+    known = facts()
+    FACTS.write_text(known, encoding="utf-8")
+    for page, made in ((ROOT / "README.md", table()), (REDUCTIONS, reductions_table(known))):
+        page.write_text(insert(page.read_text(encoding="utf-8"), made), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,26 @@ def test_the_table_of_methods_is_the_registry(script: Callable[[str], ModuleType
     made = script("methods_table")
     assert made.insert(README, made.table()) == README, "run: python docs/methods_table.py --write"
     assert all(method.family in made.FAMILIES and method.use for method in made.own())
-    assert made.facts() == made.FACTS.read_text(encoding="utf-8"), "run: python docs/methods_table.py --write"
+    known = made.FACTS.read_text(encoding="utf-8")
+    assert made.facts() == known, "run: python docs/methods_table.py --write"
+    page = made.REDUCTIONS.read_text(encoding="utf-8")
+    assert made.insert(page, made.reductions_table(known)) == page, (
+        "run: python docs/methods_table.py --write"
+    )
+
+
+def test_the_page_of_reductions_names_tests_that_there_are(script: Callable[[str], ModuleType]) -> None:
+    """Every case of its last column is the beginning of the id of a test, on the first of its models."""
+    made = script("methods_table")
+    cases = re.findall(r"\| `([^`]*)` \|$", made.REDUCTIONS.read_text(encoding="utf-8"), re.MULTILINE)
+    table = made.proofs().REDUCTIONS
+    ids = {
+        f"{same.line} {name} {dict(same.options)} is {same.other}"
+        for name, found in table.items()
+        for same in found
+    }
+    assert len(cases) > 100
+    assert set(cases) <= ids
 
 
 def test_every_source_is_described_or_needs_no_files() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +13,22 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from methods.settings import make
-from methods.small import NEWCOMER, SIZES, TRAIN, assert_close, assert_same, federation, personal, simulation
+from methods.small import (
+    NEWCOMER,
+    SIZES,
+    TRAIN,
+    assert_close,
+    assert_same,
+    everything,
+    federation,
+    personal,
+    simulation,
+)
 from tailorfl.core.client import Client
-from tailorfl.errors import TailorflError
+from tailorfl.errors import ConfigError, TailorflError
+from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training import tree
 from tailorfl.training.gradients import Gradient
 from tailorfl.training.update import Optimizer
 
@@ -163,3 +176,97 @@ def test_numbers_without_a_model_or_a_direction_are_refused() -> None:
         asks({"w": sim.init, "a": numbers})
     with pytest.raises(TailorflError, match="gradient of 'a', of which nothing of a model trains"):
         asks({"w": sim.init, "a": numbers}, of="a")
+
+
+# -- limited downloads -----------------------------------------------------------------------------------------
+
+
+def limited(downloads: int, rounds: int = 0, engine: str = "vectorized", **settings: Any) -> Simulation:
+    options = {"rate": 0.3, "mu": 0.5, "horizon": 3.0, "downloads": downloads}
+    return simulation(make("apple", **options), engine=engine, rounds=rounds, **settings)
+
+
+@pytest.mark.parametrize("downloads", [4, 9])
+def test_a_limit_of_all_others_limits_nothing(downloads: int) -> None:
+    sim, plain = (
+        limited(downloads, 3),
+        simulation(make("apple", rate=0.3, mu=0.5, horizon=3.0), engine="vectorized"),
+    )
+    for _ in range(3):
+        plain.step()
+    assert_same(everything(sim), everything(plain))
+    assert sim.traffic == plain.traffic
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_client_gets_what_it_asked_for_and_never_seen_cores_first(engine: str) -> None:
+    """Two a round of four others: all of them are seen after two rounds, each once, and never its own."""
+    sim, d = limited(2, engine=engine), 0
+    got: dict[int, list[int]] = {i: [] for i in IDS}
+    held = {n: t.expand(len(IDS), *t.shape).clone() for n, t in cores(sim).items()}
+    for t in range(4):
+        asked, present = sim.server["asked"].tolist(), {n: v.clone() for n, v in cores(sim).items()}
+        for i in IDS:
+            assert len(set(asked[i])) == 2
+            assert i not in asked[i]
+            got[i] += asked[i]
+            for n in held:
+                held[n][i, asked[i]] = present[n][asked[i]]
+        d = sim.model.scalars
+        traffic = sim.step().traffic
+        assert (traffic.up, traffic.down_unicast) == (5 * d, 5 * 2 * (d + 1))
+        if t == 1:
+            assert all(sorted(got[i]) == [j for j in IDS if j != i] for i in IDS)
+    assert_same(dict(sim.states.get(IDS)["held"].items()), held)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_limited_client_deploys_what_it_holds(engine: str) -> None:
+    sim = limited(1, 3, engine, fraction=0.6)
+    states, asked = sim.states.get(IDS), sim.server["asked"]
+    models = personal(sim)
+    for i in IDS:
+        p = PRIOR + states["others"][i]
+        p[i] = PRIOR[i] + states["own"][i]
+        for n, t in cores(sim).items():
+            every = states["held"][n][i].clone()
+            every[asked[i]] = t[asked[i]]
+            every[i] = states["core"][n][i]
+            torch.testing.assert_close(models[n][i], torch.tensordot(p, every, dims=1), atol=1e-6, rtol=1e-4)
+    assert float(states["others"].diagonal().abs().max()) == 0
+
+
+def test_seen_cores_are_asked_for_by_how_much_a_client_listens_to_them() -> None:
+    """The chance of j is max(1.5, λ t M/N)^|p_ij| over the sum of the others'."""
+    sim = simulation("apple")
+    weights, rounds = torch.tensor([0.9, -0.5, 0.3, 0.0, 0.1]), 600
+    seen = []
+    for t in range(rounds):
+        sim.round = t
+        state = TensorDict({"prior": torch.zeros(1, 5), "seen": torch.ones(1, 5)}, batch_size=[1])
+
+        def ask(client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict]:
+            found = make("apple", downloads=1, greed=1e-9, prior="own").asked(client, 8 * weights, state)  # type: ignore[attr-defined]
+            return (TensorDict({"j": found}),)
+
+        (found,) = sim.run((2,), state, tree.empty(), ask)
+        seen.append(int(found["j"]))
+    chance = 1.5 ** (8 * weights.abs())
+    chance[2] = 0
+    counts = torch.bincount(torch.tensor(seen), minlength=5) / rounds
+    torch.testing.assert_close(counts, chance / chance.sum(), atol=0.06, rtol=0)
+    assert counts[2] == 0
+
+
+def test_limited_downloads_resume_work_in_every_engine_and_for_newcomers() -> None:
+    whole, first, second = (limited(2, r, fraction=0.6) for r in (4, 2, 0))
+    second.load(*first.dump())
+    for _ in range(2):
+        second.step()
+    assert_same(everything(whole), everything(second))
+    assert_close(everything(whole), everything(limited(2, 4, "sequential", fraction=0.6)), atol=1e-5)
+    ((_, models),) = whole.newcomer_models((NEWCOMER,), 0)
+    wanted = {n: torch.tensordot(PRIOR, t, dims=1) for n, t in cores(whole).items()}
+    assert_close({n: t[0] for n, t in models.items()}, wanted, atol=1e-6)
+    with pytest.raises(ConfigError, match="which cores a client asks for"):
+        limited(2, client_dp=ClientDP(clip=1.0, noise=1.0), weights="uniform")

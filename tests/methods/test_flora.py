@@ -120,7 +120,7 @@ def test_one_client_restarts_lora_and_merges_it_in_every_round() -> None:
 
     def restarted(client: Client, names: list[str]) -> dict[str, Tensor]:
         pairs = [n for a in names for n in (a, a.replace("lora_A", "lora_B"))]
-        return {n: t for n, t in client.drawn(pairs, "factors of LoRA").items() if n in names}
+        return {n: t for n, t in client.drawn(client.shapes(pairs), "factors of LoRA").items() if n in names}
 
     for _ in range(3):
         (found,) = sim.run((0,), TensorDict(w, batch_size=[1]), tree.empty(), alone)

@@ -59,6 +59,8 @@ OF_ONE: dict[tuple[str, str], tuple[list[Any], list[Any]]] = {
     ("heurfedamp", "sigma"): NOT_NEGATIVE_REAL,
     ("feddbe", "mu"): ([SMALL, 1.0], [0.0, 1.0 + SMALL]),
     ("feddpa", "a"): SHARE,
+    ("apple", "downloads"): AT_LEAST_1,
+    ("apple", "greed"): NOT_NEGATIVE_REAL,
     ("hetlora", "prune"): ([SMALL, 1.0], [0.0, 1.0 + SMALL]),
     ("hetlora", "least"): AT_LEAST_1,
     ("feddpa", "compared"): AT_LEAST_1,

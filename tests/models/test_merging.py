@@ -91,7 +91,7 @@ def test_clients_draw_by_seed_client_round_purpose_and_name(engine: str) -> None
         sim = simulation("local", engine=engine, rounds=rounds, seed=seed)
 
         def draw(client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict]:
-            return (client.drawn(["fc1.weight", "head.weight"], purpose),)
+            return (client.drawn(client.shapes(["fc1.weight", "head.weight"]), purpose),)
 
         (found,) = sim.run(ids, sim.states.get(ids), sim.init, draw)
         return torch.cat([t.flatten(1) for t in found.values()], 1)

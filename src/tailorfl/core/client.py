@@ -58,6 +58,11 @@ class Client:
         return self._cohort.round
 
     @property
+    def id(self) -> Tensor:
+        """The client's number, 0-d int64: by it the server knows its clients."""
+        return torch.tensor(self._cohort.ids)[self._position].to(self._cohort.device)
+
+    @property
     def samples(self) -> Tensor:
         """Number of training samples n_i, 0-d float tensor."""
         return torch.from_numpy(self._cohort.sizes).float()[self._position].to(self._cohort.device)
@@ -189,16 +194,20 @@ class Client:
         call = looks.Summed(self._cohort, of, packed.form, self._classes() if by_class else None, most)
         return operations.apply(call, self._position, *packed.leaves)[0]
 
-    def drawn(self, names: Collection[str], purpose: str) -> TensorDict:
-        """Returns random numbers in the shapes of these parameters of the model, uniform between 0 and 1.
+    def shapes(self, names: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of these parameters of the model by name."""
+        module = self._cohort.model.module
+        return {name: tuple(module.get_parameter(name).shape) for name in names}
+
+    def drawn(self, shapes: Mapping[str, tuple[int, ...]], purpose: str) -> TensorDict:
+        """Returns random numbers of these shapes by name, uniform between 0 and 1.
 
         They are a function of the run's seed, the client, the round and the purpose, in every engine. No sample is
         looked at.
         """
-        module = self._cohort.model.module
-        like = [module.get_parameter(name) for name in names]
-        found = operations.apply(Drawn(self._cohort, like, purpose), self._position)
-        return TensorDict(dict(zip(names, found, strict=True)))
+        dtype = self._cohort.model.module.get_parameter(self.split.trainable[0]).dtype
+        drawn = Drawn(self._cohort, tuple(shapes.values()), dtype, purpose)
+        return TensorDict(dict(zip(shapes, operations.apply(drawn, self._position), strict=True)))
 
     def class_counts(self) -> Tensor:
         """Returns how many training samples of each class the client has, [classes] float.

@@ -12,9 +12,13 @@
 The penalty is the official code's (the paper has a half of it). The rate of p_i is a tenth of the cores'; momentum is
 the run's for both, its weight decay is of c_i and of p_i − p⁰, and its clip bounds the gradient of each by itself. The
 cores begin at one initial model. Only parameters travel: running statistics are those of a client's own passes. Clients
-deploy the cores of the moment, and not those of their last training, so nothing but c_i and p_i is kept. All cores go
-to everyone: a client that downloads some of them would have to tell the server p_i to choose by it, as the official
-code does in memory. A newcomer has p⁰ over all cores and begins with their mean as its own, which counts 0.
+deploy the cores of the moment, and not those of their last training, so nothing but c_i and p_i is kept. A newcomer has
+p⁰ over all cores and begins with their mean as its own, which counts 0.
+
+With `downloads` = M a client gets M cores a round and keeps all, of which the others are as it last saw them; θ_i is of
+what it holds. It asks for the next ones when it sends its core: those it never got first, then j by a chance that grows
+as max(1.5, λ t M/N)^|p_ij|, drawn without replacement; the first ones the server draws. So the server learns whom a
+client asks for, and p_i stays. (In the official code it chooses in memory, and never notes what was seen.)
 
 | symbol | here |
 |---|---|
@@ -23,26 +27,34 @@ code does in memory. A newcomer has p⁰ over all cores and begins with their me
 | η of p_i in units of the cores' | `rate` |
 | κ_t: μ, H (the code: a tenth of its rounds), its form | `mu`, `horizon`, `decay` |
 | p⁰ by samples, or alike | `prior` |
+| M, λ | `downloads`, `greed`; what is held and seen, and p⁰: client state `held`, `seen`, `prior`; asked for: `asked` |
 """
 
 from __future__ import annotations
 
 import math
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from tensordict import TensorDict
+from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import Family, Grid, Method, register
 from tailorfl.core.reduction import Facts, Reduction, to_local
+from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.gradients import Gradient
+from tailorfl.training.keys import generator
 from tailorfl.training.update import Optimizer
+
+FIRST = 1e4
+"""Beyond any wish for a core: one that was never seen comes before all that were."""
 
 
 @register
@@ -66,23 +78,47 @@ class APPLE(Method):
         "samples", description="p⁰: shares of the training samples, 1/N, or 1 of the own core"
     )
 
+    downloads: int | None = Field(
+        None, ge=1, description="M: cores that a client gets in a round; null: all but its own"
+    )
+    greed: float = Field(1.0, ge=0, description="λ: how soon the limited downloads follow p_i")
+
     def server_state(self, ctx: Context) -> TensorDict:
         every, count = ctx.init.select(*ctx.model.parameters), ctx.num_clients
         cores = {n: t.expand(count, *t.shape).clone() for n, t in tree.tensors(every).items()}
         sizes = torch.tensor(ctx.sizes, dtype=ctx.dtype)
         shares = {"samples": sizes / sizes.sum().clamp(min=1), "own": sizes * 0.0}
         uniform = torch.full((count,), 1 / count, dtype=ctx.dtype)
-        return TensorDict({"core": TensorDict(cores), "prior": shares.get(self.prior, uniform)})
+        state = {"core": TensorDict(cores), "prior": shares.get(self.prior, uniform)}
+        if limit := self.limit(count):
+            first = [
+                generator(ctx.seed, "first cores", i).permutation(count - 1)[:limit] for i in range(count)
+            ]
+            rows = torch.from_numpy(np.stack(first)).sort(1).values
+            state["asked"] = rows + (rows >= torch.arange(count)[:, None])  # never one's own
+        return TensorDict(state)
+
+    def limit(self, clients: int) -> int:
+        """Returns M where a client is to get fewer cores than there are others; else 0."""
+        return self.downloads if self.downloads is not None and self.downloads < clients - 1 else 0
 
     def client_state(self, ctx: Context) -> TensorDict:
         zero = torch.zeros((), dtype=ctx.dtype)
-        return TensorDict({"core": ctx.init, "others": zero.expand(ctx.num_clients).clone(), "own": zero})
+        nothing = zero.expand(ctx.num_clients).clone()
+        state = {"core": ctx.init, "others": nothing, "own": zero}
+        if self.limit(ctx.num_clients):
+            # All cores begin at the initial model, which everybody has.
+            server = self.server_state(ctx)
+            state |= {"held": server["core"], "prior": server["prior"], "seen": nothing.clone()}
+        return TensorDict(state)
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict | PerClient:
         table = as_table(server)
         count = table.batch_size[0]
         if count == 1:
             return tree.empty()
+        if "asked" in server.keys() and all(i < count for i in clients):  # noqa: SIM118
+            return PerClient(table, server["asked"][list(clients)])
         # N − 1 of them to everyone; one that joins late gets all of them, by `welcome`.
         others = [[j for j in range(count) if j != i][: count - 1] for i in clients]
         return PerClient(table, torch.tensor(others, dtype=torch.int64))
@@ -100,6 +136,8 @@ class APPLE(Method):
         )
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        if "held" in state.keys():  # noqa: SIM118
+            state = downloaded(state, received)
         gap, prior, cores = self.shares(client, state, received)
         trained = client.fit(
             {"core": state["core"], "p": gap},
@@ -108,15 +146,44 @@ class APPLE(Method):
             optimizer=Optimizer(own=self.rate),
         )
         core, others = trained["core"], state["others"]
-        if "owner" in received.keys():  # noqa: SIM118
+        new = {"core": core, "own": trained["p"]["own"]}
+        reply: dict[str, Any] = {"core": client.parameters(core)}
+        if "held" in state.keys():  # noqa: SIM118
+            new |= {n: state[n] for n in ("held", "prior", "seen")}
+            others = trained["p"]["others"]
+            reply["asked"] = self.asked(client, others, state)
+        elif "owner" in received.keys():  # noqa: SIM118
             others = others.scatter(0, received["owner"], trained["p"]["others"])
-        new = TensorDict({"core": core, "others": others, "own": trained["p"]["own"]})
-        return new, TensorDict({"core": client.parameters(core)})
+        return TensorDict({**new, "others": others}), TensorDict(reply)
+
+    def asked(self, client: Client, others: Tensor, state: TensorDict) -> Tensor:
+        """Returns which M cores a client wants next, int64 [M] in rising order; p_ij − p⁰_j are `others`."""
+        count = len(others)
+        limit = self.limit(count)
+        base = max(1.5, self.greed * (client.round + 1) * limit / count)
+        shares = (state["prior"] + others).abs()
+        drawn = client.drawn({"each core": (count,)}, "cores to download")["each core"]
+        # The largest of logarithms of chances plus Gumbel numbers are a draw without replacement by these chances.
+        wish = shares * math.log(base) - (-drawn.log()).log()
+        number = torch.arange(count, device=wish.device)
+        wish = torch.where(state["seen"] > 0, wish, wish + FIRST)
+        wish = torch.where(number == client.id, -torch.inf, wish)
+        return wish.topk(limit).indices.sort().values
 
     def shares(
         self, client: Client, state: TensorDict, received: TensorDict
     ) -> tuple[TensorDict, TensorDict, TensorDict]:
-        """Returns p_i − p⁰ and p⁰ as `own` and `others` [received cores], and those cores."""
+        """Returns p_i − p⁰ and p⁰ as `own` and `others` [received cores, or all that are held], and those cores."""
+        if "held" in state.keys():  # noqa: SIM118
+            mine = torch.arange(len(state["prior"]), device=state["prior"].device) == client.id
+            others = (~mine).to(state["prior"].dtype)
+            held = {
+                n: t * others.reshape(-1, *(1,) * (t.ndim - 1))
+                for n, t in tree.tensors(state["held"]).items()
+            }
+            shares = state["prior"] * others
+            known = TensorDict({"own": 1 - shares.sum(), "others": shares})
+            return TensorDict({"own": state["own"], "others": state["others"]}), known, TensorDict(held)
         if "owner" not in received.keys():  # noqa: SIM118
             nobody = state["others"][:0]
             cores = {n: t[None][:0] for n, t in tree.tensors(client.parameters(state["core"])).items()}
@@ -130,13 +197,22 @@ class APPLE(Method):
         rows = torch.tensor(replies.clients)
         old, new = tree.tensors(server["core"]), replies.stack["core"]
         cores = {n: t.index_copy(0, rows, new[n]) for n, t in old.items()}
-        return TensorDict({"core": TensorDict(cores), "prior": server["prior"]})
+        state = {"core": TensorDict(cores), "prior": server["prior"]}
+        if "asked" in server.keys():  # noqa: SIM118
+            state["asked"] = server["asked"].index_copy(0, rows, replies.stack["asked"])
+        return TensorDict(state)
+
+    def unprotected(self, level: PrivacyLevel) -> str:
+        limited = level == "client" and self.downloads is not None
+        return "which cores a client asks for, by its own data (downloads)" if limited else ""
 
     def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
         mean = {n: t.mean(0) for n, t in tree.tensors(server["core"]).items()}
         return TensorDict({"core": TensorDict(mean)})
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        if "held" in state.keys():  # noqa: SIM118
+            state = downloaded(state, received)
         gap, prior, cores = self.shares(client, state, received)
         return tree.merge(state["core"], combined(client.parameters(state["core"]), cores, prior + gap))
 
@@ -157,6 +233,19 @@ def as_table(server: TensorDict) -> TensorDict:
     cores = TensorDict(tree.tensors(server["core"]), batch_size=[count])
     owner = torch.arange(count)
     return TensorDict({"core": cores, "owner": owner, "prior": server["prior"]}, batch_size=[count])
+
+
+def downloaded(state: TensorDict, received: TensorDict) -> TensorDict:
+    """Returns a client's state with the cores that it received in the place of what it held of them."""
+    rows = torch.nn.functional.one_hot(received["owner"], len(state["prior"]))  # [M, N]
+    there = rows.sum(0) > 0
+    place = rows.argmax(0)
+    held = {}
+    for n, t in tree.tensors(state["held"]).items():
+        new = received["core"][n].index_select(0, place)
+        held[n] = torch.where(there.reshape(-1, *(1,) * (t.ndim - 1)), new, t)
+    seen = torch.where(there, torch.ones_like(state["seen"]), state["seen"])
+    return TensorDict({**dict(state.items()), "held": TensorDict(held), "seen": seen})
 
 
 def combined(core: TensorDict, cores: TensorDict, p: TensorDict) -> TensorDict:

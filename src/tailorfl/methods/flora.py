@@ -130,7 +130,7 @@ class FLoRA(RankedLoRA):
         found: dict[str, Any] = {**dict(rest_of(received).items()), **present_weights(state, received)}
         own = {str(a): layer["present"] for a, layer in received["lora"].items()}
         pairs = lora_pairs(client.split.trainable)
-        drawn = client.drawn([n for pair in pairs for n in pair], "factors of LoRA")
+        drawn = client.drawn(client.shapes([n for pair in pairs for n in pair]), "factors of LoRA")
         for a, b in pairs:
             mask = own[a].to(drawn[a].dtype)
             found[a] = (2 * drawn[a] - 1) / drawn[a].shape[1] ** 0.5 * mask[:, None]

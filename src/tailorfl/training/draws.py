@@ -15,17 +15,20 @@ from tailorfl.training.packing import Dims
 
 
 class Drawn:
-    """Uniform numbers in the shapes of some tensors, by each client's key of the round."""
+    """Uniform numbers of some shapes, by each client's key of the round."""
 
-    def __init__(self, cohort: Cohort, like: Sequence[Tensor], purpose: str) -> None:
-        self.cohort, self.like, self.purpose = cohort, like, f"drawn: {purpose}"
+    def __init__(
+        self, cohort: Cohort, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, purpose: str
+    ) -> None:
+        self.cohort, self.shapes, self.dtype, self.purpose = cohort, shapes, dtype, f"drawn: {purpose}"
 
     def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
         """Returns the numbers, [clients, ...] each, or [...] of one client."""
         keys = torch.from_numpy(self.cohort.keys(positions, self.purpose).astype(np.int64))
+        device = self.cohort.device
         found = [
-            torch.stack([uniform(key, number, like.shape, self.cohort.device, like.dtype) for key in keys])
-            for number, like in enumerate(self.like)
+            torch.stack([uniform(key, number, torch.Size(shape), device, self.dtype) for key in keys])
+            for number, shape in enumerate(self.shapes)
         ]
         return tuple(t[0] if dims is None else t for t in found)
 
