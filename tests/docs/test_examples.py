@@ -25,7 +25,7 @@ from tailorfl.experiments.config import load
 from tailorfl.settings.experiment import COMPARED
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-FIRST = ("README.md", "first-run.md", "write-a-method.md", "your-own-data.md")
+FIRST = ("README.md", "first-run.md")
 """Documents that are read first; those of the others are slow tests."""
 RUN = tailorfl.run
 EXTRAS = ("datasets",)

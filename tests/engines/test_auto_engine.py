@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from methods.settings import NAMES
+from methods.settings import NAMES, one_of
 from methods.small import CLASSES, TRAIN, assert_same, everything, federation, personal, simulation
 from tailorfl.core.method import make_method
 from tailorfl.engines import auto
@@ -58,7 +58,7 @@ def own(module: type[nn.Module], engine: Auto | Sequential, name: str = "local")
     return Simulation(make_method(name), federation(), Model(module), TRAIN, engine=engine)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of(3, NAMES))
 def test_chooses_an_engine_and_equals_it_bit_for_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "PROBE_STEPS", 1)  # how long it looks is no matter of the method
     monkeypatch.setattr(auto, "PROBE_SECONDS", 0.0)

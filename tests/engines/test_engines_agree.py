@@ -60,7 +60,17 @@ def reference(name: str, model_name: str) -> dict[str, Tensor]:
     return outcome(simulation(name, model_name + EXACT, rounds=2))
 
 
-@pytest.mark.parametrize(("name", "model_name", "chunk"), [*((*pair, None) for pair in PAIRS), *CHUNKED])
+WHOLE = [(*pair, None) for pair in PAIRS]
+TURNS = [
+    *((case, k % 2) for k, case in enumerate(WHOLE)),
+    *((case, k % 4 in (0, 3)) for k, case in enumerate(CHUNKED)),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "model_name", "chunk"),
+    [pytest.param(*case, marks=[] if quick else [pytest.mark.slow]) for case, quick in TURNS],
+)
 def test_vectorized_equals_sequential_whatever_the_chunk(
     name: str, model_name: str, chunk: int | None
 ) -> None:

@@ -137,6 +137,7 @@ def test_wandbs_own_command_takes_the_offline_run(tmp_path: Path) -> None:
     assert run.name in said.stdout + said.stderr
 
 
+@pytest.mark.slow
 def test_more_rounds_take_the_last_evaluation_back(tmp_path: Path, database: str) -> None:
     """Where a longer run evaluates other rounds, trackers forget what the shorter one had at its end."""
     settings = {

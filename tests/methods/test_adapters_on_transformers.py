@@ -1,4 +1,4 @@
-"""Every method of adapters trains the layers that peft puts into a transformer: whole runs, both engines, one answer."""
+"""Every method of adapters trains the layers that peft puts into a transformer: whole runs, engines alike."""
 
 from __future__ import annotations
 

@@ -99,6 +99,7 @@ def test_of_a_large_q_only_the_largest_loss_matters() -> None:
     assert weight(alone) < 0
 
 
+@pytest.mark.slow
 def test_a_larger_q_makes_the_largest_loss_smaller() -> None:
     """Optima at 0, 0 and 3: their mean is 1, and q moves the solution towards the middle of the ends."""
     ends = []

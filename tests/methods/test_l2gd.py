@@ -130,7 +130,8 @@ def averaged(method: L2GD, rounds: int, **settings: Any) -> tuple[Floats, Floats
     return means.mean(0), means.std(0, ddof=1) / np.sqrt(20)
 
 
-@pytest.mark.parametrize("fraction", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
 def test_the_time_average_is_the_closed_form(fraction: float) -> None:
     """The step is affine and its coin independent of the iterate, so the mean is the fixed point of the expected step.
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from methods.settings import NAMES, ROWS, make, none, one_of, row
+from methods.settings import NAMES, ROWS, in_turn, make, none, one_of, row
 from methods.small import (
     BOTH,
     FACTORIES,
@@ -223,11 +223,10 @@ def test_models_that_come_out_are_complete_and_own_their_memory(name: str, engin
     assert all(torch.isfinite(t.float()).all() for m in (personal(sim),) for t in m.values())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "engine"), in_turn(("sequential",), ("vectorized",)))
 @pytest.mark.parametrize(
     ("sizes", "models"), [((7,), [NORMED]), ((1,), ["mlp"]), ((1, 1, 1), ["mlp", NORMED])], ids=str
 )
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_one_client_and_one_sample_run(
     name: str, sizes: tuple[int, ...], models: list[str], engine: str
 ) -> None:

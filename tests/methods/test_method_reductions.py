@@ -78,12 +78,19 @@ def test_with_these_settings_it_is_the_other_method(
         assert (mine.traffic.up, mine.traffic.down_unicast, mine.traffic.bytes_up) == (0, 0, 0)
 
 
+EACH = [(name, same) for name, found in REDUCTIONS.items() for same in found]
 UNDER = [
-    pytest.param(name, same, training, id=f"{name} {same.options} is {same.other} under {training}")
-    for name, found in REDUCTIONS.items()
-    for same in found
-    for training in TRAININGS
+    pytest.param(
+        name,
+        same,
+        training,
+        id=f"{name} {same.options} is {same.other} under {training}",
+        marks=[] if k % len(TRAININGS) == j else [pytest.mark.slow],
+    )
+    for k, (name, same) in enumerate(EACH)
+    for j, training in enumerate(TRAININGS)
 ]
+"""One way to train each in the quick suite, in turn; the others are among the slow tests."""
 
 
 @pytest.mark.parametrize(("name", "same", "training"), UNDER)
