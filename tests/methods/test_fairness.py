@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +47,25 @@ def one_weight(targets: list[float], method: str, lr: float = 0.1, **options: An
         train,
         engine=make_engine("vectorized", None),
     )
+
+
+def angled(method: str, angles: list[float], rounds: int, **options: Any) -> list[float]:
+    """Accuracy of every client with the one model: 120 points of the circle each, class 1 on one side of its own line.
+    Of a line at φ a client at θ has |φ − θ| / 180° wrong.
+    """
+    around = 2 * torch.pi * (torch.arange(120) + 0.5) / 120
+    x = torch.stack([around.cos(), around.sin()], 1).repeat(len(angles), 1)
+    turned = torch.cat([(around - np.deg2rad(angle)).cos() > 0 for angle in angles])
+    source = Source("angles", x, turned.long(), "classification", 2)
+    rows = tuple(np.arange(120 * k, 120 * (k + 1)) for k in range(len(angles)))
+    data = Federation(source, rows, rows, rows, tuple(map(str, range(len(angles)))), len(angles))
+    train = TrainConfig(batch_size=0, epochs=1, lr=1.0)
+    model = Model(lambda: build("logistic", (2,), 2))
+    sim = Simulation(make_method(method, options), data, model, train, engine=make_engine("vectorized", None))
+    for _ in range(rounds):
+        sim.step()
+    right = model(shared(sim), x).argmax(1) == turned
+    return [float(part) for part in right.float().view(len(angles), -1).mean(1)]
 
 
 def weight(sim: Simulation) -> float:
@@ -110,6 +130,21 @@ def test_a_larger_q_makes_the_largest_loss_smaller() -> None:
         ends.append(weight(sim))
     assert ends[0] == pytest.approx(1.0, abs=1e-4)
     assert ends[0] < ends[1] < ends[2] < 1.5
+
+
+@pytest.mark.slow
+def test_both_lift_the_worst_tenth_where_one_model_can_serve_all_but_the_mean_does_not() -> None:
+    """Nine clients agree and one is turned by 120°: the best line for the worst has 60° / 180° of each wrong."""
+    angles = [0.0] * 9 + [120.0]
+    mean = angled("fedavg", angles, 60, weights="uniform")
+    lifted = [angled("qfedavg", angles, 150, q=q) for q in (1.0, 5.0)]
+    fair = angled("afl", angles, 300, gamma=0.1)
+    worst = [min(found) for found in (mean, *lifted, fair)]
+    assert worst[0] < 0.4
+    assert all(after - before > 0.05 for before, after in itertools.pairwise(worst))
+    assert worst[-1] == pytest.approx(2 / 3, abs=0.02)
+    assert max(fair) == pytest.approx(2 / 3, abs=0.02)
+    assert max(mean) > 0.95  # what it costs the others
 
 
 @pytest.mark.parametrize("name", ["qfedavg", "afl"])
