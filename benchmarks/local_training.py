@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 import tailorfl.methods  # noqa: F401  registers the methods
-from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
+from tailorfl.benchmark.clock import processor
+from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, fastest, shuffled
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
@@ -53,16 +54,18 @@ def federation() -> Federation:
     return Federation(source, rows, none, none, tuple(str(i) for i in range(CLIENTS)), CLIENTS)
 
 
-def plain_loop(name: str, options: dict[str, object], data: Federation) -> Callable[[], object]:
-    """FedAvg's round as one writes it for speed; draws new batches in every round."""
+def plain_loop(name: str, options: dict[str, object], data: Federation) -> tuple[Callable[[], object], str]:
+    """FedAvg's round as one writes it for speed, and in which variant; draws new batches in every round."""
     model = Model(lambda: build(name, data.source.input_shape, 10, **options))
-    loop = PlainLoop(model, data.source, LOSSES["classification"], TrainConfig(lr=LR))
     start = tree.tensors(model.init(0))
 
-    def fits(rows: Rows) -> list[LoopFit]:
-        return [LoopFit(shuffled(torch.from_numpy(rows), BATCH, SAMPLES // BATCH))]
+    def client(rows: Rows) -> LoopClient:
+        fit = LoopFit(shuffled(torch.from_numpy(rows), BATCH, SAMPLES // BATCH))
+        return LoopClient(1 / CLIENTS, [fit])
 
-    return lambda: loop.round(start, (LoopClient(1 / CLIENTS, fits(rows)) for rows in data.train))
+    one = [client(data.train[0])]
+    loop = fastest(model, data.source, LOSSES["classification"], TrainConfig(lr=LR), start, one)
+    return lambda: loop.round(start, map(client, data.train)), str(loop.variant)
 
 
 def simulation(
@@ -85,7 +88,9 @@ def main() -> None:
     torch.set_num_threads(1)
     data = federation()
     out: dict[str, object] = {
-        "machine": platform.processor() or platform.machine(),
+        "machine": processor(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "load": os.getloadavg()[0],
         "torch": torch.__version__,
         "clients": CLIENTS,
         "samples": SAMPLES,
@@ -93,7 +98,8 @@ def main() -> None:
         "repeat": arguments.repeat,
     }
     for name in arguments.models:
-        runs = {"plain": plain_loop(name, WORK[name], data)}
+        plain, variant = plain_loop(name, WORK[name], data)
+        runs = {"plain": plain}
         for engine in ("sequential", "vectorized"):
             runs[engine] = simulation(name, WORK[name], data, engine, arguments.chunk).step
         automatic = simulation(name, WORK[name], data, "auto", arguments.chunk)
@@ -110,9 +116,14 @@ def main() -> None:
         paired = {
             key: float(np.median(np.array(seconds["plain"]) / np.array(v))) for key, v in seconds.items()
         }
-        out[name] = {"seconds": best, "times_faster_than_plain": paired, "auto_chose": automatic.engine.name}
+        out[name] = {
+            "seconds": best,
+            "times_faster_than_plain": paired,
+            "auto_chose": automatic.engine.name,
+            "plain_variant": variant,
+        }
         line = "".join(f"  {k} {best[k]:.4f} s ({paired[k]:.2f}x)" for k in runs)
-        print(f"{name:10s}{line}  auto chose {automatic.engine.name}", flush=True)
+        print(f"{name:10s}{line}  auto chose {automatic.engine.name}; plain loop: {variant}", flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(out, indent=1) + "\n")
 

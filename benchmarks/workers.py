@@ -53,7 +53,7 @@ def main() -> None:
         )
         for name, workers in zip(names, (0, arguments.workers), strict=True)
     }
-    runs = {"plain loop": work.plain_loop(arguments.model, options, data)}
+    runs = {"plain loop": work.plain_loop(arguments.model, options, data)[0]}
     runs |= {name: sim.step for name, sim in sims.items()}
     for run in runs.values():
         run()

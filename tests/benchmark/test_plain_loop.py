@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,17 @@ import torch
 from torch import Tensor
 
 from methods.small import FACTORIES, TRAIN, assert_close, federation, simulation
-from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
+from tailorfl.benchmark import plain_loop
+from tailorfl.benchmark.clock import Seconds
+from tailorfl.benchmark.plain_loop import (
+    LoopClient,
+    LoopFit,
+    PlainLoop,
+    Variant,
+    fastest,
+    shuffled,
+    variants,
+)
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.rounds.simulation import Simulation
@@ -29,10 +40,13 @@ def batches(cohort: Cohort, position: int) -> list[Tensor]:
     return [torch.from_numpy(np.ascontiguousarray(rows[:count])) for rows, count in pairs if count]
 
 
-def looped(sim: Simulation, trained: tuple[str, ...] = ()) -> dict[str, Tensor]:
+USUAL = Variant()
+
+
+def looped(sim: Simulation, trained: tuple[str, ...] = (), variant: Variant = USUAL) -> dict[str, Tensor]:
     """FedAvg's next round by the plain loop, with the batches of the engines."""
     cohort = sim.cohort(range(sim.participants))
-    loop = PlainLoop(sim.model, cohort.source, cohort.loss, cohort.config)
+    loop = PlainLoop(sim.model, cohort.source, cohort.loss, cohort.config, variant)
     keys = cohort.keys(range(len(cohort.ids)), "train/noise").astype(np.int64)
     total = int(cohort.sizes.sum())
     clients = [
@@ -91,6 +105,51 @@ def test_images_are_normalised_and_augmented_alike(kind: Any) -> None:
     )
     expected = looped(sim)
     assert_close(stepped(sim), expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("variant", [Variant(a, b) for a in (False, True) for b in (False, True)], ids=str)
+@pytest.mark.parametrize("model", ["cnn2", "batch_norm"])
+def test_every_variant_computes_the_same(model: str, variant: Variant) -> None:
+    sim = simulation("fedavg", model, "sequential", train=TRAIN, rounds=1)  # momentum and weight decay
+    expected = looped(sim, variant=variant)
+    assert all(t.is_contiguous() for t in expected.values())
+    assert_close(stepped(sim), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_batches_are_the_same_however_many_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = simulation("fedavg", "mlp", train=PLAIN)
+    expected = looped(sim)
+    monkeypatch.setattr(plain_loop, "GATHERED_BYTES", 2 * 4 * 64 * 4)  # two batches of four
+    found = looped(sim)
+    assert all(torch.equal(found[name], t) for name, t in expected.items())
+
+
+def test_the_variant_that_takes_the_least_time_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = simulation("fedavg", "cnn2", train=PLAIN)
+    cohort = sim.cohort((0,))
+    given = (sim.model, cohort.source, cohort.loss, cohort.config)
+    every = variants(*given[:2], given[3])
+    assert len({str(one) for one in every}) == len(every) == 4
+    monkeypatch.setattr(plain_loop, "TRIAL_SECONDS", 0.0)
+    clients, start = [LoopClient(1.0, [LoopFit(batches(cohort, 0))])], tree.tensors(sim.server["w"])
+    state = torch.random.get_rng_state()
+    for quick in every:
+        times = iter([1.0 + (one != quick) for one in every] * plain_loop.TRIAL_PASSES)
+
+        def clock(run: Callable[[], object], times: Iterator[float] = times) -> Seconds:
+            run()
+            return Seconds(*[next(times)] * 2)
+
+        monkeypatch.setattr(plain_loop, "timed", clock)
+        assert fastest(*given, start, clients).variant == quick
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_only_what_differs_is_tried() -> None:
+    flat, images = simulation("fedavg", "mlp").model, simulation("fedavg", "cnn2").model
+    source, adamw = federation().source, replace(PLAIN, optimizer="adamw")
+    assert variants(flat, source, PLAIN) == [Variant(False, False), Variant(False, True)]
+    assert variants(images, source, adamw) == [Variant(False, False), Variant(True, False)]
 
 
 def test_only_the_named_parameters_move_and_only_their_norms_learn_statistics() -> None:

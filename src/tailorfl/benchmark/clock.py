@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import re
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-STATUS = Path("/proc/self/status")
+STATUS, PROCESSORS = Path("/proc/self/status"), Path("/proc/cpuinfo")
 
 
 class Seconds(NamedTuple):
@@ -84,6 +85,13 @@ def _hand_back() -> None:
     if sys.platform != "linux":
         raise OSError("only Linux tells the peak of a process")
     ctypes.CDLL(None).malloc_trim(0)
+
+
+def processor() -> str:
+    """Returns the name of the processor where the system tells it, else of its kind."""
+    told = PROCESSORS.read_text() if PROCESSORS.exists() else ""
+    found = re.search(r"^model name\s*:\s*(\S.*)$", told, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def one_thread() -> bool:

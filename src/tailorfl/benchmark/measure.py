@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tailorfl.benchmark.advice import LOOP, paired, recommend
-from tailorfl.benchmark.clock import Seconds, alternate, extra_memory, one_thread, timed
+from tailorfl.benchmark.clock import Seconds, alternate, extra_memory, one_thread, processor, timed
 from tailorfl.benchmark.profile import profiled
 from tailorfl.benchmark.result import Bench, Way
 from tailorfl.benchmark.ways import Candidate, Loop, Round, candidates
@@ -164,7 +164,7 @@ def _measure(
     ordered = {name: runs[name] for name in (LOOP, *(c.name for c in wanted)) if name in runs}
     times = alternate(ordered, until, LEAST, MOST, round_.reset, watch)
     count = len(round_.training)
-    ways = [_way(LOOP, times[LOOP], times[LOOP], count, memory_bytes=memory[LOOP])]
+    ways = [_way(LOOP, times[LOOP], times[LOOP], count, memory_bytes=memory[LOOP], note=loop.variant)]
     for candidate in wanted:
         chose = candidate.name.startswith("auto") and not notes[candidate.name]
         ways.append(
@@ -253,7 +253,7 @@ def _way(
 
 def _machine() -> dict[str, Any]:
     return {
-        "processor": platform.processor() or platform.machine(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "system": platform.system(),
         "python": platform.python_version(),

@@ -1,22 +1,29 @@
 """FedAvg's round as one writes it for speed in plain PyTorch: what the engines are measured against.
 
-One module for all clients, resident tensors, `torch.autograd.grad`, and updates of all tensors in one call; no
-DataLoader, no optimizer object, no states, no checks. Given the batches of a round it computes what the engines do, up
-to rounding. Only dropout masks differ, which it draws as torch does.
+One module for all clients, resident tensors, the batches of a client gathered at once, `torch.autograd.grad`, and
+updates of all tensors in one call; no DataLoader, no optimizer object, no states, no checks. What is faster depends on
+the network and the processor, so `fastest` tries: the layout of images and convolutions, and the kernel of the update.
+
+Given the batches of a round it computes what the engines do, up to rounding. Only dropout masks differ, which it draws
+as torch does.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from tailorfl.benchmark.clock import one_thread, timed
 from tailorfl.data.source import Source
+from tailorfl.models import layouts
 from tailorfl.models.dropout import Dropout
 from tailorfl.models.functional import Model
 from tailorfl.training.cohort import TrainConfig
@@ -25,6 +32,24 @@ from tailorfl.training.update import BETA_1, BETA_2, EPS
 
 RESIDENT_BYTES = 2**30
 """Images are normalised once for all rounds where that takes no more than this, else batch by batch."""
+GATHERED_BYTES = 2**20
+"""The inputs of so many batches of a client are gathered at once as fit into this: they stay in the cache."""
+TRIAL_STEPS, TRIAL_PASSES, TRIAL_SECONDS = 4, 3, 0.1
+"""A variant is tried on so many steps of one client, at least so often and for at least so long."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of the ways to do the same arithmetic."""
+
+    channels_last: bool = False
+    """Of images and the weights of convolutions."""
+    fused: bool = False
+    """SGD's update of all tensors in one kernel of its own, and not by `torch._foreach_add_`."""
+
+    def __str__(self) -> str:
+        layout = "channels last" if self.channels_last else "default layout"
+        return f"{layout}, {'fused' if self.fused else 'foreach'} update"
 
 
 @dataclass(frozen=True)
@@ -56,11 +81,19 @@ class PlainLoop:
         source: the samples.
         loss: of a batch.
         config: batch sizes and lengths are given with the clients instead.
+        variant: how it computes.
     """
 
-    def __init__(self, model: Model, source: Source, loss: Loss, config: TrainConfig) -> None:
-        self.config, self._source, self._loss = config, source, loss
-        self._module = _own_copy(model)
+    def __init__(
+        self,
+        model: Model,
+        source: Source,
+        loss: Loss,
+        config: TrainConfig,
+        variant: Variant = Variant(),
+    ) -> None:
+        self.config, self._source, self._loss, self.variant = config, source, loss, variant
+        self._module = _own_copy(model, variant.channels_last)
         tensors = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
         names = (*model.parameters, *model.buffers)
         self._held = {n: tensors[n] for n in names if tensors[n].is_floating_point()}
@@ -68,56 +101,75 @@ class PlainLoop:
         self._norms = _norms(self._module)
         self._model = model
         self._trained: tuple[str, ...] = ()
-        self._x = _resident(source)
+        self._x = None if source.augment != "none" else _resident(source)
+        if self._x is not None and variant.channels_last:
+            self._x = self._x.movedim(1, -1).contiguous()
 
     def round(self, start: Mapping[str, Tensor], clients: Iterable[LoopClient]) -> dict[str, Tensor]:
         """Returns the average of the clients' first models by name, all of which train from `start`.
 
         Parameters and running statistics are averaged; counters of batches are left out.
         """
-        held = list(self._held.values())
-        begin = [start[name] for name in self._held]
-        total = [torch.zeros_like(t) for t in begin]
-        with torch.no_grad():
-            for client in clients:
-                for number, fit in enumerate(client.fits):
-                    torch._foreach_copy_(held, begin)
-                    self._train(fit, client.key)
-                    if number == 0:
-                        torch._foreach_add_(total, held, alpha=client.share)
-        return dict(zip(self._held, total, strict=True))
+        held = [t.detach() for t in self._held.values()]
+        begin = [_laid_out(start[name], self.variant.channels_last) for name in self._held]
+        total = [torch.zeros_like(t) for t in held]
+        for client in clients:
+            for number, fit in enumerate(client.fits):
+                torch._foreach_copy_(held, begin)
+                self._train(fit, client.key)
+                if number == 0:
+                    torch._foreach_add_(total, held, alpha=client.share)
+        return {name: t.contiguous() for name, t in zip(self._held, total, strict=True)}
 
     def gradients(self, fit: LoopFit, number: int = 0, key: int = 0) -> list[Tensor]:
         """Returns the gradients of batch `number` of a fit at the present values, in the order of its parameters."""
-        params, rows = self._prepare(fit.trained), fit.batches[number]
-        with torch.enable_grad():
-            outputs = self._module(self._inputs(rows, key + number))
-            loss = self._loss(outputs, self._source.y.index_select(0, rows), None)
-            return list(torch.autograd.grad(loss, params, materialize_grads=True))
+        params = self._prepare(fit.trained)
+        (batch,) = self._batches(fit.batches[number : number + 1], key + number)
+        return self._slope(params, *batch)
 
     def _train(self, fit: LoopFit, key: int) -> None:
         params, config = self._prepare(fit.trained), self.config
+        values = [p.detach() for p in params]  # the same memory, which autograd does not watch
         adaptive = config.optimizer == "adamw"
         copies = 2 if adaptive else 1 if config.momentum else 0
-        memory = [[torch.zeros_like(p) for p in params] for _ in range(copies)]
-        counts = [torch.zeros(()) for _ in params] if adaptive else []
-        for number in range(len(fit.batches)):
-            gradients = self.gradients(fit, number, key)
+        memory = [[torch.zeros_like(p) for p in values] for _ in range(copies)]
+        counts = [torch.zeros(()) for _ in values] if adaptive else []
+        decays, lr = config.schedule == "linear", config.lr
+        for number, (x, y) in enumerate(self._batches(fit.batches, key)):
+            gradients = self._slope(params, x, y)
             if config.clip is not None:
                 norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
                 torch._foreach_mul_(gradients, (config.clip / (norm + 1e-6)).clamp(max=1.0))
-            decays = config.schedule == "linear"
-            lr = config.lr * (1.0 - number / len(fit.batches)) if decays else config.lr
+            if decays:
+                lr = config.lr * (1.0 - number / len(fit.batches))
             if adaptive:
-                _adamw(params, gradients, memory, counts, lr, config.weight_decay)
-                continue
-            if config.weight_decay:
-                torch._foreach_add_(gradients, params, alpha=config.weight_decay)
-            if config.momentum:
-                torch._foreach_mul_(memory[0], config.momentum)
-                torch._foreach_add_(memory[0], gradients)
-                gradients = memory[0]
-            torch._foreach_add_(params, gradients, alpha=-lr)
+                _adamw(values, gradients, memory, counts, lr, config.weight_decay)
+            elif self.variant.fused:
+                _fused_sgd(values, gradients, memory, lr, config)
+            else:
+                _sgd(values, gradients, memory, lr, config)
+
+    def _slope(self, params: list[Tensor], x: Tensor, y: Tensor) -> list[Tensor]:
+        """The gradients of a batch."""
+        loss = self._loss(self._module(x), y, None)
+        return list(torch.autograd.grad(loss, params, materialize_grads=True))
+
+    def _batches(self, batches: Sequence[Tensor], key: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets of batches; `key` is that of the first, and the next one's is larger by one."""
+        source, last = self._source, self.variant.channels_last
+        if self._x is None:
+            for number, rows in enumerate(batches):
+                x = source.take_augmented(rows, torch.tensor(key + number))
+                yield _laid_out(x, last), source.y.index_select(0, rows)
+            return
+        widest = max(map(len, batches), default=1) * math.prod(source.input_shape) * self._x.element_size()
+        rest = iter(batches)
+        while some := list(islice(rest, max(GATHERED_BYTES // max(widest, 1), 1))):
+            rows, sizes = torch.cat(some), [len(batch) for batch in some]
+            x = self._x.index_select(0, rows)
+            x = x.movedim(-1, 1) if last else x
+            y = source.y.index_select(0, rows)
+            yield from zip(torch.split(x, sizes), torch.split(y, sizes), strict=True)
 
     def _prepare(self, trained: tuple[str, ...]) -> list[Tensor]:
         """The parameters to train, which alone ask for gradients; norms without any keep their statistics."""
@@ -131,10 +183,40 @@ class PlainLoop:
                 norm.train(name in active)
         return [self._held[n] for n in names]
 
-    def _inputs(self, rows: Tensor, key: int) -> Tensor:
-        if self._source.augment != "none":
-            return self._source.take_augmented(rows, torch.tensor(key))
-        return self._source.take(rows) if self._x is None else self._x.index_select(0, rows)
+
+def fastest(
+    model: Model,
+    source: Source,
+    loss: Loss,
+    config: TrainConfig,
+    start: Mapping[str, Tensor],
+    clients: Sequence[LoopClient],
+) -> PlainLoop:
+    """Returns the loop in the variant that trains this model fastest here, tried on one of the clients.
+
+    The variants take turns, each by its shortest time; what is random in them leaves torch's own state as it was.
+    """
+    fits = [fit for client in clients for fit in client.fits if fit.batches]
+    if not fits:
+        return PlainLoop(model, source, loss, config)
+    trial = LoopClient(1.0, [replace(fits[0], batches=fits[0].batches[:TRIAL_STEPS])])
+    loops = [PlainLoop(model, source, loss, config, variant) for variant in variants(model, source, config)]
+    times: list[list[float]] = [[] for _ in loops]
+    begin = time.perf_counter()
+    with torch.random.fork_rng(devices=[]):
+        while len(times[0]) < TRIAL_PASSES or time.perf_counter() - begin < TRIAL_SECONDS * len(loops):
+            for loop, own in zip(loops, times, strict=True):
+                took = timed(lambda loop=loop: loop.round(start, [trial]))  # type: ignore[misc]
+                own.append(took.process if one_thread() else took.wall)
+    return min(zip(loops, times, strict=True), key=lambda tried: min(tried[1]))[0]
+
+
+def variants(model: Model, source: Source, config: TrainConfig) -> list[Variant]:
+    """Returns the variants that differ for a model: layouts where it convolves images, kernels of SGD's update."""
+    convolves = any(isinstance(part, nn.Conv2d) for part in model.module.modules())
+    layouts = (False, True) if convolves and len(source.input_shape) == 3 else (False,)
+    kernels = (False, True) if config.optimizer == "sgd" else (False,)
+    return [Variant(last, fused) for last in layouts for fused in kernels]
 
 
 def shuffled(rows: Tensor, batch: int, batches: int, min_batch: int = 1) -> list[Tensor]:
@@ -147,6 +229,35 @@ def shuffled(rows: Tensor, batch: int, batches: int, min_batch: int = 1) -> list
         order = rows[torch.randperm(len(rows))]
         found += [part for part in torch.split(order, batch or len(rows)) if len(part) >= min_batch]
     return found[:batches]
+
+
+def _sgd(
+    params: list[Tensor], gradients: list[Tensor], memory: list[list[Tensor]], lr: float, config: TrainConfig
+) -> None:
+    if config.weight_decay:
+        torch._foreach_add_(gradients, params, alpha=config.weight_decay)
+    if config.momentum:
+        torch._foreach_mul_(memory[0], config.momentum)
+        torch._foreach_add_(memory[0], gradients)
+        gradients = memory[0]
+    torch._foreach_add_(params, gradients, alpha=-lr)
+
+
+def _fused_sgd(
+    params: list[Tensor], gradients: list[Tensor], memory: list[list[Tensor]], lr: float, config: TrainConfig
+) -> None:
+    torch._fused_sgd_(
+        params,
+        gradients,
+        memory[0] if memory else [],
+        weight_decay=config.weight_decay,
+        momentum=config.momentum,
+        lr=lr,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=False,
+    )
 
 
 def _adamw(
@@ -175,15 +286,25 @@ def _adamw(
     )
 
 
-def _own_copy(model: Model) -> nn.Module:
+def _own_copy(model: Model, channels_last: bool) -> nn.Module:
     """The module in training mode with values of its own where they may change, and torch's own dropout."""
     frozen = [t for n, t in _tensors(model.module) if n in model.frozen]
-    module = copy.deepcopy(model.module, {id(t): t for t in frozen}).train()
+    # In another layout what is frozen cannot be the model's own.
+    kept = {} if channels_last else {id(t): t for t in frozen}
+    module = copy.deepcopy(model.module, kept).train()
     for parent in list(module.modules()):
         for name, part in list(parent.named_children()):
             if isinstance(part, Dropout):
                 setattr(parent, name, nn.Dropout(part.p))
+    if channels_last:
+        for parameter in module.parameters():
+            parameter.data = _laid_out(parameter.data, True)
     return module
+
+
+def _laid_out(tensor: Tensor, channels_last: bool) -> Tensor:
+    """The tensor with its second axis last in memory, where it is of images or a convolution and that is wanted."""
+    return layouts.channels_last(tensor) if channels_last and tensor.dim() == 4 else tensor
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, PlainLoop, shuffled
+from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, PlainLoop, fastest, shuffled
 from tailorfl.benchmark.work import CountedFit, Work, chunks_of, count_work, padding_of, parts_of
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine
@@ -64,7 +64,7 @@ class Round:
 
 @dataclass
 class Loop:
-    """The plain loop's round for what clients of a method do, one loop an architecture."""
+    """The plain loop's round for what clients of a method do, one loop an architecture, each in its fastest variant."""
 
     work: Sequence[Work]
     loops: list[PlainLoop] = field(init=False)
@@ -74,7 +74,14 @@ class Loop:
         for work in self.work:
             cohort = work.part.cohort
             loss = LOSSES[cohort.source.task]
-            self.loops.append(PlainLoop(cohort.model, cohort.source, loss, cohort.config))
+            start = tree.tensors(work.part.group.context.init)
+            clients = list(_clients(work))
+            self.loops.append(fastest(cohort.model, cohort.source, loss, cohort.config, start, clients))
+
+    @property
+    def variant(self) -> str:
+        """How the loops compute."""
+        return "; ".join(dict.fromkeys(str(loop.variant) for loop in self.loops))
 
     def run(self) -> None:
         """Does the round, with new batches."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 
 
@@ -17,6 +18,14 @@ def arranged(x: Tensor, channels_last: bool) -> Tensor:
         pixels = height * width
         return x.contiguous().as_strided(x.shape, (batch * pixels, pixels, 1, width, 1))
     return x.movedim(2, -1).contiguous().movedim(-1, 2)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """`x` [batch, channels, height, width] with channels last in memory.
+
+    Written out: of a single channel both orders are the same memory, and torch then keeps the strides that say which.
+    """
+    return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
 
 
 def stacked(images: Iterable[Tensor], clients: int, channels_last: bool) -> Tensor:
