@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -76,6 +77,12 @@ class Stacked:
     def parts(self) -> Parts:
         """Returns the collected TensorDicts."""
         return tuple(tree.nest(part.items(), [self.clients]) for part in self._parts)
+
+
+def all_finite(*parts: Mapping[str, Tensor]) -> Tensor:
+    """Returns whether one client has only finite numbers in all `parts`, bool 0-d."""
+    sums = (float(t.sum()) for part in parts for t in part.values() if t.is_floating_point())
+    return torch.tensor(all(map(math.isfinite, sums)))
 
 
 def finite_clients(*parts: TensorDict) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -9,17 +10,21 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.client import Client
-from tailorfl.engines.base import Inference, Visit
+from tailorfl.engines.base import Inference, Stored, Visit
 from tailorfl.engines.devices import HOST
-from tailorfl.engines.in_process import InProcess
+from tailorfl.engines.in_process import InProcess, evenly, largest_first
 from tailorfl.engines.memory import out_of_memory, too_large
-from tailorfl.engines.results import Parts, Stacked
+from tailorfl.engines.results import Parts, Stacked, Updates, all_finite
+from tailorfl.engines.state import StateStore
 from tailorfl.training import tree
-from tailorfl.training.cohort import Cohort, rows_at_once
+from tailorfl.training.cohort import PLAN_BLOCK, Cohort, rows_at_once
 from tailorfl.training.outputs import in_passes
 
 CHUNKS = 64
 """A cohort is cut into so many chunks, or fewer."""
+PIECE_BYTES = 16 * 2**20
+"""In one process clients are taken together, so that their batches are planned at once, while their models fit into
+this."""
 SHARES = 8
 """Into so many parts the models of an evaluation are cut where several processes share them."""
 
@@ -33,10 +38,39 @@ class Sequential(InProcess):
         """Returns how many clients make up a chunk: the results do not depend on it, workers share the work so."""
         return -(-len(cohort.ids) // CHUNKS)
 
+    def train(self, visit: Visit, store: StateStore) -> Updates:
+        """Runs the function on every client; what a client returns goes straight to its place among all."""
+        out = Stacked(len(visit.cohort.ids), self.room, visit.unlike)
+        for positions in self._pieces(visit.cohort):
+            part = visit.part(positions)
+            new = Stacked(len(positions), self.room, part.unlike)
+            found = self._found(part, Stored(store).of(part.cohort.ids))
+            for k, (at, (state, reply, metrics)) in enumerate(zip(positions.tolist(), found, strict=True)):
+                new.put(k, [state])
+                out.put(at, [reply, metrics, {"finite": all_finite(state, reply)}])
+            store.stage(part.cohort.ids, *new.parts())
+        return out.updates()
+
+    def _pieces(self, cohort: Cohort) -> Iterator[Tensor]:
+        """Yields the positions of clients whose batches are planned at once, int64: more than a chunk of small ones."""
+        fitting = PIECE_BYTES // (4 * max(sum(cohort.model.sizes.values()), 1))
+        left = largest_first(cohort)
+        while len(left):
+            piece = left[: evenly(len(left), min(max(fitting, 1), PLAN_BLOCK))]
+            yield piece
+            left = left[len(piece) :]
+
     def run(self, visit: Visit, states: TensorDict) -> Parts:
         """Returns what the function makes of every client, stacked."""
+        out = Stacked(len(visit.cohort.ids), self.room, visit.unlike)
+        for position, found in enumerate(self._found(visit, states)):
+            out.put(position, found)
+        return out.parts()
+
+    def _found(self, visit: Visit, states: TensorDict) -> Iterator[list[dict[str, Tensor]]]:
+        """What the function makes of one client after another, by path."""
         cohort, received, index = visit.cohort, visit.received, visit.index
-        out, home = Stacked(len(cohort.ids), self.room, visit.unlike), self.place.cohort(cohort)
+        home = self.place.cohort(cohort)
         everyone = self._moved(received) if index is None else received
         for position in range(len(cohort.ids)):
             client = Client(home, torch.tensor(position))
@@ -48,8 +82,7 @@ class Sequential(InProcess):
                 if not out_of_memory(error):
                     raise
                 raise too_large(cohort.part([position]), self.place.device) from error
-            out.put(position, [dict(tree.leaves(part)) for part in found])
-        return out.parts()
+            yield [dict(tree.leaves(part)) for part in found]
 
     def _moved(self, part: TensorDict) -> TensorDict:
         """The tensors on the device."""

@@ -169,6 +169,10 @@ class Model:
             self._elsewhere[device] = moved
         return self._elsewhere[device]
 
+    def channels_last(self, device: torch.device) -> bool:
+        """Whether one client trains faster with images and convolutions in that layout; measured on CPUs."""
+        return device.type == "cpu" and self._eval.channels_last
+
     @property
     def scalars(self) -> int:
         """Number of parameters `d` that may change."""

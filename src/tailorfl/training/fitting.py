@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from tailorfl.models.layouts import channels_last
 from tailorfl.training.active import Active
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.counting import account, count
@@ -78,15 +79,18 @@ class Fit:
         by_steps = None if order is None else torch.from_numpy(order).to(cohort.device)
         inputs = self._arranged(tensors, Layout(dims, clients, by_steps))
         ranked = positions if order is None else tuple(positions[k] for k in order)
+        # A client alone may have a faster order of memory; what comes out has the usual one.
+        alone = not stacked and options.direction is None and options.dp is None
+        last = alone and cohort.model.channels_last(cohort.device)
         carries = [
             Carry(
-                inputs["trained"][name],
+                {n: _laid_out(t) for n, t in own.items()} if last else own,
                 inputs["moving"][name],
                 {n: t.tensor for n, t in inputs["fixed"][name].items() if t.by_client},
                 {n: t.tensor for n, t in inputs["fixed"][name].items() if not t.by_client},
                 inputs["terms"],
             )
-            for name in options.components
+            for name, own in inputs["trained"].items()
         ]
         centre = inputs["centre"]
         params = [t for carry in carries for t in carry.trained.values()]
@@ -109,6 +113,8 @@ class Fit:
         work = account(cohort, options, ranked, gradients, plan.count)
         out = [loss, work if stacked else work[0]]
         out += [t for c in carries for t in (*c.trained.values(), *c.moving.values())]
+        if last:
+            out = [t.contiguous() for t in out]
         if back is not None and stacked:
             back = back.to(cohort.device)
             out = [t.index_select(0, back) for t in out]
@@ -190,6 +196,10 @@ def _each(steps: Tensor, dims: Dims, clients: int) -> int | tuple[int, ...]:
     if dims is None or dims[0] is None:
         return int(steps)
     return tuple(int(n) for n in steps.reshape(clients).cpu().tolist())
+
+
+def _laid_out(tensor: Tensor) -> Tensor:
+    return channels_last(tensor) if tensor.dim() == 4 else tensor
 
 
 def _by_falling_steps(plan: BatchPlan) -> tuple[Any, Tensor | None]:

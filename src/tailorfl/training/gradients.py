@@ -134,8 +134,9 @@ class Objective:
 
         `state` has all tensors of its model, `moving` names the buffers to update; `given` is what each term is given.
         """
-        buffers = {n: state[n].clone() for n in moving}
-        state, loss = {**state, **buffers}, self.loss.weighed(batch.classes)
+        buffers, loss = {n: state[n].clone() for n in moving}, self.loss.weighed(batch.classes)
+        if buffers:
+            state = {**state, **buffers}
         if self.balanced:
             *given, (prior,) = given
             loss = loss.shifted(prior)
@@ -159,20 +160,19 @@ def sum_gradient(
     carry: Carry,
     leaves: Sequence[Tensor],
     batch: Batch,
-    stacked: bool,
     shares: Mapping[int, Share],
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Returns each client's loss and gradient; `leaves` are the trained tensors, requiring gradients.
+    """Returns the loss and gradient of each client of a cohort; `leaves` are the trained tensors, requiring gradients.
 
     Those in `shares`, by the place of their memory, take their step on the way; their gradient is None.
     """
     taken: Collection[int] = ()
     if shares:
         with descending(shares) as descent:
-            values, found, buffers = gradients_of(objective, carry, leaves, batch, stacked)
+            values, found, buffers = gradients_of(objective, carry, leaves, batch, stacked=True)
         taken = descent.taken
     else:
-        values, found, buffers = gradients_of(objective, carry, leaves, batch, stacked)
+        values, found, buffers = gradients_of(objective, carry, leaves, batch, stacked=True)
     if buffers:
         carry.keep(buffers)
     if not taken:
@@ -200,11 +200,11 @@ def filled(found: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> list[Ten
 
 
 def single_users(
-    objective: Objective, carry: Carry, leaves: Sequence[Tensor], batch: Batch, stacked: bool
+    objective: Objective, carry: Carry, leaves: Sequence[Tensor], batch: Batch
 ) -> tuple[bool, ...]:
     """Returns which of `leaves` enter the loss through one layer only, which could take their step by itself."""
     with torch.enable_grad():
-        return used_once(_losses(objective, carry, leaves, batch, stacked)[0], leaves)
+        return used_once(_losses(objective, carry, leaves, batch, stacked=True)[0], leaves)
 
 
 def _losses(

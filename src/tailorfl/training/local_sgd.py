@@ -26,6 +26,7 @@ from torch import Tensor
 from tailorfl.data.source import Source
 from tailorfl.models.cohort_layers import Share
 from tailorfl.training.active import Active
+from tailorfl.training.alone import descend
 from tailorfl.training.directed import Directed, Directions, Passes
 from tailorfl.training.gradients import (
     Batch,
@@ -113,6 +114,10 @@ class LocalSGD:
         taken = torch.from_numpy(plan.steps // options.batches).to(keys.device)
         update = Update(options.rule, taken * options.repeat, self.stacked)
         directed = self._directed()
+        if directed is None and not self.stacked:
+            return self._alone(every, plan, update, public), options.repeat * (plan.count > 0).astype(
+                np.int64
+            )
         if directed is None:
             # Leaves once, not once a step: they are updated in place where gradients are not recorded.
             for leaf in every.params:
@@ -141,6 +146,22 @@ class LocalSGD:
         mean = total / taken.clamp(min=1) / options.repeat
         return mean if self.stacked else mean[0], gradients
 
+    def _alone(self, every: Active, plan: BatchPlan, update: Update, public: Sequence[PublicTerm]) -> Tensor:
+        """Trains one client along its gradient and returns its mean loss, 0-d."""
+        options, who = self.options, slice(0, 1)
+        bare = not public and every.centre is None and options.clip is None and options.rule.own == 1.0
+
+        def move(batch: int, step: int, gradient: list[Tensor]) -> None:
+            moment = Moment(step, who, every.rate)
+            if bare:
+                update.apply(moment, every.params, every.memory, gradient)
+                return
+            pushed = [partial(term.gradient, step=batch, who=who) for term in public]
+            self._move(every, options.components, gradient, moment, update, pushed)
+
+        losses = descend(self.objective, self.source, every, plan, options.first, options.repeat, move)
+        return torch.stack(losses).mean().float() if losses else torch.zeros((), device=every.keys.device)
+
     def _directed(self) -> Directed | None:
         """How to find what to descend along, where that is not simply the gradient."""
         options = self.options
@@ -167,11 +188,9 @@ class LocalSGD:
         """Takes a step and returns each client's loss, and how many gradients of each batch that took."""
         if directed is None:
             # A public term is taken at the parameters before the step, so they must all wait for it.
-            shares = self._shares(now, batches, moment, update) if self.stacked and not public else {}
+            shares = {} if public else self._shares(now, batches, moment, update)
             leaves = _leaves(now.params)
-            value, found = sum_gradient(
-                self.objective, now.carries[0], leaves, batches[0], self.stacked, shares
-            )
+            value, found = sum_gradient(self.objective, now.carries[0], leaves, batches[0], shares)
             self._move(now, self.options.components, found, moment, update, public)
             return value, [1]
         passes = Passes(directed, now.carries, batches)
@@ -287,9 +306,7 @@ class LocalSGD:
         # A term may use a weight once more, so what is known of one fit says nothing of another.
         known = self._single_users if options.terms else model.single_users
         if carry.names not in known:
-            known[carry.names] = single_users(
-                self.objective, carry, _leaves(now.params), batches[0], self.stacked
-            )
+            known[carry.names] = single_users(self.objective, carry, _leaves(now.params), batches[0])
         pace = update.pace(moment)
         pull: float | Tensor = 0.0
         if now.centre is not None:

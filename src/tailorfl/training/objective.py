@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
 
 from tailorfl.data.source import NO_TARGET
@@ -150,8 +151,12 @@ class _Mean:
     """The mean of the losses of samples."""
 
     of_samples: Callable[[Tensor, Tensor], Tensor]
+    at_once: Callable[[Tensor, Tensor], Tensor] | None = None
+    """The same of a batch without padding as one operation, for use where nothing is mapped."""
 
     def __call__(self, outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+        if weight is None and self.at_once is not None and not is_functorch_wrapped_tensor(outputs):
+            return self.at_once(outputs, y)
         return mean_of(self.of_samples(outputs, y), weight)
 
 
@@ -169,6 +174,7 @@ class _Weighed:
 
 LOSSES = {
     **{task: Loss(_Mean(of_samples)) for task, of_samples in SAMPLE_LOSSES.items()},
+    "classification": Loss(_Mean(cross_entropies, F.cross_entropy)),
     "survival": Loss(cox, mixes=True),
     "generation": Loss(generation),
 }

@@ -34,6 +34,9 @@ def apply(operation: Operation, position: Tensor, *tensors: Tensor) -> tuple[Ten
     Raises:
         ClientError: it failed; names client, round and stage.
     """
+    if not torch._C._are_functorch_transforms_active():
+        # Of one client there is nothing to map, and torch looks at the function longer than a small step takes.
+        return _guarded(operation, (int(position),), tensors, None)
     result: tuple[Tensor, ...] = _CohortFunction.apply(operation, position, *tensors)  # type: ignore[no-untyped-call]
     return result
 
