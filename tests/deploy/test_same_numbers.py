@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 
 from deploy.federating import TRAIN, deployed, experiment, private_state, same, server_state, simulated
+from methods.settings import NAMES, make
+from methods.settings import row as quick_options
 from tailorfl.deploy.joining import member_of
 from tailorfl.deploy.post import InProcess
 from tailorfl.evaluation.protocols import Protocol, evaluate
+from tailorfl.experiments.result import ExperimentResult
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.store import RunStore
+from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training import tree
 
 DYNAMIC = {"kind": "dynamic", "patience": 1, "tol": 0.5, "values": [0.5, 2.0]}
@@ -48,20 +53,45 @@ FIRST = ("fedavg, half of the clients", "ditto", "fedclup", "perfed_ckt", "scaff
 """Cases that together have all kinds of messages and states; the others are slow tests."""
 
 
+def states_are_the_same(config: ExperimentConfig, folder: Path) -> tuple[ExperimentResult, Simulation]:
+    """Runs both ways and compares the server's and every client's states to the bit."""
+    result, sim = deployed(config, folder), simulated(config)
+    same(server_state(result), dict(tree.leaves(sim.server)))
+    for client in range(4):
+        store = next(group.states for group in sim.groups if client in group.clients)
+        if client in store.clients:
+            own = {p: t[0] for p, t in tree.leaves(store.get((client,)))}
+            same(private_state(folder, config, client), own)
+    return result, sim
+
+
+LORA = {"name": "vit", "hidden": 16, "layers": 1, "lora": 2, "lora_dropout": 0.0}
+OF_LORA = ("fedit", "fedlora", "ffa_lora", "fedsa_lora", "feddpa", "flexlora", "hetlora", "flora")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "apple": {"downloads": 1},
+    **{name: {"ranks": [2, 1]} for name in ("flexlora", "hetlora", "flora")},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in NAMES if not make(n).pooled])
+def test_every_method_deployed_is_the_simulation(name: str, tmp_path: Path) -> None:
+    """Methods of LoRA on a transformer, with ranks that differ between clients where a method has them."""
+    changes: dict[str, Any] = {"data": PUBLIC, "rounds": 3}
+    if name in OF_LORA:
+        pytest.importorskip("peft", reason="pip install 'tailorfl[text]'")
+        changes["model"] = LORA
+    options = {**quick_options(name).options, **OPTIONS.get(name, {})}
+    states_are_the_same(experiment({"name": name, **options}, **changes), tmp_path)
+
+
 @pytest.mark.parametrize(
     "case", [pytest.param(c, marks=[] if c in FIRST else [pytest.mark.slow]) for c in CASES]
 )
 def test_deployed_is_simulated(case: str, tmp_path: Path) -> None:
     method, changes = CASES[case]
     config = experiment(method, **changes)
-    result = deployed(config, tmp_path)
-    sim = simulated(config)
-    same(server_state(result), dict(tree.leaves(sim.server)))
-    for client in range(4):
-        store = next(group.states for group in sim.groups if client in group.clients)
-        if client in store.clients:
-            own = {p: t[0] for p, t in tree.leaves(store.get((client,)))}
-            same(private_state(tmp_path, config, client), own)
+    result, sim = states_are_the_same(config, tmp_path)
     store = RunStore.open(next(result.path.glob("*/seed-5")), readonly=True)
     frame = store.clients()
     for row in evaluate(sim, Protocol(("val", "local"))):
