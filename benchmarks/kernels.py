@@ -4,8 +4,9 @@
     conv        CNN2's convolutions for 8 clients with weights of their own: five ways to compute them
     linear      a 784 x 200 layer of 4, 16 and 64 clients: the order of its products, and the step inside the gradient
     compile     torch.compile of a whole training step against the same step without it, and by hand without autograd
-    engine      a round of the plain loop and of the vectorized engine against the limits
-    lora        the same for LoRA on a transformer, and the time of the products of its steps alone
+    engine      a round of the plain loop and of the vectorized engine against the limits, and the products and
+                convolutions of its steps alone
+    lora        the same for LoRA on a transformer
 
 One thread, process time, the ways in turn, the minimum over repetitions. Run on an otherwise idle machine; it takes two
 to three minutes. `--parts limits engine` measures some parts and leaves the others of the file as they are.
@@ -29,6 +30,7 @@ import torch
 from kernel_parts import operations, rounds, steps
 from kernel_parts.timing import BATCH, Table, show
 
+from tailorfl.benchmark.clock import processor
 from tailorfl.engines.memory import keep_freed_memory
 
 PARTS = ("limits", "conv", "linear", "compile", "engine", "lora")
@@ -57,7 +59,20 @@ def measure(parts: Sequence[str], known: dict[str, Any]) -> None:
     for part in parts:
         for title, make in tables(part).items():
             known[title] = make()
+            known.setdefault("measured on", {})[title] = machine()
             show(title, known[title])
+
+
+def machine() -> dict[str, Any]:
+    """Returns what a table was measured on: other parts of the file may be of another machine."""
+    return {
+        "machine": processor(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "load": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def main() -> None:
@@ -74,9 +89,7 @@ def main() -> None:
     known: dict[str, Any] = {}
     if given.json and given.json.exists():
         known = json.loads(given.json.read_text(encoding="utf-8"))
-    known |= {"machine": platform.processor() or platform.machine(), "python": platform.python_version()}
-    known |= {"cpu_capability": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__}
-    known |= {"threads": torch.get_num_threads(), "batch": BATCH}
+    known["batch"] = BATCH
     with tempfile.TemporaryDirectory() as cache:
         # Compiling is timed from nothing, in this process.
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}

@@ -42,6 +42,17 @@ def test_nothing_to_say_about_a_healthy_federation() -> None:
     assert weaknesses(healthy()) == []
 
 
+@pytest.mark.parametrize("official", [False, True])
+def test_two_clients_may_have_one_test_row_where_it_is_official(official: bool) -> None:
+    data, part = healthy(), torch.arange(20) >= 16
+    data = replace(data, test=(rows(16, 17), rows(17, 18), rows(19)))
+    if official:
+        validate(replace(data, source=replace(data.source, test=part)))
+        return
+    with pytest.raises(DataError, match="row 17 is in the test part"):
+        validate(data)
+
+
 class TestErrors:
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
     def test_not_finite_features_name_client_and_sample(self, value: float) -> None:

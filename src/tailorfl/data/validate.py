@@ -189,7 +189,7 @@ def _named(federation: Federation, clients: Ints) -> str:
 
 def _shared_once(federation: Federation, rows: Ints, shareable: NDArray[np.bool_]) -> Ints:
     """Test rows where those that several clients may share stand once, but for those that a client has twice."""
-    if len(np.unique(rows)) == len(rows):
+    if np.bincount(rows).max(initial=0) <= 1:  # many times faster than np.unique
         return rows
     own = federation.part("test").once()[0]
     pairs = own.owners() * len(federation.source) + own.flat()
