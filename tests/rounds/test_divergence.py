@@ -23,7 +23,7 @@ from methods.small import (
 from tailorfl.core.method import Method
 from tailorfl.engines.results import finite_clients
 from tailorfl.errors import DivergenceError
-from tailorfl.rounds.divergence import check_server
+from tailorfl.rounds.divergence import check_server, why_all_diverged
 from tailorfl.training import tree
 
 BAD = 3
@@ -169,3 +169,12 @@ def test_a_server_may_go_on_holding_what_was_not_finite_before() -> None:
     new["best"] = torch.tensor([2.0, torch.nan])
     with pytest.raises(DivergenceError, match="'best'"):
         check_server(old, new, 1, ())
+
+
+def test_a_server_without_a_step_of_its_own_is_not_blamed_for_what_clients_made() -> None:
+    sent = TensorDict({"w": torch.full((2,), 8e14)}, batch_size=[])
+    assert "server's own step" in why_all_diverged(sent, ("server",))
+    for server, grown in ((sent, True), (TensorDict({"w": torch.ones(2)}, batch_size=[]), False)):
+        said = why_all_diverged(server, ())
+        assert ("grown up to 8e+14" in said) is grown
+        assert said.endswith("lower train.lr, set train.clip, or check the scale of the data")

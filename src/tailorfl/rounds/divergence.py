@@ -33,16 +33,17 @@ def check_server(old: TensorDict, new: TensorDict, round: int, options: Sequence
 
 
 HUGE = 1e6
-"""Numbers in the server's state from which on clients that diverge are not to blame."""
+"""Numbers in the server's state from which on its own step is to blame for clients that diverge, if it has one."""
 
 
 def why_all_diverged(server: TensorDict, options: Sequence[str]) -> str:
     """Returns what to do where no client's update was finite: by what they were sent, theirs or the server's step."""
     floats = [t for _, t in tree.leaves(server) if t.is_floating_point() and t.numel()]
     largest = max((float(t.abs().max()) for t in floats), default=0.0)
-    if largest > HUGE:
+    if largest > HUGE and options:
         return f"the server had sent numbers up to {largest:.2g}: {_too_long(options)}"
-    return "lower train.lr, set train.clip, or check the scale of the data"
+    grown = f"clients' models had grown up to {largest:.2g} in the rounds before: " if largest > HUGE else ""
+    return f"{grown}lower train.lr, set train.clip, or check the scale of the data"
 
 
 def _too_long(options: Sequence[str]) -> str:
