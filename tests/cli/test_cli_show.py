@@ -124,12 +124,12 @@ def test_lists_as_json_are_the_lists() -> None:
     everything = as_json("list")
     assert list(everything) == list(KINDS)
     for kind, found in everything.items():
-        assert as_json("list", kind) == {kind: found}
+        assert as_json("list", kind) == found
         text = printed("list", kind)
         assert all(entry["name"] in text for entry in found)
         assert found == entries(kind)
-    assert as_json("list", "settings") == {"settings": [vars(setting) for setting in settings()]}
-    assert {s["key"] for s in as_json("list", "settings", "track")["settings"]} == {
+    assert as_json("list", "settings") == [vars(setting) for setting in settings()]
+    assert {s["key"] for s in as_json("list", "settings", "track")} == {
         "track", "track.tensorboard", "track.mlflow", "track.wandb",
     }  # fmt: skip
 

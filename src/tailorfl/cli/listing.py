@@ -54,7 +54,7 @@ def list_command(
 
     kinds = LISTS if what is None else (what,)
     if as_json:
-        print_json({kind: entries(kind) for kind in kinds})
+        print_json({kind: entries(kind) for kind in kinds} if what is None else entries(kinds[0]))
         return
     for kind in kinds:
         if kind == "methods":
@@ -90,7 +90,7 @@ def _settings(group: str | None, as_json: bool) -> None:
     if not found:
         raise unknown("setting or group of settings", str(group), [s.key for s in settings()])
     if as_json:
-        print_json({"settings": [vars(setting) for setting in found]})
+        print_json([vars(setting) for setting in found])
         return
     console = stdout()
     for setting in found:
