@@ -63,7 +63,8 @@ def test_a_notebook_has_small_outputs_a_picture_and_no_error(file: Path) -> None
 def texts(notebook: Any) -> Iterator[str]:
     """What every output says in words and numbers; a picture says nothing, and neither does its memory address."""
     for cell in code_cells(notebook):
-        yield "\n".join(shown(out) for out in cell.outputs)
+        # What a command prints comes in one piece or in several, as busy as the machine is.
+        yield "".join(shown(out) + ("" if out.output_type == "stream" else "\n") for out in cell.outputs)
 
 
 def shown(out: Any) -> str:
