@@ -83,7 +83,7 @@ def test_the_server_is_killed_and_started_again(tmp_path: Path) -> None:
         kept = rounds(field.job_folder())[-1]  # what is noted of a round may be on disk before its states are
         done = [one.line() for one in field.trace()][:kept]
         assert kept >= 1
-        until(lambda: not marked(server.mark), 40, "the end of what a killed server has started")
+        until(lambda: not marked(server.mark), 120, "the end of what a killed server has started")
         for client in clients:
             client.hears("cannot be reached", 60)
         again = field.server(name="server-again")
