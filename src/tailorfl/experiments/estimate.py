@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 
 from tailorfl.benchmark.work import Part, count_work, parts_of
 from tailorfl.core.messages import Traffic, count_up
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.federation import Federation
-from tailorfl.engines.base import Engine, Visit
-from tailorfl.engines.results import Parts
+from tailorfl.engines.base import Engine
 from tailorfl.engines.sequential import Sequential
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import evaluate
@@ -30,6 +28,7 @@ from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.experiments.privacy import planned, spent
 from tailorfl.experiments.reductions import remarks
+from tailorfl.experiments.timed import Timed, clock
 from tailorfl.rounds.buffered import Buffered
 from tailorfl.rounds.groups import by_group
 from tailorfl.rounds.one_round import RoundResult
@@ -108,9 +107,9 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
         found, state_bytes = _probe(sim)
         each = found["bytes_per_round" if allowed.kind == "bytes" else "gradients_per_round"]
         found["rounds"] = allowed.foreseen(each)
-        begin = _clock()
+        begin = clock()
         tried.append(_really(sim, engine, config, found["seconds_per_round"], patience))
-        patience -= _clock() - begin
+        patience -= clock() - begin
         kinds.append(_kind(job, sim))
         rows[method.label] = {**of_model, **found, **answering, **privacy}
         if config.eval.select == "val" and sim.method.has_personal:  # the chosen models beside the states
@@ -250,49 +249,28 @@ def _really(
     if not 2 * predicted < patience or sim.level is not None:
         return None
     sim.engine = engine
-    clock = _clock if config.engine.workers < 2 and config.engine.device == "cpu" else time.perf_counter
-    begin = clock()
+    now = clock if config.engine.workers < 2 and config.engine.device == "cpu" else time.perf_counter
+    begin = now()
     sim.step()
-    first, rounds = clock() - begin, list[float]()
+    first, rounds = now() - begin, list[float]()
     while len(rounds) < TRIED - 1 and 2 * (first + sum(rounds)) < patience:
-        begin = clock()
+        begin = now()
         sim.step()
-        rounds.append(clock() - begin)
-    seconds, begin = float(np.median(rounds or [first])), clock()
+        rounds.append(now() - begin)
+    seconds, begin = float(np.median(rounds or [first])), now()
     evaluate(sim, EvaluationProtocol(tuple(config.eval.sets)), sim.sample(0))
-    return _Tried(seconds, clock() - begin, max(first - seconds, 0.0))
-
-
-def _clock() -> float:
-    """Seconds of this process where torch has one thread, which no other disturbs; else of the day."""
-    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
-
-
-class _Timed(Sequential):
-    """An engine that says how long its clients took; if `counting` they train nothing, but send what they would."""
-
-    def __init__(self, counting: bool) -> None:
-        super().__init__()
-        self.seconds, self._counting = 0.0, counting
-
-    def run(self, visit: Visit, states: TensorDict) -> Parts:
-        """Returns what the function makes of every client."""
-        start = _clock()
-        cohort = replace(visit.cohort, counting=True) if self._counting else visit.cohort
-        found = super().run(replace(visit, cohort=cohort), states)
-        self.seconds += _clock() - start
-        return found
+    return _Tried(seconds, now() - begin, max(first - seconds, 0.0))
 
 
 def _rounds(sim: Simulation, some: tuple[int, ...]) -> tuple[float, float, list[RoundResult]]:
     """(seconds of the clients `some` in a round, of all else in it, the rounds that were tried)."""
     method, distil = sim.method, getattr(sim.method, "distil", None)
-    engine = sim.engine = _Timed(counting=True)
+    engine = sim.engine = Timed(counting=True)
 
     def timed() -> tuple[float, float, RoundResult]:
-        engine.seconds, start = 0.0, _clock()
+        engine.seconds, start = 0.0, clock()
         done = sim.step(some, training=some)
-        return engine.seconds, max(_clock() - start - engine.seconds, 0.0), done
+        return engine.seconds, max(clock() - start - engine.seconds, 0.0), done
 
     def server_seconds(steps: int) -> float:
         if isinstance(distil, ServerDistillation):
@@ -309,7 +287,7 @@ def _rounds(sim: Simulation, some: tuple[int, ...]) -> tuple[float, float, list[
     clients = _client_seconds(sim, part)
     whole = PROBE_ROUNDS * (clients + server) <= PROBE_SECONDS
     if whole:
-        engine = sim.engine = _Timed(counting=False)
+        engine = sim.engine = Timed(counting=False)
         sim.method = method
     mine, others, done = zip(*(timed() for _ in range(PROBE_ROUNDS)), strict=True)
     sim.robust = rule
@@ -328,9 +306,9 @@ def _client_seconds(sim: Simulation, part: Part) -> float:
     work = {n: _gradients(sim, limited(n)) for n in (short, 2 * short)}
 
     def tried(batches: int) -> float:
-        it, start = limited(batches), _clock()
+        it, start = limited(batches), clock()
         Sequential().map(it.visit, it.states)
-        return _clock() - start
+        return clock() - start
 
     tried(short)  # the first one is slow in a new process
     seconds, begin = dict.fromkeys(work, math.inf), time.perf_counter()
