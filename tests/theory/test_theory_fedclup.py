@@ -7,7 +7,7 @@ import math
 import coupled_quadratics
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tailorfl.errors import ConfigError
@@ -161,6 +161,7 @@ def test_no_number_of_steps_is_enough_for_steps_that_are_too_large() -> None:
 
 @settings(deadline=None)
 @given(mu=st.floats(1e-3, 1e3), kappa=st.floats(1, 1e4), power=st.floats(-6, 9))
+@example(mu=1e-3, kappa=1.0625, power=8.0)
 def test_local_steps_meet_the_condition_of_the_proof(mu: float, kappa: float, power: float) -> None:
     L, lam = mu * kappa, 10.0**power
     plan = schedule(mu, L, lam)

@@ -104,8 +104,10 @@ def fewest_steps(mu: float, smoothness: float, lam: float, gamma: float, eta: fl
     if eta * constants.local_smoothness > 1 + 1e-9:
         edge = 1 / constants.local_smoothness
         raise ConfigError(f"eta must be at most 1/(lam + smoothness) = {edge:g} for Theorem 2, but is {eta}")
-    left = 1 - eta * constants.local_convexity  # of a client's squared error after a step, at most
-    if left < 1e-12:
+    # Of a client's squared error after a step, at most: 1 - eta (lam + mu), without the cancellation of a large lam.
+    slack = 1 - eta * constants.local_smoothness
+    left = (slack if slack > 1e-12 else 0.0) + eta * (smoothness - mu)
+    if left == 0:
         return 1  # mu = L and the largest eta: the first step is exact
     wanted = math.log(2 + 64 * (lam / mu) ** 2) - 4 * math.log1p(-gamma * constants.global_smoothness)
     return max(1, math.ceil(wanted / -math.log(left)))
