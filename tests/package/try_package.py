@@ -27,10 +27,11 @@ TRIED = """
 import importlib, pkgutil, sys
 import tailorfl
 assert tailorfl.__file__.startswith(sys.prefix), tailorfl.__file__
-names = [module.name for module in pkgutil.walk_packages(tailorfl.__path__, "tailorfl.")]
+beside = ("tailorfl.__main__", "tailorfl.deploy.flower.")  # a command, and what Flower alone imports
+found = (module.name for module in pkgutil.walk_packages(tailorfl.__path__, "tailorfl."))
+names = [name for name in found if not name.startswith(beside)]
 for name in names:
-    if name != "tailorfl.__main__":
-        importlib.import_module(name)
+    importlib.import_module(name)
 for name in tailorfl.__all__:
     getattr(tailorfl, name)
 print(f"{len(names)} modules of tailorfl {tailorfl.__version__} were imported")
