@@ -71,13 +71,8 @@ def against(found: Mapping[str, Seeds], other: str) -> dict[str, Paired]:
 def unbeaten(found: Mapping[str, Seeds]) -> list[str]:
     """Returns the methods from which the best mean differs by less than the 95 % interval of the paired difference."""
     best = max(found, key=lambda label: interval(list(found[label].values()))[0])
-    return [label for label in found if label == best or not _below(found, label, best)]
-
-
-def _below(found: Mapping[str, Seeds], label: str, best: str) -> bool:
-    shared = sorted(set(found[label]) & set(found[best]))
-    difference = paired([found[best][s] for s in shared], [found[label][s] for s in shared])
-    return difference.mean > difference.half_width
+    gaps = against(found, best)
+    return [label for label in found if label == best or not -gaps[label].mean > gaps[label].half_width]
 
 
 def page(field: Mapping[str, Federation]) -> str:

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts import loaded
 
 
 @pytest.fixture(scope="session")
 def script() -> Callable[[str], ModuleType]:
     """`script("methods_table")` is docs/methods_table.py, imported."""
 
-    def load(name: str) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # dataclasses look their module up
-        spec.loader.exec_module(module)
-        return module
-
-    return load
+    return lambda name: loaded(f"docs/{name}.py")
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from blocks import ROOT, blocks, commands, file_of, invoke
 
+from scripts import loaded
 from tailorfl.data.hospitals import HEART_CENTRES
 from tailorfl.errors import DataError
 from tailorfl.experiments.deployed import restore
@@ -22,12 +22,7 @@ PAGE = ROOT / "docs" / "hospitals.md"
 
 @pytest.fixture(scope="module")
 def heart_files() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("heart_files", ROOT / "studies" / "heart_files.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("studies/heart_files.py")
 
 
 @pytest.mark.parametrize("look_alike", [False, True], ids=["heart", "look-alike"])

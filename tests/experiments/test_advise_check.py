@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pandas as pd
 import pytest
 
-STUDY = Path(__file__).resolve().parents[2] / "studies" / "advise_check.py"
+from scripts import loaded
 
 
 @pytest.fixture(scope="module")
 def study() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("advise_check", STUDY)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return loaded("studies/advise_check.py")
 
 
 def _table(**means: float) -> pd.DataFrame:

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-STUDY = Path(__file__).resolve().parents[2] / "studies" / "field_tables.py"
+from scripts import loaded
+
 ALONE = {0: 80.0, 1: 82.0, 2: 84.0}
 
 
 @pytest.fixture(scope="module")
 def study() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("field_tables", STUDY)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return loaded("studies/field_tables.py")
 
 
 def test_gains_are_paired_by_seed_and_corrected_for_their_number(study: ModuleType) -> None:

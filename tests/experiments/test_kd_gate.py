@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,21 +14,14 @@ import torch
 from scipy.special import log_softmax, softmax
 from tensordict import TensorDict
 
+from scripts import loaded
 from tailorfl.models import build
 from tailorfl.models.functional import Model
-
-STUDY = Path(__file__).resolve().parents[2] / "studies" / "perada_kd_gate.py"
 
 
 @pytest.fixture(scope="module")
 def study() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("perada_kd_gate", STUDY)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return loaded("studies/perada_kd_gate.py")
 
 
 def drawn(name: str, **options: object) -> tuple[Model, TensorDict, TensorDict]:

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from scripts import loaded
 from tailorfl.data.locations import data_file
 from tailorfl.errors import DataError
 from tailorfl.experiments.claims.claim import papers
 from tailorfl.experiments.config import load
 from tailorfl.experiments.variants import expand
 
-STUDY = Path(__file__).resolve().parents[2] / "studies" / "paper_scale.py"
-
 
 @pytest.fixture(scope="module")
 def study() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("paper_scale", STUDY)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return loaded("studies/paper_scale.py")
 
 
 def clock_of(times: list[float]) -> Callable[[], float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 import tailorfl
+from scripts import loaded
 from tailorfl.data.locations import data_file
 from tailorfl.errors import DataError
 from tailorfl.experiments.config import load, recipes
@@ -26,7 +26,6 @@ FILES = (
     "school/school.npz",
     "weights/resnet20_cifar10.npz",
 )
-STUDY = Path(__file__).resolve().parents[2] / "studies" / "features.py"
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +36,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
             data_file(file)
     except DataError as error:
         pytest.skip(str(error))
-    spec = importlib.util.spec_from_file_location("features_study", STUDY)
-    assert spec is not None
-    assert spec.loader is not None
-    study = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = study
-    spec.loader.exec_module(study)
+    study = loaded("studies/features.py")
     here = tmp_path_factory.mktemp("smokes")
     for which in ("cifar10", "pacs"):
         with pytest.MonkeyPatch.context() as patch:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from importlib.util import module_from_spec, spec_from_file_location
 from io import StringIO
 from itertools import takewhile
 from pathlib import Path
@@ -18,6 +16,8 @@ import matplotlib
 import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
+
+from scripts import loaded
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -106,13 +106,7 @@ def test_outputs_before_anything_trains_are_of_this_code(
 
 @pytest.fixture(scope="module")
 def refresh() -> ModuleType:
-    spec = spec_from_file_location("refresh", ROOT / "notebooks" / "refresh.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules["refresh"] = module
-    spec.loader.exec_module(module)
-    return module
+    return loaded("notebooks/refresh.py")
 
 
 @pytest.mark.slow

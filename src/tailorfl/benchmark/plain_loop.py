@@ -23,9 +23,9 @@ from torch.optim.adamw import adamw
 
 from tailorfl.benchmark.clock import one_thread, timed
 from tailorfl.data.source import Source
-from tailorfl.models import layouts
 from tailorfl.models.dropout import Dropout
 from tailorfl.models.functional import Model
+from tailorfl.models.layouts import laid_out
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.objective import Loss
 from tailorfl.training.update import BETA_1, BETA_2, EPS
@@ -111,7 +111,7 @@ class PlainLoop:
         Parameters and running statistics are averaged; counters of batches are left out.
         """
         held = [t.detach() for t in self._held.values()]
-        begin = [_laid_out(start[name], self.variant.channels_last) for name in self._held]
+        begin = [laid_out(start[name], self.variant.channels_last) for name in self._held]
         total = [torch.zeros_like(t) for t in held]
         for client in clients:
             for number, fit in enumerate(client.fits):
@@ -160,7 +160,7 @@ class PlainLoop:
         if self._x is None:
             for number, rows in enumerate(batches):
                 x = source.take_augmented(rows, torch.tensor(key + number))
-                yield _laid_out(x, last), source.y.index_select(0, rows)
+                yield laid_out(x, last), source.y.index_select(0, rows)
             return
         widest = max(map(len, batches), default=1) * math.prod(source.input_shape) * self._x.element_size()
         rest = iter(batches)
@@ -298,13 +298,8 @@ def _own_copy(model: Model, channels_last: bool) -> nn.Module:
                 setattr(parent, name, nn.Dropout(part.p))
     if channels_last:
         for parameter in module.parameters():
-            parameter.data = _laid_out(parameter.data, True)
+            parameter.data = laid_out(parameter.data, True)
     return module
-
-
-def _laid_out(tensor: Tensor, channels_last: bool) -> Tensor:
-    """The tensor with its second axis last in memory, where it is of images or a convolution and that is wanted."""
-    return layouts.channels_last(tensor) if channels_last and tensor.dim() == 4 else tensor
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -83,11 +84,7 @@ class InProcess(ABC):
 
         The size is asked for again each time: what fits into memory may have shown in the chunk before.
         """
-        left = largest_first(cohort)
-        while len(left):
-            chunk = self.next_chunk(cohort, left)
-            yield chunk
-            left = left[len(chunk) :]
+        return cut(cohort, partial(self.next_chunk, cohort))
 
     def next_chunk(self, cohort: Cohort, left: Tensor) -> Tensor:
         """Returns the first of the positions that are `left`, as many as make up the next chunk."""
@@ -97,6 +94,15 @@ class InProcess(ABC):
 def largest_first(cohort: Cohort) -> Tensor:
     """Returns the positions of a cohort's clients, int64 [clients], those with most samples first."""
     return torch.from_numpy(np.argsort(-cohort.sizes, kind="stable"))
+
+
+def cut(cohort: Cohort, first_of: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
+    """Yields the positions of a cohort's clients in parts, of those that are left each time what `first_of` takes."""
+    left = largest_first(cohort)
+    while len(left):
+        part = first_of(left)
+        yield part
+        left = left[len(part) :]
 
 
 def evenly(clients: int, most: int) -> int:

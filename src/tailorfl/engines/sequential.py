@@ -12,7 +12,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.engines.base import Inference, Stored, Visit
 from tailorfl.engines.devices import HOST
-from tailorfl.engines.in_process import InProcess, evenly, largest_first
+from tailorfl.engines.in_process import InProcess, cut, evenly
 from tailorfl.engines.memory import out_of_memory, too_large
 from tailorfl.engines.results import Parts, Stacked, Updates, all_finite
 from tailorfl.engines.state import StateStore
@@ -54,11 +54,8 @@ class Sequential(InProcess):
     def _pieces(self, cohort: Cohort) -> Iterator[Tensor]:
         """Yields the positions of clients whose batches are planned at once, int64: more than a chunk of small ones."""
         fitting = PIECE_BYTES // (4 * max(sum(cohort.model.sizes.values()), 1))
-        left = largest_first(cohort)
-        while len(left):
-            piece = left[: evenly(len(left), min(max(fitting, 1), PLAN_BLOCK))]
-            yield piece
-            left = left[len(piece) :]
+        most = min(max(fitting, 1), PLAN_BLOCK)
+        return cut(cohort, lambda left: left[: evenly(len(left), most)])
 
     def run(self, visit: Visit, states: TensorDict) -> Parts:
         """Returns what the function makes of every client, stacked."""

@@ -46,7 +46,12 @@ class Limit:
         """Returns after how many rounds it is reached where each uses up `each`."""
         if self.kind is None or not each:
             return self.rounds
-        return max(1, math.floor(self.allowance / each + 1 / 2))
+        return nearest(self.allowance, each)
+
+
+def nearest(allowance: float, each: float) -> int:
+    """Returns how many, at least one, end nearest what is allowed where each uses up `each`."""
+    return max(1, math.floor(allowance / each + 1 / 2))
 
 
 def limit_of(config: ExperimentConfig, rounds: int, own: bool, sim: Simulation) -> Limit:

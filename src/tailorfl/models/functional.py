@@ -103,10 +103,7 @@ class Model:
 
     def changed(self, change: Callable[[nn.Module], object]) -> Model:
         """Returns the model of modules that `change` alters in place; what it adds is drawn last and trains."""
-        frozen = self.frozen
-        steps = [step for step in (self._prepare, change) if step is not None]
-        prepare = partial(_in_turn, steps)
-        return Model(self._factory, prepare, trainable=lambda name, *_: name not in frozen, seed=self._seed)
+        return self._after(change, self.frozen)
 
     def several(self, count: int, join: Callable[[Sequence[nn.Module]], nn.Module]) -> Model:
         """Returns the model of `count` networks of this kind, drawn one after another, that `join` makes one of.
@@ -148,14 +145,13 @@ class Model:
         if not picked:
             return self
         values = {n: t.detach() for n, t in _tensors(self.module).items() if n in picked}
-        steps = [step for step in (self._prepare, partial(_with_values, values)) if step is not None]
-        frozen = self.frozen - picked
-        return Model(
-            self._factory,
-            partial(_in_turn, steps),
-            trainable=lambda name, *_: name not in frozen,
-            seed=self._seed,
-        )
+        return self._after(partial(_with_values, values), self.frozen - picked)
+
+    def _after(self, change: Callable[[nn.Module], object], frozen: frozenset[str]) -> Model:
+        """The model of modules that `change` alters once they are prepared, of which `frozen` never changes."""
+        steps = [step for step in (self._prepare, change) if step is not None]
+        prepare = partial(_in_turn, steps)
+        return Model(self._factory, prepare, trainable=lambda name, *_: name not in frozen, seed=self._seed)
 
     def on(self, device: torch.device) -> Model:
         """Returns the model with its frozen tensors on `device`: itself where it has none, else one that is kept."""

@@ -28,6 +28,11 @@ def channels_last(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
 
 
+def laid_out(x: Tensor, last: bool) -> Tensor:
+    """`x` with channels last in memory where that is wanted and it is of images or a convolution, [., ., ., .]."""
+    return channels_last(x) if last and x.dim() == 4 else x
+
+
 def stacked(images: Iterable[Tensor], clients: int, channels_last: bool) -> Tensor:
     """Returns [clients, batch, channels, height, width] in the wanted order of memory, of each client's images."""
     out: Tensor | None = None

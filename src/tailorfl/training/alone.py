@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tailorfl.data.source import Source
-from tailorfl.models.layouts import channels_last
+from tailorfl.models.layouts import laid_out
 from tailorfl.training.active import Active
 from tailorfl.training.gradients import Objective, Pass, filled
 from tailorfl.training.plan import BatchPlan
@@ -79,7 +79,7 @@ def _batches(
     if source.augment != "none":
         for number, own in enumerate(torch.split(rows, sizes), start=first):
             x, y = source.batch(own, key + number)
-            yield channels_last(x) if last else x, y
+            yield laid_out(x, last), y
         return
     bytes_of_one = 4 * math.prod(source.input_shape) * max(sizes, default=1)
     at_once = max(GATHERED_BYTES // max(bytes_of_one, 1), 1)
@@ -87,6 +87,6 @@ def _batches(
     for start in range(0, len(sizes), at_once):
         some = sizes[start : start + at_once]
         x, y = source.batch(rows[begin : begin + sum(some)], key)
-        x = channels_last(x) if last else x
+        x = laid_out(x, last)
         yield from zip(torch.split(x, some), torch.split(y, some), strict=True)
         begin += sum(some)

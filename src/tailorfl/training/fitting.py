@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.models.layouts import channels_last
+from tailorfl.models.layouts import laid_out
 from tailorfl.training.active import Active
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.counting import account, count
@@ -84,7 +84,7 @@ class Fit:
         last = alone and cohort.model.channels_last(cohort.device)
         carries = [
             Carry(
-                {n: _laid_out(t) for n, t in own.items()} if last else own,
+                {n: laid_out(t, last) for n, t in own.items()},
                 inputs["moving"][name],
                 {n: t.tensor for n, t in inputs["fixed"][name].items() if t.by_client},
                 {n: t.tensor for n, t in inputs["fixed"][name].items() if not t.by_client},
@@ -196,10 +196,6 @@ def _each(steps: Tensor, dims: Dims, clients: int) -> int | tuple[int, ...]:
     if dims is None or dims[0] is None:
         return int(steps)
     return tuple(int(n) for n in steps.reshape(clients).cpu().tolist())
-
-
-def _laid_out(tensor: Tensor) -> Tensor:
-    return channels_last(tensor) if tensor.dim() == 4 else tensor
 
 
 def _by_falling_steps(plan: BatchPlan) -> tuple[Any, Tensor | None]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tailorfl.experiments.budget import nearest
 from tailorfl.experiments.estimate import estimate
 from tailorfl.tuning.run import Plan
 from tailorfl.tuning.samplers import size
@@ -38,7 +38,7 @@ def foreseen(plan: Plan, watch: Callable[[str], None] | None = None) -> dict[str
     found = {}
     for label, row in estimate(config.model_copy(update={"eval": looks}), watch).methods.items():
         each = row["gradients_per_round"] * row["rounds"] * len(config.seeds)
-        paid = max(1, math.floor(allowance / each + 1 / 2)) if each else plan.budget.trials
+        paid = nearest(allowance, each) if each else plan.budget.trials
         trials = int(min(paid, size(plan.spaces[label])))
         found[label] = Foreseen(trials, row["seconds"] * trials)
     return found
