@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tailorfl.evaluation.verdicts import judge, sampling_error
 from tailorfl.experiments.claims import exact
 from tailorfl.experiments.claims.claim import Claim, Paper, papers, read_paper
 from tailorfl.experiments.claims.evidence import Evidence, joined, keep
+from tailorfl.experiments.claims.facts import facts_of
 from tailorfl.experiments.claims.folders import gathered, of_folder
 from tailorfl.experiments.claims.judging import judge_paper, measured_on
 from tailorfl.experiments.claims.words import page, sections
@@ -235,6 +237,28 @@ class TestGates:
     def test_each_fails_by_its_own_fact(self, fact: str, bad: float, gate: str) -> None:
         (why,) = self.why(**{fact: bad})
         assert why.startswith(f"{gate}: ")
+
+    @pytest.mark.parametrize(("slope", "settled"), [(0.003, True), (0.009, False)])
+    def test_the_verdict_must_stand_if_the_curves_go_on(self, slope: float, settled: bool) -> None:
+        # a is .006 above b, within .0005 of it in every seed, and falls while b rises.
+        numbers = {"a": [0.6060, 0.6065, 0.6055], "b": [0.6, 0.6, 0.6]}
+        claim = {**BETTER, "discordance": 0, "gap": 0.01}
+        curves = {"a": -slope / 2, "b": slope / 2}
+        found = evidence(numbers, **self.GOOD)
+        rows = tuple({**row, "fact.change": curves[row["label"]]} for row in found.rows)
+        (outcome,) = judge_paper(paper(claim, gates=["settled"]), [replace(found, rows=rows)])
+        assert outcome.status == ("holds" if settled else "not tested")
+        if not settled:
+            assert outcome.why == (
+                "settled: if every curve went on as in the last fifth of the rounds, it would be 'reversed'",
+            )
+
+    def test_all_clients_in_one_place_take_part_in_nothing(self, tmp_path: Path) -> None:
+        settings = {"data": {"clients": 3, "samples": 90}, "rounds": 2, "seeds": 1, "train": {"steps": 1}}
+        result = tailorfl.compare(methods=["centralized", "fedavg"], out=tmp_path / "out", **settings)
+        alone, shared = facts_of(result)
+        assert "fact.took_part.mean" not in alone
+        assert shared["fact.took_part.least"] == 2
 
     def test_a_pull_is_enough_in_a_participation_or_in_all(self) -> None:
         assert self.why(**{"fact.pull.each": 0.5, "fact.pull.all": 10.0}) == ()

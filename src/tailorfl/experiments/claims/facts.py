@@ -27,6 +27,8 @@ from tailorfl.settings.experiment import ExperimentConfig
 
 OWN = ("val", "local", "participants")
 """Sets of which every client has a part of its own."""
+CENTRALIZED = "centralized"
+"""The method whose one client is all clients together."""
 LAST = 0.2
 """Share of the rounds in which nothing should move any more."""
 
@@ -51,7 +53,9 @@ def facts_of(result: ExperimentResult) -> list[dict[str, float]]:
 
 def _participation(summary: dict[str, Any], store: RunStore) -> dict[str, float]:
     rounds = store.rounds()
-    if "clients" not in rounds:  # secret
+    if (
+        "clients" not in rounds or summary["method"] == CENTRALIZED
+    ):  # secret; of all clients' samples in one place
         return {}
     drawn = Counter(client for cohort in rounds["clients"] for client in cohort)
     clients = int(summary["clients"])

@@ -6,7 +6,7 @@
 | took part | clients took part 10 times or more in the mean, and none fewer than 5 times |
 | trained | Local's validation (else test) curve moves less than a point in the last fifth of the rounds |
 | pulled | η·λ·steps of methods with λ is 3 or more a participation, or 10 or more in all |
-| settled | the last fifth of the rounds moves the mean of each method by less than a third of the gap |
+| settled | no mean moves by a point in the last fifth of the rounds, nor the verdict's side if all curves go on so |
 | inside grid | settings were tuned, and no chosen value lies at the edge of its grid |
 
 What was not recorded does not pass.
@@ -25,7 +25,7 @@ from tailorfl.experiments.claims.evidence import Evidence
 ABOVE_CHANCE, BELOW_CEILING = 0.15, 0.10
 MEAN_TURNS, LEAST_TURNS = 10, 5
 PULL_EACH, PULL_ALL = 3.0, 10.0
-SETTLED = 1 / 3
+SIDES = {"holds": 1, "holds in sign": 1, "does not hold": -1, "reversed": -1}
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class _Look:
     floor: Floor
     evidence: Evidence
     places: tuple[tuple[str, str], ...]  # (label, variant) of the claim's methods
+    verdicts: tuple[str, str]  # as found, and after every curve moved on
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -47,9 +48,18 @@ class _Look:
         return [interval(values)[0] for values in found if values]
 
 
-def failed(claim: Claim, paper: Paper, evidence: Evidence, places: Iterable[tuple[str, str]]) -> list[str]:
-    """Returns a sentence for every gate that a claim's comparison does not pass."""
-    look = _Look(claim, paper.floor, evidence, tuple(places))
+def failed(
+    claim: Claim,
+    paper: Paper,
+    evidence: Evidence,
+    places: Iterable[tuple[str, str]],
+    verdicts: tuple[str, str],
+) -> list[str]:
+    """Returns a sentence for every gate that a claim's comparison does not pass.
+
+    `verdicts` are what it is judged to be, and what it would be if every curve went on (`Evidence.moved_on`).
+    """
+    look = _Look(claim, paper.floor, evidence, tuple(places), verdicts)
     said = ((gate, _GATES[gate](look)) for gate in paper.gates_of(claim))
     return [f"{gate}: {problem}" for gate, problem in said if problem]
 
@@ -95,16 +105,27 @@ def _pulled(look: _Look) -> str:
 
 
 def _settled(look: _Look) -> str:
-    found = look.means("fact.change", look.places)
-    if len(found) < len(look.places):
+    moved = [
+        (
+            label,
+            look.means(
+                "fact.change",
+                [(label, variant) for variant in look.variants if (label, variant) in look.places],
+            ),
+        )
+        for label in dict.fromkeys(label for label, _ in look.places)
+    ]
+    if sum(len(found) for _, found in moved) < len(look.places):
         return "not all curves were recorded (eval.every)"
-    gaps = [look.claim.gap_to(second) for second in look.claim.second] or [look.claim.gap]
-    most, limit = max(map(abs, found)), SETTLED * max(POINT, min(gaps))
-    return (
-        f"a mean moved by {most:.3f} in the last fifth of the rounds, limit {limit:.3f}"
-        if most >= limit
-        else ""
+    label, most = max(
+        ((label, abs(sum(found) / len(found))) for label, found in moved), key=lambda one: one[1]
     )
+    if most >= POINT:
+        return f"{label} moved by {most:.3f} in the last fifth of the rounds, limit {POINT}"
+    now, then = look.verdicts
+    if SIDES.get(now) in (None, SIDES.get(then)):
+        return ""
+    return f"if every curve went on as in the last fifth of the rounds, it would be '{then}'"
 
 
 def _inside_grid(look: _Look) -> str:

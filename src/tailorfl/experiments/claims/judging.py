@@ -82,8 +82,9 @@ def _outcome(claim: Claim, paper: Paper, evidence: Sequence[Evidence]) -> Outcom
     found = _nearest(claim, evidence)
     if found is None:
         return Outcome(claim, "not run")
-    problems = failed(claim, paper, found, _places(claim))
     outcome = _compared(claim, found)
+    verdicts = (outcome.status, _compared(claim, found.moved_on()).status)
+    problems = failed(claim, paper, found, _places(claim), verdicts)
     if problems:
         return replace(outcome, status="not tested", why=tuple(problems))
     return outcome
