@@ -28,18 +28,22 @@ from tailorfl.models.functional import Model
 from tailorfl.training.plan import Length
 
 KINDS = {"sequential": Sequential(), "vectorized": Vectorized(2)}
-MEMBERS = {"name", "hold", "train", "map", "predict"}
+MEMBERS = {"name", "precision", "hold", "train", "map", "predict"}
 
 
 class Counted:
-    """An engine of the five members and nothing else, which counts its calls."""
+    """An engine of the six members and nothing else, which counts its calls."""
 
     def __init__(self) -> None:
-        self._inner, self.calls = Sequential(), dict.fromkeys(sorted(MEMBERS - {"name"}), 0)
+        self._inner, self.calls = Sequential(), dict.fromkeys(sorted(MEMBERS - {"name", "precision"}), 0)
 
     @property
     def name(self) -> str:
         return "counted"
+
+    @property
+    def precision(self) -> str:
+        return self._inner.precision
 
     def hold(self, store: StateStore) -> StateStore:
         self.calls["hold"] += 1
@@ -58,11 +62,11 @@ class Counted:
         return self._inner.predict(asked)
 
 
-def test_an_engine_is_five_members() -> None:
+def test_an_engine_is_six_members() -> None:
     assert {name for name in vars(Engine) if not name.startswith("_")} == MEMBERS
 
 
-def test_an_engine_of_five_members_does_whole_runs() -> None:
+def test_an_engine_of_six_members_does_whole_runs() -> None:
     """Rounds, deployment, evaluation on own and common samples, newcomers, checkpoints."""
     own, plain = Counted(), Sequential()
     mine, theirs = (simulation("ditto", engine=engine, rounds=2) for engine in (own, plain))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 import tailorfl
 from tailorfl.cli.main import app
 from tailorfl.data.own import from_tensors
+from tailorfl.engines import precision
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.experiments import fingerprint
 from tailorfl.experiments.jobs import Job, Observer
@@ -67,11 +69,13 @@ def test_an_untouched_experiment_goes_on(tmp_path: Path) -> None:
         ({"rounds": 3}, "rounds was 2 and is 3"),
         ({"methods": [{"name": "fedavg", "label": "local"}]}, r"method\.name was 'local' and is 'fedavg'"),
         ({"eval": {"max_samples": 7}}, r"eval\.max_samples was None and is 7"),
+        ({"engine": {"precision": "bfloat16"}}, r"engine\.precision was 'float32' and is 'bfloat16'"),
     ],
 )
 def test_changed_settings_are_refused_by_name_and_nothing_is_trained(
-    tmp_path: Path, change: dict[str, Any], named: str
+    tmp_path: Path, change: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(precision, "_processor_has_bfloat16", lambda: True)
     out = started(tmp_path / "run")
     before = sorted(p for p in out.rglob("*") if p.is_file())
     edit(out, **change)
@@ -84,6 +88,15 @@ def test_what_changes_no_number_may_change(tmp_path: Path) -> None:
     out = started(tmp_path / "run")
     edit(out, description="other", checkpoint_every=1, engine={"name": "sequential"}, seeds=[0, 1, 5])
     assert tailorfl.run(None, out=out, resume=True).table["seeds"].tolist() == [3, 3]
+
+
+def test_a_folder_from_before_there_were_precisions_goes_on_in_float32(tmp_path: Path) -> None:
+    out = started(tmp_path / "run")
+    for file in out.rglob("config.json"):
+        stored = json.loads(file.read_text())
+        assert stored["experiment"]["engine"].pop("precision") == "float32"
+        file.write_text(json.dumps(stored))
+    assert tailorfl.run(None, out=out, resume=True).table["seeds"].tolist() == [2, 2]
 
 
 def test_other_samples_and_another_deal_are_refused(tmp_path: Path) -> None:

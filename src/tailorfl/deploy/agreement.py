@@ -9,7 +9,7 @@ from typing import Any
 
 from tailorfl.data.hollow import PARTS
 from tailorfl.errors import MessageError
-from tailorfl.experiments.fingerprint import HARMLESS
+from tailorfl.experiments.fingerprint import deciding
 from tailorfl.experiments.jobs import Job
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.files import encode
@@ -82,9 +82,8 @@ class Agreement:
     def digest(self, sim: Simulation) -> str:
         """Returns what stands for the job, its method, its settings, and the models' structure, in every message."""
         job = self.job
-        decides = {key: value for key, value in self.experiment.items() if key not in HARMLESS}
         about = {
-            "experiment": decides,
+            "experiment": deciding(self.experiment),
             "method": job.method.model_dump(mode="json"),
             "rounds": job.rounds,
             "seed": self.seed,

@@ -26,7 +26,7 @@ from tailorfl.deploy.local_run import LocalRun, as_message
 from tailorfl.deploy.own_data import OwnData
 from tailorfl.deploy.packet import LARGEST, PROTOCOL, VERSION, Packet, all_finite, failure, flat
 from tailorfl.deploy.slots import NEVER, Slots, uses_as_facts
-from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.make import make_engine
 from tailorfl.errors import (
     ConfigError,
     DataError,
@@ -205,7 +205,7 @@ class Member:
             public=self.data.public(job.config, job.seed, common),
         )
         run = make_simulation(job, federation, None, LocalRun)
-        run.engine = Sequential()
+        run.engine = make_engine("sequential", precision=job.config.engine.precision)
         digest = agreement.digest(run)
         if digest in self._tasks:
             return self._tasks[digest]

@@ -64,6 +64,16 @@ def for_deployment(config: ExperimentConfig) -> ExperimentConfig:
             "system describes devices that are simulated, and here they are real; leave it out but for "
             "system.min_replies, or simulate with tailorfl run"
         )
+    if config.engine.precision == "auto":
+        raise ConfigError(
+            "engine.precision=auto lets each machine measure what is faster there, and clients of one round would not "
+            "compute alike; take float32, or bfloat16 where every client's processor has it"
+        )
+    if config.engine.precision == "tf32":
+        raise ConfigError(
+            "engine.precision=tf32 is for GPUs, and deployed clients calculate on their processors; take float32 or "
+            "bfloat16"
+        )
     if config.data.heldout_clients or config.data.heldout_domain:
         raise ConfigError(
             "clients that never train cannot be held out in a deployment; leave out data.heldout_clients and "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -15,15 +15,18 @@ from torch import Tensor
 from tailorfl.engines.base import Engine, Inference, Stored, Visit
 from tailorfl.engines.failures import first_line, unsupported
 from tailorfl.engines.in_process import InProcess
+from tailorfl.engines.precision import check_precision, chosen
 from tailorfl.engines.results import Parts, Updates
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.state import StateStore
 from tailorfl.engines.vectorized import Vectorized
-from tailorfl.engines.workers.team import Team, Workers
+from tailorfl.engines.workers.team import Team, Watched, Workers
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Way = tuple[InProcess, str]
+"""An engine, and the precision in which its networks compute."""
 
 PROBE_STEPS = 8
 """At most so many training steps of each local training are measured."""
@@ -36,10 +39,14 @@ PROBE_REPEATS, PROBE_SECONDS = 7, 2.0
 class Auto:
     """Vectorized where that is faster and possible, else sequential; one log line says which and why.
 
+    With several `precisions` it takes a lower one than float32, too, where that is faster by `precision.WORTH`.
+
     Args:
         sequential, vectorized: the engines it chooses from; both are measured in this process.
         team: workers in which the one that was chosen runs; None runs it in this process.
-        choice: the name of one of them, which is then not measured.
+        choice: what a run's records call one of them, which is then not measured.
+        kind: the only one that it may choose, or auto.
+        precisions: those that it may choose, the first until then; none: that of its engines.
     """
 
     def __init__(
@@ -49,9 +56,14 @@ class Auto:
         *,
         team: Team | None = None,
         choice: str | None = None,
+        kind: str = "auto",
+        precisions: Sequence[str] = (),
     ) -> None:
         self._sequential = Sequential() if sequential is None else sequential
         self._vectorized = Vectorized() if vectorized is None else vectorized
+        both = (self._sequential, self._vectorized)
+        self._kinds = both if kind == "auto" else tuple(one for one in both if one.kind == kind)
+        self._precisions = tuple(precisions) or (self._sequential.precision,)
         self.team = team
         self._chosen: InProcess | None = None
         if choice is not None:
@@ -63,9 +75,14 @@ class Auto:
         return "auto" if self._chosen is None else self._chosen.name
 
     @property
+    def precision(self) -> str:
+        """That of the engine that was chosen; the first one until then."""
+        return self.current.precision
+
+    @property
     def current(self) -> InProcess:
-        """The engine that was chosen; the sequential one until then."""
-        return self._chosen or self._sequential
+        """The engine that was chosen; until then the first that it may choose."""
+        return self._chosen or self._kinds[0]
 
     @property
     def _running(self) -> Engine:
@@ -73,8 +90,19 @@ class Auto:
         return self.current if self.team is None else Workers(self.current, self.team)
 
     def choose(self, name: str) -> None:
-        """Fixes the choice."""
-        self._chosen = self._sequential if name == "sequential" else self._vectorized
+        """Fixes the choice, by what a run's records call it.
+
+        Raises:
+            ConfigError: the machine has no instructions for its precision.
+        """
+        kind, _, precision = name.partition(", ")
+        self._take(self._sequential if kind == "sequential" else self._vectorized, precision or "float32")
+
+    def _take(self, engine: InProcess, precision: str) -> None:
+        check_precision(precision, engine.place.device)
+        self._chosen = engine
+        for one in (self._sequential, self._vectorized):  # either may have to stand in for the other
+            one.place.precision = precision
 
     def hold(self, store: StateStore) -> StateStore:
         """Returns the store that keeps what `store` keeps where the engines want the states."""
@@ -117,37 +145,56 @@ class Auto:
         everyone = visit.cohort.ids
         clients = min(len(everyone), self._vectorized.chunk_of(visit.cohort) if on_host else DEVICE_CLIENTS)
         probe = visit.part(range(clients))
+        watched = Watched(probe)
         # What is measured is thrown away, so the ledger must not see it.
-        probe = replace(probe, cohort=replace(probe.cohort, limit=PROBE_STEPS, record=None))
+        probe = replace(probe, function=watched, cohort=replace(probe.cohort, limit=PROBE_STEPS, record=None))
         given = states(everyone[:clients])
-        looped = _seconds(self._sequential, probe, given)  # the first run of each also warms it up
-        if not probe.cohort.plans:
-            return  # nothing was trained (untrained models were looked at): nothing to learn about training
-        if clients < 2:
-            self._chosen = self._sequential
-            return
-        try:
-            batched = _seconds(self._vectorized, probe, given)
-        except Exception as error:
-            if not unsupported(error):
-                raise
-            self._give_up(error)
-            return
-        if batched + looped < PROBE_SECONDS:
-            took = max(batched + looped, PROBE_SECONDS / PROBE_REPEATS)  # 0 by a clock with coarse ticks
-            rounds = min(PROBE_REPEATS, 1 + int(PROBE_SECONDS / took))
-            # In alternation, so that a slow moment of the machine hits both.
-            both = (self._vectorized, self._sequential)
-            pairs = [[_seconds(engine, probe, given) for engine in both] for _ in range(rounds)]
-            batched, looped = min(b for b, _ in pairs), min(s for _, s in pairs)
-        self._chosen = self._vectorized if batched <= looped else self._sequential
-        log.info(
-            "engine: %s (%.3g s against %.3g s for %d clients)",
-            self._chosen.name,
-            min(batched, looped),
-            max(batched, looped),
-            clients,
-        )
+        kinds = self._kinds[:1] if clients < 2 else self._kinds
+        ways = [(kind, precision) for precision in self._precisions for kind in kinds]
+        seconds: dict[Way, float] = {}
+        for way in ways:  # the first run of each also warms it up
+            if way[0] is self._vectorized and self._chosen is not None:
+                continue  # it cannot run the model
+            try:
+                seconds[way] = _seconds_of(way, probe, given)
+            except Exception as error:
+                if (
+                    way[1] != self._precisions[0]
+                ):  # what runs in the first and not in this one is left at the first
+                    log.warning("%s cannot run in %s (%s)", visit.about, way[1], first_line(error))
+                elif len(kinds) < 2 or way[0] is not self._vectorized or not unsupported(error):
+                    raise
+                else:
+                    self._give_up(error)
+                continue
+            if not watched.trained:
+                return  # nothing was trained (untrained models were looked at): nothing to learn about training
+        if len(seconds) > 1:
+            seconds = _repeated(seconds, probe, given, more=len(self._precisions) > 1)
+        self._decide(seconds, clients)
+
+    def _decide(self, seconds: Mapping[Way, float], clients: int) -> None:
+        """Takes the fastest way of the precision that is worth it, and says so."""
+        of = {
+            precision: {k: s for (k, p), s in seconds.items() if p == precision} for _, precision in seconds
+        }
+        precision, why = chosen({name: min(own.values()) for name, own in of.items()})
+        own = of[precision]
+        # Of equal ones the vectorized.
+        engine = min(reversed(list(own)), key=lambda kind: own[kind])
+        self._take(engine, precision)
+        if len(own) > 1:
+            log.info(
+                "engine: %s (%.3g s against %.3g s for %d clients)",
+                engine.name,
+                min(own.values()),
+                max(own.values()),
+                clients,
+            )
+        if len(self._precisions) > 1:
+            log.warning(
+                "engine.precision=auto took %s: %s", precision, why, extra={"once": ("precision", precision)}
+            )
 
     def _give_up(self, error: Exception) -> None:
         log.warning(
@@ -162,6 +209,25 @@ def keep_choice(engine: Engine, name: str) -> None:
     """Has an automatic engine go on as the one that a run's records call `name`; others have no choice."""
     if isinstance(engine, Auto) and name != "auto":
         engine.choose(name)
+
+
+def _repeated(seconds: Mapping[Way, float], visit: Visit, states: TensorDict, more: bool) -> dict[Way, float]:
+    """Returns the least of several runs of each way, or the first where that takes long; `more`: one more even then."""
+    total = sum(seconds.values())
+    if total >= PROBE_SECONDS and not more:
+        return dict(seconds)
+    took = max(total, PROBE_SECONDS / PROBE_REPEATS)  # 0 by a clock with coarse ticks
+    rounds = min(PROBE_REPEATS, 1 + int(PROBE_SECONDS / took))
+    # In alternation, so that a slow moment of the machine hits all.
+    runs = [{way: _seconds_of(way, visit, states) for way in reversed(list(seconds))} for _ in range(rounds)]
+    return {way: min(run[way] for run in runs) for way in seconds}
+
+
+def _seconds_of(way: Way, visit: Visit, states: TensorDict) -> float:
+    """Seconds of one run of an engine in a precision."""
+    engine, precision = way
+    engine.place.precision = precision
+    return _seconds(engine, visit, states)
 
 
 def _seconds(engine: InProcess, visit: Visit, states: TensorDict) -> float:

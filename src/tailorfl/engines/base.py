@@ -122,6 +122,10 @@ class Engine(Protocol):
     def name(self) -> str:
         """What the run's records call it."""
 
+    @property
+    def precision(self) -> str:
+        """What networks multiply in: float32, tf32 or bfloat16; the server's own networks do as well."""
+
     def hold(self, store: StateStore) -> StateStore:
         """Returns the store that keeps what `store` keeps where this engine wants the states."""
 

@@ -7,7 +7,7 @@ what comes out is moved back. Data and frozen tensors lie on the device once, fo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -18,8 +18,10 @@ from torch import Tensor
 from tailorfl.data.source import Source
 from tailorfl.engines.base import Inference
 from tailorfl.engines.memory import free_memory
+from tailorfl.engines.precision import computing
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
+from tailorfl.settings.experiment import DEFAULT
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort
 
@@ -64,21 +66,22 @@ def device_of(asked: str) -> torch.device:
 
 
 class Place:
-    """A device, and the data that lie on it.
+    """A device, the data that lie on it, and the precision in which networks compute there.
 
     Args:
         device: where clients calculate.
+        precision: float32, tf32 or bfloat16.
     """
 
-    def __init__(self, device: torch.device = HOST) -> None:
-        self.device = device
+    def __init__(self, device: torch.device = HOST, precision: str = DEFAULT.engine.precision) -> None:
+        self.device, self.precision = device, precision
         self.bytes_each: WeakKeyDictionary[Model, float] = WeakKeyDictionary()
         """What a client of each model took at most, where that is measured."""
         self._sources: WeakKeyDictionary[Source, Source] = WeakKeyDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In another process the data are put on the device anew."""
-        return Place, (self.device,)
+        return Place, (self.device, self.precision)
 
     @property
     def is_host(self) -> bool:
@@ -125,8 +128,15 @@ class Place:
         )
 
     def calculating(self) -> contextlib.AbstractContextManager[Any]:
-        """A block in which new tensors lie on the device, those of a method's own code too."""
-        return contextlib.nullcontext() if self.is_host else self.device
+        """A block of its precision, in which new tensors lie on the device, those of a method's own code too."""
+        if self.is_host:
+            return computing(self.precision, self.device)
+        return self.device if self.precision == "float32" else self._calculating()
+
+    @contextlib.contextmanager
+    def _calculating(self) -> Iterator[None]:
+        with self.device, computing(self.precision, self.device):
+            yield
 
 
 class Fetched(Source):

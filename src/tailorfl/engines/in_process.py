@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from tailorfl.engines.devices import HOST, Place
 from tailorfl.engines.memory import Room
 from tailorfl.engines.results import Parts, Stacked, Updates, finite_clients
 from tailorfl.engines.state import StateStore
+from tailorfl.settings.experiment import DEFAULT
 from tailorfl.training.cohort import Cohort
 
 
@@ -24,15 +26,24 @@ class InProcess(ABC):
 
     Args:
         device: where clients calculate.
+        precision: what networks multiply in: float32, tf32 or bfloat16.
     """
 
-    def __init__(self, device: torch.device = HOST) -> None:
-        self.place, self.room = Place(device), Room()
+    kind: ClassVar[str]
+    """How settings call it."""
+
+    def __init__(self, device: torch.device = HOST, precision: str = DEFAULT.engine.precision) -> None:
+        self.place, self.room = Place(device, precision), Room()
 
     @property
-    @abstractmethod
     def name(self) -> str:
-        """What the run's records call it."""
+        """What the run's records call it: its kind, and its precision where that is not float32."""
+        return self.kind if self.precision == "float32" else f"{self.kind}, {self.precision}"
+
+    @property
+    def precision(self) -> str:
+        """What networks multiply in."""
+        return self.place.precision
 
     def hold(self, store: StateStore) -> StateStore:
         """Returns `store` itself."""

@@ -7,6 +7,7 @@ from typing import get_args
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine
 from tailorfl.engines.devices import device_of
+from tailorfl.engines.precision import available, check_precision
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.engines.workers.cluster import Cluster
@@ -24,20 +25,23 @@ def make_engine(
     cluster: str | None = DEFAULT.engine.cluster,
     gpus: float = DEFAULT.engine.gpus,
     device: str = DEFAULT.engine.device,
+    precision: str = DEFAULT.engine.precision,
 ) -> Engine:
     """Returns an engine by name; with two `workers` or more it runs in so many processes, with the same numbers.
 
     `cluster` is the address of a Ray cluster ("auto", or "local" for one of this machine), whose machines the workers
     then are on, each with `gpus` reserved. `device` is where clients calculate: cpu, cuda, cuda:N, or auto (cuda where
-    there is a GPU).
+    there is a GPU). `precision` is what networks multiply in: float32, tf32, bfloat16, or auto (a lower one than
+    float32 where that is measured to be worth it).
 
     Raises:
-        ConfigError: unknown name, a device that is not there, worker processes where they cannot be had, or a cluster
-            without workers.
+        ConfigError: unknown name, a device that is not there, a precision that it has no instructions for,
+            worker processes where they cannot be had, or a cluster without workers.
     """
     if name not in get_args(EngineName):
         raise unknown("engine", name, get_args(EngineName))
     place = device_of(device)
+    check_precision(precision, place)
     if workers > 1 and cluster is None and place.type != "cpu":
         raise ConfigError(
             f"engine.workers={workers} are processes that calculate on the CPU, but engine.device={device} is "
@@ -53,8 +57,10 @@ def make_engine(
     team: Team | None = Cluster(workers, cluster, gpus) if cluster is not None else None
     if team is None and workers > 1:
         team = Processes(workers)
-    one_by_one, together = Sequential(place), Vectorized(chunk, place)
-    if name == "auto":
-        return Auto(one_by_one, together, team=team)
+    first = "float32" if precision == "auto" else precision
+    one_by_one, together = Sequential(place, first), Vectorized(chunk, place, first)
+    if name == "auto" or precision == "auto":
+        tried = available(place) if precision == "auto" else (first,)
+        return Auto(one_by_one, together, team=team, kind=name, precisions=tried)
     kind = together if name == "vectorized" else one_by_one
     return kind if team is None else Workers(kind, team)

@@ -32,7 +32,7 @@ SHARES = 8
 class Sequential(InProcess):
     """Runs clients in a loop; needs the memory of one client at a time."""
 
-    name = "sequential"
+    kind = "sequential"
 
     def chunk_of(self, cohort: Cohort) -> int:
         """Returns how many clients make up a chunk: the results do not depend on it, workers share the work so."""

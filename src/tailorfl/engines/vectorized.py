@@ -19,6 +19,7 @@ from tailorfl.engines.in_process import InProcess, largest_first
 from tailorfl.engines.memory import COPIES, Peak, fitting, halved, out_of_memory, release
 from tailorfl.engines.results import Parts, Stacked
 from tailorfl.models.functional import Model
+from tailorfl.settings.experiment import DEFAULT
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort, padded, rows_at_once
 from tailorfl.training.ledger import Record
@@ -42,14 +43,17 @@ class Vectorized(InProcess):
     Args:
         chunk: clients a chunk; None chooses by the size of the model and the memory.
         device: where they calculate.
+        precision: what networks multiply in.
 
     Attribute `most` is how many clients fit into memory at once, where it turned out that more do not.
     """
 
-    name = "vectorized"
+    kind = "vectorized"
 
-    def __init__(self, chunk: int | None = None, device: torch.device = HOST) -> None:
-        super().__init__(device)
+    def __init__(
+        self, chunk: int | None = None, device: torch.device = HOST, precision: str = DEFAULT.engine.precision
+    ) -> None:
+        super().__init__(device, precision)
         self.chunk = chunk
         self.most: int | None = None
 

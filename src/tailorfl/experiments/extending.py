@@ -14,7 +14,7 @@ from typing import Any
 
 from tailorfl.core.method import make_method
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.experiments.fingerprint import HARMLESS, changes
+from tailorfl.experiments.fingerprint import changes, deciding
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.privacy import privacy_of
 from tailorfl.experiments.written_out import with_all_options
@@ -182,7 +182,7 @@ def is_due(config: ExperimentConfig, round: int) -> bool:
 
 def _shared(config: ExperimentConfig) -> dict[str, Any]:
     """The settings that decide numbers, those of methods and the number of rounds apart."""
-    return {k: v for k, v in config.to_dict().items() if k not in (*HARMLESS, "rounds")}
+    return {k: v for k, v in deciding(config.to_dict()).items() if k != "rounds"}
 
 
 def _but_rounds(method: MethodConfig) -> dict[str, Any]:

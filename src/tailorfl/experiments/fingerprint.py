@@ -1,7 +1,8 @@
 """What the numbers of a job were made with, so that a resumed experiment cannot mix two.
 
 Every job keeps its experiment, a digest of its data and of how they were dealt, and the versions of the library and of
-torch. Settings that change no number (names, texts, engines, when to save) may differ; all others may not.
+torch. Settings that change no number (names, texts, engines but for their precision, when to save) may differ; all
+others may not.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tailorfl.experiments.jobs import Job, other_job
 from tailorfl.experiments.label_counts import label_counts
 from tailorfl.runs.files import decode, encode, write_text
 from tailorfl.runs.store import RunStore
+from tailorfl.settings.experiment import DEFAULT
 
 HARMLESS = (
     "name",
@@ -44,7 +46,9 @@ HARMLESS = (
     "track",
     "deploy",
 )
-"""Settings of an experiment that decide no number of one of its jobs; `methods` and `seeds` are its jobs."""
+"""Settings of an experiment that decide no number of one of its jobs, but for the engine's precision; `methods` and
+`seeds` are its jobs.
+"""
 FORCED = "forced.json"
 """Where a result folder says what was different when it was resumed all the same."""
 NAMED = ("classes", "features", "tokenizer", "pad", "vocabulary", TEXTS)
@@ -203,11 +207,19 @@ def _stored(jobs: Sequence[Job], out: Path) -> Iterator[tuple[Job, dict[str, Any
         yield job, stored
 
 
+def deciding(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that decide the numbers of an experiment's jobs, beside those of their methods."""
+    engine = experiment.get("engine", {})
+    precision = engine.get("precision", DEFAULT.engine.precision) if isinstance(engine, Mapping) else None
+    kept = {key: value for key, value in experiment.items() if key not in HARMLESS}
+    return {**kept, "engine": {"precision": precision}}
+
+
 def decisive(experiment: Mapping[str, Any], label: str, longer: bool = False) -> dict[str, Any]:
     """Returns the settings that decide a job's numbers, those of its method among them; rounds unless `longer`."""
     but = ("rounds",) if longer else ()
     own = [m for m in experiment.get("methods", ()) if m.get("label") == label]
-    shared = {key: value for key, value in experiment.items() if key not in (*HARMLESS, *but)}
+    shared = {key: value for key, value in deciding(experiment).items() if key not in but}
     return {**shared, "method": {k: v for k, v in own[0].items() if k not in but} if own else {}}
 
 

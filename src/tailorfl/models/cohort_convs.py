@@ -16,6 +16,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.nn import functional as F
 
 from tailorfl.models.cohort_layers import Share, linear, share_of
+from tailorfl.models.half import rounded
 from tailorfl.models.layouts import arranged, stacked
 from tailorfl.models.mapping import together
 from tailorfl.models.pooling import Pool, of_all
@@ -101,21 +102,22 @@ class _CohortConv(torch.autograd.Function):
         channels_last: bool,
         pool: Pool | None,
     ) -> Tensor:
-        x = arranged(x, channels_last)
+        x, w = arranged(rounded(x), channels_last), rounded(weight)
+        bias = None if bias is None else rounded(bias)
         ctx.how, ctx.last, ctx.pool = how, channels_last, pool
         ctx.share, ctx.biased = share_of(weight), bias is not None
         clients = len(weight)
-        images = (F.conv2d(x[i], weight[i], None if bias is None else bias[i], *how) for i in range(clients))
+        images = (F.conv2d(x[i], w[i], None if bias is None else bias[i], *how) for i in range(clients))
         if pool is None:
             out, places = stacked(images, clients, channels_last), None
         else:
             out, places, ctx.unpooled = pool.apart(images, clients, channels_last)
-        ctx.save_for_backward(x, weight, None if pool is None else out, places)
+        ctx.save_for_backward(x, w, weight, None if pool is None else out, places)
         return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, out, places = ctx.saved_tensors
+        x, w, weight, out, places = ctx.saved_tensors
         share: Share | None = ctx.share
         pool: Pool | None = ctx.pool
         stride, padding, dilation, groups = ctx.how
@@ -128,7 +130,7 @@ class _CohortConv(torch.autograd.Function):
             dx, dw, db = torch.ops.aten.convolution_backward(
                 gradient,
                 x[i],
-                weight[i],
+                w[i],
                 [weight.shape[1]],
                 stride,
                 padding,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._C._functorch import _add_batch_dim, is_batchedtensor, maybe_get_level
 from torch.nn import functional as F
 
+from tailorfl.models.half import widened
 from tailorfl.models.mapping import front, mapped_once, outside, physical
 
 LARGE = 20_000
@@ -53,11 +54,20 @@ class GroupNorm(nn.GroupNorm):
         return y if bias is None else y + bias.reshape(shape)
 
 
+class BatchNorm1d(nn.BatchNorm1d):
+    """A batch norm of features, in float32: mapped over clients it takes one type only, and statistics are that."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[batch, features] or [batch, channels, length] -> the same."""
+        return super().forward(widened(input))
+
+
 class BatchNorm2d(nn.BatchNorm2d):
-    """A batch norm of images that may be many clients'."""
+    """A batch norm of images that may be many clients', in float32."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[batch, channels, height, width] -> the same; in training mode running statistics change in place."""
+        input = widened(input)
         tensors = (input, self.weight, self.bias, self.running_mean, self.running_var)
         if (
             not is_batchedtensor(input)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from tailorfl.errors import ModelError
 from tailorfl.models.cohort_convs import Conv2d
 from tailorfl.models.cohort_layers import Linear
-from tailorfl.models.cohort_norms import BatchNorm2d, GroupNorm
+from tailorfl.models.cohort_norms import BatchNorm1d, BatchNorm2d, GroupNorm
+from tailorfl.models.half import forward_pass, is_half, widened
 from tailorfl.models.layers import head_layer
 from tailorfl.models.norm import is_norm
 from tailorfl.models.pooling import taken_along
@@ -24,6 +25,7 @@ LAYERS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: Linear,
     nn.Conv2d: Conv2d,
     nn.GroupNorm: GroupNorm,
+    nn.BatchNorm1d: BatchNorm1d,
     nn.BatchNorm2d: BatchNorm2d,
 }
 """What takes the place of a layer so that it can be many clients' at once."""
@@ -64,11 +66,16 @@ class Skeleton:
         try:  # as `holding`, without a block of its own: that takes microseconds, at every step
             for name, held, leaf, _ in self._slots:
                 held[leaf] = state[name]
-            out: Tensor = self.module(x)
+            out: Tensor = self._passed(x) if is_half() else self.module(x)
         finally:
             for _, held, leaf, empty in self._slots:
                 held[leaf] = empty
         return out
+
+    def _passed(self, x: Tensor) -> Tensor:
+        """The outputs of a pass in bfloat16, in float32."""
+        with forward_pass():
+            return widened(self.module(x))
 
     def with_features(self, state: State, x: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
         """Returns (outputs, what returns the features or raises ModelError where the model has none)."""
@@ -77,7 +84,7 @@ class Skeleton:
             self._head = head_layer(self.module)
         if self._head is None:
             return self(state, x), partial(_features, type(self.module).__name__, None)
-        hook = self._head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        hook = self._head.register_forward_pre_hook(lambda _, given: seen.append(widened(given[0])))
         try:
             outputs = self(state, x)
         finally:
@@ -90,7 +97,8 @@ class Skeleton:
         try:
             for name, held, leaf, _ in self._slots:
                 held[leaf] = state[name]
-            yield self.module
+            with forward_pass():
+                yield self.module
         finally:
             for _, held, leaf, empty in self._slots:
                 held[leaf] = empty

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from tailorfl.core.messages import Broadcast, PerClient, Replies, Traffic
 from tailorfl.engines.base import Visit
+from tailorfl.engines.precision import at_server
 from tailorfl.engines.results import Updates
 from tailorfl.errors import ConfigError
 from tailorfl.rounds.acceptance import NOT_FINITE, TOO_FEW, Acceptance
@@ -205,7 +206,7 @@ class Simulation(FederatedRun):
     def _aggregated(self, server: TensorDict, replies: Replies) -> TensorDict:
         now = [path for path, _ in tree.leaves(replies.stack)]
         before = set[str]().union(*self._replied.values())
-        with changed_replies_named(self.method, self.round, now, before):
+        with changed_replies_named(self.method, self.round, now, before), at_server(self.engine.precision):
             return self.method.aggregate(server, replies)
 
     def _book(self, done: Sequence[Trained], asked: Sequence[Trained]) -> None:

@@ -11,6 +11,7 @@ from tailorfl.settings.base import Number, Settings, Whole
 
 EngineName = Literal["auto", "sequential", "vectorized"]
 StatePlace = Literal["memory", "disk"]
+PrecisionName = Literal["float32", "tf32", "bfloat16", "auto"]
 
 
 class EngineConfig(Settings):
@@ -25,6 +26,10 @@ class EngineConfig(Settings):
         default="memory", description="where private models are kept; disk maps files of the result folder"
     )
     device: str = Field(default="cpu", description="where clients calculate: cpu, cuda, cuda:N or auto")
+    precision: PrecisionName = Field(
+        default="float32",
+        description="what networks multiply in; auto takes a lower one where it is measured to be 1.15 x as fast",
+    )
     workers: Whole = Field(
         default=0, ge=0, le=1024, description="processes that run clients; 0 or 1: this one"
     )

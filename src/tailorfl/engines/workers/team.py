@@ -63,6 +63,11 @@ class Workers:
         """That of the engine that the workers run: the numbers are the same."""
         return self._kind.name
 
+    @property
+    def precision(self) -> str:
+        """That of the engine that the workers run."""
+        return self._kind.precision
+
     def hold(self, store: StateStore) -> StateStore:
         """Returns the store that keeps what `store` keeps where the workers find it."""
         return self.team.hold(store)

@@ -18,7 +18,7 @@ from tailorfl.experiments.claims.facts import facts_of, is_shifted
 from tailorfl.experiments.fingerprint import HARMLESS
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.runs.files import encode, write_text
-from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.experiment import DEFAULT, ExperimentConfig
 
 NUMBERS, ABOUT = "numbers.csv", "evidence.json"
 JOB = ("variant", "label", "seed")
@@ -78,7 +78,12 @@ class Evidence:
 
 def digest_of(config: ExperimentConfig) -> str:
     """Returns a digest of the settings that decide the numbers of a recipe, methods and variants among them."""
-    kept = {k: v for k, v in config.to_dict().items() if k not in HARMLESS or k in ("methods", "variants")}
+    settings = config.to_dict()
+    kept = {k: v for k, v in settings.items() if k not in HARMLESS or k in ("methods", "variants")}
+    if (
+        config.engine.precision != DEFAULT.engine.precision
+    ):  # else the digests are those of evidence that is kept
+        kept["engine"] = {"precision": config.engine.precision}
     return hashlib.blake2b(encode(kept).encode(), digest_size=8).hexdigest()
 
 

@@ -1,0 +1,357 @@
+"""Networks in bfloat16: what is rounded and what is not, by hand; refusals; what is measured and what is then taken.
+
+The arithmetic is tried on any processor: where it has no instruction for bfloat16, torch imitates it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from methods.small import (
+    TRAIN,
+    assert_close,
+    assert_same,
+    everything,
+    federation,
+    personal,
+    simulation,
+)
+from tailorfl.core.client import Client
+from tailorfl.core.method import make_method
+from tailorfl.data.federation import Federation
+from tailorfl.data.source import Source
+from tailorfl.engines import auto, precision
+from tailorfl.engines.auto import Auto
+from tailorfl.engines.base import Inference, Visit
+from tailorfl.engines.devices import HOST
+from tailorfl.engines.in_process import InProcess
+from tailorfl.engines.make import make_engine
+from tailorfl.engines.precision import chosen, computing
+from tailorfl.engines.results import Parts
+from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.vectorized import Vectorized
+from tailorfl.engines.workers.processes import Processes
+from tailorfl.engines.workers.team import Workers
+from tailorfl.errors import ConfigError
+from tailorfl.models.functional import Model
+from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.sample_privacy import SampleDP
+
+KINDS: dict[str, type[InProcess]] = {"sequential": Sequential, "vectorized": Vectorized}
+kinds = pytest.mark.parametrize("kind", KINDS)
+UNIT = 2.0**-8
+"""The largest relative error of rounding to bfloat16."""
+
+
+def half(kind: str) -> InProcess:
+    return KINDS[kind](precision="bfloat16")
+
+
+@pytest.fixture
+def has_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the processor has the instructions, whatever it is."""
+    monkeypatch.setattr(precision, "_processor_has_bfloat16", lambda: True)
+
+
+# -- what is rounded ---------------------------------------------------------------------------------------
+
+
+def to_half(values: Tensor) -> Tensor:
+    return values.bfloat16().double()
+
+
+SAMPLES, INPUTS, OUTPUTS, RATE = 6, 5, 3, 0.5
+
+
+def one_layer(samples: int) -> tuple[Simulation, Tensor, Tensor]:
+    """Two clients of a linear layer without bias, trained by one step on all their samples; x and y of the first."""
+    rng = torch.Generator().manual_seed(3)
+    x = torch.randn(2 * samples, INPUTS, generator=rng)
+    y = torch.randint(0, OUTPUTS, (2 * samples,), generator=rng)
+    rows = (np.arange(samples), np.arange(samples, 2 * samples))
+    none = (np.empty(0, dtype=np.int64),) * 2
+    data = Federation(Source("two", x, y, "classification", OUTPUTS), rows, none, none, ("a", "b"), 2)
+    model = Model(lambda: nn.Linear(INPUTS, OUTPUTS, bias=False))
+    train = TrainConfig(epochs=1, batch_size=0, lr=RATE)
+    return Simulation(make_method("local"), data, model, train), x[:samples].double(), y[:samples]
+
+
+@kinds
+@pytest.mark.parametrize("samples", [6, 40])  # the step in the backward pass sums many samples in another way
+def test_a_step_is_that_of_rounded_inputs(kind: str, samples: int) -> None:
+    """W − η round(G)ᵀ round(X), with G of the logits round(round(X) round(W)ᵀ); losses, steps and weights float32."""
+    sim, x, y = one_layer(samples)
+    sim.engine = half(kind)
+    before = sim.init["weight"].double()
+    loss = sim.step().losses["train"]
+    after = personal(sim)["weight"][0]
+
+    logits = to_half((to_half(x) @ to_half(before).T).float())
+    hot = torch.nn.functional.one_hot(y, OUTPUTS).double()
+    slope = to_half(((logits.softmax(1) - hot) / samples).float())
+    gradient = slope.T @ to_half(x)
+    in_one_go = kind == "vectorized" and samples < 32
+    wanted = before - RATE * (gradient if in_one_go else to_half(gradient.float()))
+    torch.testing.assert_close(after.double(), wanted, atol=2e-7, rtol=0)
+    # Nothing of that is what float32 makes of it.
+    exact = before - RATE * ((x @ before.T).softmax(1) - hot).T @ x / samples
+    assert (after - exact).abs().max() > 1e-4
+    assert (
+        abs(loss - float(-(logits.log_softmax(1) * hot).sum() / samples)) < 0.2
+    )  # the mean over both clients
+
+
+CASES = [("fedavg", "cnn2"), ("ditto", "batch_norm"), ("apfl", "group_norm"), ("scaffold", "dropout")]
+
+
+@pytest.mark.parametrize(("name", "model"), CASES)
+def test_engines_agree_within_rounding_and_keep_float32(name: str, model: str) -> None:
+    exact = simulation(name, model, "sequential", rounds=1)
+    found = [simulation(name, model, half(kind), rounds=1) for kind in KINDS]
+    start = everything(simulation(name, model))
+    for sim in found:
+        kept = {**everything(sim), **personal(sim)}
+        assert {t.dtype for t in kept.values() if t.is_floating_point()} == {torch.float32}
+    one, other, true = (everything(sim) for sim in (*found, exact))
+    moved = torch.cat([(true[n] - start[n]).flatten().double() for n in true]).norm()
+    apart = torch.cat([(one[n] - other[n]).flatten().double() for n in true]).norm()
+    rounding = torch.cat([(one[n] - true[n]).flatten().double() for n in true]).norm()
+    assert 0 < rounding < 16 * UNIT * moved
+    assert apart < 16 * UNIT * moved
+
+
+class Watching(nn.Module):
+    """Notes of every pass whether it computes in bfloat16, and what comes out of its layers."""
+
+    passes: ClassVar[list[tuple[bool, torch.dtype]]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x.flatten(1))
+        self.passes.append((torch.is_autocast_enabled("cpu"), out.dtype))
+        return out
+
+
+@pytest.fixture
+def passes() -> Iterator[list[tuple[bool, torch.dtype]]]:
+    Watching.passes.clear()
+    yield Watching.passes
+    Watching.passes.clear()
+
+
+def kinds_of(found: list[tuple[bool, torch.dtype]]) -> set[tuple[bool, torch.dtype]]:
+    seen = set(found)
+    found.clear()
+    return seen
+
+
+@kinds
+@pytest.mark.usefixtures("has_bfloat16")
+def test_training_evaluation_and_distillation_compute_in_it(
+    kind: str, passes: list[tuple[bool, torch.dtype]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim = Simulation(make_method("feddf"), federation(), Model(Watching), TRAIN, engine=half(kind))
+    passes.clear()
+    aggregate, at_server = type(sim.method).aggregate, set[Any]()
+
+    def watched(method: Any, *given: Any) -> TensorDict:
+        assert kinds_of(passes) == {(True, torch.bfloat16)}  # of the clients
+        out = aggregate(method, *given)
+        at_server.update(kinds_of(passes))
+        return out
+
+    monkeypatch.setattr(type(sim.method), "aggregate", watched)
+    sim.step()
+    assert at_server == {(True, torch.bfloat16)}
+    (_, models), *_ = sim.personal_models(range(5))
+    passes.clear()
+    outputs = sim.engine.predict(Inference(sim.model, models, sim.federation.source, torch.arange(9)))
+    assert kinds_of(passes) == {(True, torch.bfloat16)}
+    assert {t.dtype for t in outputs} == {torch.float32}
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@kinds
+def test_a_methods_own_products_are_float32(kind: str) -> None:
+    sim = simulation("fedavg", "mlp")
+    a, b = torch.randn(7, 9), torch.randn(9, 5)
+
+    def function(client: Client, state: TensorDict, received: TensorDict) -> Parts:
+        moved = client.fit(received)
+        return (TensorDict({"product": a @ b, "loss": client.loss(moved)}),)
+
+    visit = Visit.of(function, sim.cohort((0, 2)), sim.method.broadcast(sim.server, (0, 2)))
+    (found,) = half(kind).map(visit, sim.states.get((0, 2)))
+    assert torch.equal(found["product"][1], a @ b)
+    assert found["loss"].dtype == torch.float32
+
+
+def test_float32_is_what_it_was(passes: list[tuple[bool, torch.dtype]]) -> None:
+    """Its bits are the same whether or not something was done in bfloat16 before, and asking for it changes nothing."""
+    before = simulation("ditto", "cnn2", "vectorized", rounds=1)
+    simulation("ditto", "cnn2", half("vectorized"), rounds=1)
+    after = simulation("ditto", "cnn2", make_engine("vectorized", precision="float32"), rounds=1)
+    assert_same(everything(before), everything(after))
+    sim = Simulation(make_method("fedavg"), federation(), Model(Watching), TRAIN, engine=Sequential())
+    passes.clear()
+    sim.step()
+    assert kinds_of(passes) == {(False, torch.float32)}
+
+
+@kinds
+def test_private_gradients_are_clipped_in_float32(kind: str) -> None:
+    """Of one sample without noise the update is η times a gradient of norm C, to float32 rounding."""
+    train = TrainConfig(epochs=None, steps=1, batch_size=1, lr=1.0, dp=SampleDP(0.25, 0.0, "shuffle"))
+    sim = simulation("local", "mlp", half(kind), rounds=1, train=train)
+    start = torch.cat([sim.init[n].flatten() for n in sim.model.parameters])
+    norms = torch.cat([t.flatten(1) for t in personal(sim).values()], 1).sub(start).double().norm(dim=1)
+    torch.testing.assert_close(norms, torch.full((5,), 0.25, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+@pytest.mark.usefixtures("has_bfloat16")
+def test_workers_have_the_bits_of_one_process() -> None:
+    team = Processes(2)
+    try:
+        several = simulation("fedavg", "mlp", Workers(half("sequential"), team), rounds=1)
+    finally:
+        team.close()
+    assert several.engine.name == "sequential, bfloat16"
+    assert_same(everything(several), everything(simulation("fedavg", "mlp", half("sequential"), rounds=1)))
+
+
+# -- what is refused ---------------------------------------------------------------------------------------
+
+
+def test_what_the_machine_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "_processor_has_bfloat16", lambda: False)
+    with pytest.raises(ConfigError, match=r"engine\.precision=bfloat16 needs a processor.*precision=float32"):
+        make_engine("vectorized", precision="bfloat16")
+    with pytest.raises(ConfigError, match=r"tf32 is a way in which GPUs multiply.*engine\.device is cpu"):
+        make_engine("vectorized", precision="tf32")
+    with pytest.raises(ConfigError, match="bfloat16"):
+        make_engine("vectorized", precision="bfloat")
+    assert make_engine("sequential", precision="auto").precision == "float32"
+    # A run that chose it on another machine does not go on in another precision here.
+    with pytest.raises(ConfigError, match="needs a processor"):
+        Auto(choice="vectorized, bfloat16")
+
+
+def test_tf32_is_put_back() -> None:
+    cudnn: Any = torch.backends.cudnn
+    parts: Any = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+    before = [part.fp32_precision for part in parts]
+    inside: list[str] = []
+
+    def fails() -> None:
+        with computing("tf32", torch.device("cuda")):
+            inside.extend(part.fp32_precision for part in parts)
+            raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        fails()
+    assert inside == ["tf32"] * 3
+    assert [part.fp32_precision for part in parts] == before
+    assert before[0] != "tf32"
+
+
+# -- what is taken -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "taken", "why"),
+    [
+        ({"float32": 1.15, "bfloat16": 1.0}, "bfloat16", "bfloat16 is 1.15 x the speed of float32"),
+        ({"float32": 1.14, "bfloat16": 1.0}, "float32", "1.14 x the speed of float32, and 1.15 is asked for"),
+        ({"float32": 1.0, "bfloat16": 80.0}, "float32", "bfloat16 is 0.01 x the speed"),
+        ({"float32": 3.0, "tf32": 1.5, "bfloat16": 1.0}, "bfloat16", "tf32 is 2.00 x"),
+        ({"float32": 3.0, "tf32": 1.0, "bfloat16": 1.5}, "tf32", "tf32 is 3.00 x"),
+        ({"float32": 3.0}, "float32", "no instructions"),
+    ],
+)
+def test_a_lower_precision_has_to_be_worth_it(seconds: dict[str, float], taken: str, why: str) -> None:
+    found, said = chosen(seconds)
+    assert found == taken
+    assert why in said
+
+
+@pytest.mark.usefixtures("has_bfloat16")
+@pytest.mark.parametrize("name", ["auto", "sequential", "vectorized"])
+@pytest.mark.parametrize("ratio", [1.1, 1.3])
+def test_auto_takes_what_it_measured_and_says_so(
+    name: str, ratio: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    times = {"sequential": 0.2, "vectorized": 0.1}
+    monkeypatch.setattr(auto, "PROBE_STEPS", 1)
+
+    def seconds(engine: Any, *part: Any) -> float:
+        engine.map(*part)
+        return times[engine.kind] / (ratio if engine.precision == "bfloat16" else 1.0)
+
+    monkeypatch.setattr(auto, "_seconds", seconds)
+    engine = make_engine(name, precision="auto")
+    with caplog.at_level(logging.WARNING, logger="tailorfl"):
+        sim = simulation("fedavg", "mlp", engine, rounds=2)
+    kind, taken = "vectorized" if name == "auto" else name, "bfloat16" if ratio > 1.15 else "float32"
+    assert sim.engine.name == (kind if taken == "float32" else f"{kind}, {taken}")
+    assert [r.getMessage() for r in caplog.records] == [
+        f"engine.precision=auto took {taken}: bfloat16 is {ratio:.2f} x the speed of float32"
+        + (", and 1.15 is asked for" if taken == "float32" else "")
+    ]
+    same = simulation("fedavg", "mlp", KINDS[kind](precision=taken), rounds=2)
+    assert_same(everything(sim), everything(same))
+    # What a checkpoint says goes on likewise, without another measurement.
+    monkeypatch.setattr(auto, "_seconds", None)
+    resumed = simulation("fedavg", "mlp", make_engine(name, precision="auto"))
+    resumed.load(*sim.dump())
+    assert resumed.engine.name == sim.engine.name
+    resumed.step(), same.step()
+    assert_same(everything(resumed), everything(same))
+
+
+class Undecided(nn.Module):
+    """Looks at a number to decide what to compute, which `vmap` cannot follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x.flatten(1)) * (2.0 if self.head.weight.sum().item() > 0 else 1.0)
+        return out
+
+
+@pytest.mark.usefixtures("has_bfloat16")
+def test_precisions_are_measured_where_only_the_loop_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seconds(engine: Any, *part: Any) -> float:
+        engine.map(*part)
+        return 1.0 if engine.precision == "bfloat16" else 3.0
+
+    monkeypatch.setattr(auto, "_seconds", seconds)
+    engine = make_engine("auto", precision="auto")
+    sim = Simulation(make_method("fedavg"), federation(), Model(Undecided), TRAIN, engine=engine)
+    sim.step()
+    assert sim.engine.name == "sequential, bfloat16"
+
+
+def test_accuracy_bounds_of_logits() -> None:
+    """Outputs on samples are those of float32 within what bfloat16 can hold."""
+    sim = simulation("fedavg", "cnn2", rounds=1)
+    (_, models), *_ = sim.personal_models(range(5))
+    asked = Inference(sim.model, models, sim.federation.source, torch.arange(20))
+    exact = torch.stack(Sequential(HOST).predict(asked))
+    for kind in KINDS:
+        found = torch.stack(half(kind).predict(asked))
+        assert_close({"y": found}, {"y": exact}, atol=8 * UNIT * float(exact.abs().max()), rtol=0)
+        assert not torch.equal(found, exact)
