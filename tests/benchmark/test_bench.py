@@ -15,6 +15,7 @@ from tailorfl.benchmark.advice import LOOP, recommend
 from tailorfl.benchmark.clock import Seconds, alternate, extra_memory, timed
 from tailorfl.benchmark.result import Way
 from tailorfl.benchmark.ways import Round, candidates
+from tailorfl.engines import precision
 from tailorfl.engines.sequential import Sequential
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.config import load
@@ -37,6 +38,7 @@ def way(
     workers: int = 1,
     wall: float = 1.0,
     kind: str | None = None,
+    precision: str = "float32",
 ) -> Way:
     """A way whose repetitions took `seconds`; `wall` times as long on the wall."""
     settings = "" if name == LOOP else f"engine.name={name}"
@@ -47,6 +49,7 @@ def way(
         kind=name if kind is None else kind,
         chunk=1,
         workers=workers,
+        precision=precision,
         padding=0.0,
         memory_bytes=None,
         seconds=seconds,
@@ -137,7 +140,8 @@ def test_a_round_can_be_done_again_from_the_same_state() -> None:
     assert all(torch.equal(t, dict(tree.leaves(found[1]))[p]) for p, t in tree.leaves(found[0]))
 
 
-def test_chunks_that_make_sense_are_at_most_the_cohort_and_each_once() -> None:
+def test_chunks_that_make_sense_are_at_most_the_cohort_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "_processor_has_bfloat16", lambda: True)
     config = load(SMALL)
     sim = make_simulation(Job(config, config.methods[0], 0), make_federation(config, 0))
     work = Round(sim, tuple(range(5)), tuple(range(5))).work()
@@ -151,10 +155,11 @@ def test_chunks_that_make_sense_are_at_most_the_cohort_and_each_once() -> None:
         "engine.name=auto engine.chunk=3",
         "engine.name=vectorized",
         "engine.name=sequential",
+        "engine.name=auto engine.chunk=3 engine.precision=bfloat16",
         "engine.name=vectorized engine.chunk=1",
         "engine.name=vectorized engine.chunk=3",
     ]
-    assert [c.chunk(work) for c in found[1:]] == [5, 1, 1, 3]
+    assert [c.chunk(work) for c in found[1:] if c.precision == "float32"] == [5, 1, 1, 3]
 
 
 def test_the_fastest_way_is_advised_and_the_simpler_of_equals() -> None:
@@ -172,6 +177,21 @@ def test_what_the_automatic_engine_chose_is_as_fast_as_itself() -> None:
     ways = [way(LOOP, *[1.0] * 5), way("auto", *[0.6] * 5, kind="vectorized"), way("vectorized", *[0.5] * 5)]
     found = recommend(ways, plain=True)
     assert found.way == "auto"
+
+
+def test_a_lower_precision_is_named_and_not_taken() -> None:
+    ways = [way(LOOP, *[1.0] * 5), way("auto", *[0.6] * 5)]
+    half = way("auto, bfloat16", *[0.5] * 5, precision="bfloat16")
+    found = recommend([*ways, half], plain=True)
+    assert found.way == "auto"
+    assert [text for text in found.warnings if "bfloat16" in text] == [
+        "engine.precision=bfloat16 is 1.20 x the speed of auto, and rounds what goes into products to 8 bits: where "
+        "that does no harm, engine.name=auto, bfloat16"
+    ]
+    near = replace(half, seconds=(0.5, 0.54, 0.54, 0.54, 0.5), seconds_median=0.54)
+    assert any(
+        "is not worth it here: 1.11 x" in text for text in recommend([*ways, near], plain=True).warnings
+    )
 
 
 def test_few_repetitions_tell_large_differences_only() -> None:

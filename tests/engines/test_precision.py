@@ -320,6 +320,16 @@ def test_auto_takes_what_it_measured_and_says_so(
     assert_same(everything(resumed), everything(same))
 
 
+@pytest.mark.usefixtures("has_bfloat16")
+def test_the_automatic_engine_chooses_in_a_precision_that_is_given(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="tailorfl"):
+        sim = simulation("fedavg", "mlp", make_engine("auto", precision="bfloat16"), rounds=1)
+    assert sim.engine.name in ("sequential, bfloat16", "vectorized, bfloat16")
+    assert not caplog.records
+    same = simulation("fedavg", "mlp", half(sim.engine.name.partition(", ")[0]), rounds=1)
+    assert_same(everything(sim), everything(same))
+
+
 class Undecided(nn.Module):
     """Looks at a number to decide what to compute, which `vmap` cannot follow."""
 

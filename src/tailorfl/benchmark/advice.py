@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tailorfl.benchmark.result import Recommendation, Way
+from tailorfl.engines.precision import WORTH as WORTH_ROUNDING
+from tailorfl.settings.experiment import DEFAULT
 
 SAME, SAME_OF_FEW = 0.03, 0.1
 """Ways whose times differ by a smaller share are as good as each other; the second where repetitions are few."""
@@ -21,6 +23,7 @@ BUSY = 1.3
 CLOSEST = 3
 """So many of the slower ways are named, the closest ones."""
 LOOP = "plain loop"
+FULL = DEFAULT.engine.precision
 
 
 def recommend(ways: Sequence[Way], plain: bool) -> Recommendation:
@@ -31,7 +34,9 @@ def recommend(ways: Sequence[Way], plain: bool) -> Recommendation:
         plain: whether the plain loop does the same training as the method.
     """
     loop = next(way for way in ways if way.name == LOOP)
-    single = [way for way in ways if way.settings and way.workers == 1 and way.seconds]
+    every = [way for way in ways if way.settings and way.workers == 1 and way.seconds]
+    # Another precision gives other numbers, so it is named and not taken.
+    single = [way for way in every if way.precision == FULL]
     best = min(single, key=lambda way: way.seconds_median)
     equal = [way for way in single if way is best or same(way, best)]
     chosen = equal[0]
@@ -49,6 +54,7 @@ def recommend(ways: Sequence[Way], plain: bool) -> Recommendation:
         warnings.append(
             f"the plain loop is {1 / chosen.times_faster:.2f} x faster than any engine here: {lost}"
         )
+    warnings += [_rounded(chosen, way) for way in every if way.precision != FULL]
     workers = _workers(ways, chosen)
     if workers is not None:
         why.append(
@@ -91,6 +97,17 @@ def paired(loop: Sequence[float], own: Sequence[float]) -> tuple[float, float, f
 
 def _against(chosen: Way, other: Way) -> str:
     return f"{other.seconds_median / chosen.seconds_median:.2f} x the speed of {other.name}"
+
+
+def _rounded(chosen: Way, other: Way) -> str:
+    """What a lower precision would bring; it is worth it where three of four repetitions are so much faster."""
+    times, settings = chosen.seconds_median / other.seconds_median, f"engine.precision={other.precision}"
+    if paired(chosen.seconds, other.seconds)[0] < WORTH_ROUNDING:
+        return f"{settings} is not worth it here: {times:.2f} x the speed of {chosen.name}"
+    return (
+        f"{settings} is {times:.2f} x the speed of {chosen.name}, and rounds what goes into products to 8 bits: where "
+        f"that does no harm, {other.settings}"
+    )
 
 
 def _workers(ways: Sequence[Way], single: Way) -> Way | None:

@@ -24,7 +24,7 @@ from tailorfl.engines.memory import free_memory
 from tailorfl.engines.sequential import Sequential
 from tailorfl.errors import ConfigError
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.experiment import DEFAULT, ExperimentConfig
 
 PROBED, PROBES = 3, 3
 """So many clients of middle size tell in so many rounds how long one of all clients will be."""
@@ -177,6 +177,7 @@ def _measure(
                 kind=candidate.kind.name,
                 chunk=candidate.chunk(work),
                 workers=candidate.workers,
+                precision=candidate.precision,
                 padding=candidate.padding(work),
                 memory_bytes=memory.get(candidate.name),
                 note=f"chose {candidate.kind.name}" if chose else notes[candidate.name],
@@ -224,6 +225,7 @@ def _way(
     kind: str = "",
     chunk: int = 1,
     workers: int = 1,
+    precision: str = DEFAULT.engine.precision,
     padding: float = 0.0,
     memory_bytes: float | None = None,
     note: str = "",
@@ -238,6 +240,7 @@ def _way(
         kind=kind,
         chunk=chunk,
         workers=workers,
+        precision=precision,
         padding=padding,
         memory_bytes=memory_bytes,
         seconds=tuple(own),

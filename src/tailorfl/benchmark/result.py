@@ -20,6 +20,8 @@ class Way:
     """Clients that train together, at most."""
     workers: int
     """Processes."""
+    precision: str
+    """What networks multiply in."""
     padding: float
     """Padded samples that are computed, over the real ones."""
     memory_bytes: float | None

@@ -13,7 +13,9 @@ from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, PlainLoop, fastes
 from tailorfl.benchmark.work import CountedFit, Work, chunks_of, count_work, padding_of, parts_of
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine
+from tailorfl.engines.devices import HOST
 from tailorfl.engines.in_process import evenly
+from tailorfl.engines.precision import available
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.engines.workers.processes import Processes
@@ -108,6 +110,11 @@ class Candidate:
         return Workers(self.kind.current if isinstance(self.kind, Auto) else self.kind, self.team)
 
     @property
+    def precision(self) -> str:
+        """What networks multiply in."""
+        return self.kind.precision
+
+    @property
     def workers(self) -> int:
         """How many processes train."""
         return 1 if self.team is None else self.team.size
@@ -141,6 +148,14 @@ def candidates(work: Sequence[Work], chunk: int | None) -> list[Candidate]:
         Candidate("auto", f"engine.name=auto{beside}", automatic),
         Candidate(f"vectorized, {largest} by itself", "engine.name=vectorized", usual),
         Candidate("sequential", "engine.name=sequential", Sequential()),
+        *(
+            Candidate(
+                f"auto, {precision}",
+                f"engine.name=auto{beside} engine.precision={precision}",
+                Auto(Sequential(precision=precision), Vectorized(chunk, precision=precision)),
+            )
+            for precision in available(HOST)[1:]
+        ),
         *(
             Candidate(
                 f"vectorized, chunk {c}",

@@ -178,7 +178,9 @@ class Auto:
         of = {
             precision: {k: s for (k, p), s in seconds.items() if p == precision} for _, precision in seconds
         }
-        precision, why = chosen({name: min(own.values()) for name, own in of.items()})
+        several = len(self._precisions) > 1
+        least = {name: min(own.values()) for name, own in of.items()}
+        precision, why = chosen(least) if several else (self._precisions[0], "")
         own = of[precision]
         # Of equal ones the vectorized.
         engine = min(reversed(list(own)), key=lambda kind: own[kind])
@@ -191,7 +193,7 @@ class Auto:
                 max(own.values()),
                 clients,
             )
-        if len(self._precisions) > 1:
+        if several:
             log.warning(
                 "engine.precision=auto took %s: %s", precision, why, extra={"once": ("precision", precision)}
             )

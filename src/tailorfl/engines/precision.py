@@ -94,7 +94,7 @@ def chosen(seconds: Mapping[str, float]) -> tuple[str, str]:
         if name != "float32"
     )
     if not ratios:
-        return "float32", "this machine has no instructions for a lower precision"
+        return "float32", "this machine has no instructions for a lower precision, or not for this model"
     if best != "float32" and base >= WORTH * seconds[best]:
         return best, ratios
     return "float32", f"{ratios}, and {WORTH} is asked for"
