@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
+from tailorfl.data import kept
+from tailorfl.data.build import build
 from tailorfl.data.registry import load_source
 from tailorfl.data.source import Source
 from tailorfl.data.synthetic import closed_form, pooled_optimum
+from tailorfl.data.synthetic_classes import synthetic_digits
 from tailorfl.errors import ConfigError
 
 
@@ -216,3 +222,48 @@ def test_the_seed_alone_decides_the_draw(name: str) -> None:
 def test_impossible_settings_are_refused(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_source(name, **options)
+
+
+class TestDigitsOnDisk:
+    OPTIONS: ClassVar[dict[str, Any]] = {"clients": 3_000, "samples": 8, "test_samples": 2, "shift": 0.3}
+
+    @pytest.fixture(autouse=True)
+    def _cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(kept.VARIABLE, str(tmp_path))
+
+    def test_they_are_those_in_memory(self) -> None:
+        held, first, later = (synthetic_digits(**self.OPTIONS, on_disk=disk) for disk in (False, True, True))
+        for found in (first, later):
+            assert torch.equal(found.x, held.x)
+            assert torch.equal(found.y, held.y)
+        assert not torch.equal(synthetic_digits(**self.OPTIONS, on_disk=True, seed=1).x, held.x)
+
+    @pytest.mark.skipif(
+        not Path("/proc/self/smaps").exists(), reason="the system does not say what is resident"
+    )
+    def test_a_federation_of_them_reads_no_samples(self) -> None:
+        federation = build("synthetic_digits", options={**self.OPTIONS, "on_disk": True})
+        assert self.resident() < 0.1 * federation.source.x.nbytes
+        federation.source.take(torch.arange(len(federation.source)))
+        assert self.resident() > 0.9 * federation.source.x.nbytes  # the measure sees what is read
+
+    def test_a_cut_file_is_drawn_again(self, tmp_path: Path) -> None:
+        whole = synthetic_digits(**self.OPTIONS, on_disk=True).x.clone()
+        (file,) = tmp_path.rglob("samples.bin")
+        os.truncate(file, file.stat().st_size - 4)
+        assert torch.equal(synthetic_digits(**self.OPTIONS, on_disk=True).x, whole)
+
+    def test_numbers_that_are_none_are_never_kept(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="float32 holds"):
+            synthetic_digits(**{**self.OPTIONS, "noise": 1e39}, on_disk=True)
+        assert not list(tmp_path.rglob("samples.bin"))
+
+    @staticmethod
+    def resident() -> int:
+        """Bytes of the file's mapping that are in memory."""
+        lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+        total = 0
+        for line in lines:
+            if line.endswith("samples.bin"):
+                total += int(next(part for part in lines if part.startswith("Rss:")).split()[1]) * 1024
+        return total

@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tailorfl.data.splits import Split, evenly_spaced, ordered, part_sizes, read_split, split_clients
+from tailorfl.data import splits
+from tailorfl.data.splits import (
+    Split,
+    evenly_spaced,
+    ordered,
+    part_sizes,
+    random_starts,
+    read_split,
+    split_clients,
+)
 from tailorfl.errors import ConfigError
 
 Ints = NDArray[np.int64]
@@ -116,6 +125,19 @@ def test_cut_is_disjoint_complete_and_stratified(sizes: list[int], seed: int, cl
             assert np.floor(exact) <= tested <= np.ceil(exact)
 
 
+def test_clients_are_cut_alike_in_pieces_and_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    sizes = rng.integers(0, 40, 25)
+    rows = np.split(rng.permutation(sizes.sum()), np.cumsum(sizes)[:-1])
+    strata = rng.integers(0, 4, sizes.sum())
+    found = []
+    for block in (1, 50, 10**6):
+        monkeypatch.setattr(splits, "_BLOCK", block)
+        parts = split_clients(rows, strata, shares(0.5, 0.2, 0.2, 25), np.random.default_rng(0))
+        found.append([part.flat().tolist() + part.sizes.tolist() for part in parts])
+    assert found[0] == found[1] == found[2]
+
+
 def test_order_of_a_clients_rows_does_not_matter() -> None:
     rng = np.random.default_rng(0)
     rows = [rng.permutation(30), 30 + rng.permutation(20)]
@@ -150,9 +172,8 @@ def test_every_sample_is_equally_likely_to_be_tested() -> None:
 @given(st.integers(1, 50), st.data())
 def test_evenly_spaced_takes_exactly_as_many_as_wanted(samples: int, data: st.DataObject) -> None:
     wanted = data.draw(st.integers(0, samples))
-    chosen = evenly_spaced(
-        np.zeros(samples, dtype=np.int64), np.array([wanted]), np.random.default_rng(samples)
-    )
+    start = random_starts(np.array([samples]), np.random.default_rng(samples))
+    chosen = evenly_spaced(np.zeros(samples, dtype=np.int64), np.array([wanted]), start)
     assert chosen.sum() == wanted
 
 

@@ -14,7 +14,7 @@ from tailorfl.data.heldout import Dealt, set_aside
 from tailorfl.data.partition import partition, recipe_named
 from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.source import Source
-from tailorfl.data.splits import evenly_spaced
+from tailorfl.data.splits import evenly_spaced, random_starts
 from tailorfl.errors import ConfigError, DataError
 
 DEFAULT_CLIENTS = 20
@@ -43,7 +43,8 @@ def capped(source: Source, samples: int | None, rng: Generator) -> Ints:
     natural = source.groups.get("client", torch.zeros(len(source))).numpy()
     noise = rng.random(len(source))
     order = np.lexsort((noise, source.strata.numpy(), natural, official_part(source)))
-    chosen = evenly_spaced(np.zeros(len(source), dtype=np.int64), np.array([samples]), rng)
+    start = random_starts(np.array([len(source)]), rng)
+    chosen = evenly_spaced(np.zeros(len(source), dtype=np.int64), np.array([samples]), start)
     return np.sort(order[chosen])
 
 

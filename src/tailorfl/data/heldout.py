@@ -78,6 +78,8 @@ def set_aside(
             if name not in dealt.names:
                 raise unknown("held-out client", name, dealt.names)
         away = [dealt.names.index(name) for name in dict.fromkeys(heldout)]
+    if not away and keep is None:
+        return dealt
     staying = np.setdiff1d(np.arange(total), away, assume_unique=True)
     if len(staying) < max(1, keep or 1):
         raise ConfigError(

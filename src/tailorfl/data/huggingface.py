@@ -14,10 +14,11 @@ import pandas as pd
 import torch
 
 from tailorfl.data.columns import filled, need_columns, target_columns
+from tailorfl.data.kept import cache_folder
 from tailorfl.data.making import make_source
 from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task
-from tailorfl.data.streamed import Columns, Gathered, cache_folder, gather, kept
+from tailorfl.data.streamed import Columns, Gathered, gather, gathered_once
 from tailorfl.errors import DataError, MissingExtraError, unknown
 from tailorfl.hub import unreachable
 
@@ -202,7 +203,7 @@ def _gathered(
     if cache is not None and fingerprint is not None:
         facts = repr((FORMAT, fingerprint, list(parts), columns))
         key = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
-        return kept(Path(cache).expanduser(), key, lambda file: gather(name, parts, columns, file))
+        return gathered_once(Path(cache).expanduser(), key, lambda file: gather(name, parts, columns, file))
     if cache is None and None not in own:
         return gather(name, parts, columns)
     # streamed, and nothing says which data these are: a file without a name, which is gone with the tensor

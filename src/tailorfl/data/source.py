@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tailorfl.data.augment import augment
 from tailorfl.data.intake import clean_info, clean_name, clean_names
+from tailorfl.data.kept import said_finite
 from tailorfl.errors import DataError, unknown
 from tailorfl.settings.data import Augmentation
 
@@ -301,6 +302,6 @@ def check_finite(source: Source) -> None:
 def all_finite(values: Tensor) -> bool:
     """Whether all `values` are known to be finite numbers, at the price of one look at each.
 
-    False may also mean that their sum overflows.
+    False may also mean that their sum overflows. Samples that were looked at when their file was written are not read.
     """
-    return bool(torch.isfinite(values.sum()))
+    return said_finite(values) or bool(torch.isfinite(values.sum()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -21,6 +21,8 @@ OFFICIAL = ("official", "classes", "global")
 """What a test part may be beside a share of the client's own samples."""
 PERFED_CKT_TRAIN = (0.1, 0.3, 0.4)
 _TOLERANCE = 1e-9
+_BLOCK = 1 << 17
+"""Rows that are cut at once: what is calculated of them stays in the cache, and memory does not grow with clients."""
 
 
 @dataclass(frozen=True)
@@ -123,18 +125,37 @@ def split_clients(
         train, val, test: each per client int64 rows.
     """
     held = Rows.of(rows)
-    counts = part_sizes(held.sizes, shares)
-    flat, client = held.flat(), held.owners()
+    sizes = held.sizes
+    train, val, test = part_sizes(sizes, shares)
     # Drawn per row number and not per place, so that the order of a client's rows changes nothing.
-    noise = rng.random(len(strata))[flat]
-    order = ordered(client, strata[flat], noise)
-    flat, client = flat[order], client[order]
-    found: dict[str, Rows] = {}
-    for part, wanted in (("test", counts[2]), ("val", counts[1]), ("train", counts[0])):
-        chosen = evenly_spaced(client, wanted, rng)
-        found[part] = _per_client(flat[chosen], client[chosen], len(rows), len(strata))
-        flat, client = flat[~chosen], client[~chosen]
-    return found["train"], found["val"], found["test"]
+    noise = rng.random(len(strata))
+    drawn = []
+    left = sizes
+    for wanted in (test, val, train):
+        empty = Rows.cut(np.empty(int(wanted.sum()), dtype=np.int64), wanted)
+        drawn.append((wanted, random_starts(left, rng), empty))
+        left = left - wanted
+    for block in _blocks(sizes):
+        some = held[block]
+        flat, client = some.flat(), some.owners()
+        order = ordered(client, strata[flat], noise[flat])
+        flat, client = flat[order], client[order]
+        for wanted, start, part in drawn:
+            chosen = evenly_spaced(client, wanted[block], start[block])
+            part[block].flat()[:] = _ascending(flat[chosen], client[chosen], len(strata))
+            flat, client = flat[~chosen], client[~chosen]
+    tested, validated, trained = (part for *_, part in drawn)
+    return trained, validated, tested
+
+
+def _blocks(sizes: Ints) -> Iterator[slice]:
+    """Clients one after another, together of at most `_BLOCK` rows or one client."""
+    ends, first = np.cumsum(sizes), 0
+    while first < len(sizes):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + _BLOCK, side="right")))
+        yield slice(first, last)
+        first = last
 
 
 def part_sizes(sizes: Ints, shares: Floats) -> Ints:
@@ -150,16 +171,20 @@ def part_sizes(sizes: Ints, shares: Floats) -> Ints:
     return np.stack([np.where(complete, left, np.minimum(train, left)), val, test])
 
 
-def evenly_spaced(client: Ints, wanted: Ints, rng: Generator) -> NDArray[np.bool_]:
-    """`[samples]` bool: `wanted[i]` evenly spaced samples of every client i, from a random start.
+def random_starts(sizes: Ints, rng: Generator) -> Ints:
+    """`[clients]` int64: where among its `sizes` samples `evenly_spaced` begins to count at every client."""
+    return rng.integers(0, np.maximum(sizes, 1))
+
+
+def evenly_spaced(client: Ints, wanted: Ints, start: Ints) -> NDArray[np.bool_]:
+    """`[samples]` bool: `wanted[i]` evenly spaced samples of every client i.
 
     Args:
         client: `[samples]` int64 client of each sample, ascending.
         wanted: `[clients]` int64, at most the number of samples of the client.
-        rng: source of randomness.
+        start: `[clients]` int64, see `random_starts`.
     """
     sizes = np.bincount(client, minlength=len(wanted))
-    start = rng.integers(0, np.maximum(sizes, 1))
     if not wanted.any() or bool((wanted == sizes).all()):
         return np.full(len(client), bool(wanted.any()))
     place = np.arange(len(client)) - (np.cumsum(sizes) - sizes)[client]
@@ -184,10 +209,11 @@ def ordered(client: Ints, strata: Ints, noise: Floats) -> Ints:
     return order[np.lexsort((order, noise, cell))]
 
 
-def _per_client(rows: Ints, client: Ints, clients: int, samples: int) -> Rows:
+def _ascending(rows: Ints, client: Ints, samples: int) -> Ints:
     """Rows out of 0..`samples`-1 by ascending client, ascending within each."""
-    ascending = np.sort(client * samples + rows) - client * samples
-    return Rows.cut(ascending, np.bincount(client, minlength=clients))
+    first = client * samples
+    ascending: Ints = np.sort(first + rows) - first
+    return ascending
 
 
 def _share(part: str, value: Any) -> float:

@@ -1,7 +1,6 @@
 """Rows that come a thousand at a time, as one array: in memory, or in a file that is mapped and never read whole.
 
-What was converted once is kept under a key and used again. A conversion works in a folder of its own, which gets its
-name when all is there: one that was interrupted leaves nothing that anybody takes for whole, and is done again.
+What was converted once is kept (`tailorfl.data.kept`) and used again.
 """
 
 from __future__ import annotations
@@ -9,8 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
-import tempfile
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,15 +22,13 @@ from torch import Tensor
 
 from tailorfl.data.columns import numeric
 from tailorfl.data.folder import stack_images
+from tailorfl.data.kept import kept, mapped
 from tailorfl.data.source import Task
 from tailorfl.errors import DataError
 
 ROWS = 1_000
 """Rows that are looked at together."""
-VARIABLE = "TAILORFL_CACHE"
-"""Names the folder of converted data; by default tailorfl in the user's cache folder."""
 _FACTS, _SAMPLES, _OTHERS, _TEST = "facts.json", "samples.bin", "columns.parquet", "test.npy"
-_PART = ".part"
 
 
 @dataclass(frozen=True)
@@ -94,19 +89,10 @@ def gather(name: str, parts: Mapping[str, Any], columns: Columns, file: Path | N
         return _read(name, parts, columns, file, colour=True)
 
 
-def kept(folder: Path, key: str, make: Callable[[Path], Gathered]) -> Gathered:
-    """What lies under a key in a folder, its inputs mapped; if nothing does, or not all of it, it is made.
+def gathered_once(folder: Path, key: str, make: Callable[[Path], Gathered]) -> Gathered:
+    """What is kept under a key in a folder, its inputs mapped; `make` is given the file for the inputs."""
 
-    `make` is given the file for the inputs. Processes that make the same at the same time do not disturb each other.
-    """
-    place = folder / key
-    found = _open(place)
-    if found is not None:
-        return found
-    folder.mkdir(parents=True, exist_ok=True)
-    _sweep(folder)
-    working = Path(tempfile.mkdtemp(prefix=f"{key}.{os.getpid()}.", suffix=_PART, dir=folder))
-    try:
+    def written(working: Path) -> None:
         made = make(working / _SAMPLES)
         made.frame.to_parquet(working / _OTHERS)
         if made.test is not None:
@@ -117,26 +103,8 @@ def kept(folder: Path, key: str, make: Callable[[Path], Gathered]) -> Gathered:
             "test": made.test is not None,
         }
         (working / _FACTS).write_text(json.dumps(facts))
-        del made
-        shutil.rmtree(place, ignore_errors=True)  # damaged
-        try:
-            working.rename(place)
-        except OSError:  # another process was quicker
-            if _open(place) is None:
-                raise
-    finally:
-        shutil.rmtree(working, ignore_errors=True)
-    done = _open(place)
-    assert done is not None
-    return done
 
-
-def cache_folder() -> Path:
-    """Where converted data are kept unless told otherwise."""
-    given = os.environ.get(VARIABLE)
-    if given:
-        return Path(given).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailorfl"
+    return kept(folder, key, written, _open)
 
 
 class _Coloured(Exception):
@@ -210,7 +178,7 @@ class _Inputs:
             return torch.cat(self.blocks)
         self.file.flush()
         os.fsync(self.file.fileno())
-        return _mapped(self.path, (self.rows, *self.shape), self.type)
+        return mapped(self.path, (self.rows, *self.shape), self.type)
 
     def close(self) -> None:
         if self.file is not None:
@@ -266,11 +234,6 @@ def _block(
     return stack_images(pictures, [f"row {start + number}" for number in range(len(pictures))])
 
 
-def _mapped(file: Path, shape: Sequence[int], kind: torch.dtype) -> Tensor:
-    """The numbers in a file as a tensor; pages are read when they are used, and given back when memory is short."""
-    return torch.from_file(str(file), shared=False, size=math.prod(shape), dtype=kind).view(*shape)
-
-
 def _open(place: Path) -> Gathered | None:
     """What lies in a folder, or None where something is missing."""
     try:
@@ -284,12 +247,4 @@ def _open(place: Path) -> Gathered | None:
         return None
     if len(frame) != shape[0]:
         return None
-    return Gathered(_mapped(place / _SAMPLES, shape, kind), frame, test)
-
-
-def _sweep(folder: Path) -> None:
-    """Deletes what processes left that were killed while they converted."""
-    for left in folder.glob(f"*{_PART}"):
-        number = left.name.removesuffix(_PART).split(".")[1]
-        if number.isdigit() and not Path(f"/proc/{number}").exists() and Path("/proc").is_dir():
-            shutil.rmtree(left, ignore_errors=True)
+    return Gathered(mapped(place / _SAMPLES, shape, kind), frame, test)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from tailorfl.data.kept import cache_folder, kept, mapped, say_finite
 from tailorfl.data.source import Source
 from tailorfl.data.synthetic import client_layout, require_positive
 from tailorfl.errors import ConfigError
 
+Floats = NDArray[np.float32]
+
+_SAMPLES = "samples.bin"
 _BLOCK = 1 << 16  # numbers drawn and shifted at once: they stay in the cache and need no second copy
 
 
@@ -79,6 +87,7 @@ def synthetic_digits(
     noise: float = 0.5,
     alpha: float | None = None,
     shift: float = 0.0,
+    on_disk: bool = False,
     seed: int = 0,
 ) -> Source:
     """Random class prototypes plus noise, made at once for as many clients as wanted (100,000 in a few seconds).
@@ -90,6 +99,8 @@ def synthetic_digits(
         noise: standard deviation of the noise on every entry.
         alpha: label skew, class shares of a client ~ Dirichlet(alpha); None for equal shares.
         shift: feature skew, standard deviation of an offset that all samples of a client share.
+        on_disk: whether samples are drawn once into a file of the cache folder (`TAILORFL_CACHE`), which this start and
+            all later ones map: they read of it what is used. The numbers are the same.
         seed: of the draw.
 
     Returns:
@@ -106,19 +117,22 @@ def synthetic_digits(
     label = _labels(rng, clients, rows, classes, alpha)
     # Torch draws normal numbers in half the time of NumPy; they are nearly all of the work here.
     fast = torch.Generator().manual_seed(int(rng.integers(2**63)))
-    x = np.empty((clients, rows, size), dtype=np.float32)
-    block = max(1, _BLOCK // (rows * size))
-    for first in range(0, clients, block):
-        part = slice(first, first + block)
-        drawn = x[part]
-        torch.from_numpy(drawn).normal_(0.0, noise, generator=fast)
-        drawn += prototypes[label[part]]
-        if shift:
-            drawn += np.float32(shift) * rng.standard_normal((len(drawn), 1, size), dtype=np.float32)
+
+    def drawn(into: Floats | None) -> Iterator[Floats]:
+        return _noisy(prototypes, label, noise, shift, (rng, fast), into)
+
+    if on_disk:
+        given = (clients, samples, test_samples, classes, noise, alpha, shift, seed)
+        x = _on_disk(given, (clients * rows, *shape), drawn)
+    else:
+        held = np.empty((clients, rows, size), dtype=np.float32)
+        for _ in drawn(held):
+            pass
+        x = torch.from_numpy(held).reshape(-1, *shape)
     test, groups, group_names = client_layout(clients, samples, test_samples)
     return Source(
         name="synthetic_digits",
-        x=torch.from_numpy(x).reshape(-1, *shape),
+        x=x,
         y=torch.from_numpy(label).reshape(-1),
         task="classification",
         outputs=classes,
@@ -127,6 +141,54 @@ def synthetic_digits(
         group_names=group_names,
         info={"prototypes": torch.from_numpy(prototypes).reshape(classes, *shape)},
     )
+
+
+def _noisy(
+    prototypes: Floats,
+    label: NDArray[np.int64],
+    noise: float,
+    shift: float,
+    generators: tuple[np.random.Generator, torch.Generator],
+    into: Floats | None,
+) -> Iterator[Floats]:
+    """Yields the samples of some clients after the others, [clients, rows, size]: in `into`, or one place for all."""
+    rng, fast = generators
+    clients, rows = label.shape
+    size = prototypes.shape[1]
+    block = max(1, _BLOCK // (rows * size))
+    place = np.empty((min(block, clients), rows, size), dtype=np.float32) if into is None else into
+    for first in range(0, clients, block):
+        classes = label[first : first + block]
+        begin = 0 if into is None else first
+        drawn = place[begin : begin + len(classes)]
+        torch.from_numpy(drawn).normal_(0.0, noise, generator=fast)
+        drawn += prototypes[classes]
+        if shift:
+            drawn += np.float32(shift) * rng.standard_normal((len(drawn), 1, size), dtype=np.float32)
+        yield drawn
+
+
+def _on_disk(
+    given: object, shape: Sequence[int], drawn: Callable[[Floats | None], Iterator[Floats]]
+) -> Tensor:
+    """The samples of what is `given` from the file that is kept of them."""
+
+    def make(working: Path) -> None:
+        with (working / _SAMPLES).open("wb") as file:
+            for block in drawn(None):
+                if not np.isfinite(block).all():
+                    raise ConfigError(f"noise and shift must give numbers that float32 holds; given {given}")
+                file.write(block.data)
+
+    def opened(place: Path) -> Tensor | None:
+        file = place / _SAMPLES
+        if not file.is_file() or file.stat().st_size != math.prod(shape) * torch.float32.itemsize:
+            return None
+        return mapped(file, shape, torch.float32)
+
+    facts = repr((given, tuple(shape), torch.__version__))
+    key = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+    return say_finite(kept(cache_folder() / "synthetic_digits", key, make, opened))
 
 
 def _labels(

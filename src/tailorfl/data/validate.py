@@ -45,23 +45,25 @@ def _check_overlap(federation: Federation) -> None:
     """No row may serve two purposes; clients may share test rows if all have the same ones, or if they are official."""
     official = federation.source.test
     shareable = np.zeros(len(federation.source), dtype=bool) if official is None else official.numpy()
-    seen = np.full(len(federation.source), -1, dtype=np.int64)
+    seen = np.zeros(len(federation.source), dtype=np.uint8)  # 0: in none so far, else 1 + the kind
     kinds = [f"{part} part" for part in _PARTS] + ["server's validation set"]
     pools = [*(_rows_of(federation, part) for part in _PARTS), federation.server]
     for kind, rows in enumerate(pools):
         if kinds[kind] == "test part":
             rows = _shared_once(federation, rows, shareable)
-        counts = np.bincount(rows, minlength=len(seen))
-        twice = np.flatnonzero((counts > 1) | ((counts > 0) & (seen >= 0)))
-        if len(twice):
+        before = seen[rows]
+        seen[rows] = kind + 1
+        if before.any() or np.count_nonzero(seen == kind + 1) < len(rows):
+            earlier = np.zeros(len(seen), dtype=np.uint8)
+            earlier[rows] = before
+            twice = np.flatnonzero((np.bincount(rows, minlength=len(seen)) > 1) | (earlier > 0))
             row = int(twice[0])
-            other = kinds[seen[row]] if seen[row] >= 0 else kinds[kind]
+            other = kinds[earlier[row] - 1] if earlier[row] else kinds[kind]
             raise DataError(
                 f"{len(twice)} samples are used twice: row {row} is in the {kinds[kind]} of "
                 f"{_holders(federation, row)} and again in the {other}; a sample may be in one part of one "
                 "client only"
             )
-        seen[rows] = kind
 
 
 def _check_train(federation: Federation) -> None:

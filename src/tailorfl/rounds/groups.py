@@ -36,7 +36,7 @@ class Group:
     context: Context
     start: TensorDict
     states: StateStore
-    clients: frozenset[int]
+    clients: frozenset[int] | range
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ def make_groups(
     _check(method, federation, models, assignment)
     named = {"": models} if isinstance(models, Model) else models
     wrapped = {name: method.wrap(model) for name, model in named.items()}
-    owners = assignment if not isinstance(models, Model) else [""] * len(federation.train)
+    owners = assignment if not isinstance(models, Model) else ()  # nobody's: all have the only one
     sizes = federation.sizes()[: federation.num_clients]
     held = federation.server
     validation = subset(federation.source, held, "the server's validation samples") if len(held) else None
@@ -88,14 +88,15 @@ def make_groups(
         )
         for name, model in wrapped.items()
     )
+    everyone = range(len(federation.train))
     groups = []
     for context in contexts:
         full = replace(context, siblings=contexts) if len(contexts) > 1 else context
         start = method.client_state(full)
         own = functools.partial(own_start, method, full) if method.individual_start else None
         store = StateStore(start, state_folder, own)
-        clients = frozenset(i for i, owner in enumerate(owners) if owner == full.architecture)
-        groups.append(Group(full, start, store, clients))
+        theirs = frozenset(i for i, owner in enumerate(owners) if owner == full.architecture)
+        groups.append(Group(full, start, store, theirs if owners else everyone))
     return tuple(groups)
 
 

@@ -34,9 +34,12 @@ class Population:
         """How many there are."""
         return len(self._train)
 
-    def members(self, group: Group) -> list[int]:
+    def members(self, group: Group) -> Sequence[int]:
         """Returns the clients of a group, in rising order."""
-        return sorted(i for i in group.clients if i < len(self))
+        total = len(self)
+        if isinstance(group.clients, range):
+            return group.clients[:total]
+        return sorted(i for i in group.clients if i < total)
 
     def cohort(
         self, ids: Sequence[int], round: int, train: TrainConfig, limit: int | None = None, own: bool = False

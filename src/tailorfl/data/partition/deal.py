@@ -44,8 +44,11 @@ def positions_of(owner: Ints, clients: int) -> Rows:
     """Per client the ascending positions it owns; `owner` is `[samples]` int64 client or NOBODY."""
     in_order = bool((owner[1:] >= owner[:-1]).all())
     order = np.arange(len(owner)) if in_order else np.argsort(owner, kind="stable")
-    edges = np.cumsum(np.bincount(owner + 1, minlength=clients + 1))  # those of NOBODY come first
-    return Rows(order, edges[:-1], edges[1:])
+    owned = owner[owner >= 0] if bool((owner < 0).any()) else owner
+    stops = np.cumsum(np.bincount(owned, minlength=clients)) + (
+        len(owner) - len(owned)
+    )  # NOBODY's come first
+    return Rows(order, np.append(len(owner) - len(owned), stops[:-1]), stops)
 
 
 def present(ids: Ints) -> tuple[Ints, Ints]:

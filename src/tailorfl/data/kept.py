@@ -1,0 +1,94 @@
+"""Data made once and kept under a key: in a folder of its own, which gets its name when all is there.
+
+What was interrupted leaves nothing that anybody takes for whole, and is made again. Samples lie in files that are
+mapped: pages are read when they are used, and given back when memory is short.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+VARIABLE = "TAILORFL_CACHE"
+"""Names the folder of data that are kept; by default tailorfl in the user's cache folder."""
+_PART = ".part"
+_FINITE = WeakIdKeyDictionary()
+"""Tensors of which somebody has seen that all numbers are finite."""
+
+Opened = TypeVar("Opened")
+
+
+def cache_folder() -> Path:
+    """Where data are kept unless told otherwise."""
+    given = os.environ.get(VARIABLE)
+    if given:
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailorfl"
+
+
+def kept(
+    folder: Path, key: str, make: Callable[[Path], None], opened: Callable[[Path], Opened | None]
+) -> Opened:
+    """What lies under a key in a folder; if nothing does, or not all of it, it is made.
+
+    Processes that make the same at the same time do not disturb each other.
+
+    Args:
+        folder: of all that is kept.
+        key: names what is made: the same for the same.
+        make: puts it into the folder that it is given.
+        opened: reads it from the folder that it is given; None where something is missing.
+    """
+    place = folder / key
+    found = opened(place)
+    if found is not None:
+        return found
+    folder.mkdir(parents=True, exist_ok=True)
+    _sweep(folder)
+    working = Path(tempfile.mkdtemp(prefix=f"{key}.{os.getpid()}.", suffix=_PART, dir=folder))
+    try:
+        make(working)
+        shutil.rmtree(place, ignore_errors=True)  # damaged
+        try:
+            working.rename(place)
+        except OSError:  # another process was quicker
+            if opened(place) is None:
+                raise
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
+    done = opened(place)
+    assert done is not None
+    return done
+
+
+def mapped(file: Path, shape: Sequence[int], kind: torch.dtype) -> Tensor:
+    """The numbers in a file as a tensor of a shape; what is written to it stays in this process."""
+    return torch.from_file(str(file), shared=False, size=math.prod(shape), dtype=kind).view(*shape)
+
+
+def say_finite(values: Tensor) -> Tensor:
+    """Returns `values`, of which it is known from now on that all are finite: nobody has to read a file for it."""
+    _FINITE[values] = True
+    return values
+
+
+def said_finite(values: Tensor) -> bool:
+    """Whether `say_finite` was told so of this very tensor."""
+    return values in _FINITE
+
+
+def _sweep(folder: Path) -> None:
+    """Deletes what processes left that were killed at work."""
+    for left in folder.glob(f"*{_PART}"):
+        number = left.name.removesuffix(_PART).split(".")[1]
+        if number.isdigit() and not Path(f"/proc/{number}").exists() and Path("/proc").is_dir():
+            shutil.rmtree(left, ignore_errors=True)
