@@ -7,6 +7,7 @@
     engine      a round of the plain loop and of the vectorized engine against the limits, and the products and
                 convolutions of its steps alone
     lora        the same for LoRA on a transformer
+    precision   float32 against bfloat16: operations by themselves, and rounds of both engines
 
 One thread, process time, the ways in turn, the minimum over repetitions. Run on an otherwise idle machine; it takes two
 to three minutes. `--parts limits engine` measures some parts and leaves the others of the file as they are.
@@ -27,13 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernel_parts import operations, rounds, steps
+from kernel_parts import operations, precision, rounds, steps
 from kernel_parts.timing import BATCH, Table, show
 
 from tailorfl.benchmark.clock import processor
 from tailorfl.engines.memory import keep_freed_memory
 
-PARTS = ("limits", "conv", "linear", "compile", "engine", "lora")
+PARTS = ("limits", "conv", "linear", "compile", "engine", "lora", "precision")
 
 
 def tables(part: str) -> dict[str, Callable[[], Table]]:
@@ -50,6 +51,10 @@ def tables(part: str) -> dict[str, Callable[[], Table]]:
         "compile": {"torch.compile": steps.compiled},
         "engine": {"rounds of 100 clients × 60 samples": rounds.networks},
         "lora": {"rounds of LoRA": rounds.lora},
+        "precision": {
+            "bfloat16 by operation": precision.operations,
+            "bfloat16 by round": precision.rounds,
+        },
     }
     return every[part]
 

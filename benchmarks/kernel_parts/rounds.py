@@ -35,18 +35,21 @@ SHARES = {"cnn2": 0.2, "resnet20": 0.1}
 """Which share of the 100 clients runs."""
 
 
+def federated(x: Tensor, classes: int, clients: int) -> Federation:
+    """Returns clients with equal shares of samples, which have random classes."""
+    y = torch.randint(0, classes, (len(x),))
+    own, names = torch.arange(len(x)) // (len(x) // clients), tuple(map(str, range(clients)))
+    source = Source(
+        "random", x, y, "classification", classes, groups={"client": own}, group_names={"client": names}
+    )
+    return federate(source=source, partition="natural", split={"train": 1.0, "test": 0.0})
+
+
 class Round:
     """One round of FedAvg of equal clients, with the plain loop and with the vectorized engine."""
 
     def __init__(self, model: Model, x: Tensor, classes: int, clients: int, batch: int = BATCH) -> None:
-        y = torch.randint(0, classes, (len(x),))
-        own, names = torch.arange(len(x)) // (len(x) // clients), tuple(map(str, range(clients)))
-        source = Source(
-            "random", x, y, "classification", classes, groups={"client": own}, group_names={"client": names}
-        )
-        self.data: Federation = federate(
-            source=source, partition="natural", split={"train": 1.0, "test": 0.0}
-        )
+        self.data = federated(x, classes, clients)
         config = TrainConfig(epochs=1, batch_size=batch, lr=RATE)
         self.clients, self.batch, self.batches = clients, batch, len(x) // clients // batch
         self.steps = clients * self.batches
