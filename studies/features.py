@@ -2,10 +2,12 @@
 
     python studies/features.py cifar10 runs/features/cifar10.npz [--samples N]
     python studies/features.py pacs runs/features/pacs.npz [--samples N]
+    python studies/features.py mnist runs/features/mnist.npz [--samples N]
 
 cifar10: 128 principal components of pixels, fitted on Tiny-ImageNet (no image of CIFAR-10 is looked at), divided by the
 deviation of the first; official test part kept. pacs: pooled features of a ResNet-20 trained on CIFAR-10, images at 32
-pixels, standardised by their own mean and deviation over all domains. Source `features` of a recipe reads the file.
+pixels, standardised by their own mean and deviation over all domains. mnist: pixels, each standardised by its own mean and
+deviation over all images, (x - m) / (s + 0.001) of 0 to 255, as pFedMe's release has them. Source `features` of a recipe reads the file.
 """
 
 from __future__ import annotations
@@ -44,6 +46,15 @@ def cifar10(samples: int | None) -> dict[str, Any]:
     return {"x": x, "y": source.y.numpy(), "test": source.test.numpy(), "classes": source.info["classes"]}
 
 
+def mnist(samples: int | None) -> dict[str, Any]:
+    """Returns the arrays of MNIST, each pixel standardised by itself."""
+    source = load_source("mnist")
+    rows = slice(samples)
+    x = 255 * pixels(source).astype(np.float64)[rows]
+    x = ((x - x.mean(0)) / (x.std(0) + 0.001)).astype(np.float32)
+    return {"x": x, "y": source.y.numpy()[rows], "classes": source.info["classes"]}
+
+
 def pacs(samples: int | None) -> dict[str, Any]:
     """Returns the arrays of PACS in pooled features of a ResNet-20."""
     source = load_source("pacs", samples=samples, side=32)
@@ -62,11 +73,11 @@ def pacs(samples: int | None) -> dict[str, Any]:
 def main() -> None:
     """Writes the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("which", choices=("cifar10", "pacs"))
+    parser.add_argument("which", choices=("cifar10", "mnist", "pacs"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--samples", type=int, help="only so many images")
     given = parser.parse_args()
-    arrays = {"cifar10": cifar10, "pacs": pacs}[given.which](given.samples)
+    arrays = {"cifar10": cifar10, "mnist": mnist, "pacs": pacs}[given.which](given.samples)
     given.file.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(given.file, **{**arrays, "x": arrays["x"].astype(np.float32)})
 

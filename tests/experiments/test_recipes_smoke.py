@@ -38,7 +38,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(str(error))
     study = loaded("studies/features.py")
     here = tmp_path_factory.mktemp("smokes")
-    for which in ("cifar10", "pacs"):
+    for which in ("cifar10", "mnist", "pacs"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 sys,
@@ -60,6 +60,11 @@ def test_features_of_images(features: Path) -> None:
         assert found["x"].shape == (1500, 64)
         assert np.abs(found["x"].mean(0)).max() < 1e-4
         assert sorted(set(found["domain"])) == [0, 1, 2, 3]
+    with np.load(features / "runs/features/mnist.npz") as found:
+        assert found["x"].shape == (1500, 784)
+        assert np.abs(found["x"].mean(0)).max() < 1e-4
+        spread = found["x"].std(0)
+        assert ((spread == 0) | (abs(spread - 1) < 0.1)).all()  # black in all images, or standardised
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,7 @@ def pfedme(
     weights: str,
     personal_epochs: int | None,
     personal_steps: int | None = None,
+    keep: str = "theta",
 ) -> Outcome:
     """θ is warm-started within a round; with `personal_epochs` it goes on from the round before."""
     w, v = clone(p.init), everywhere(p)
@@ -125,7 +126,7 @@ def pfedme(
                 rule = replace(p.train, lr=rate, weight_decay=p.train.weight_decay + inner_wd)
                 theta = fit(p, theta, [step] * inner_steps, term=pull(lam, own), train=rule)
                 own = step_to(p, own, theta, lr * lam)
-            v[i] = theta
+            v[i] = own if keep == "w" else theta
             up.append(own)
         average = mean(up, weights_of(p, sampled, weights))
         w = {n: (1 - beta) * w[n] + beta * average[n] if n in p.parameters else average[n] for n in w}

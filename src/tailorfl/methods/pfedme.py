@@ -9,7 +9,7 @@
     server:    w = (1 − β) w + β Σ_S a_i w_i
 
 θ is warm-started across the R repetitions, as in the official code. The optimizer of the run takes its steps, anew on
-every batch.
+every batch. What that code evaluates as the personal model is not θ but w_i after the last repetition: `keep: w`.
 
 With `personal_epochs` (or `personal_steps`) a client instead trains its θ of the round before for so many epochs with
 the same penalty and then takes one step of w, as the baseline of that name in FedOA (2025) does; its step
@@ -24,15 +24,15 @@ a learning rate of 0.2 breaks, and 100 gradients a round. The defaults here are 
 | K, R | `inner_steps`, `local_rounds` |
 | η, η_p | `lr`, `personal_lr` (default: the run's learning rate), times what `train.round_schedule` leaves |
 | β | `beta` |
-| θ_i | client state |
+| θ_i, or w_i with `keep: w` | client state |
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from tensordict import TensorDict
 
 from tailorfl.core.client import Client
@@ -75,6 +75,18 @@ class PFedMe(TwoModels):
     )
     personal_steps: int | None = Field(None, ge=1, description="steps in place of personal_epochs")
     beta: float = Field(1.0, ge=0, le=2, description="β: server step")
+    keep: Literal["theta", "w"] = Field(
+        "theta",
+        description="the personal model: θ_i, as in the paper, or w_i, as the official code evaluates it",
+    )
+
+    @model_validator(mode="after")
+    def _theta_goes_on(self) -> Self:
+        if self.keep == "w" and (self.personal_epochs is not None or self.personal_steps is not None):
+            raise ValueError(
+                "keep = w is for inner steps; with personal_epochs or personal_steps θ goes on from the round before"
+            )
+        return self
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         w = theta = received
@@ -95,7 +107,7 @@ class PFedMe(TwoModels):
                 optimizer=Optimizer(lr=client.rate(self.personal_lr), weight_decay=decay),
             )
             w = self._stepped(client, w, theta)
-        return theta, w
+        return (w if self.keep == "w" else theta), w
 
     def _stepped(self, client: Client, w: TensorDict, theta: TensorDict) -> TensorDict:
         """Returns w after its step towards θ, with the running statistics of θ."""
