@@ -470,6 +470,7 @@ def test_exact_claims() -> None:
         "ckt_optimum",
         "fedclup_rate",
         "fedclup_gradients",
+        "fedclup_slopes",
     }
     assert {name for name, check in exact.CHECKS.items() if check()} == true
     gains = [lf - max(others) for *others, lf in exact.PLGU_GLOBAL.values()]
@@ -477,6 +478,14 @@ def test_exact_claims() -> None:
     rising = [key for key, (h, m, l, g, _) in exact.FEDCLUP.items() if h <= m <= l <= g]
     assert len(rising) == 13
     assert [key for key, (*rest, local) in exact.FEDCLUP.items() if local >= min(rest)] == [("CIFAR-10", 10)]
+
+
+def test_errors_whose_slopes_are_claimed_are_those_of_least_squares() -> None:
+    """Together without differences, alone with large ones: d / (s - d - 1) of s samples of normal inputs."""
+    together = [exact._error(20, 50, 0.0, seed) for seed in range(200)]
+    assert np.mean(together) == pytest.approx(3 / (20 * 50 - 4), rel=0.15)
+    alone = [exact._error(20, 50, 16.0, seed) for seed in range(50)]
+    assert np.mean(alone) == pytest.approx(3 / (50 - 4), rel=0.1)
 
 
 def test_results_of_claims_are_up_to_date() -> None:

@@ -158,6 +158,20 @@ def fedclup_gradients() -> bool:
     return max(found) <= 3 * min(found)
 
 
+def fedclup_slopes() -> bool:
+    """Corollary 1: with its λ the error of linear regression falls as 1/N where R = 0, as 1/n where R is large, grows
+    as R² between 1/√N and 1/√n and not with R beyond; slopes of logarithms within 0.15."""
+    where = {
+        -1.0: (
+            {clients: (clients, 50, 0.0) for clients in (5, 10, 20, 40)},
+            {samples: (20, samples, 1.0) for samples in (25, 50, 100, 200)},
+        ),
+        2.0: ({radius: (200, 40, radius) for radius in (0.08, 0.1, 0.12, 0.15)},),
+        0.0: ({radius: (20, 20, radius) for radius in (4.0, 8.0, 16.0)},),
+    }
+    return all(abs(_slope(line) - expected) < 0.15 for expected, lines in where.items() for line in lines)
+
+
 def fedclup_rows_rise() -> bool:
     """Of the 15 printed rows all rise from high personalization to low, and on to Global."""
     return all(high <= medium <= low <= pooled for high, medium, low, pooled, _ in FEDCLUP.values())
@@ -194,6 +208,7 @@ CHECKS: Mapping[str, Callable[[], bool]] = {
         ckt_normaliser,
         fedclup_rate,
         fedclup_gradients,
+        fedclup_slopes,
         fedclup_rows_rise,
         fedclup_local_is_last,
         fedclup_more_classes_help,
@@ -201,6 +216,36 @@ CHECKS: Mapping[str, Callable[[], bool]] = {
     )
 }
 """By the name that claims have."""
+
+
+def _slope(points: Mapping[float, tuple[int, int, float]]) -> float:
+    """Of the logarithm of the mean error over that of what the points vary; few clients are drawn more often."""
+    found = [
+        np.mean([_error(*point, seed) for seed in range(max(8, 600 // point[0]))]) for point in points.values()
+    ]
+    return float(np.polyfit(np.log(list(points)), np.log(found), 1)[0])
+
+
+def _error(clients: int, samples: int, radius: float, seed: int) -> float:
+    """Mean squared distance of the clients' models at FedCLUP's optimum, with λ of corollary 1, to their true weights:
+    three standard normal inputs, noise of deviation 1, truths at distance `radius` from their centre."""
+    import torch
+
+    from tailorfl.data.synthetic import closed_form
+    from tailorfl.theory.fedclup_statistics import Problem, lambda_range
+
+    rng, dim = np.random.default_rng(seed), 3
+    away = rng.standard_normal((clients, dim))
+    truth = rng.standard_normal(dim) + radius * away / np.linalg.norm(away, axis=1, keepdims=True)
+    x = rng.standard_normal((clients, samples, dim))
+    y = np.einsum("ksd,kd->ks", x, truth) + rng.standard_normal((clients, samples))
+    curvature = np.einsum("ksd,kse->kde", x, x) / samples
+    alone = np.linalg.solve(curvature, np.einsum("ksd,ks->kd", x, y)[..., None] / samples)[..., 0]
+    span = lambda_range(Problem(1.0, 1.0, math.sqrt(dim), radius, samples, clients))
+    equal = torch.full((clients,), 1 / clients, dtype=torch.float64)
+    lam = span.lower if span.together else span.upper
+    _, found = closed_form(torch.from_numpy(curvature), torch.from_numpy(alone), equal, lam)
+    return float(((found.numpy() - truth) ** 2).sum(1).mean())
 
 
 def _gradients(method: Mapping[str, object]) -> float:
