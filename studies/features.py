@@ -6,8 +6,9 @@
 
 cifar10: 128 principal components of pixels, fitted on Tiny-ImageNet (no image of CIFAR-10 is looked at), divided by the
 deviation of the first; official test part kept. pacs: pooled features of a ResNet-20 trained on CIFAR-10, images at 32
-pixels, standardised by their own mean and deviation over all domains. mnist: pixels, each standardised by its own mean and
-deviation over all images, (x - m) / (s + 0.001) of 0 to 255, as pFedMe's release has them. Source `features` of a recipe reads the file.
+pixels, standardised by their own mean and deviation over all domains. mnist: pixels, each standardised by its own mean
+and deviation over all images, (x - m) / (s + 0.001) of 0 to 255, as pFedMe's release has them. Source `features` of a
+recipe reads the file.
 """
 
 from __future__ import annotations
