@@ -161,7 +161,9 @@ OPTIONS: dict[str, list[Case]] = {
         normed(DITTO),
     ],
     "pfedme": [
-        *each(PFEDME, beta=(0.6, 0.0), inner_wd=(0.2,), personal_lr=(None,), weights=("uniform",), keep=("w",)),
+        *each(
+            PFEDME, beta=(0.6, 0.0), inner_wd=(0.2,), personal_lr=(None,), weights=("uniform",), keep=("w",)
+        ),
         *each(PFEDME, personal_epochs=(2,), personal_steps=(3,)),
         normed(PFEDME),
     ],

@@ -221,7 +221,8 @@ CHECKS: Mapping[str, Callable[[], bool]] = {
 def _slope(points: Mapping[float, tuple[int, int, float]]) -> float:
     """Of the logarithm of the mean error over that of what the points vary; few clients are drawn more often."""
     found = [
-        np.mean([_error(*point, seed) for seed in range(max(8, 600 // point[0]))]) for point in points.values()
+        np.mean([_error(*point, seed) for seed in range(max(8, 600 // point[0]))])
+        for point in points.values()
     ]
     return float(np.polyfit(np.log(list(points)), np.log(found), 1)[0])
 
