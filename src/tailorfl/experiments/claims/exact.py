@@ -161,7 +161,7 @@ def fedclup_gradients() -> bool:
 def fedclup_slopes() -> bool:
     """Corollary 1: with its λ the error of linear regression falls as 1/N where R = 0, as 1/n where R is large, grows
     as R² between 1/√N and 1/√n and not with R beyond; slopes of logarithms within 0.15."""
-    where = {
+    where: dict[float, tuple[dict[float, tuple[int, int, float]], ...]] = {
         -1.0: (
             {clients: (clients, 50, 0.0) for clients in (5, 10, 20, 40)},
             {samples: (20, samples, 1.0) for samples in (25, 50, 100, 200)},
