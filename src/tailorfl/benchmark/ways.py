@@ -78,7 +78,9 @@ class Loop:
             loss = LOSSES[cohort.source.task]
             start = tree.tensors(work.part.group.context.init)
             clients = list(_clients(work))
-            self.loops.append(fastest(cohort.model, cohort.source, loss, cohort.config, start, clients))
+            self.loops.append(
+                fastest(cohort.model.whole, cohort.source.original, loss, cohort.config, start, clients)
+            )
 
     @property
     def variant(self) -> str:

@@ -77,7 +77,9 @@ def pilot(config: ExperimentConfig, clients: int, rounds: int, watch: Callable[[
     # built, not run.
     fedavg = MethodConfig(name="fedavg", label="fedavg", options={"weights": "uniform"})
     sim = make_simulation(Job(config, fedavg, seed), federation)
-    return advise(federation, sim.model, sim.train, clients=clients, rounds=rounds, seed=seed, watch=watch)
+    return advise(
+        federation, sim.model.whole, sim.train, clients=clients, rounds=rounds, seed=seed, watch=watch
+    )
 
 
 def fragment(advice: Advice, config: ExperimentConfig) -> dict[str, Any]:

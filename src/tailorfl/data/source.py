@@ -136,6 +136,15 @@ class Source:
         """The samples `rows` as `take_augmented` gives them, and their targets."""
         return self.take_augmented(rows, keys), self.targets(rows)
 
+    @property
+    def original(self) -> Source:
+        """The samples as they were given: another data set where these are what a network made of them."""
+        return self
+
+    def at_hand(self, device: torch.device) -> Source:
+        """The data set with every sample in `x`, for whom `take` is not enough; what is missing is made on a device."""
+        return self
+
     def _picked(self, rows: Tensor) -> Tensor:
         # index_select copies whole samples and is several times faster than advanced indexing.
         return self.x.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *self.x.shape[1:])

@@ -99,12 +99,13 @@ class Place:
         if self.is_host:
             return source
         if source not in self._sources:
-            free, size = free_memory(self.device), source.x.nbytes + source.y.nbytes
+            given = source.at_hand(self.device)
+            free, size = free_memory(self.device), given.x.nbytes + given.y.nbytes
             if free is not None and size > DATA_SHARE * free:
-                self._sources[source] = Fetched.of(source, self.device)
+                self._sources[source] = Fetched.of(given, self.device)
             else:
-                x, y = source.x.to(self.device), source.y.to(self.device)
-                self._sources[source] = _copied(Source, source, x=x, y=y)
+                x, y = given.x.to(self.device), given.y.to(self.device)
+                self._sources[source] = _copied(Source, given, x=x, y=y)
         return self._sources[source]
 
     def inference(self, asked: Inference) -> Inference:

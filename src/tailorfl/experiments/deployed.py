@@ -163,7 +163,7 @@ def restore(
     job, sim, selection = restored(Path(folder), method, seed, source)
     store = RunStore.open(Path(folder) / job.folder, readonly=True)
     had = store.config.get("data")
-    if isinstance(had, dict) and had != digests(sim.federation):
+    if isinstance(had, dict) and had != digests(sim.given):
         raise RunError(
             f"the data are not those that '{folder}' was made with, and models that look at data once more before they "
             "are deployed would be others; bring the data back as they were"

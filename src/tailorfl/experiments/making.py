@@ -19,6 +19,7 @@ from tailorfl.experiments.privacy import Simulated, with_privacy
 from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.acceptance import Trace
 from tailorfl.rounds.buffered import Buffered
+from tailorfl.rounds.frozen_front import FeatureSettings
 from tailorfl.rounds.groups import assign_by_size
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.store import TRACE
@@ -88,6 +89,15 @@ def make_simulation(
     if kind is Simulation and config.system.mode == "buffered" and not method.pooled:
         kind = Buffered
 
+    # Clients elsewhere have their own samples, which nobody else may go through.
+    here = kind in (Simulation, Buffered)
+    engine = config.engine
+    features = FeatureSettings(
+        engine.features if here else "off",
+        engine.features_memory,
+        None if folder is None else _root(folder, job),
+    )
+
     def build(sample_dp: SampleDP | None, client_dp: ClientDP | None) -> Simulation:
         return kind(
             method,
@@ -105,9 +115,16 @@ def make_simulation(
             robust=config.server.robust,
             system=config.system,
             trace=trace,
+            features=features,
         )
 
     return with_privacy(job, build)
+
+
+def _root(folder: Path, job: Job) -> Path:
+    """The result folder that a job's folder is in, which all of its jobs share; the folder itself where it is alone."""
+    depth = len(Path(job.folder).parts)
+    return folder.parents[depth - 1] if folder.parts[-depth:] == Path(job.folder).parts else folder
 
 
 def trace_of(job: Job) -> Trace | None:

@@ -218,7 +218,7 @@ def _write(sim: Simulation, weights: Path) -> int:
     """Writes all tensors of the model and returns how many scalars they have."""
     state = sim.global_model()
     assert state is not None
-    with sim.model.bound(state) as module:
+    with sim.model.whole.bound(state) as module:
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with reporting(weights, "write"):
             save_weights(tensors, weights)
@@ -226,7 +226,7 @@ def _write(sim: Simulation, weights: Path) -> int:
 
 
 def _report(config: ExperimentConfig, sim: Simulation, found: Pretrained) -> dict[str, Any]:
-    source = sim.federation.source
+    source = sim.given.source
     sizes = {part: int(sim.federation.sizes(part)[0]) for part in ("train", "val", "test")}
     return {
         "weights": found.weights.name,

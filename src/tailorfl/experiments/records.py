@@ -78,6 +78,7 @@ def summary_of(
         "engine": sim.engine.name,
         "clients": sim.federation.num_clients,
         **_malicious(sim),
+        **_features(sim),
         **({} if sim.cohort_is_secret else _rejected(sim, store)),
         "loss_grew": _growth(sim, store),
         **_of_the_system(store),
@@ -117,6 +118,12 @@ def _malicious(sim: Simulation) -> dict[str, Any]:
         return {}
     names = [sim.federation.names[client] for client in sorted(hostile.clients)]
     return {"malicious": {"kind": hostile.settings.kind, "clients": names}}
+
+
+def _features(sim: Simulation) -> dict[str, str]:
+    """Whether what frozen layers give out was computed once, in words; nothing where none are frozen."""
+    frozen = any(group.model.frozen for group in sim.groups)
+    return {"features": sim.features_note} if frozen else {}
 
 
 def _growth(sim: Simulation, store: RunStore) -> list[float] | None:

@@ -43,7 +43,7 @@ def facts_of(run: Restored, model: Deployed) -> dict[str, Any]:
 
 def inputs_of(run: Restored, model: Deployed) -> dict[str, Any]:
     """Returns how raw samples become inputs of one model; of the scaling constants its client's own alone."""
-    source = run.sim.federation.source
+    source = run.sim.given.source
     facts, client = meaning(source), None if model.client is None else model.name
     if SCALING in source.info:
         facts["scaling"] = source.info[SCALING].of(client)

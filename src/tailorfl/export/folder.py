@@ -193,8 +193,8 @@ def tensors(named: Mapping[str, Tensor], path: Path) -> None:
 
 def sample_for(run: Restored, model: Deployed) -> Tensor:
     """Returns some samples as the model sees them: its client's own, else the first client's."""
-    rows = run.sim.federation.train[model.client or 0][:TRIED]
-    return run.sim.federation.source.take(torch.as_tensor(rows))
+    rows = run.sim.given.train[model.client or 0][:TRIED]
+    return run.sim.given.source.take(torch.as_tensor(rows))
 
 
 def loaded(place: Path) -> ModuleType:

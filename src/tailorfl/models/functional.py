@@ -17,11 +17,20 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from tailorfl.errors import ModelError
+from tailorfl.models.cut import Cut
 from tailorfl.models.dropout import Keyed, plain_dropout, replace_dropout
 from tailorfl.models.mixture import is_live, joined
+from tailorfl.models.module_tensors import (
+    frozen_names,
+    has_statistics,
+    on_device,
+    own_names,
+    places_of,
+    tensors_of,
+    without_value,
+)
 from tailorfl.models.selectors import Selector, select
 from tailorfl.models.skeleton import Skeleton, State
 from tailorfl.models.split import Split
@@ -57,8 +66,8 @@ class Model:
         if trainable is None:
             trainable = getattr(module, "default_trainable", "all")
         self.module: nn.Module = module
-        tensors = _tensors(module)
-        self.frozen: frozenset[str] = _frozen(module, trainable)
+        tensors = tensors_of(module)
+        self.frozen: frozenset[str] = frozen_names(module, trainable)
         """Names of the tensors that never change."""
         self.parameters: tuple[str, ...] = self._live(module.named_parameters())
         self.buffers: tuple[str, ...] = self._live(module.named_buffers())
@@ -70,15 +79,17 @@ class Model:
             tensors[name].requires_grad_(False)
         self.held_scalars: int = sum(tensors[n].numel() for n in self.frozen)
         """Number of scalars that are held once for all clients."""
-        norms = {name: m for name, m in module.named_modules() if _has_statistics(m)}
-        self._still = tuple(name for name in norms if not set(_own(norms[name], name)) - self.frozen)
+        norms = {name: m for name, m in module.named_modules() if has_statistics(m)}
+        self._still = tuple(name for name in norms if not set(own_names(norms[name], name)) - self.frozen)
         self._norms = {name: m for name, m in norms.items() if name not in self._still}
         self.has_batch_statistics = bool(self._norms)
         """Whether a training step depends on the batch as a whole (batch norm), so that a batch must not be padded."""
         self.has_dropout = any(isinstance(part, Keyed) for part in module.modules())
         """Whether a training step needs keys, of dropout masks or of the noise of other layers."""
-        self._places = _places(module)
-        self._eval = Skeleton(self._copy(module).eval(), self._live_places())
+        self._places = places_of(module)
+        self._whole: Model | None = None
+        self._cut: Cut | None = None
+        self._eval = self._skeleton(self._copy(module).eval())
         self._training: dict[frozenset[str], Skeleton] = {}
         self._elsewhere: dict[torch.device, Model] = {}
         self.single_users: dict[frozenset[str], tuple[bool, ...]] = {}
@@ -144,7 +155,7 @@ class Model:
         picked = self.frozen & select(self.module, moving, allow_empty=True)
         if not picked:
             return self
-        values = {n: t.detach() for n, t in _tensors(self.module).items() if n in picked}
+        values = {n: t.detach() for n, t in tensors_of(self.module).items() if n in picked}
         return self._after(partial(_with_values, values), self.frozen - picked)
 
     def _after(self, change: Callable[[nn.Module], object], frozen: frozenset[str]) -> Model:
@@ -160,10 +171,31 @@ class Model:
         if device not in self._elsewhere:
             moved = copy.copy(self)
             moved.module = self._copy(self.module, device)
-            moved._eval = Skeleton(moved._copy(moved.module).eval(), self._live_places())
+            moved._eval = moved._skeleton(moved._copy(moved.module).eval())
             moved._training = {}
             self._elsewhere[device] = moved
         return self._elsewhere[device]
+
+    def cut_at(self, cut: Cut) -> Model:
+        """Returns the model of what comes after a cut: of the same state, its inputs what the layers before give out.
+
+        `module` and what is made of it (`alone`, other models) are of the whole network.
+        """
+        rest = copy.copy(self)
+        rest._whole, rest._cut = self.whole, cut
+        rest._training, rest._elsewhere, rest.single_users = {}, {}, {}
+        rest._eval = rest._skeleton(rest._copy(rest.module).eval())
+        return rest
+
+    @property
+    def whole(self) -> Model:
+        """The model of the whole network, whose inputs are samples."""
+        return self if self._whole is None else self._whole
+
+    @property
+    def live_places(self) -> dict[str, list[tuple[str, str]]]:
+        """Name of every tensor that may change -> the (submodule, leaf) places that hold it."""
+        return {name: places for name, places in self._places.items() if name not in self.frozen}
 
     def channels_last(self, device: torch.device) -> bool:
         """Whether one client trains faster with images and convolutions in that layout; measured on CPUs."""
@@ -192,7 +224,7 @@ class Model:
 
         Global random state is left as it was.
         """
-        tensors = _tensors(self._fresh(seed))
+        tensors = tensors_of(self._fresh(seed))
         return TensorDict({n: tensors[n].detach().clone() for n in self.sizes}, batch_size=[])
 
     def __call__(self, state: State, x: Tensor) -> Tensor:
@@ -227,7 +259,7 @@ class Model:
         Its dropout layers are plain ones, so it can be trained further without keys.
         """
         module = plain_dropout(copy.deepcopy(self.module)).eval()
-        tensors = _tensors(module)
+        tensors = tensors_of(module)
         with torch.no_grad():
             for name in self.sizes:
                 tensors[name].copy_(state[name])
@@ -263,10 +295,16 @@ class Model:
         if trained not in self._training:
             module = self._copy(self._eval.module).train()
             active = self._active_norms(trained)
-            for name in (*self._norms, *self._still):
-                module.get_submodule(name).train(name in active)
-            self._training[trained] = Skeleton(module, self._live_places())
+            for name, part in module.named_modules():
+                if name in self._norms or name in self._still:
+                    part.train(name in active)
+            self._training[trained] = Skeleton(module, self.live_places)
         return self._training[trained]
+
+    def _skeleton(self, module: nn.Module) -> Skeleton:
+        if self._cut is not None:
+            self._cut.apply(module)
+        return Skeleton(module, self.live_places)
 
     def _fresh(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -279,23 +317,20 @@ class Model:
     def _live(self, named: Iterator[tuple[str, Any]]) -> tuple[str, ...]:
         return tuple(name for name, _ in named if name not in self.frozen)
 
-    def _live_places(self) -> dict[str, list[tuple[str, str]]]:
-        return {name: places for name, places in self._places.items() if name not in self.frozen}
-
     def _copy(self, module: nn.Module, device: torch.device | None = None) -> nn.Module:
         """Returns a copy of the structure that shares the frozen tensors and has no values of the others.
 
         With `device` it has copies of them there.
         """
-        held = {id(t): t for name, t in _tensors(self.module).items() if name in self.frozen}
+        held = {id(t): t for name, t in tensors_of(self.module).items() if name in self.frozen}
         if device is not None:
-            held = {key: _moved(t, device) for key, t in held.items()}
+            held = {key: on_device(t, device) for key, t in held.items()}
         copied = copy.deepcopy(module, held)
-        for places in self._live_places().values():
+        for places in self.live_places.values():
             for path, leaf in places:
                 owner = copied.get_submodule(path)
                 tensors: Any = owner._parameters if leaf in owner._parameters else owner._buffers
-                tensors[leaf] = _without_value(tensors[leaf])
+                tensors[leaf] = without_value(tensors[leaf])
         return copied
 
 
@@ -305,58 +340,7 @@ def _in_turn(steps: Sequence[Callable[[nn.Module], object]], module: nn.Module) 
 
 
 def _with_values(values: Mapping[str, Tensor], module: nn.Module) -> None:
-    tensors = _tensors(module)
+    tensors = tensors_of(module)
     with torch.no_grad():
         for name, value in values.items():
             tensors[name].copy_(value)
-
-
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    moved = tensor.detach().to(device)
-    return nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
-
-
-def _without_value(tensor: Tensor) -> Tensor:
-    empty = tensor.detach().to("meta")
-    return nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
-
-
-def _frozen(module: nn.Module, trainable: Selector) -> frozenset[str]:
-    """Names of the tensors that never change: those not picked, and constants that no weight file holds."""
-    tensors = _tensors(module)
-    constant = {
-        f"{path}.{leaf}" if path else leaf
-        for path, part in module.named_modules()
-        for leaf in part._non_persistent_buffers_set
-    }
-    live = set(tensors) if trainable == "all" else set(select(module, trainable))
-    for name, part in module.named_modules():
-        if _has_statistics(part) and any(n in live for n, _ in part.named_parameters(name, recurse=False)):
-            live |= {n for n, _ in part.named_buffers(name, recurse=False)}
-    return frozenset(n for n in tensors if n not in live or n in constant)
-
-
-def _own(module: nn.Module, name: str) -> list[str]:
-    """State names of the tensors that a module called `name` itself holds."""
-    named = (*module.named_parameters(name, recurse=False), *module.named_buffers(name, recurse=False))
-    return [n for n, _ in named]
-
-
-def _has_statistics(module: nn.Module) -> bool:
-    """Whether a training step of the module depends on the batch as a whole, or updates running statistics."""
-    return isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats)
-
-
-def _places(module: nn.Module) -> dict[str, list[tuple[str, str]]]:
-    """Returns for every state name the (submodule, leaf) places that hold it; tied tensors have several."""
-    names = {id(t): name for name, t in reversed(_tensors(module).items())}
-    out: dict[str, list[tuple[str, str]]] = {name: [] for name in _tensors(module)}
-    for path, part in module.named_modules(remove_duplicate=False):
-        for leaf, tensor in (*part._parameters.items(), *part._buffers.items()):
-            if tensor is not None:
-                out[names[id(tensor)]].append((path, leaf))
-    return out
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -35,6 +35,16 @@ def in_bfloat16(device: str) -> Iterator[None]:
         _DEVICE.reset(token)
 
 
+@contextmanager
+def in_float32() -> Iterator[None]:
+    """A block in which networks compute in float32, whatever they do around it."""
+    token = _DEVICE.set(None)
+    try:
+        yield
+    finally:
+        _DEVICE.reset(token)
+
+
 def is_half() -> bool:
     """Whether networks compute in bfloat16 here."""
     return _DEVICE.get() is not None

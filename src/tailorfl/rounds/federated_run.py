@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Traffic
 from tailorfl.core.method import Method
 from tailorfl.data.federation import Federation
+from tailorfl.data.source import Source
 from tailorfl.engines.auto import Auto, keep_choice
 from tailorfl.engines.base import ClientFunction, Engine, Stored, Visit
 from tailorfl.engines.memory import keep_freed_memory
@@ -23,7 +24,8 @@ from tailorfl.models.functional import Model
 from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.acceptance import Acceptance, Trace
 from tailorfl.rounds.client_code import Deployment, Training, deployment_message, in_parts
-from tailorfl.rounds.groups import Group, by_group, make_groups
+from tailorfl.rounds.frozen_front import FEATURES, FeatureSettings, frozen_front
+from tailorfl.rounds.groups import Group, by_group, make_groups, trained_models
 from tailorfl.rounds.malicious import drawn
 from tailorfl.rounds.population import Population
 from tailorfl.rounds.private_updates import PrivateUpdates, check_data, check_objective, check_private
@@ -61,11 +63,12 @@ class FederatedRun:
         system: SystemConfig = DEFAULT.system,
         trace: Trace | None = None,
         robust: RobustConfig = DEFAULT.server.robust,
+        features: FeatureSettings = FEATURES,
     ) -> None:
         keep_freed_memory()
         if not 0 < fraction <= 1:
             raise ConfigError(f"fraction must lie in (0, 1], but is {fraction}")
-        self.method, self.federation, self.train = method, federation, train
+        self.method, self.train = method, train
         self.engine: Engine = engine if engine is not None else Auto()
         if sampling in CYCLIC and fraction != 1:
             raise ConfigError(
@@ -82,7 +85,14 @@ class FederatedRun:
         check_robust(method, robust, self.level)
         self.robust = None if robust.rule == "none" else Robust(robust, seed)
         self.malicious = drawn(system.malicious, federation, method, seed)
-        groups = make_groups(method, federation, model, assignment, train, seed, state_folder)
+        models = trained_models(method, federation, model, assignment)
+        self.features, self.features_note = frozen_front(models, federation, seed, features)
+        self.given = self.federation = federation
+        see: Callable[[Source], Source] = _as_it_is
+        if self.features is not None:
+            models = dict.fromkeys(models, self.features.model)
+            self.federation, see = self.features.federation, self.features.see
+        groups = make_groups(method, federation, models, assignment, train, seed, state_folder, see)
         self.groups = tuple(replace(g, states=self.engine.hold(g.states)) for g in groups)
         first = self.groups[0]
         self.context = first.context
@@ -95,7 +105,9 @@ class FederatedRun:
         self.round = 0
         self._replied: dict[str, tree.Shapes] = {}  # of every reply that a group has sent so far
         self.is_blamed = False  # whether a client that diverged was looked at for the term to blame
-        self.population = Population(federation, self.groups, seed, method.pooled, self.malicious)
+        self.population = Population(
+            self.federation, self.groups, seed, method.pooled, self.malicious, self._poisoned(see)
+        )
         if self.sampling in CYCLIC:
             self.fraction = 1 / self.participants
         self._check_enough(robust)
@@ -108,7 +120,11 @@ class FederatedRun:
         simulated = system.is_simulated and trace is None and not method.pooled
         self.system = System.of(system, seed, federation.names) if simulated else None
         self.clock = 0.0
-        for one in trace or ():
+        self._check_trace(system)
+
+    def _check_trace(self, system: SystemConfig) -> None:
+        """Raises ConfigError where a recorded run is of other clients or of other rounds."""
+        for one in self.trace or ():
             self.check_asked(one)
             if any(a.version is not None for a in one.answers) != (system.mode == "buffered"):
                 other = "synchronous" if system.mode == "buffered" else "buffered"
@@ -120,6 +136,11 @@ class FederatedRun:
             most = len(self.population.members(group))
             alone = sampled_clients(self.fraction, self.participants)
             check_enough(robust, alone if len(self.groups) == 1 else most)
+
+    def _poisoned(self, see: Callable[[Source], Source]) -> Source | None:
+        """The samples of those who train on flipped labels, as models read them; None where nobody does."""
+        found = self.malicious.poisoned(self.given)
+        return None if found is None else see(found)
 
     def check_asked(self, acceptance: Acceptance) -> None:
         """Nothing if the clients that were asked in a recorded round are there; raises ConfigError otherwise."""
@@ -282,6 +303,10 @@ class FederatedRun:
         self.clock = float(facts.get("clock", 0.0))
         self.ledger = Ledger.restore(facts["ledger"]) if "ledger" in facts else Ledger()
         keep_choice(self.engine, str(facts["engine"]))
+
+
+def _as_it_is(source: Source) -> Source:
+    return source
 
 
 def _place(group: Group) -> str:

@@ -7,7 +7,7 @@ its own, and what they exchange (predictions, say) is put together in the order 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Replie
 from tailorfl.core.method import Method, needs_one_architecture, needs_public
 from tailorfl.data.federation import Federation
 from tailorfl.data.public import subset
+from tailorfl.data.source import Source
 from tailorfl.engines.state import StateStore
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.models.functional import Model
@@ -49,24 +50,38 @@ class Group:
         return self.context.model
 
 
-def make_groups(
+def trained_models(
     method: Method,
     federation: Federation,
     models: Model | Mapping[str, Model],
     assignment: Sequence[str],
-    train: TrainConfig,
-    seed: int,
-    state_folder: Path | None,
-) -> tuple[Group, ...]:
-    """Returns the groups of a federation; `assignment` names every client's architecture, held-out ones included.
+) -> dict[str, Model]:
+    """Returns the models that clients train, by architecture.
 
     Raises:
         ConfigError: the method cannot mix architectures, lacks its public set, or a client has no architecture.
     """
     _check(method, federation, models, assignment)
     named = {"": models} if isinstance(models, Model) else models
-    wrapped = {name: method.wrap(model) for name, model in named.items()}
-    owners = assignment if not isinstance(models, Model) else ()  # nobody's: all have the only one
+    return {name: method.wrap(model) for name, model in named.items()}
+
+
+def make_groups(
+    method: Method,
+    federation: Federation,
+    models: Mapping[str, Model],
+    assignment: Sequence[str],
+    train: TrainConfig,
+    seed: int,
+    state_folder: Path | None,
+    see: Callable[[Source], Source] = lambda source: source,
+) -> tuple[Group, ...]:
+    """Returns the groups of a federation; `assignment` names every client's architecture, held-out ones included.
+
+    `models` are those of `trained_models`, which read samples as `see` gives them.
+    """
+    wrapped, public = models, federation.public
+    owners = assignment  # nobody's where there is one architecture: all have it
     sizes = federation.sizes()[: federation.num_clients]
     held = federation.server
     validation = subset(federation.source, held, "the server's validation samples") if len(held) else None
@@ -80,8 +95,8 @@ def make_groups(
             model.init(seed),
             seed,
             task=federation.source.task,
-            public=federation.public,
-            validation=validation,
+            public=None if public is None else see(public),
+            validation=None if validation is None else see(validation),
             samples=float(sizes.mean()),
             sizes=tuple(sizes.tolist()),
             architecture=name,

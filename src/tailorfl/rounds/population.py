@@ -18,15 +18,24 @@ from tailorfl.training.objective import LOSSES
 
 
 class Population:
-    """The clients that may be sampled: those of the federation, or one that holds all data where it is `pooled`."""
+    """The clients that may be sampled: those of the federation, or one that holds all data where it is `pooled`.
+
+    `poisoned` are the samples as those see them who train on flipped labels; None where nobody does.
+    """
 
     def __init__(
-        self, federation: Federation, groups: Sequence[Group], seed: int, pooled: bool, malicious: Malicious
+        self,
+        federation: Federation,
+        groups: Sequence[Group],
+        seed: int,
+        pooled: bool,
+        malicious: Malicious,
+        poisoned: Source | None,
     ) -> None:
         self._federation, self._groups, self._seed = federation, groups, seed
         train, val = (federation.part(part)[: federation.num_clients] for part in ("train", "val"))
         self._train, self._val = (Rows.of([train.flat()]), Rows.of([val.flat()])) if pooled else (train, val)
-        self._malicious, self._poisoned = malicious, malicious.poisoned(federation)
+        self._malicious, self._poisoned = malicious, poisoned
         self.sizes = self._train.sizes
         """int64 [clients]: the training samples of each."""
 

@@ -44,7 +44,10 @@ class Simulation(FederatedRun):
         system: devices and availability that are simulated, and what the server does about them.
         trace: a recorded run whose rounds are played again; clients that did not answer then do not answer now.
         robust: what takes the place of the mean of the clients' updates.
+        features: whether what frozen layers give out is computed once for each sample, and where it is kept.
 
+    Attribute `federation` has the samples as models read them, `given` as they were given: they differ where frozen
+    layers are computed once; `features` then says what is kept (else None), and `features_note` why or why not.
     Attributes `gradients` (of single samples) is what all clients computed so far, `turns` how often one that was
     sampled answered, `clock` how many seconds its rounds have taken in a simulated system, or had when recorded.
     Attributes `model`, `split`, `init`, `start` and `states` are those of the first architecture; `groups` has all.

@@ -12,6 +12,7 @@ from tailorfl.settings.base import Number, Settings, Whole
 EngineName = Literal["auto", "sequential", "vectorized"]
 StatePlace = Literal["memory", "disk"]
 PrecisionName = Literal["float32", "tf32", "bfloat16", "auto"]
+FeaturePlace = Literal["auto", "disk", "off"]
 
 
 class EngineConfig(Settings):
@@ -24,6 +25,14 @@ class EngineConfig(Settings):
     chunk: Whole | None = Field(default=None, ge=1, description="clients together; by default what fits")
     states: StatePlace = Field(
         default="memory", description="where private models are kept; disk maps files of the result folder"
+    )
+    features: FeaturePlace = Field(
+        default="auto",
+        description="what frozen layers give out of each sample is computed once and kept: in memory, beyond "
+        "features_memory in a file of the result folder; disk: always there; off: computed in every pass",
+    )
+    features_memory: Number = Field(
+        default=2.0, ge=0, description="gigabytes of memory that features may take, of one job"
     )
     device: str = Field(default="cpu", description="where clients calculate: cpu, cuda, cuda:N or auto")
     precision: PrecisionName = Field(
@@ -48,7 +57,7 @@ class EngineConfig(Settings):
     @property
     def arguments(self) -> dict[str, Any]:
         """What `make_engine` takes."""
-        return self.model_dump(exclude={"states"})
+        return self.model_dump(exclude={"states", "features", "features_memory"})
 
     @model_validator(mode="before")
     @classmethod
