@@ -31,6 +31,8 @@ PROBED, PROBES = 3, 3
 PASSES = 5
 """So many passes over all ways should fit into the time, the two that warm up and look at memory among them."""
 LEAST, MOST = 2, 50
+GAINS = 3
+"""So many rounds are compared with those that compute frozen layers in every pass."""
 FIRST_ROUNDS = 20
 """So many rounds are looked through for one in which clients train."""
 MEMORY_SHARE = 0.5
@@ -45,6 +47,7 @@ def measure(
     sim: Simulation,
     config: ExperimentConfig,
     *,
+    anew: Simulation | None = None,
     seconds: float,
     profile: bool = False,
     watch: Watch = lambda _: None,
@@ -54,6 +57,7 @@ def measure(
     Args:
         sim: before its first round; engines are taken in turn, on states in the memory of this process.
         config: the experiment, of whose first method it is.
+        anew: the same simulation in which frozen layers are computed in every pass, where `sim` computes them once.
         seconds: how long to measure; a part of the clients is measured where a round is long.
         profile: also tell where the time goes, and how near to the machine's limits a round is.
         watch: told what is being done.
@@ -73,6 +77,7 @@ def measure(
         finally:
             for candidate in wanted:
                 candidate.close()
+        once = "" if anew is None else _gain(round_, anew, watch)
         beyond = tuple(dict.fromkeys(extra for w in work for extra in w.extras))
         if round_.server_share > SERVER_SHARE:
             beyond += (f"work of the server ({round_.server_share:.0%} of the shortest round)",)
@@ -102,6 +107,7 @@ def measure(
         machine=_machine(),
         settings=config.to_dict(),
         profile=shown,
+        features=once,
     )
 
 
@@ -129,6 +135,25 @@ def _round(sim: Simulation, seconds: float) -> tuple[Round, int]:
         sampled = tuple(i for i in sampled if i in set(training)) or training
     Round(sim, sampled, training).run(Sequential())  # so that clients have states, as they do in most rounds
     return _next(sim, sampled, training), len(order)
+
+
+def _gain(round_: Round, anew: Simulation, watch: Watch) -> str:
+    """What computing frozen layers once brings a round, in words; `anew` computes them in every pass."""
+    watch("computing frozen layers in every pass")
+    other = Round.again(round_, anew)
+    runs = {True: round_, False: other}
+    found: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(GAINS + 1):
+        for once, one in runs.items():
+            one.reset()
+            taken = timed(partial(one.run, Sequential()))
+            if number:  # the first warms up
+                found[once].append(taken.process if one_thread() else taken.wall)
+    round_.reset()
+    median = float(np.median(np.array(found[False]) / np.array(found[True])))
+    return (
+        f"{round_.sim.features_note}; the sequential engine's round is {median:.2f} times as fast as without"
+    )
 
 
 def _next(sim: Simulation, sampled: tuple[int, ...], training: tuple[int, ...]) -> Round:

@@ -113,6 +113,8 @@ class Bench:
     settings: Mapping[str, Any]
     """The experiment."""
     profile: Profile | None = None
+    features: str = ""
+    """What computing frozen layers once takes and brings, in words, where that is done."""
 
     def way(self, name: str) -> Way:
         """Returns the way of that name."""

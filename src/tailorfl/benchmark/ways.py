@@ -38,6 +38,12 @@ class Round:
         # Told that no choice was made, an automatic engine keeps its own.
         self._tensors, self._facts = {p: t.clone() for p, t in tensors.items()}, {**facts, "engine": "auto"}
 
+    @classmethod
+    def again(cls, other: Round, sim: Simulation) -> Round:
+        """Returns the same round of another simulation, of the same states."""
+        sim.load(other._tensors, other._facts)
+        return cls(sim, other.sampled, other.training)
+
     def reset(self) -> None:
         """Puts the simulation back to before the round."""
         self.sim.load(self._tensors, self._facts)

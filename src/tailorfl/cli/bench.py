@@ -79,6 +79,8 @@ def _facts(found: Bench) -> Iterator[str]:
     )
     if part:
         yield "a round of all clients takes too long for --seconds, so times are those of a part of them"
+    if found.features:
+        yield found.features
     if found.beyond:
         yield (
             f"the method also has {', '.join(found.beyond)}; the plain loop does without: plain training of as many "

@@ -27,7 +27,8 @@ from tailorfl.experiments.runner import run_experiment
 from tailorfl.experiments.starting import Way, resumed, with_more
 from tailorfl.experiments.tuned import beside
 from tailorfl.experiments.variants import expand, run_variants
-from tailorfl.settings.engine import EngineConfig
+from tailorfl.rounds.simulation import Simulation
+from tailorfl.settings.engine import EngineConfig, FeaturePlace
 from tailorfl.settings.experiment import ExperimentConfig
 
 
@@ -165,9 +166,16 @@ def bench(
     told = (lambda _: None) if watch is None else watch
     torch.set_num_threads(chosen.threads)
     told("building data and model")
-    job = Job(chosen.model_copy(update={"engine": EngineConfig()}), chosen.methods[0], chosen.seeds[0])
-    sim = make_simulation(job, make_federation(chosen, chosen.data.seed_of(job.seed), source))
-    return measure(sim, chosen, seconds=seconds, profile=profile, watch=told)
+    federation = make_federation(chosen, chosen.data.seed_of(chosen.seeds[0]), source)
+
+    def built(features: FeaturePlace) -> Simulation:
+        engine = EngineConfig(features=features, features_memory=chosen.engine.features_memory)
+        own = chosen.model_copy(update={"engine": engine})
+        return make_simulation(Job(own, chosen.methods[0], chosen.seeds[0]), federation)
+
+    sim = built(chosen.engine.features)
+    anew = None if sim.features is None else built("off")
+    return measure(sim, chosen, anew=anew, seconds=seconds, profile=profile, watch=told)
 
 
 def _loaded(

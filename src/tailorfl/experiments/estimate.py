@@ -64,8 +64,8 @@ class Estimate:
     """Part -> smallest, median and largest client, and the total."""
     methods: Mapping[str, Mapping[str, float]]
     """Label -> scalars of the model that may change and that are frozen, trained scalars, gradients of single samples,
-    scalars and bytes a round, rounds, seconds of a round, of an evaluation and of all rounds and seeds. In a simulated
-    system also what `foreseen` returns.
+    scalars and bytes a round, rounds, seconds of a round, of an evaluation and of all rounds and seeds. Where what
+    frozen layers give out is computed once, what that takes. In a simulated system also what `foreseen` returns.
 
     With differential privacy also the noise, and the ε that the client with the largest one will have spent.
     """
@@ -74,7 +74,7 @@ class Estimate:
     reductions: Mapping[str, Sequence[str]]
     """Label -> sentences on which other methods its settings make of it, where they do."""
     memory_bytes: float
-    """Data, and the private states of all clients of the largest method."""
+    """Data, the private states of all clients of the largest method, and the features that are kept of samples."""
 
 
 def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = None) -> Estimate:
@@ -89,7 +89,7 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
     seed = config.data.seed_of(config.seeds[0])
     federation = make_federation(config, seed)
     rows: dict[str, dict[str, Any]] = {}
-    reductions, states, frozen = {}, 0.0, 0
+    reductions, states, frozen, features = {}, 0.0, 0, 0
     patience, tried, kinds = PATIENCE, [], []
     for number, method in enumerate(config.methods, start=1):
         if watch is not None:
@@ -99,6 +99,12 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
         engine, hostile = sim.engine, sim.malicious
         frozen = max(frozen, sim.model.held_scalars)
         of_model = {"model_scalars": sim.model.scalars, "frozen_scalars": sim.model.held_scalars}
+        kept, of_features = sim.features, dict[str, float]()
+        if kept is not None:
+            of_features = {"features_bytes": kept.bytes, "features_seconds": kept.seconds()}
+            if of_features["features_seconds"] < PATIENCE / 2:
+                kept.compute()  # else rounds that are timed would take what is done once
+            features = max(features, 0 if kept.on_disk else kept.bytes)
         privacy, same = _privacy(job, sim), remarks(sim, job.rounds)
         answering = foreseen(sim, job.rounds)
         if same:
@@ -111,7 +117,7 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
         tried.append(_really(sim, engine, config, found["seconds_per_round"], patience))
         patience -= clock() - begin
         kinds.append(_kind(job, sim))
-        rows[method.label] = {**of_model, **found, **answering, **privacy}
+        rows[method.label] = {**of_model, **of_features, **found, **answering, **privacy}
         if config.eval.select == "val" and sim.method.has_personal:  # the chosen models beside the states
             state_bytes += 4 * sim.model.scalars
         states = max(states, state_bytes * federation.num_clients)
@@ -129,7 +135,7 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
         methods=rows,
         reductions=reductions,
         seconds=sum(row["seconds"] for row in rows.values()),
-        memory_bytes=source.x.numel() * source.x.element_size() + states + 4 * frozen,
+        memory_bytes=source.x.numel() * source.x.element_size() + states + 4 * frozen + features,
     )
 
 
@@ -170,7 +176,8 @@ def _add_seconds(
         looks = 1 + (rounds // config.eval.every if config.eval.every else 0)
         row["seconds_per_round"] = known.round
         row["seconds_per_evaluation"] = max(known.evaluation, own.evaluation)
-        of_job = known.begin + known.round * rounds + row["seconds_per_evaluation"] * looks
+        once = row.get("features_seconds", 0.0)
+        of_job = once + known.begin + known.round * rounds + row["seconds_per_evaluation"] * looks
         row["seconds"] = of_job * len(config.seeds)
 
 

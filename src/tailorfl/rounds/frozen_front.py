@@ -68,6 +68,11 @@ class Features:
         sources = (self.federation.source, self.federation.public, *self.federation.shifted.values())
         return [table for source in sources if (table := getattr(source, "table", None)) is not None]
 
+    def compute(self) -> None:
+        """Computes all of them, which otherwise happens when a sample is first asked for."""
+        for table in self.tables:
+            table.fill(HOST)
+
     def seconds(self) -> float:
         """Seconds that all of them take to compute on this machine."""
         return sum(table.seconds() for table in self.tables)
