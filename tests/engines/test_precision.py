@@ -6,6 +6,7 @@ The arithmetic is tried on any processor: where it has no instruction for bfloat
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from methods.settings import NAMES
 from methods.small import (
     TRAIN,
     assert_close,
@@ -41,6 +43,7 @@ from tailorfl.engines.vectorized import Vectorized
 from tailorfl.engines.workers.processes import Processes
 from tailorfl.engines.workers.team import Workers
 from tailorfl.errors import ConfigError
+from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training.cohort import TrainConfig
@@ -127,6 +130,16 @@ def test_engines_agree_within_rounding_and_keep_float32(name: str, model: str) -
     rounding = torch.cat([(one[n] - true[n]).flatten().double() for n in true]).norm()
     assert 0 < rounding < 16 * UNIT * moved
     assert apart < 16 * UNIT * moved
+
+
+@pytest.mark.slow
+@kinds
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_keeps_float32(name: str, kind: str) -> None:
+    sim = simulation(name, "batch_norm", half(kind), rounds=1)
+    kept = {**everything(sim), **personal(sim)}
+    assert {t.dtype for t in kept.values() if t.is_floating_point()} <= {torch.float32, torch.float64}
+    evaluate(sim, Protocol(("val", "local"), (0, 2)))
 
 
 class Watching(nn.Module):
@@ -220,7 +233,7 @@ def test_private_gradients_are_clipped_in_float32(kind: str) -> None:
     torch.testing.assert_close(norms, torch.full((5,), 0.25, dtype=torch.float64), atol=1e-6, rtol=0)
 
 
-@pytest.mark.usefixtures("has_bfloat16")
+@pytest.mark.skipif("bfloat16" not in precision.available(HOST), reason="workers look for themselves")
 def test_workers_have_the_bits_of_one_process() -> None:
     team = Processes(2)
     try:
@@ -229,6 +242,13 @@ def test_workers_have_the_bits_of_one_process() -> None:
         team.close()
     assert several.engine.name == "sequential, bfloat16"
     assert_same(everything(several), everything(simulation("fedavg", "mlp", half("sequential"), rounds=1)))
+
+
+def test_a_worker_whose_machine_lacks_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = pickle.dumps(half("vectorized").place)
+    monkeypatch.setattr(precision, "_processor_has_bfloat16", lambda: False)
+    with pytest.raises(ConfigError, match="needs a processor that multiplies bfloat16"):
+        pickle.loads(sent)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from torch import Tensor
 from tailorfl.data.source import Source
 from tailorfl.engines.base import Inference
 from tailorfl.engines.memory import free_memory
-from tailorfl.engines.precision import computing
+from tailorfl.engines.precision import check_precision, computing
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
 from tailorfl.settings.experiment import DEFAULT
@@ -80,8 +80,8 @@ class Place:
         self._sources: WeakKeyDictionary[Source, Source] = WeakKeyDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process the data are put on the device anew."""
-        return Place, (self.device, self.precision)
+        """In another process the data are put on the device anew; on another machine it may not have the precision."""
+        return _place_there, (self.device, self.precision)
 
     @property
     def is_host(self) -> bool:
@@ -138,6 +138,12 @@ class Place:
     def _calculating(self) -> Iterator[None]:
         with self.device, computing(self.precision, self.device):
             yield
+
+
+def _place_there(device: torch.device, precision: str) -> Place:
+    """The place of another process. Raises ConfigError where its machine has no instructions for the precision."""
+    check_precision(precision, device)
+    return Place(device, precision)
 
 
 class Fetched(Source):

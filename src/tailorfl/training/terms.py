@@ -33,6 +33,7 @@ from torch import Tensor
 
 from tailorfl.errors import TailorflError
 from tailorfl.models.functional import Model
+from tailorfl.models.half import widened
 from tailorfl.training.objective import Loss, mean_of
 
 Given = Tensor | TensorDict | tuple["Given", ...]
@@ -83,7 +84,7 @@ class Seen:
         `layer` is its dotted name.
         """
         with self._model.bound(self._state) as module:
-            out: Tensor = module.get_submodule(layer)(*inputs)
+            out: Tensor = widened(module.get_submodule(layer)(*inputs))
         return out
 
     @property
