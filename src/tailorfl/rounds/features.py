@@ -38,29 +38,25 @@ class Table:
         source: the samples.
         front: what makes features of them.
         order: int64, every row of the source once; those that are used together stand together.
+        used: so many of them, from the first on, somebody has; others are computed if they are asked for all the same.
         folder: of the file that holds the numbers; None keeps them in memory.
 
     Raises:
         RunError: the file cannot be made, or the disk has no place for it.
     """
 
-    def __init__(self, source: Source, front: Front, order: Ints, folder: Path | None) -> None:
-        self.source, self.front, self.on_disk = source, front, folder is not None
+    def __init__(self, source: Source, front: Front, order: Ints, used: int, folder: Path | None) -> None:
+        self.source, self.front, self.on_disk, self.used = source, front, folder is not None, used
         self._blocks = np.array_split(order, range(BLOCK, len(order), BLOCK))
         self._block_of = np.empty(len(order), dtype=np.int64)
         for number, rows in enumerate(self._blocks):
             self._block_of[rows] = number
         memory, there = Block(folder), Block()
-        memory.reserve(self.bytes_of(len(order), front))
+        memory.reserve(len(order) * front.cut.width * front.cut.dtype.itemsize)
         there.reserve(len(self._blocks))
         self.values = memory.tensor(front.cut.dtype, (len(order), front.cut.width))
         self._there = there.tensor(torch.uint8, (len(self._blocks),)).numpy()
         self._is_full = False
-
-    @staticmethod
-    def bytes_of(samples: int, front: Front) -> int:
-        """Bytes of the features of so many samples."""
-        return samples * front.cut.width * front.cut.dtype.itemsize
 
     def ensure(self, rows: Tensor) -> None:
         """Computes what is not there of the samples `rows`, int64 of any shape in host memory."""
@@ -72,9 +68,13 @@ class Table:
         self._is_full = bool(self._there.all())
 
     def fill(self, device: torch.device) -> None:
-        """Computes everything that is not there, on a device."""
-        self._fill(np.flatnonzero(self._there == 0).tolist(), device)
-        self._is_full = True
+        """Computes what is not there of the samples that somebody has, on a device; others are no numbers."""
+        missing = np.flatnonzero(self._there == 0)
+        wanted = missing < -(-self.used // BLOCK)
+        self._fill(missing[wanted].tolist(), device)
+        for number in missing[~wanted].tolist():
+            self.values[torch.from_numpy(self._blocks[number])] = torch.nan
+        self._is_full = bool(self._there.all())
 
     def _fill(self, blocks: Sequence[int], device: torch.device) -> None:
         front = self.front if device == HOST or not blocks else self.front.on(device)
@@ -89,7 +89,7 @@ class Table:
         self.front(self.source.take(rows))
         begin = time.perf_counter()
         self.front(self.source.take(rows))
-        return (time.perf_counter() - begin) * len(self._block_of) / max(len(rows), 1)
+        return (time.perf_counter() - begin) * self.used / max(len(rows), 1)
 
 
 class Featured(Source):
@@ -151,23 +151,26 @@ class Tables:
         return self._featured[source]
 
     def _table(self, source: Source) -> Table:
-        order, known = self._order(source), Tables._known.setdefault(self._federation, {})
+        (order, used), known = self._order(source), Tables._known.setdefault(self._federation, {})
         key = f"{self._of_front} {digest_of(source)} {_of_array(order)} {self._folder}"
         if key not in known:
-            known[key] = Table(source, self._front, order, self._folder)
+            known[key] = Table(source, self._front, order, used, self._folder)
         return known[key]
 
-    def _order(self, source: Source) -> Ints:
-        """All rows of a source: each client's together, then those that no client has."""
+    def _order(self, source: Source) -> tuple[Ints, int]:
+        """All rows of a source, each client's together, then those that no client has; how many somebody has."""
         rows = np.arange(len(source), dtype=np.int64)
-        federation = self._federation
-        if len(source) != len(federation.source):
-            return rows
-        parts = [federation.part(part) for part in ("train", "val", "test")]
-        dealt = [own[client] for client in range(len(federation)) for own in parts]
-        every = np.concatenate([*dealt, rows])
-        first = np.sort(np.unique(every, return_index=True)[1])
-        return every[first]
+        if source.x is not self._federation.source.x:
+            return rows, len(rows)
+        own = dealt_rows(self._federation)
+        return np.concatenate([own, np.setdiff1d(rows, own)]), len(own)
+
+
+def dealt_rows(federation: Federation) -> Ints:
+    """Returns the rows of the clients' source that somebody has, each once, those of a client together."""
+    parts = [federation.part(part) for part in ("train", "val", "test")]
+    every = np.concatenate([own[client] for client in range(len(federation)) for own in parts])
+    return every[np.sort(np.unique(every, return_index=True)[1])]
 
 
 def digest_of(source: Source) -> str:

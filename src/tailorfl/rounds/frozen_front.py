@@ -19,7 +19,7 @@ from tailorfl.errors import RunError
 from tailorfl.models.cutting import SAMPLES, NoCut, find_cut
 from tailorfl.models.front import Front
 from tailorfl.models.functional import Model
-from tailorfl.rounds.features import Table, Tables
+from tailorfl.rounds.features import Table, Tables, dealt_rows
 from tailorfl.settings.engine import FeaturePlace
 from tailorfl.settings.experiment import DEFAULT
 from tailorfl.training import tree
@@ -99,8 +99,9 @@ def frozen_front(
     except NoCut as why:
         return None, str(why)
     front = Front(model, cut, state)
-    sources = [s for s in (source, federation.public, *federation.shifted.values()) if s is not None]
-    size = sum(Table.bytes_of(len(s), front) for s in sources)
+    others = [s for s in (federation.public, *federation.shifted.values()) if s is not None]
+    samples = len(dealt_rows(federation)) + sum(map(len, others))
+    size = samples * cut.width * cut.dtype.itemsize
     folder, reason = _where(size, settings)
     if not reason:
         tables = Tables(federation, front, folder)
