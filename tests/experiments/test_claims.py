@@ -253,6 +253,20 @@ class TestGates:
                 "settled: if every curve went on as in the last fifth of the rounds, it would be 'reversed'",
             )
 
+    def test_numbers_of_another_metric_do_not_go_on_with_the_curve(self) -> None:
+        row = {
+            "label": "a",
+            "variant": "",
+            "seed": 0,
+            "mean": 0.5,
+            "deployed.global": 0.4,
+            "fact.change": 0.1,
+        }
+        row |= {"personal.local.sharpness.mean": 0.03, "personal.local.accuracy.mean": 0.2}
+        (moved,) = Evidence("r", "small", (), "d", (row,)).moved_on().rows
+        gone_on = {"mean": 0.6, "deployed.global": 0.5, "personal.local.accuracy.mean": pytest.approx(0.3)}
+        assert moved == {**row, **gone_on}
+
     def test_all_clients_in_one_place_take_part_in_nothing(self, tmp_path: Path) -> None:
         settings = {"data": {"clients": 3, "samples": 90}, "rounds": 2, "seeds": 1, "train": {"steps": 1}}
         result = tailorfl.compare(methods=["centralized", "fedavg"], out=tmp_path / "out", **settings)

@@ -22,6 +22,8 @@ from tailorfl.settings.experiment import DEFAULT, ExperimentConfig
 
 NUMBERS, ABOUT = "numbers.csv", "evidence.json"
 JOB = ("variant", "label", "seed")
+OTHER_UNITS = ("feature_distance", "sharpness")
+"""What is measured of a model beside its metric, in units of its own."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Evidence:
 
     def moved_on(self) -> Evidence:
         """The same with every number moved on by what its method's own metric moved in the last fifth of the rounds,
-        in the mean over seeds; numbers of methods whose curves were not recorded stay."""
+        in the mean over seeds. What is measured in other units (OTHER_UNITS) stays, and so do numbers of methods whose
+        curves were not recorded."""
         step: dict[tuple[str, str], float] = {}
         for place in {(row["label"], row["variant"]) for row in self.rows}:
             changes = list(self.of(*place, "fact.change").values())
@@ -124,7 +127,12 @@ def keep(evidence: Evidence, folder: Path, metrics: Iterable[str]) -> Path:
 
 
 def _is_metric(name: str, value: Any) -> bool:
-    return name not in JOB and not name.startswith("fact.") and isinstance(value, int | float)
+    return (
+        isinstance(value, int | float)
+        and name not in JOB
+        and not name.startswith("fact.")
+        and not set(OTHER_UNITS) & set(name.split("."))
+    )
 
 
 def _facts(evidence: Evidence) -> list[str]:
