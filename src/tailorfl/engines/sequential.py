@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 from tensordict import TensorDict
@@ -18,7 +17,7 @@ from tailorfl.engines.results import Parts, Stacked, Updates, all_finite
 from tailorfl.engines.state import StateStore
 from tailorfl.training import tree
 from tailorfl.training.cohort import PLAN_BLOCK, Cohort, rows_at_once
-from tailorfl.training.outputs import in_passes
+from tailorfl.training.outputs import in_passes, one_by_one
 
 CHUNKS = 64
 """A cohort is cut into so many chunks, or fewer."""
@@ -90,8 +89,7 @@ class Sequential(InProcess):
 
     def outputs(self, asked: Inference) -> list[Tensor]:
         """Returns the outputs of each model on its rows."""
-        tensors = tree.tensors(asked.states)
-        models = [partial(asked.model, {n: t[i] for n, t in tensors.items()}) for i in range(asked.models)]
+        models = one_by_one(asked.model, tree.tensors(asked.states), asked.models, asked.source.x.device)
 
         def of_all(x: Tensor) -> Tensor:
             return torch.stack([model(x) for model in models]).to(HOST)

@@ -23,7 +23,7 @@ from tailorfl.settings.experiment import DEFAULT
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort, padded, rows_at_once
 from tailorfl.training.ledger import Record
-from tailorfl.training.outputs import in_passes
+from tailorfl.training.outputs import in_passes, one_by_one
 
 CHUNK_BYTES = 16 * 2**20
 """Bytes of the parameters of one chunk, when the chunk size is chosen here: what a large cache holds."""
@@ -131,6 +131,15 @@ class Vectorized(InProcess):
         """Returns the outputs of each model on its rows."""
         rows, states, common = asked.rows, tree.tensors(asked.states), isinstance(asked.rows, Tensor)
         table = rows if isinstance(rows, Tensor) else padded([r.numpy() for r in rows])[0]
+        device = asked.source.x.device
+        if common and asked.model.channels_last(device):
+            # One network after another on a few images: nothing is common to them but these.
+            alone = one_by_one(asked.model, states, asked.models, device)
+            return list(
+                in_passes(
+                    lambda x: torch.stack([m(x) for m in alone]), asked.source, table, asked.models, dim=1
+                )
+            )
         models = vmap(asked.model, in_dims=(0, None if common else 0))
         every = in_passes(lambda x: models(states, x).to(HOST), asked.source, table, asked.models, dim=1)
         return list(every) if common else [own[: len(r)] for own, r in zip(every, rows, strict=True)]
