@@ -73,7 +73,7 @@ def clients(results: dict[str, Any]) -> str:
     for line in results["lines"]:
         lines.append(
             f"| {line['registered']:,} | {line['cohort']:,} | {line['round_seconds']:.3f} "
-            f"| {line['start_up_seconds']:.1f} | {line['peak_bytes'] / 1e6:,.0f} MB |"
+            f"| {line['start_up_seconds']:.2g} | {line['peak_bytes'] / 1e6:,.0f} MB |"
         )
     return "\n".join(lines) + "\n"
 
