@@ -46,4 +46,4 @@ def one_by_one(
 
 def _in_cache(model: Model, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
     few = max(FEWEST_IMAGES, CACHED_FLOATS // max(1, x[0].numel()))
-    return torch.cat([model(state, laid_out(part, True)) for part in x.split(few)])
+    return torch.cat([model(state, laid_out(part, True)) for part in torch.split(x, few)])
