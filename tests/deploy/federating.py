@@ -43,7 +43,8 @@ def experiment(method: str | Mapping[str, Any], **changes: Any) -> ExperimentCon
         "methods": [method],
         "rounds": 2,
         "train": TRAIN,
-        "engine": {"name": "sequential"},
+        # A deployment passes through frozen layers in every pass.
+        "engine": {"name": "sequential", "features": "off"},
         "deploy": {"round_seconds": 60.0, "wait_seconds": 20.0},
         **changes,
     }
