@@ -39,7 +39,8 @@ class FeatureSettings:
     folder: Path | None = None
 
 
-FEATURES = FeatureSettings()
+FEATURES = FeatureSettings("off")
+"""Of a run that is made by hand: its cohorts then hold the samples as they were given."""
 
 
 @dataclass(frozen=True)
