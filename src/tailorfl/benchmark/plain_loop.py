@@ -26,6 +26,7 @@ from tailorfl.data.source import Source
 from tailorfl.models.dropout import Dropout
 from tailorfl.models.functional import Model
 from tailorfl.models.layouts import laid_out
+from tailorfl.models.module_tensors import tensors_of
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.objective import Loss
 from tailorfl.training.update import BETA_1, BETA_2, EPS
@@ -94,7 +95,7 @@ class PlainLoop:
     ) -> None:
         self.config, self._source, self._loss, self.variant = config, source, loss, variant
         self._module = _own_copy(model, variant.channels_last)
-        tensors = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        tensors = tensors_of(self._module)
         names = (*model.parameters, *model.buffers)
         self._held = {n: tensors[n] for n in names if tensors[n].is_floating_point()}
         self._all = model.parameters

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ import pandas as pd
 import torch
 
 from tailorfl.data.columns import filled, need_columns, target_columns
-from tailorfl.data.kept import cache_folder
+from tailorfl.data.kept import cache_folder, key_of
 from tailorfl.data.making import make_source
 from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task
@@ -201,8 +200,7 @@ def _gathered(
     if fingerprint is None and None not in own:
         fingerprint = " ".join(map(str, own))
     if cache is not None and fingerprint is not None:
-        facts = repr((FORMAT, fingerprint, list(parts), columns))
-        key = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+        key = key_of(FORMAT, fingerprint, list(parts), columns)
         return gathered_once(Path(cache).expanduser(), key, lambda file: gather(name, parts, columns, file))
     if cache is None and None not in own:
         return gather(name, parts, columns)

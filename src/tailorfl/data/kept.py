@@ -6,6 +6,7 @@ mapped: pages are read when they are used, and given back when memory is short.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import shutil
@@ -33,6 +34,11 @@ def cache_folder() -> Path:
     if given:
         return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailorfl"
+
+
+def key_of(*facts: object) -> str:
+    """The key of what is made of such facts, by how they print themselves."""
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
 def kept(

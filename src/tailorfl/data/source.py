@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -272,6 +272,16 @@ class Source:
         self._expect("credit", self.credit, (len(self), self.outputs), torch.float32)
         if not bool(((self.credit >= 0) & (self.credit <= 1)).all()):
             raise DataError(f"source '{self.name}': credit must lie in 0..1")
+
+
+S = TypeVar("S", bound=Source)
+
+
+def copied(kind: type[S], source: Source, **changes: Any) -> S:
+    """A data set of a kind with what `source` has but for `changes`; it has been checked, and is not again."""
+    made = object.__new__(kind)
+    made.__dict__.update({name: getattr(source, name) for name in Source.__dataclass_fields__} | changes)
+    return made
 
 
 def strata_of(y: Tensor, task: Task) -> Tensor:

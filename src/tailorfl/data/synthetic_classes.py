@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tailorfl.data.kept import cache_folder, kept, mapped, say_finite
+from tailorfl.data.kept import cache_folder, kept, key_of, mapped, say_finite
 from tailorfl.data.source import Source
 from tailorfl.data.synthetic import client_layout, require_positive
 from tailorfl.errors import ConfigError
@@ -186,8 +185,7 @@ def _on_disk(
             return None
         return mapped(file, shape, torch.float32)
 
-    facts = repr((given, tuple(shape), torch.__version__))
-    key = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+    key = key_of(given, tuple(shape), torch.__version__)
     return say_finite(kept(cache_folder() / "synthetic_digits", key, make, opened))
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from tailorfl.data.source import Source
+from tailorfl.data.source import S, Source, copied
 from tailorfl.engines.base import Inference
 from tailorfl.engines.memory import free_memory
 from tailorfl.engines.precision import check_precision, computing
@@ -24,8 +24,6 @@ from tailorfl.models.functional import Model
 from tailorfl.settings.experiment import DEFAULT
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort
-
-S = TypeVar("S", bound=Source)
 
 HOST = torch.device("cpu")
 
@@ -105,7 +103,7 @@ class Place:
                 self._sources[source] = Fetched.of(given, self.device)
             else:
                 x, y = given.x.to(self.device), given.y.to(self.device)
-                self._sources[source] = _copied(Source, given, x=x, y=y)
+                self._sources[source] = _to_train_on(Source, given, x=x, y=y)
         return self._sources[source]
 
     def inference(self, asked: Inference) -> Inference:
@@ -154,7 +152,7 @@ class Fetched(Source):
     @classmethod
     def of(cls, source: Source, device: torch.device) -> Fetched:
         """Returns the samples of `source`, taken to `device` batch by batch."""
-        return _copied(cls, source, target=device)
+        return _to_train_on(cls, source, target=device)
 
     def _picked(self, rows: Tensor) -> Tensor:
         return self._moved(super()._picked(rows.to(HOST)))
@@ -169,12 +167,9 @@ class Fetched(Source):
         return batch.to(self.target, non_blocking=True)
 
 
-def _copied(kind: type[S], source: Source, **changes: Any) -> S:
-    """A data set with the samples of `source` for clients to train on; they have been checked, and are not again.
+def _to_train_on(kind: type[S], source: Source, **changes: Any) -> S:
+    """A data set with the samples of `source` for clients to train on.
 
     Natural groups, the official split and what partitions look at stay behind.
     """
-    behind: dict[str, Any] = {"test": None, "groups": {}, "group_names": {}, "credit": None}
-    made = object.__new__(kind)
-    made.__dict__.update({n: getattr(source, n) for n in Source.__dataclass_fields__} | behind | changes)
-    return made
+    return copied(kind, source, test=None, groups={}, group_names={}, credit=None, **changes)

@@ -30,6 +30,7 @@ from tailorfl.experiments.folders import ROOT, locked
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.experiments.names import slug
+from tailorfl.models.module_tensors import tensors_of
 from tailorfl.models.weights import save_weights
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
@@ -219,7 +220,7 @@ def _write(sim: Simulation, weights: Path) -> int:
     state = sim.global_model()
     assert state is not None
     with sim.model.whole.bound(state) as module:
-        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        tensors = tensors_of(module)
         with reporting(weights, "write"):
             save_weights(tensors, weights)
         return sum(tensor.numel() for tensor in tensors.values())

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from tailorfl.data.federation import Federation
 from tailorfl.data.rows import Ints
-from tailorfl.data.source import Source
+from tailorfl.data.source import Source, copied
 from tailorfl.engines.devices import HOST
 from tailorfl.engines.workers.shared import Block
 from tailorfl.models.front import Front
+from tailorfl.models.module_tensors import tensors_of
 
 BLOCK = 32
 """So many samples go through the front at once."""
@@ -100,11 +101,7 @@ class Featured(Source):
     @classmethod
     def of(cls, source: Source, table: Table) -> Featured:
         """Returns the samples of `source`, which have its targets, as the features of a table."""
-        made = object.__new__(cls)
-        kept = {name: getattr(source, name) for name in Source.__dataclass_fields__}
-        plain = {"mean": None, "std": None, "augment": "none"}
-        made.__dict__.update({**kept, **plain, "x": table.values, "table": table})
-        return made
+        return copied(cls, source, mean=None, std=None, augment="none", x=table.values, table=table)
 
     @property
     def original(self) -> Source:
@@ -114,9 +111,7 @@ class Featured(Source):
     def at_hand(self, device: torch.device) -> Source:
         """The same with all features computed, on a device, as an ordinary data set in host memory."""
         self.table.fill(device)
-        made = object.__new__(Source)
-        made.__dict__.update({name: getattr(self, name) for name in Source.__dataclass_fields__})
-        return made
+        return copied(Source, self)
 
     def _picked(self, rows: Tensor) -> Tensor:
         self.table.ensure(rows)
@@ -124,14 +119,7 @@ class Featured(Source):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In a process that does not share this one's memory all of it is there."""
-        whole = self.at_hand(HOST)
-        return _rebuilt, ({**whole.__dict__, "x": self.x.clone()},)
-
-
-def _rebuilt(fields: dict[str, Any]) -> Source:
-    made = object.__new__(Source)
-    made.__dict__.update(fields)
-    return made
+        return copied, (Source, copied(Source, self.at_hand(HOST), x=self.x.clone()))
 
 
 class Tables:
@@ -183,7 +171,7 @@ def digest_of(source: Source) -> str:
 def _digest(front: Front) -> str:
     """A hash of everything that features depend on but for the samples: frozen weights, layers, where they end."""
     module = front.model.module
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    tensors = tensors_of(module)
     frozen = [f"{name} {_of_tensor(tensors[name])}" for name in sorted(front.model.frozen)]
     return hashlib.blake2b(repr((front.cut, repr(module), frozen)).encode(), digest_size=16).hexdigest()
 

@@ -105,21 +105,14 @@ def _pulled(look: _Look) -> str:
 
 
 def _settled(look: _Look) -> str:
-    moved = [
-        (
-            label,
-            look.means(
-                "fact.change",
-                [(label, variant) for variant in look.variants if (label, variant) in look.places],
-            ),
-        )
-        for label in dict.fromkeys(label for label, _ in look.places)
-    ]
-    if sum(len(found) for _, found in moved) < len(look.places):
+    moved = {
+        label: look.means("fact.change", [place for place in look.places if place[0] == label])
+        for label, _ in look.places
+    }
+    if sum(map(len, moved.values())) < len(look.places):
         return "not all curves were recorded (eval.every)"
-    label, most = max(
-        ((label, abs(sum(found) / len(found))) for label, found in moved), key=lambda one: one[1]
-    )
+    means = {label: abs(sum(found) / len(found)) for label, found in moved.items()}
+    label, most = max(means.items(), key=lambda one: one[1])
     if most >= POINT:
         return f"{label} moved by {most:.3f} in the last fifth of the rounds, limit {POINT}"
     now, then = look.verdicts
