@@ -209,13 +209,15 @@ class Roster:
             for ticket, letter in zip(tickets, letters, strict=True)
             if not ticket
         }
-        while asked and time.monotonic() - begin < seconds and not enough(found):
+        over = False
+        while asked and not over and not enough(found):
+            over = time.monotonic() - begin >= seconds  # what came while this machine slept is still looked at
             for arrival in self._received(asked):
                 letter = asked.pop(arrival.ticket)
                 found[letter.node] = self._read(
                     arrival, packets[letter.node], len(letter.body), time.monotonic() - begin
                 )
-            if asked:
+            if asked and not over:
                 time.sleep(PATIENCE)
         for ticket, letter in asked.items():
             # It may still be at work on it: it is not asked again before it answers that, or says that it is there.
