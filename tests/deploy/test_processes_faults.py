@@ -42,7 +42,9 @@ def test_a_client_is_killed_while_it_has_a_question(tmp_path: Path) -> None:
         field.round_done(1, ENOUGH)
         second.signal(signal.SIGSTOP)  # and so it has the message of the next round, and does not answer
         until(lambda: field.node_log(1).count("Receiving: train") >= 2, ENOUGH, "the question of round 2")
-        server.signal(signal.SIGSTOP)  # no round passes while what the client has started ends and it comes back
+        server.signal(
+            signal.SIGSTOP
+        )  # no round passes while what the client has started ends and it comes back
         second.signal(signal.SIGKILL)
         until(lambda: not marked(second.mark), 120, "the end of what a killed client has started")
         again = field.client(1, label="client-1-again")

@@ -18,7 +18,7 @@ from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
 from tailorfl.engines.make import make_engine
 from tailorfl.evaluation.protocols import Protocol
-from tailorfl.experiments.one_job import long_final
+from tailorfl.experiments.due import long_final
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation

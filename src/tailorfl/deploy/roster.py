@@ -211,7 +211,9 @@ class Roster:
         }
         over = False
         while asked and not over and not enough(found):
-            over = time.monotonic() - begin >= seconds  # what came while this machine slept is still looked at
+            over = (
+                time.monotonic() - begin >= seconds
+            )  # what came while this machine slept is still looked at
             for arrival in self._received(asked):
                 letter = asked.pop(arrival.ticket)
                 found[letter.node] = self._read(

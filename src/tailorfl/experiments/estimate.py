@@ -23,6 +23,7 @@ from tailorfl.engines.sequential import Sequential
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import evaluate
 from tailorfl.experiments.budget import limit_of
+from tailorfl.experiments.due import rounds_between
 from tailorfl.experiments.foreseen import foreseen
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import make_federation, make_simulation
@@ -113,6 +114,8 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
         found, state_bytes = _probe(sim)
         each = found["bytes_per_round" if allowed.kind == "bytes" else "gradients_per_round"]
         found["rounds"] = allowed.foreseen(each)
+        between = rounds_between(config, sim)
+        found["evaluations"] = 1 + (found["rounds"] // between if between else 0)
         begin = clock()
         tried.append(_really(sim, engine, config, found["seconds_per_round"], patience))
         patience -= clock() - begin
@@ -173,11 +176,12 @@ def _add_seconds(
         own = found if found is not None else _Tried(guess * ratio, looking, guess * ratio * begin)
         known = of_kind.setdefault(kind, own)
         rounds = row["rounds"]
-        looks = 1 + (rounds // config.eval.every if config.eval.every else 0)
         row["seconds_per_round"] = known.round
         row["seconds_per_evaluation"] = max(known.evaluation, own.evaluation)
         once = row.get("features_seconds", 0.0)
-        of_job = once + known.begin + known.round * rounds + row["seconds_per_evaluation"] * looks
+        of_job = (
+            once + known.begin + known.round * rounds + row["seconds_per_evaluation"] * row["evaluations"]
+        )
         row["seconds"] = of_job * len(config.seeds)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from tailorfl.core.method import make_method
 from tailorfl.errors import ConfigError, RunError
+from tailorfl.experiments.due import EVERY, is_due
 from tailorfl.experiments.fingerprint import changes, deciding
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.privacy import privacy_of
@@ -155,7 +156,7 @@ def _reopen(job: Job, folder: Path) -> None:
         rounds = store.rounds()["round"].tolist()
         last = record_of(store, rounds[-1]) if rounds else {}
         was_evaluated = any(key.startswith(MODELS) for key in last)
-    due = bool(last) and is_due(job.config, int(last["round"]))
+        due = bool(last) and is_due(store.config.get(EVERY, job.config.eval.every or 0), int(last["round"]))
     selects = (
         job.config.eval.select == "val" and make_method(job.method.name, job.method.options).has_personal
     )
@@ -173,11 +174,6 @@ def _reopen(job: Job, folder: Path) -> None:
             plain = {key: value for key, value in last.items() if not key.startswith(MODELS)}
             amend(store, int(last["round"]), plain, [])
         reconfigure(store, {**store.config, "experiment": job.config.to_dict()})
-
-
-def is_due(config: ExperimentConfig, round: int) -> bool:
-    """Returns whether a round is evaluated wherever it stands in a run."""
-    return config.eval.every > 0 and round % config.eval.every == 0
 
 
 def _shared(config: ExperimentConfig) -> dict[str, Any]:

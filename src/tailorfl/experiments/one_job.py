@@ -10,12 +10,11 @@ from typing import Any
 from tailorfl.engines.auto import keep_choice
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.leading import leading
-from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
-from tailorfl.evaluation.protocols import common_sets
 from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.summary import means, quantiles
 from tailorfl.experiments.budget import limit_of
-from tailorfl.experiments.extending import MODELS, is_due
+from tailorfl.experiments.due import EVERY, is_due, long_final, protocol_of, rounds_between
+from tailorfl.experiments.extending import MODELS
 from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.keeping import finish, keeper
 from tailorfl.experiments.privacy import epsilon_so_far, spent
@@ -32,11 +31,6 @@ from tailorfl.runs.store import TRACE, RunStore
 from tailorfl.settings.experiment import ExperimentConfig
 
 log = logging.getLogger(__name__)
-
-WARN_OUTPUTS = 10_000_000
-"""Outputs (of a model for a sample) from which on the last evaluation may be worth a warning."""
-BACKWARD = 3
-"""Times as much as an output that training does for a sample."""
 
 
 def run_job(
@@ -64,7 +58,7 @@ def run_job(
         if exists
         else RunStore.create(
             folder,
-            {**identity, **origin},
+            {**identity, **origin, EVERY: rounds_between(job.config, sim)},
             overwrite=True,
         ) as store
     ):
@@ -81,7 +75,7 @@ def run_job(
             _keep_engine(sim, store)
             store.truncate_after(sim.round)
             _check_records(store, sim.round, sim.is_traced)
-        expensive = long_final(sim, _protocol(job.config, final=True), job.rounds)
+        expensive = long_final(sim, protocol_of(job.config, final=True), job.rounds)
         if expensive is not None:
             log.warning("%s", expensive)
         watch.job_started(job, position, total, job.rounds, sim.round)
@@ -136,13 +130,13 @@ def _evaluate_again(
 
     A larger budget may be no more rounds for a method that takes much of it in each.
     """
-    if not sim.round or not (last or is_due(job.config, sim.round)):
+    if not sim.round or not (last or is_due(rounds_between(job.config, sim), sim.round)):
         return
     record = record_of(store, sim.round)
     if any(key.startswith(MODELS) for key in record):
         return
     records = venue.evaluate(
-        sim, _protocol(job.config, final=last), record.get("clients", ()), selection, None
+        sim, protocol_of(job.config, final=last), record.get("clients", ()), selection, None
     )
     found = means(records) | quantiles(records, leading(sim.federation.source, job.config.eval.metric))
     amend(store, sim.round, {**record, **found}, records)
@@ -172,14 +166,15 @@ def _rounds(
     kept = keeper(job, sim)
     if job.rounds == sim.round and not sim.round:
         raise ConfigError("rounds is 0: there is nothing to run")
+    every = rounds_between(config, sim)
     _evaluate_again(job, sim, store, watch, selection, limit.reached(sim), venue)
     while not limit.reached(sim):
         done = sim.step()
         last = limit.reached(sim)
-        due = is_due(config, sim.round)
+        due = is_due(every, sim.round)
         record = round_record(sim, done, time.perf_counter() - begin)
         if due or last:
-            protocol = _protocol(config, final=last)
+            protocol = protocol_of(config, final=last)
             records = venue.evaluate(sim, protocol, done.clients, selection, kept if last else None)
             found = means(records)
             record |= found | quantiles(records, metric) | epsilon_so_far(job, sim)
@@ -202,7 +197,7 @@ def _rounds(
         write_text(store.path / "selection.csv", selection.csv())
     if kept is not None:
         if kept.is_empty:  # the last round was evaluated before the job was interrupted
-            venue.evaluate(sim, _protocol(config, final=True), (), selection, kept)
+            venue.evaluate(sim, protocol_of(config, final=True), (), selection, kept)
         summary |= finish(kept, job, sim, store)
     if summary["loss_grew"] is not None:
         first, last = summary["loss_grew"]
@@ -222,46 +217,6 @@ def _rounds(
     watch.job_done(job, summary)
 
 
-def _protocol(config: ExperimentConfig, final: bool) -> EvaluationProtocol:
-    further = config.eval.final if final else ()
-    if final and config.eval.calibrate != "none":
-        further = (*further, "val")
-    sets = dict.fromkeys((*config.eval.sets, *further))
-    return EvaluationProtocol(
-        tuple(sets),
-        config.eval.adapt_steps,
-        config.eval.max_samples,
-        config.eval.feature_distance,
-        config.eval.sharpness,
-        config.eval.generation,
-        tuple(dict.fromkeys((*config.eval.metrics, *([config.eval.metric] if config.eval.metric else ())))),
-    )
-
-
 def first_named(found: dict[str, float], metric: str) -> dict[str, float]:
     """Returns means by "model/set/metric" with those of a metric first."""
     return dict(sorted(found.items(), key=lambda item: not item[0].endswith(f"/{metric}")))
-
-
-def long_final(sim: Simulation, protocol: EvaluationProtocol, rounds: int) -> str | None:
-    """Says so where the last evaluation takes more work than all training, and much; None otherwise.
-
-    It puts every personal model on every common sample, which grows as a square.
-    """
-    if not sim.method.has_personal:
-        return None
-    clients, train = sim.federation.num_clients, sim.train
-    sizes = {name: len(rows) for name, (_, rows) in common_sets(sim.federation, protocol).items()}
-    outputs = clients * sum(sizes.values())
-    if outputs < WARN_OUTPUTS:
-        return None
-    each = float(sim.federation.sizes()[:clients].mean()) * (train.epochs or 1)
-    trained = rounds * clients * sim.fraction * BACKWARD
-    trained *= each if train.steps is None else train.steps * train.batch_size
-    if outputs < trained:
-        return None
-    return (
-        f"the last evaluation puts each of {clients:,} personal models on {sum(sizes.values()):,} samples of the sets "
-        f"{', '.join(sizes)}: {outputs / trained:.0f} times the work of all training; eval.max_samples=1000 takes so "
-        "many of each set, eval.final=[local] leaves them out"
-    )

@@ -18,6 +18,7 @@ from tailorfl.data.federation import Federation
 from tailorfl.errors import DivergenceError
 from tailorfl.evaluation.leading import dominated, further, leading
 from tailorfl.experiments.curves import check_target
+from tailorfl.experiments.due import left_out
 from tailorfl.experiments.extending import is_longer, reopen
 from tailorfl.experiments.faults import told
 from tailorfl.experiments.fingerprint import FORCED, made_with, other_data, other_settings, refuse
@@ -112,6 +113,7 @@ def run_experiment(
                 begun = True
             _say_reductions(job, sim, said)
             _say_secrets(job, sim, said)
+            _say_left_out(job, sim, said)
             try:
                 origin = {"own_source": source is not None, **facts}
                 standing.begin(job, sim, position)
@@ -177,6 +179,14 @@ def _say_secrets(job: Job, sim: Simulation, said: set[str]) -> None:
     if sim.cohort_is_secret and leaves_the_machine(job.config) and warning not in said:
         log.warning("%s: send them only to whom you trust with the data", warning)
         said.add(warning)
+
+
+def _say_left_out(job: Job, sim: Simulation, said: set[str]) -> None:
+    """Says, once, which evaluations a budget leaves out."""
+    sentence = left_out(job.config, sim, job.rounds)
+    if sentence and sentence not in said:
+        log.warning("%s", sentence)
+        said.add(sentence)
 
 
 def _leading(config: ExperimentConfig, federation: Federation, said: set[str]) -> str:

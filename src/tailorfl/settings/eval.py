@@ -30,8 +30,11 @@ class GenerationConfig(Settings):
 class EvalConfig(Settings):
     """When and on what to evaluate."""
 
-    every: Whole = Field(
-        default=5, ge=0, description="rounds between evaluations; 0 evaluates only at the end"
+    every: Whole | None = Field(
+        default=None,
+        ge=0,
+        description="rounds between evaluations; 0 evaluates only at the end; null: 5, 10, 20, ..., the first at which "
+        "they are a tenth of the work at most",
     )
     sets: Annotated[tuple[EvaluationSet, ...], BeforeValidator(listed)] = Field(
         default=("val", "local"), description="sets that are evaluated during the run"

@@ -19,7 +19,7 @@ from tailorfl.evaluation.leading import leading
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.evaluation.summary import means
 from tailorfl.experiments.budget import Limit, limit_of, of_fedavg
-from tailorfl.experiments.extending import is_due
+from tailorfl.experiments.due import is_due, rounds_between
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.experiments.names import slug
@@ -143,10 +143,11 @@ class Trainer:
             limit = _shared(limit_of(job.config, job.rounds, job.method.rounds is not None, sim), share)
             saver = Saver(sim, store, job.config.checkpoint_every, selection)
             clients: tuple[int, ...] = ()
+            every = rounds_between(job.config, sim)
             while not limit.reached(sim):
                 clients = sim.step().clients
                 last = limit.reached(sim)
-                if selection is not None and is_due(job.config, sim.round) and not last:
+                if selection is not None and is_due(every, sim.round) and not last:
                     evaluate(sim, self._protocol, clients, selection)
                 if last or saver.due():
                     saver.save(0.0)

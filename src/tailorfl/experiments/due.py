@@ -1,0 +1,137 @@
+"""Which rounds are evaluated: every `eval.every`-th and the last, or as many as a tenth of the work pays for.
+
+Work is counted in passes of single samples, so that it is the same on every machine and after a resumption:
+
+    E       forward passes of one evaluation: every model on every sample of every set
+    3 G     those of a round of training; a gradient is a forward pass and twice as much backwards
+    every   the smallest of 5, 10, 20, 40, ... with E <= SHARE (3 G every + E)
+
+E counts a personal and a global model whatever a method has, and G the gradients of FedAvg with the line's steps or
+epochs, of as many clients as a round samples on average. Lines that train alike are so evaluated in the same rounds;
+others, or seeds whose clients have other sizes, share every second, fourth, ... of theirs. The last round comes on top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tailorfl.evaluation.protocols import Protocol, common_sets
+from tailorfl.rounds.sampling import sampled_clients
+from tailorfl.rounds.simulation import Simulation
+from tailorfl.settings.experiment import CYCLIC, ExperimentConfig
+
+EVERY = "evaluated_every"
+"""What a job's config.json calls the rounds between its evaluations."""
+FIRST = 5
+"""Rounds between evaluations, at least, where the budget decides."""
+SHARE = 0.1
+"""Of all passes, at most, those of evaluations on the way."""
+BACKWARD = 3
+"""Passes that the gradient of a sample counts."""
+MODELS = 2
+"""A personal and a global one."""
+SHARPNESS = 5
+"""Passes of a sample, with the loss, its gradient and the loss at a distance."""
+WARN_OUTPUTS = 10_000_000
+"""Outputs (of a model for a sample) from which on the last evaluation may be worth a warning."""
+
+
+def is_due(every: int, round: int) -> bool:
+    """Returns whether a round is evaluated wherever it stands in a run; `every` 0 evaluates only the last."""
+    return every > 0 and round % every == 0
+
+
+def protocol_of(config: ExperimentConfig, final: bool = False) -> Protocol:
+    """Returns what an experiment evaluates on the way, or at the end."""
+    further = config.eval.final if final else ()
+    if final and config.eval.calibrate != "none":
+        further = (*further, "val")
+    sets = dict.fromkeys((*config.eval.sets, *further))
+    return Protocol(
+        tuple(sets),
+        config.eval.adapt_steps,
+        config.eval.max_samples,
+        config.eval.feature_distance,
+        config.eval.sharpness,
+        config.eval.generation,
+        tuple(dict.fromkeys((*config.eval.metrics, *([config.eval.metric] if config.eval.metric else ())))),
+    )
+
+
+def rounds_between(config: ExperimentConfig, sim: Simulation) -> int:
+    """Returns `eval.every`, or where that is open what a tenth of the work pays for."""
+    if config.eval.every is not None:
+        return config.eval.every
+    passes, round, every = evaluation_passes(sim, _looks(config)), training_passes(sim), FIRST
+    while round and passes > SHARE * (round * every + passes):
+        every *= 2
+    return every
+
+
+def left_out(config: ExperimentConfig, sim: Simulation, rounds: int) -> str:
+    """Says what the budget leaves out of a job of so many rounds; empty where it leaves nothing out."""
+    every = rounds_between(config, sim)
+    if config.eval.every is not None or every == FIRST or rounds <= FIRST:
+        return ""
+    passes, round = evaluation_passes(sim, _looks(config)), training_passes(sim)
+    share = passes / (round * FIRST + passes)
+    where = f"every {every} rounds" if every < rounds else "only at the end"
+    return (
+        f"evaluated {where}, so that evaluations on the way are a tenth of the work at most; "
+        f"with eval.every={FIRST} they are {100 * share:.0f} % of it"
+    )
+
+
+def _looks(config: ExperimentConfig) -> Protocol:
+    """What is computed on the way; choosing models takes validation parts though no record shows them."""
+    protocol = protocol_of(config)
+    chosen = ("val",) if config.eval.select == "val" else ()
+    return replace(protocol, sets=tuple(dict.fromkeys((*protocol.sets, *chosen))))
+
+
+def training_passes(sim: Simulation) -> float:
+    """Returns what a round of FedAvg computes on average with the run's steps or epochs, in forward passes."""
+    clients, train = sim.federation.num_clients, sim.train
+    sampled = 1 if sim.sampling in CYCLIC else sampled_clients(sim.fraction, clients)
+    own = sim.federation.sizes()[:clients]
+    batch = own if not train.batch_size else own.clip(max=train.batch_size)
+    each = own * (train.epochs or 1) if train.steps is None else batch * train.steps
+    return BACKWARD * sampled * float(each.mean())
+
+
+def evaluation_passes(sim: Simulation, protocol: Protocol) -> float:
+    """Returns what one evaluation computes of a personal and a global model, in forward passes."""
+    federation, sets = sim.federation, protocol.sets
+    clients, held = federation.num_clients, len(federation) - federation.num_clients
+    test = federation.sizes("test")
+    seen = MODELS * float(test[:clients].sum()) if "local" in sets else 0.0
+    if "participants" in sets and "local" not in sets:
+        seen += MODELS * float(test[:clients].mean()) * sampled_clients(sim.fraction, clients)
+    if "val" in sets:
+        seen += MODELS * float(federation.sizes("val")[:clients].sum())
+    seen += (clients + 1) * sum(len(rows) for _, rows in common_sets(federation, protocol).values())
+    seen *= (SHARPNESS if protocol.sharpness is not None else 1) + protocol.feature_distance
+    if "heldout" in sets and held:
+        seen += (1 + len(protocol.adapt_steps)) * float(test[clients:].sum())
+        seen += BACKWARD * held * sum(protocol.adapt_steps) * sim.train.batch_size
+    return seen
+
+
+def long_final(sim: Simulation, protocol: Protocol, rounds: int) -> str | None:
+    """Says so where the last evaluation takes more work than all training, and much; None otherwise.
+
+    It puts every personal model on every common sample, which grows as a square.
+    """
+    if not sim.method.has_personal:
+        return None
+    clients = sim.federation.num_clients
+    sizes = {name: len(rows) for name, (_, rows) in common_sets(sim.federation, protocol).items()}
+    outputs = clients * sum(sizes.values())
+    trained = rounds * training_passes(sim)
+    if outputs < max(WARN_OUTPUTS, trained):
+        return None
+    return (
+        f"the last evaluation puts each of {clients:,} personal models on {sum(sizes.values()):,} samples of the sets "
+        f"{', '.join(sizes)}: {outputs / trained:.0f} times the work of all training; eval.max_samples=1000 takes so "
+        "many of each set, eval.final=[local] leaves them out"
+    )
