@@ -4,7 +4,7 @@
     python studies/advise_check.py seeds results/advise FOLDER ...    numbers of every seed: seeds.csv
     python studies/advise_check.py table results/advise               the verdicts, on the screen
 
-`pilots` runs the pilot of `tailorfl advise` (30 clients, 10 rounds, the first seed) with the settings of every
+`pilots` runs the pilot of `tailorfl advise` (30 clients, the first seed) with the settings of every
 folder of results/ whose comparison.csv has LocalTrain, FedAvg and a personalized method. Of each of the three the line
 with the best mean is judged. A committed table has no numbers of single seeds, so `seeds` runs these three lines of a
 folder again (`--personal 3`: the three best personalized ones), and their numbers are judged. Where that was not done,
@@ -44,7 +44,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 ADVISED = {"alone": "local", "between": "personal", "pooled": "global"}
 """The advisor's regime -> which of the three it means."""
 KINDS = tuple(ADVISED.values())
-MINUTES = 15.0
+MINUTES = 40.0
 """Of one core, for all pilots; federations that are left then are named."""
 Seeds = Mapping[str, Mapping[int, float]]
 """Label -> seed -> mean over clients."""
@@ -165,7 +165,7 @@ def pilots(out: Path, folders: Sequence[str]) -> None:
                 raise TailorflError(f"{MINUTES:g} minutes of a core were over")
             federation = make_federation(config, config.data.seed_of(config.seeds[0]))
             row["lower"] = leading(federation.source, metric(name) or config.eval.metric) in LOWER_IS_BETTER
-            advice = pilot(config, 30, 10, lambda _: None)
+            advice = pilot(config, 30, None, lambda _: None)
             facts = advice.facts
             row |= {"advised": ADVISED[advice.regime], "sure": advice.sure, "confidence": advice.confidence}
             row |= {"mode": facts.mode, "samples": facts.samples, "R2": facts.radius2, "V": facts.noise.value}

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailorfl.training.keys import derive
+from tailorfl.training import plan as module
+from tailorfl.training.keys import bits, derive
 from tailorfl.training.plan import BatchPlan, batches_per_pass, make_plan, steps_of
 
 SIZES = st.lists(st.integers(0, 13), min_size=1, max_size=5)
@@ -163,3 +164,29 @@ def test_every_order_of_three_samples_is_equally_likely():
     assert len(counts) == 6
     # chi square with 5 degrees of freedom: 20.5 is its 99.9 % quantile.
     assert ((counts - 1000.0) ** 2 / 1000.0).sum() < 20.5
+
+
+@given(SIZES, st.integers(1, 9), st.integers(0, 60), st.integers(1, 30))
+def test_batches_are_slices_of_orders_that_are_drawn_pass_by_pass(sizes, batch, first, steps):
+    """Written out: an order sorts a client's samples by words drawn from its key and the pass."""
+    keys, rows = keys_of(sizes), members_of(sizes)
+    plan = make_plan(rows, keys, batch, steps=steps, first=first)
+    for i, mine in enumerate(rows):
+        per_pass = -(-len(mine) // batch)
+        for step in range(steps if per_pass else 0):
+            number, place = divmod(first + step, per_pass)
+            words = bits(derive(keys[i : i + 1], np.array([number], np.uint64)), len(mine))[0]
+            order = mine[sorted(range(len(mine)), key=words.__getitem__)]
+            expected = order[place * batch : (place + 1) * batch]
+            assert plan.rows[i, step, : plan.count[i, step]].tolist() == expected.tolist()
+
+
+def test_only_orders_that_are_needed_are_drawn(monkeypatch):
+    """A client of 100 samples is in its 150th pass where one of 5,000 is in its 4th: one of each is drawn."""
+    drawn = []
+    monkeypatch.setattr(
+        module, "bits", lambda keys, count: drawn.append(len(keys) * count) or bits(keys, count)
+    )
+    rows = members_of([100, 5000])
+    make_plan(rows, keys_of([100, 5000]), 64, steps=1, first=300)
+    assert sum(drawn) == 5100

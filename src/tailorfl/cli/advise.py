@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 PUBLIC = ("perada", "perfed_ckt")
 """Methods that train on a public set too."""
+MOST_ROUNDS = 50
+"""Of averaging in a pilot, where nobody says how many."""
 SHOWN = 10
 """Clients in PerFed-CKT's table; --json has all."""
 
@@ -31,9 +33,13 @@ def command(
     arguments: Annotated[list[str] | None, like_run("its methods are not used")] = None,
     clients: Annotated[int, typer.Option("--clients", help="Clients in the pilot, at most.")] = 30,
     rounds: Annotated[
-        int,
-        typer.Option("--rounds", help="Rounds of averaging before clients are compared (not for convex)."),
-    ] = 10,
+        int | None,
+        typer.Option(
+            "--rounds",
+            help="Rounds of averaging before clients are compared (not for convex); by default the experiment's, "
+            "50 at most.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     quiet: Quiet = False,
     imports: Imports = None,
@@ -48,8 +54,11 @@ def command(
         show(stdout(), config, advice)
 
 
-def pilot(config: ExperimentConfig, clients: int, rounds: int, watch: Callable[[str], None]) -> Advice:
+def pilot(config: ExperimentConfig, clients: int, rounds: int | None, watch: Callable[[str], None]) -> Advice:
     """Advice for an experiment's data, model and training, with its first seed.
+
+    `rounds` of averaging come before clients are compared; None takes the experiment's, `MOST_ROUNDS` at most: one
+    model for all catches up late, so that a shorter pilot finds clients further apart than the experiment does.
 
     Raises:
         TailorflError: the experiment or its data cannot be used; the message says why.
@@ -70,6 +79,7 @@ def pilot(config: ExperimentConfig, clients: int, rounds: int, watch: Callable[[
         )
     if config.model.larger:
         raise ConfigError("the pilot compares weights, so it needs one architecture; leave out model.larger")
+    rounds = min(config.rounds, MOST_ROUNDS) if rounds is None else rounds
     torch.set_num_threads(config.threads)
     seed = config.seeds[0]
     federation = make_federation(config, config.data.seed_of(seed))

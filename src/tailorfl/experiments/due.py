@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from tailorfl.evaluation.protocols import Protocol, common_sets
 from tailorfl.rounds.sampling import sampled_clients
 from tailorfl.rounds.simulation import Simulation
@@ -94,8 +96,8 @@ def training_passes(sim: Simulation) -> float:
     clients, train = sim.federation.num_clients, sim.train
     sampled = 1 if sim.sampling in CYCLIC else sampled_clients(sim.fraction, clients)
     own = sim.federation.sizes()[:clients]
-    batch = own if not train.batch_size else own.clip(max=train.batch_size)
-    each = own * (train.epochs or 1) if train.steps is None else batch * train.steps
+    batches = np.maximum(-(-own // train.batch_size), 1) if train.batch_size else 1
+    each = own * (train.epochs or 1) if train.steps is None else own / batches * train.steps
     return BACKWARD * sampled * float(each.mean())
 
 

@@ -212,23 +212,36 @@ def make_plan(
     active = np.arange(longest)[None, :] < wanted[:, None]
     position = which_batch[:, :, None] * batch + np.arange(width)
     real = (position < sizes[:, None, None]) & active[:, :, None]
-    low, high = int(which_pass[active].min()), int(which_pass[active].max())
-    order = _orders(sizes, keys, np.arange(low, high + 1), widest)
+    low = np.where(wanted > 0, which_pass[:, 0], 0)
+    last = which_pass[np.arange(len(sizes)), np.maximum(wanted, 1) - 1]
+    passes = np.where(wanted > 0, last - low + 1, 0)
+    order = _orders(sizes, keys, low, passes, widest)
     table = np.zeros((len(sizes), widest), dtype=np.int64)
     for row, member in zip(table, members, strict=True):
         row[: len(member)] = member
-    client = np.arange(len(sizes))[:, None, None]
-    safe_pass = np.clip(which_pass - low, 0, high - low)[:, :, None]
-    picked = order[safe_pass, client, np.where(real, position, 0)]
-    return BatchPlan(table[client, picked], real.sum(2))
+    own = (np.cumsum(passes) - passes)[:, None] + np.clip(which_pass - low[:, None], 0, None)
+    picked = order[np.where(active, own, 0)[:, :, None], np.where(real, position, 0)]
+    return BatchPlan(table[np.arange(len(sizes))[:, None, None], picked], real.sum(2))
 
 
-def _orders(sizes: Rows, keys: Keys, passes: Rows, widest: int) -> Rows:
-    """Returns a random order of each client's samples, then the padding, [passes, clients, widest]."""
-    draws = bits(derive(keys[None, :], passes.astype(np.uint64)[:, None]), widest)
-    padding = np.arange(widest)[None, :] >= sizes[:, None]
-    draws[:, padding] = np.iinfo(np.uint64).max
-    return np.argsort(draws, axis=2, kind="stable")
+def _orders(sizes: Rows, keys: Keys, low: Rows, passes: Rows, widest: int) -> Rows:
+    """Returns random orders of samples, [all clients' passes, widest]: client i's passes from low[i] on, then i + 1's.
+
+    What follows a client's samples in its rows is not used. Clients of a size are sorted together: where the number of
+    steps is the same, small clients have many passes, which are not sorted as long as those of the largest.
+    """
+    client = np.repeat(np.arange(len(sizes)), passes)
+    number = np.arange(len(client)) - np.repeat(np.cumsum(passes) - passes, passes) + low[client]
+    drawn = derive(keys[client], number.astype(np.uint64))
+    order = np.zeros((len(client), widest), dtype=np.int64)  # pages that nothing is written to cost nothing
+    classes = np.ceil(np.log2(np.maximum(sizes, 1)))[client]
+    for one in np.unique(classes):
+        mine = np.flatnonzero(classes == one)
+        width = int(sizes[client[mine]].max(initial=1))
+        draws = bits(drawn[mine], width)
+        draws[np.arange(width)[None, :] >= sizes[client[mine]][:, None]] = np.iinfo(np.uint64).max
+        order[mine, :width] = np.argsort(draws, axis=1, kind="stable")
+    return order
 
 
 DRAWS_AT_ONCE = 2**21

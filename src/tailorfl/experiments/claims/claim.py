@@ -2,7 +2,8 @@
 count.
 
 `recipes/claims/PAPER.yaml` holds a paper's claims. A label may name another variant of its recipe, `Global @ 10
-classes`, and a metric may be a difference of two, `best5 - worst5`. Gaps and published numbers are shares, not
+classes`, and be a difference of two lines, `Ditto - Local @ 10 classes`; a metric may be a difference of two, `best5 -
+worst5`. Gaps and published numbers are shares, not
 percent.
 """
 
@@ -26,6 +27,8 @@ first − second is positive, of any size. exact: computed by `check`."""
 Gate = Literal["learned", "took part", "trained", "pulled", "settled", "inside grid"]
 """What must be so before a comparison counts, see `tailorfl.experiments.claims.gates`."""
 Labels = Annotated[tuple[str, ...], BeforeValidator(listed)]
+MINUS = " - "
+"""Between two lines, or two metrics, whose difference is meant."""
 Q = 0.2
 """Share of samples that two compared models differ on, where it was not measured."""
 

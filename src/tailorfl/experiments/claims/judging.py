@@ -18,7 +18,7 @@ from tailorfl.evaluation.verdicts import (
     judge_order,
     sampling_error,
 )
-from tailorfl.experiments.claims.claim import Claim, Paper
+from tailorfl.experiments.claims.claim import MINUS, Claim, Paper
 from tailorfl.experiments.claims.evidence import Evidence
 from tailorfl.experiments.claims.exact import CHECKS
 from tailorfl.experiments.claims.gates import failed
@@ -103,17 +103,18 @@ def _nearest(claim: Claim, evidence: Iterable[Evidence]) -> Evidence | None:
 def _places(claim: Claim) -> list[tuple[str, str]]:
     """(label, variant) of all methods of a claim."""
     return [
-        (place, variant)
+        (name, variant)
         for label in claim.labels
-        for place, variants in [_split(claim, label)]
+        for names, variants in [_split(claim, label)]
         for variant in variants
+        for name in names
     ]
 
 
-def _split(claim: Claim, label: str) -> tuple[str, tuple[str, ...]]:
-    """The label, and the variants that it is averaged over."""
-    name, at, variant = label.partition(" @ ")
-    return name, (variant,) if at else (claim.variants or ("",))
+def _split(claim: Claim, label: str) -> tuple[list[str], tuple[str, ...]]:
+    """A line, or two whose difference is meant, and the variants that they are averaged over."""
+    lines, at, variant = label.partition(" @ ")
+    return lines.split(MINUS), (variant,) if at else (claim.variants or ("",))
 
 
 def _compared(claim: Claim, evidence: Evidence) -> Outcome:
@@ -140,18 +141,24 @@ def _compared(claim: Claim, evidence: Evidence) -> Outcome:
 
 
 def _numbers(claim: Claim, evidence: Evidence, label: str) -> dict[int, float]:
-    """Seed -> a method's number, the mean over variants; a metric `a - b` is a difference."""
-    name, variants = _split(claim, label)
+    """Seed -> a method's number, the mean over variants; a metric `a - b` is a difference, and so is a label."""
+    (line, *less), variants = _split(claim, label)
+    metric, *taken = claim.metric.split(MINUS)
     parts = []
     for variant in variants:
-        plus, _, minus = claim.metric.partition(" - ")
-        found = evidence.of(name, variant, plus)
-        if minus:
-            taken = evidence.of(name, variant, minus)
-            found = {seed: value - taken[seed] for seed, value in found.items() if seed in taken}
-        parts.append(found)
+        found = _apart(evidence.of(line, variant, name) for name in (metric, *taken))
+        parts.append(
+            _apart([found, *(_apart(evidence.of(o, variant, n) for n in (metric, *taken)) for o in less)])
+        )
     seeds = set.intersection(*(set(part) for part in parts))
     return {seed: sum(part[seed] for part in parts) / len(parts) for seed in seeds}
+
+
+def _apart(found: Iterable[Mapping[int, float]]) -> dict[int, float]:
+    """Seed -> the first number without all others, of seeds that have each."""
+    first, *others = found
+    seeds = set(first).intersection(*others)
+    return {seed: first[seed] - sum(other[seed] for other in others) for seed in sorted(seeds)}
 
 
 def _error(claim: Claim, evidence: Evidence) -> float:
@@ -159,7 +166,7 @@ def _error(claim: Claim, evidence: Evidence) -> float:
     if not claim.discordance:
         return 0.0
     squares = 0.0
-    for metric in claim.metric.split(" - "):
+    for metric in claim.metric.split(MINUS):
         part, share = measured_on(metric)
         sizes = [
             size
@@ -168,7 +175,8 @@ def _error(claim: Claim, evidence: Evidence) -> float:
         ]
         # Of several variants, each has a test set of its own.
         samples = sum(sizes) / len(sizes) * share * max(1, len(claim.variants)) if sizes else math.nan
-        squares += sampling_error(claim.discordance, samples) ** 2 if samples > 0 else math.nan
+        each = sampling_error(claim.discordance, samples) ** 2 if samples > 0 else math.nan
+        squares += each * (2 if MINUS in claim.first else 1)  # a difference of two differences
     return math.sqrt(squares)
 
 
@@ -184,7 +192,7 @@ def measured_on(metric: str) -> tuple[str, float]:
 
 def metrics_of(claims: Iterable[Claim], recipe: str) -> list[str]:
     """Returns the metrics that claims about a recipe look at, and those that gates do."""
-    asked = [m for c in claims if c.recipe == recipe for m in c.metric.split(" - ")]
+    asked = [m for c in claims if c.recipe == recipe for m in c.metric.split(MINUS)]
     return list(dict.fromkeys(["mean", *asked]))
 
 
