@@ -494,6 +494,7 @@ def test_exact_claims() -> None:
         "plgu_gradients",
         "ckt_costs",
         "ckt_optimum",
+        "ckt_gradient_vanishes",
         "fedclup_rate",
         "fedclup_gradients",
         "fedclup_slopes",

@@ -201,7 +201,7 @@ def cluster(vectors: Tensor, weights: Tensor, clusters: int, seed: int) -> tuple
     from sklearn.exceptions import ConvergenceWarning
 
     points = vectors.double().numpy()
-    distinct = len(np.unique(points, axis=0))
+    distinct = len({row.tobytes() for row in points})
     kmeans = KMeans(min(clusters, distinct), n_init=RESTARTS, random_state=seed % 2**32)
     with warnings.catch_warnings():
         # Vectors that differ by less than rounding end in one cluster: fewer centroids, as for equal ones.
