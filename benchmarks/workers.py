@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import local_training as work
 import numpy as np
 import torch
 
+from tailorfl.benchmark.clock import processor
 from tailorfl.core.method import make_method
 from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
@@ -77,7 +77,7 @@ def main() -> None:
         print(f"{name:12s} {min(values):8.3f} s   {faster[name]:.2f} x")
     if arguments.json:
         out = {
-            "machine": platform.processor() or platform.machine(),
+            "machine": processor(),
             "cores": os.cpu_count(),
             "torch": torch.__version__,
             "model": arguments.model,

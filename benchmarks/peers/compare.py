@@ -1,4 +1,4 @@
-"""A round of FedAvg in tailorfl, pfl-research and Flower's simulation, beside a plain PyTorch loop.
+"""A round of FedAvg in tailorfl, pfl-research and Flower's simulation, beside the fastest loop that we can write.
 
 100 clients x 60 samples of 28x28, batch 10, one epoch of SGD, all clients in every round; every program starts from
 the same weights and data. One process a measurement, programs in alternation, one thread a process. CPU seconds are
@@ -23,7 +23,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -33,6 +32,8 @@ from typing import Any
 
 import torch
 from peer_work import BATCH, CHECK_LR, CHECK_STEPS, CLIENTS, LR, SAMPLES, Work, make_work
+
+from tailorfl.benchmark.clock import processor
 
 HERE = Path(__file__).parent
 WARMUP = {"logistic": 3, "cnn2": 1}
@@ -138,7 +139,7 @@ def main() -> None:
     }
     pythons = {program: python for program, python in given.items() if python}
     out: dict[str, Any] = {
-        "machine": platform.processor() or platform.machine(),
+        "machine": processor(),
         "cores": os.cpu_count(),
         "clients": CLIENTS,
         "samples": SAMPLES,

@@ -1,4 +1,4 @@
-"""FedAvg as a plain loop, the common yardstick. Run by compare.py."""
+"""FedAvg as the fastest loop that we can write, which tries layouts and updates: the yardstick. Run by compare.py."""
 
 from __future__ import annotations
 
@@ -6,34 +6,42 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from peer_work import CLIENTS, Job, Work, main, train_client
+from peer_work import CLASSES, CLIENTS, SAMPLES, SHAPE, Job, Work, main
 from torch import nn
 
+from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, fastest, shuffled
+from tailorfl.data.source import Source
+from tailorfl.models.functional import Model
+from tailorfl.models.registry import build
+from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.objective import LOSSES
 
-def one_round(module: nn.Module, work: Work, job: Job) -> None:
-    """Replaces the module's weights by the mean of what the clients make of them."""
-    parameters = list(module.parameters())
-    start = [p.detach().clone() for p in parameters]
-    total = [torch.zeros_like(p) for p in start]
-    for client in range(CLIENTS):
-        with torch.no_grad():
-            torch._foreach_copy_(parameters, start)
-        train_client(module, parameters, *work.samples(client), job)
-        with torch.no_grad():
-            torch._foreach_add_(total, parameters, alpha=1 / CLIENTS)
-    with torch.no_grad():
-        torch._foreach_copy_(parameters, total)
+
+def clients(job: Job) -> list[LoopClient]:
+    """Returns every client with the batches of one round, in a new order."""
+    steps = job.epochs * -(-SAMPLES // job.batch_size)
+    rows = [torch.arange(i * SAMPLES, (i + 1) * SAMPLES) for i in range(CLIENTS)]
+    return [LoopClient(1 / CLIENTS, [LoopFit(shuffled(mine, job.batch_size, steps))]) for mine in rows]
 
 
 def run(work: Work, path: Path, jobs: Sequence[Job]) -> None:
     """Does the jobs, each from the initial weights."""
+
+    def start() -> nn.Module:
+        module = build(work.model, SHAPE, CLASSES)
+        module.load_state_dict(work.init)
+        return module
+
+    source = Source("random", work.x, work.y, "classification", CLASSES)
     for job in jobs:
-        module = work.network()
+        config = TrainConfig(epochs=job.epochs, batch_size=job.batch_size, lr=job.lr)
+        weights = dict(work.init)
+        loop = fastest(Model(start), source, LOSSES["classification"], config, weights, clients(job))
         job.mark()
         for _ in range(job.rounds):
-            one_round(module, work, job)
+            weights = loop.round(weights, clients(job))
             job.mark()
-        job.weights = module.state_dict()
+        job.weights = {name: value.clone() for name, value in weights.items()}
 
 
 if __name__ == "__main__":
