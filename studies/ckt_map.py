@@ -3,8 +3,9 @@
     tailorfl reproduce ckt_phases --scale small --out runs/ckt_phases-small
     python studies/ckt_map.py runs/ckt_phases-small results/ckt_phases
 
-writes map.md, map.csv and map.png into the second folder. On each field λ and the number of clusters are those of the
-line with the best mean validation accuracy of all seeds; λ = 0, local training, is among them.
+writes map.md, map.csv and map.png into the last folder; the lines and seeds of several result folders are put together. On
+each field λ and the number of clusters are those of the line with the best mean validation accuracy of all seeds; λ = 0,
+local training, is among them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import matplotlib
 import pandas as pd
 
 from tailorfl.evaluation.seeds import Paired, interval, paired
+from tailorfl.experiments.merging import merge
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.variants import results
 
@@ -148,11 +150,12 @@ def draw(frame: pd.DataFrame, file: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Writes the files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="of the finished experiment")
+    parser.add_argument("folders", type=Path, nargs="+", help="of the finished experiment")
     parser.add_argument("out", type=Path, help="where map.md, map.csv and map.png go")
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
-    frame = frame_of(results(given.folder))
+    fields = results(given.folders[0]) if len(given.folders) == 1 else merge(given.folders, None)
+    frame = frame_of(fields)
     frame.to_csv(given.out / "map.csv", index=False, float_format="%.5f", lineterminator="\n")
     (given.out / "map.md").write_text(page(frame), encoding="utf-8")
     draw(frame, given.out / "map.png")

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 import tailorfl
 from tailorfl.cli.main import app
 from tailorfl.errors import RunError, TailorflError
+from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.report import write_report
 from tailorfl.experiments.result import ExperimentResult
@@ -155,3 +157,12 @@ def test_every_byte_of_every_file_may_go_without_a_wrong_table(folder: Path) -> 
             if not result.missing:
                 assert result.table.drop(columns=["seconds", "seconds_ci"]).equals(wanted), file.name
         file.write_bytes(content)
+
+
+def test_a_folder_without_a_finished_job_names_a_few(tmp_path: Path) -> None:
+    """Hundreds of jobs would fill the screen."""
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(load(None, ["methods=local", "seeds=8"]).to_dict()))
+    with pytest.raises(RunError) as error:
+        ExperimentResult.load(tmp_path)
+    assert str(error.value).count("was not started") == 5
+    assert str(error.value).endswith("local, seed 4: was not started; and 3 more")

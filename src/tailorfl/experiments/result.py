@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 FEW_CLIENTS = 10
 """Of so many or fewer clients a tenth is one client."""
+TOLD = 5
+"""Jobs that a message names."""
 REFERENCES = ("local", "local_average")
 """Methods whose personal models the others must beat to be worth their communication."""
 
@@ -87,8 +89,10 @@ class ExperimentResult:
                 store = RunStore.open(place, readonly=True)
                 jobs.append((dict(store.summary or {}), store))
         if not jobs:
+            more = f"; and {len(missing) - TOLD} more" if len(missing) > TOLD else ""
             raise RunError(
-                f"'{folder}' has no finished job yet; continue it with --resume {folder}. {'; '.join(missing)}"
+                f"'{folder}' has no finished job yet; continue it with --resume {folder}. "
+                f"{'; '.join(missing[:TOLD])}{more}"
             )
         return cls(folder, jobs, missing)
 
