@@ -3,9 +3,9 @@
     tailorfl reproduce ckt_phases --scale small --out runs/ckt_phases-small
     python studies/ckt_map.py runs/ckt_phases-small results/ckt_phases
 
-writes map.md, map.csv and map.png into the last folder; the lines and seeds of several result folders are put together. On
-each field λ and the number of clusters are those of the line with the best mean validation accuracy of all seeds; λ = 0,
-local training, is among them.
+writes map.md, map.csv and map.png into the last folder; lines and seeds of several result folders are put together. On
+each field λ and the number of clusters are those of the line with the best mean validation accuracy over seeds; λ = 0,
+which is local training, is among them.
 """
 
 from __future__ import annotations
