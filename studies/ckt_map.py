@@ -11,6 +11,7 @@ which is local training, is among them.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -126,7 +127,7 @@ def page(frame: pd.DataFrame) -> str:
 
 def _cell(row: Mapping[object, object], name: str, form: str) -> str:
     value, half = float(str(row[name])), float(str(row[f"{name}_ci"]))
-    return f"{100 * value:{form}} ± {100 * half:.1f}"
+    return "not run" if math.isnan(value) else f"{100 * value:{form}} ± {100 * half:.1f}"
 
 
 def draw(frame: pd.DataFrame, file: Path) -> None:
@@ -139,7 +140,16 @@ def draw(frame: pd.DataFrame, file: Path) -> None:
     image = axis.imshow(table, cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
     for i, j in ((i, j) for i in range(len(skews)) for j in range(len(sizes))):
         value, sure = table.iat[i, j], abs(table.iat[i, j]) > half.iat[i, j]
-        axis.text(j, i, f"{value:+.1f}", ha="center", va="center", weight="bold" if sure else "normal")
+        on_dark = "white" if abs(value) > 0.6 * most else "black"
+        axis.text(
+            j,
+            i,
+            f"{value:+.1f}",
+            ha="center",
+            va="center",
+            weight="bold" if sure else "normal",
+            color=on_dark,
+        )
     axis.set_xticks(range(len(sizes)), [str(n) for n in sizes])
     axis.set_yticks(range(len(skews)), skews)
     axis.set_xlabel("training samples a client")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from deploy.tampering import (
 )
 from tailorfl.deploy.member import Member
 from tailorfl.deploy.packet import Packet
-from tailorfl.deploy.post import Arrival
+from tailorfl.deploy.post import Arrival, Letter
 
 
 def test_lost(tmp_path: Path) -> None:
@@ -84,6 +86,37 @@ def test_late(tmp_path: Path) -> None:  # takes as long as a round may, 3 s
     assert became(result, 2, 1).reason.startswith("no answer in 3 s")
     assert became(result, 3, 1).fate == "unavailable"
     assert became(result, 3, 1).reason == "still at an earlier question"
+    assert became(result, 4, 1).fate == "accepted"
+    is_replayed(config, tmp_path, result)
+
+
+def test_a_letter_that_is_given_up_when_its_time_ends_is_late(tmp_path: Path) -> None:
+    """As Flower says of a message that a node has not fetched; the client is asked again when it says who it is."""
+
+    class Expiring(Slow):
+        """Gives what is held up just when nobody waits any more."""
+
+        sent = math.inf
+
+        def receive(self, tickets: Sequence[str]) -> list[Arrival]:
+            if time.monotonic() - self.sent < 3.0 or self.until.is_set():
+                return super().receive(tickets)
+            return super().receive(tickets) + [
+                Arrival(t, None, "given up") for t in tickets if t in self.held
+            ]
+
+        def send(self, letters: Sequence[Letter], seconds: float) -> list[str]:
+            self.sent = time.monotonic()
+            return super().send(letters, seconds)
+
+    config = small(rounds=5, deploy={"round_seconds": 3.0, "wait_seconds": 20.0})
+    post = Expiring(members(tmp_path, 3), 101, 2)
+    try:
+        result = hosted(config, tmp_path, post)
+    finally:
+        post.close()
+    assert became(result, 2, 1).fate == "late"
+    assert became(result, 2, 1).reason.startswith("no answer in 3 s")
     assert became(result, 4, 1).fate == "accepted"
     is_replayed(config, tmp_path, result)
 

@@ -211,10 +211,12 @@ class Roster:
         }
         over = False
         while asked and not over and not enough(found):
-            over = (
-                time.monotonic() - begin >= seconds
-            )  # what came while this machine slept is still looked at
+            # Answers that came while this machine slept are still taken; that a post gave a letter up as its time ended
+            # says no more than that there is no answer in time.
+            over = time.monotonic() - begin >= seconds
             for arrival in self._received(asked):
+                if over and arrival.body is None:
+                    continue
                 letter = asked.pop(arrival.ticket)
                 found[letter.node] = self._read(
                     arrival, packets[letter.node], len(letter.body), time.monotonic() - begin
