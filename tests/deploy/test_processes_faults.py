@@ -25,7 +25,7 @@ ENOUGH = 400
 def two(number: int, seconds: float, method: str = "ditto", **more: Any) -> ExperimentConfig:
     """Two clients whose private states matter, so many rounds, and seconds for each."""
     data = {"name": "digits", "clients": 2, "samples": 400}
-    deploy = {"round_seconds": seconds, "wait_seconds": 200.0}
+    deploy = {"round_seconds": seconds, "wait_seconds": float(ENOUGH)}
     return experiment(method, data=data, rounds=number, eval={"every": 0}, deploy=deploy, **more)
 
 
@@ -46,7 +46,7 @@ def test_a_client_is_killed_while_it_has_a_question(tmp_path: Path) -> None:
             signal.SIGSTOP
         )  # no round passes while what the client has started ends and it comes back
         second.signal(signal.SIGKILL)
-        until(lambda: not marked(second.mark), 120, "the end of what a killed client has started")
+        until(lambda: not marked(second.mark), ENOUGH, "the end of what a killed client has started")
         again = field.client(1, label="client-1-again")
         until(lambda: field.node_log(1).count("SuperNode ID") >= 2, ENOUGH, "the client again")
         server.signal(signal.SIGCONT)
@@ -84,9 +84,9 @@ def test_the_server_is_killed_and_started_again(tmp_path: Path) -> None:
         kept = rounds(field.job_folder())[-1]  # what is noted of a round may be on disk before its states are
         done = [one.line() for one in field.trace()][:kept]
         assert kept >= 1
-        until(lambda: not marked(server.mark), 120, "the end of what a killed server has started")
+        until(lambda: not marked(server.mark), ENOUGH, "the end of what a killed server has started")
         for client in clients:
-            client.hears("cannot be reached", 60)
+            client.hears("cannot be reached", ENOUGH)
         again = field.server(name="server-again")
         all_end(field, again, *clients)
         assert [one.line() for one in field.trace()][: len(done)] == done

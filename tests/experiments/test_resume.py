@@ -77,6 +77,7 @@ def status(job: Path) -> str:
     return RunStore.open(job, readonly=True).status
 
 
+@pytest.mark.slow
 def test_killed_at_every_kind_of_moment_it_ends_the_same(tmp_path: Path) -> None:
     tailorfl.run({**SMALL, "methods": METHODS}, out=tmp_path / "whole")
     broken = str(tmp_path / "broken")

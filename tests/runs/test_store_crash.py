@@ -46,6 +46,7 @@ APPENDER = """
 """
 
 
+@pytest.mark.slow
 def test_killing_a_writer_loses_no_finished_record(tmp_path: Path) -> None:
     RunStore.create(tmp_path, {}).close()
     rng = random.Random(0)
