@@ -22,13 +22,15 @@ from tailorfl.training.gradients import Objective
 CONFIG = load(None, ["methods=fedavg,fedavg_ft,ditto", "rounds=10", "seeds=2", "eval.every=5"])
 
 
-def seconds(tried: list[tuple[float, ...] | None], predicted: list[float], kinds: str = "aab") -> list[float]:
+def seconds(
+    tried: list[tuple[float, ...] | None], predicted: list[float], kinds: str = "aab", worth: float = 0.0
+) -> list[float]:
     rows: dict[str, dict[str, Any]] = {
         m.label: {"seconds_per_round": p, "rounds": 10, "evaluations": 3}
         for m, p in zip(CONFIG.methods, predicted, strict=True)
     }
     found = [t if t is None else _Tried(*t, *[0.0] * (3 - len(t))) for t in tried]
-    _add_seconds(CONFIG, rows, found, list(kinds))
+    _add_seconds(CONFIG, rows, found, list(kinds), [worth] * 3)
     return [row["seconds"] for row in rows.values()]
 
 
@@ -46,6 +48,29 @@ def test_what_was_not_tried_is_corrected_by_what_was() -> None:
     """A cohort at once takes a quarter of one client after another, and so it does for Ditto."""
     assert seconds([(1.0, 0.0), (1.0, 0.0), None], [4.0, 4.0, 8.0])[2] == 40.0
     assert seconds([None, None, None], [4.0, 4.0, 8.0]) == [80.0, 80.0, 160.0]
+
+
+def test_an_evaluation_that_was_not_tried_takes_as_long_as_rounds_of_as_many_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two seeds of 10 rounds and 3 evaluations, of 4 s and half of that."""
+    assert seconds([None, None, None], [4.0, 4.0, 8.0], worth=0.5) == [92.0, 92.0, 184.0]
+    assert seconds([(4.0, 1.0), None, None], [4.0, 4.0, 4.0], "abc", worth=0.5) == [86.0] * 3
+    monkeypatch.setattr(module, "PATIENCE", 0.0)
+    settings = {
+        "data": {"name": "digits", "clients": 4, "samples": 200, "partition": "iid"},
+        "methods": ["fedavg"],
+        "model": "logistic",
+        "train": {"steps": 4, "batch_size": 5},
+        "eval": {"sets": ["local"]},
+    }
+    config = load(None, settings)
+    (row,) = estimate(config).methods.values()
+    passes, gradients = (
+        2 * 4 * 10,
+        4 * 4 * 5,
+    )  # two models, a fifth of 50 samples a client; four steps of four clients
+    assert row["seconds_per_evaluation"] == pytest.approx(row["seconds_per_round"] * passes / (3 * gradients))
 
 
 def test_tuning_makes_no_method_quicker() -> None:

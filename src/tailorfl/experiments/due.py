@@ -119,6 +119,11 @@ def evaluation_passes(sim: Simulation, protocol: Protocol) -> float:
     return seen
 
 
+def rounds_worth(config: ExperimentConfig, sim: Simulation, gradients: float) -> float:
+    """Returns how many rounds of so many gradients cost what one evaluation does, by passes."""
+    return evaluation_passes(sim, _looks(config)) / (BACKWARD * max(gradients, 1.0))
+
+
 def long_final(sim: Simulation, protocol: Protocol, rounds: int) -> str | None:
     """Says so where the last evaluation takes more work than all training, and much; None otherwise.
 

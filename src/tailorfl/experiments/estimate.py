@@ -23,7 +23,7 @@ from tailorfl.engines.sequential import Sequential
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import evaluate
 from tailorfl.experiments.budget import limit_of
-from tailorfl.experiments.due import rounds_between
+from tailorfl.experiments.due import rounds_between, rounds_worth
 from tailorfl.experiments.foreseen import foreseen
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import make_federation, make_simulation
@@ -71,7 +71,7 @@ class Estimate:
     With differential privacy also the noise, and the ε that the client with the largest one will have spent.
     """
     seconds: float
-    """Everything together; with evaluation where a round is quick enough to be tried."""
+    """Everything together. Where a round is too long to be tried, evaluations are counted by their forward passes."""
     reductions: Mapping[str, Sequence[str]]
     """Label -> sentences on which other methods its settings make of it, where they do."""
     memory_bytes: float
@@ -91,7 +91,7 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
     federation = make_federation(config, seed)
     rows: dict[str, dict[str, Any]] = {}
     reductions, states, frozen, features = {}, 0.0, 0, 0
-    patience, tried, kinds = PATIENCE, [], []
+    patience, tried, kinds, worth = PATIENCE, [], [], []
     for number, method in enumerate(config.methods, start=1):
         if watch is not None:
             watch(f"estimating {method.label} ({number} of {len(config.methods)})")
@@ -120,11 +120,12 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
         tried.append(_really(sim, engine, config, found["seconds_per_round"], patience))
         patience -= clock() - begin
         kinds.append(_kind(job, sim))
+        worth.append(rounds_worth(config, sim, found["gradients_per_round"]))
         rows[method.label] = {**of_model, **of_features, **found, **answering, **privacy}
         if config.eval.select == "val" and sim.method.has_personal:  # the chosen models beside the states
             state_bytes += 4 * sim.model.scalars
         states = max(states, state_bytes * federation.num_clients)
-    _add_seconds(config, rows, tried, kinds)
+    _add_seconds(config, rows, tried, kinds, worth)
     source = federation.source
     return Estimate(
         clients=federation.num_clients,
@@ -161,19 +162,23 @@ def _add_seconds(
     rows: Mapping[str, dict[str, Any]],
     tried: Sequence[_Tried | None],
     kinds: Sequence[str],
+    worth: Sequence[float],
 ) -> None:
     """Puts seconds into the rows: of a round as tried, or as predicted and then corrected by what the others took.
+
+    An evaluation of which there is no time takes as long as the rounds that it is `worth`.
 
     Methods of a kind get one time a round: what is measured is not the same twice.
     """
     predicted = [row["seconds_per_round"] for row in rows.values()]
     ratios = [t.round / p for t, p in zip(tried, predicted, strict=True) if t is not None and p > 0]
     ratio = float(np.median(ratios)) if ratios else 1.0
-    looking = float(np.median([t.evaluation for t in tried if t is not None])) if ratios else 0.0
+    looking = float(np.median([t.evaluation for t in tried if t is not None])) if ratios else None
     begin = float(np.median([t.begin / t.round for t in tried if t is not None and t.round > 0] or [0.0]))
     of_kind: dict[str, _Tried] = {}
-    for row, kind, guess, found in zip(rows.values(), kinds, predicted, tried, strict=True):
-        own = found if found is not None else _Tried(guess * ratio, looking, guess * ratio * begin)
+    for row, kind, guess, found, share in zip(rows.values(), kinds, predicted, tried, worth, strict=True):
+        evaluation = guess * share if looking is None else looking
+        own = found if found is not None else _Tried(guess * ratio, evaluation, guess * ratio * begin)
         known = of_kind.setdefault(kind, own)
         rounds = row["rounds"]
         row["seconds_per_round"] = known.round
