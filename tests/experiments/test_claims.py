@@ -17,7 +17,7 @@ import tailorfl
 from tailorfl.cli.main import app
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.verdicts import judge, sampling_error
-from tailorfl.experiments.claims import exact
+from tailorfl.experiments.claims import exact, words
 from tailorfl.experiments.claims.claim import Claim, Paper, papers, read_paper
 from tailorfl.experiments.claims.evidence import Evidence, joined, keep
 from tailorfl.experiments.claims.facts import facts_of
@@ -213,6 +213,18 @@ class TestVerdicts:
         assert {outcome.status for outcome in many} == {"undecided"}
         assert many[0].holm == pytest.approx(0.3, abs=1e-3)
         assert "Holm" in many[0].why[0]
+        apart = judge_paper(
+            paper(*[{**claim, "family": f"table {k}"} for k in range(10)]), [evidence(numbers)]
+        )
+        assert [o.holm for o in apart] == [alone.holm] * 10
+
+    def test_what_is_no_share_is_told_as_it_is(self) -> None:
+        claim = {**BETTER, "gap": 0.0018, "discordance": 0}
+        (outcome,) = judge_paper(paper({**claim, "points": False}), [evidence(self.NUMBERS)])
+        assert words.published(outcome) == "+0.0018"
+        assert words.found(outcome) == "+0.06 [+0.047, +0.073]"
+        (outcome,) = judge_paper(paper(claim), [evidence(self.NUMBERS)])
+        assert words.found(outcome) == "+6.0 [+4.7, +7.3]"
 
 
 class TestGates:

@@ -51,6 +51,8 @@ class Claim(Settings):
     published: dict[str, Number] = Field(
         default={}, description="label -> number, of a higher-is-better metric"
     )
+    family: str = Field(default="", description="claims that are corrected together; none: all of the page's")
+    points: bool = Field(default=True, description="numbers are shares, told in points; else as they are")
     discordance: Number = Field(default=Q, ge=0, le=1)
     gates: tuple[Gate, ...] | None = Field(default=None, description="in place of the paper's")
     check: str = Field(default="", description="name in tailorfl.experiments.claims.exact")

@@ -42,7 +42,7 @@ class Outcome:
         judged: the difference; None where there is none.
         order: the pairs of an ordered claim.
         against: of several, the method that the claim is judged against.
-        holm: p-value after Holm's correction over the paper's tests, NaN without one.
+        holm: p-value after Holm's correction over the tests of the paper (or the claim's family), NaN without one.
         why: why it was not tested, or what else there is to say.
         scale: of the recipe.
     """
@@ -197,10 +197,15 @@ def metrics_of(claims: Iterable[Claim], recipe: str) -> list[str]:
 
 
 def _corrected(outcomes: list[Outcome]) -> list[Outcome]:
-    """The outcomes with Holm's p-values; what was significant by itself alone is undecided."""
+    """The outcomes with Holm's p-values of their family; what was significant by itself alone is undecided."""
     tested = [o.judged.p_value if o.judged and o.status in WORST_FIRST else math.nan for o in outcomes]
+    corrected = dict[int, float]()
+    for family in dict.fromkeys(o.claim.family for o in outcomes):
+        where = [k for k, o in enumerate(outcomes) if o.claim.family == family]
+        corrected |= zip(where, holm([tested[k] for k in where]), strict=True)
     found = []
-    for outcome, raw, p in zip(outcomes, tested, holm(tested), strict=True):
+    for k, (outcome, raw) in enumerate(zip(outcomes, tested, strict=True)):
+        p = corrected[k]
         outcome = replace(outcome, holm=p)
         if outcome.status in ("holds", "holds in sign") and raw < LEVEL <= p:
             said = f"p = {raw:.3f}, after Holm's correction over the paper's tests {p:.3f}"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tailorfl.experiments.claims.claim import Paper, papers
+from tailorfl.experiments.claims.claim import Claim, Paper, papers
 from tailorfl.experiments.claims.evidence import of_results
 from tailorfl.experiments.claims.judging import Outcome, Status, counted, judge_paper
 from tailorfl.experiments.curves import Section
@@ -32,26 +32,35 @@ NOTE = (
 INTRODUCTION = (
     "Made by `tailorfl claims --write results/claims.md` from the numbers in `results/evidence`, which were kept from "
     "the result folders of recipes by `tailorfl claims --runs FOLDER --keep results/evidence`. [How claims are "
-    "judged](../docs/evidence.md). Differences are in points, first minus second, with 95 % intervals. `not run`: "
-    "there are no results yet. `not tested`: a gate failed, so the comparison does not count whatever it says."
+    "judged](../docs/evidence.md). Differences are in points (of errors and distances in units of their own), first "
+    "minus second, with 95 % intervals. `not run`: there are no results yet. "
+    "`not tested`: a gate failed, so the comparison does not count whatever it says."
 )
 HEAD = ("Claim", "What the paper says", "Published", "Found", "Verdict")
 
 
+def number(claim: Claim, value: float, sign: str = "+") -> str:
+    """A difference in points, or of what is no share as it is."""
+    return f"{100 * value:{sign}.1f}" if claim.points else f"{value:{sign}.2g}"
+
+
 def published(outcome: Outcome) -> str:
-    """The published gap in points, or the number that the difference may be at most."""
+    """The published gap, or the number that the difference may be at most."""
     claim = outcome.claim
     if claim.kind == "at least":
         gaps = [claim.gap_to(second) for second in ([outcome.against] if outcome.against else claim.second)]
-        return f"{100 * min(gaps, default=claim.gap):+.1f}"
-    return {"at most": f"≤ {100 * claim.gap:.1f}", "sign": "> 0", "ordered": "an order", "exact": "exact"}[
-        claim.kind
-    ]
+        return number(claim, min(gaps, default=claim.gap))
+    return {
+        "at most": f"≤ {number(claim, claim.gap, '')}",
+        "sign": "> 0",
+        "ordered": "an order",
+        "exact": "exact",
+    }[claim.kind]
 
 
 def found(outcome: Outcome) -> str:
-    """Estimate and interval in points; for an order what share of its pairs stands in it, and Kendall's τ."""
-    judged, order = outcome.judged, outcome.order
+    """Estimate and interval; for an order what share of its pairs stands in it, and Kendall's τ."""
+    claim, judged, order = outcome.claim, outcome.judged, outcome.order
     if judged is None:
         return ""
     if order is not None:
@@ -60,8 +69,9 @@ def found(outcome: Outcome) -> str:
             f"τ {order.tau:.2f} (p {order.tau_p:.2f})"
         )
     if math.isinf(judged.low) or math.isnan(judged.low):
-        return "" if math.isnan(judged.estimate) else f"{100 * judged.estimate:+.1f} (no interval)"
-    return f"{100 * judged.estimate:+.1f} [{100 * judged.low:+.1f}, {100 * judged.high:+.1f}]"
+        return "" if math.isnan(judged.estimate) else f"{number(claim, judged.estimate)} (no interval)"
+    low, high = number(claim, judged.low), number(claim, judged.high)
+    return f"{number(claim, judged.estimate)} [{low}, {high}]"
 
 
 def basis(outcome: Outcome) -> str:
