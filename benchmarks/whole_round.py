@@ -1,8 +1,8 @@
 """What a round costs beyond its training: evaluation, records, checkpoints and the progress display.
 
 100 clients with 60 training, 10 validation and 20 test samples of 28x28 each, batch 10, one epoch, through
-`run_experiment` with its default settings (evaluation every 5 rounds on val and local, a checkpoint when it is cheap,
-the final sets at the end) and again with an evaluation after every round. Process seconds of one thread:
+`run_experiment` with evaluation every 5 rounds (on val and local, a checkpoint when it is cheap, the final sets at the
+end) and again with an evaluation after every round. Process seconds of one thread:
 
 - `round_seconds`: a whole round of the runner, the mean over all rounds but the last;
 - `training_seconds`: the median of `Simulation.step` in that run; `alone_seconds`: of a simulation that only steps, in
@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import platform
 import statistics
 import tempfile
 import time
@@ -33,6 +32,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from tailorfl.benchmark.clock import processor
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
 from tailorfl.experiments import one_job, runner
@@ -112,8 +112,8 @@ def source() -> Source:
     )
 
 
-def experiment(model: str, method: str, every: int | None) -> ExperimentConfig:
-    """The experiment with the library's default settings, `every` in place of eval.every."""
+def experiment(model: str, method: str, every: int) -> ExperimentConfig:
+    """The experiment with the library's default settings but for the rounds between evaluations."""
     whole = TRAIN + VAL + TEST
     settings: dict[str, Any] = {
         "seeds": 1,
@@ -123,9 +123,7 @@ def experiment(model: str, method: str, every: int | None) -> ExperimentConfig:
         "train": {"batch_size": BATCH},
         "data": {"split": {"train": TRAIN / whole, "val": VAL / whole, "test": TEST / whole}},
     }
-    return ExperimentConfig.model_validate(
-        {**settings, **({} if every is None else {"eval": {"every": every}})}
-    )
+    return ExperimentConfig.model_validate({**settings, "eval": {"every": every}})
 
 
 def whole(config: ExperimentConfig, data: Source) -> dict[str, Any]:
@@ -175,7 +173,7 @@ def alone(config: ExperimentConfig, data: Source, steps: int = 5) -> float:
     return statistics.median(seconds)
 
 
-def measure(model: str, method: str, every: int | None, repeat: int, data: Source) -> dict[str, Any]:
+def measure(model: str, method: str, every: int, repeat: int, data: Source) -> dict[str, Any]:
     """One line of the results: the median of the ratios, and the run with the cheapest round."""
     config = experiment(model, method, every)
     runs = []
@@ -185,7 +183,7 @@ def measure(model: str, method: str, every: int | None, repeat: int, data: Sourc
         runs.append({**found, "alone_seconds": single, "ratio_to_alone": found["round_seconds"] / single})
     best = min(runs, key=lambda run: run["round_seconds"])
     ratios = {name: statistics.median(run[name] for run in runs) for name in ("ratio", "ratio_to_alone")}
-    return {"model": model, "method": method, "every": every or config.eval.every, **best, **ratios}
+    return {"model": model, "method": method, "every": every, **best, **ratios}
 
 
 def _now() -> tuple[float, float]:
@@ -211,7 +209,7 @@ def main() -> None:
     data, lines = source(), []
     for model in arguments.models:
         for method in arguments.methods:
-            for every in (None, 1):
+            for every in (5, 1):
                 found = measure(model, method, every, arguments.repeat, data)
                 line = {**found, "repeat": arguments.repeat}
                 lines.append(line)
@@ -226,7 +224,7 @@ def main() -> None:
                 )
     if arguments.json:
         results = {
-            "machine": platform.processor() or platform.machine(),
+            "machine": processor(),
             "torch": torch.__version__,
             "clients": CLIENTS,
             "samples": {"train": TRAIN, "val": VAL, "test": TEST},

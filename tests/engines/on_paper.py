@@ -19,7 +19,8 @@ from methods.settings import NAMES
 from methods.small import CLASSES, NEWCOMER, SIZES, TRAIN, everything, federation, personal, simulation
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.base import Inference
+from tailorfl.engines.auto import Auto
+from tailorfl.engines.base import Engine, Inference
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.models.functional import Model
@@ -55,7 +56,9 @@ def of_method(name: str, engine: type[Any] = Vectorized, model: str = "dropout",
     """A run of a method; chunks of three clients where clients run together."""
 
     def make(device: torch.device) -> Simulation:
-        chosen = Vectorized(3, device) if engine is Vectorized else Sequential(device)
+        chosen: Engine = Vectorized(3, device) if engine is Vectorized else Sequential(device)
+        if engine is Auto:  # which measures on a cohort that no chunk holds
+            chosen = Auto(Sequential(device), Vectorized(2, device), kind="vectorized")
         return simulation(name, model, chosen, **settings)
 
     return make
@@ -71,6 +74,7 @@ def cases() -> Iterator[tuple[str, Make]]:
     yield from ((name, of_method(name)) for name in NAMES)
     yield from ((f"{name} in a loop", of_method(name, Sequential)) for name in ("ditto", "fedfomo", "perada"))
     yield from ((f"ditto on {m}", of_method("ditto", model=m)) for m in ("cnn2", "batch_norm", "group_norm"))
+    yield "ditto, measured first", of_method("ditto", Auto)
     yield "frozen layers", with_frozen
     private = TrainConfig(
         epochs=1, batch_size=4, lr=0.05, dp=SampleDP(clip=1.0, noise=1.0, sampling="shuffle")

@@ -49,13 +49,14 @@ class OnPaper(Tensor):
 
 
 MOVES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
-INDEXED = {
-    torch.ops.aten.index.Tensor,
+PUT = {
     torch.ops.aten.index_put_.default,
     torch.ops.aten.index_put.default,
     torch.ops.aten._index_put_impl_.default,
 }
-"""A GPU takes indices on the host, too."""
+"""(tensor, indices, values, ...)"""
+INDEXED = {torch.ops.aten.index.Tensor, *PUT}
+"""A GPU takes indices on the host, too; values that are put must be where they are put to."""
 
 
 def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -70,6 +71,8 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             raise RuntimeError(f"{func} of tensors on paper and CPU tensors of shapes {shapes}")
     if func in INDEXED and not isinstance(args[0], OnPaper) and any(isinstance(t, OnPaper) for t in args[1]):
         raise RuntimeError(f"{func} of a CPU tensor with indices on paper")
+    if func in PUT and isinstance(args[0], OnPaper) != isinstance(args[2], OnPaper) and args[2].dim() > 0:
+        raise RuntimeError(f"{func} of values {tuple(args[2].shape)} that are not where they are put to")
     new = torch.device(target).type == "paper" if target is not None else None
     stays = bool(paper) if new is None else new
     if func is torch.ops.aten.copy_.default:

@@ -105,12 +105,12 @@ def test_everything_that_calculates_does_so_on_the_device() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"{len(NAMES) + 12} cases of 5 clients"]
+    assert done.stdout.splitlines() == [f"{len(NAMES) + 13} cases of 5 clients"]
 
 
 @pytest.mark.cuda
 @needs_gpu
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized", "auto"])
 @pytest.mark.parametrize("model_name", ["cnn2", "batch_norm", "dropout"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gpu_gives_the_numbers_of_the_cpu(

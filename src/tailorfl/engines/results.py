@@ -63,7 +63,7 @@ class Stacked:
                 raise self._unlike(at, self._first, tree.unlike(found, wanted))
         for held, part in zip(self._parts, results, strict=True):
             for path, tensor in part.items():
-                held[path][where] = tensor
+                held[path][where] = tensor.cpu()  # values that are put must be where they are put to
 
     def put_updates(self, where: Tensor, replies: TensorDict, metrics: TensorDict, finite: Tensor) -> None:
         """Writes what came out of the training of some clients."""
