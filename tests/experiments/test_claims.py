@@ -280,6 +280,33 @@ class TestGates:
                 "settled: if every curve went on as in the last fifth of the rounds, it would be 'reversed'",
             )
 
+    @pytest.mark.parametrize(("rise", "status"), [((0.03, 0.03), "holds"), ((0.04, 0.01), "not tested")])
+    def test_where_the_rate_has_fallen_curves_may_move_but_no_part_of_its_fall_may_decide(
+        self, rise: tuple[float, float], status: str
+    ) -> None:
+        numbers = {"a": [0.62, 0.6205, 0.6195], "b": [0.6, 0.6, 0.6]}
+        claim = {**BETTER, "discordance": 0, "gap": 0.01}
+        curves = dict(zip("ab", rise, strict=True))
+        found = evidence(numbers, **self.GOOD)
+
+        def judged(left: float) -> Any:
+            rows = tuple(
+                {**row, "fact.change": curves[row["label"]], "fact.rate_left": left} for row in found.rows
+            )
+            (outcome,) = judge_paper(paper(claim, gates=["settled"]), [replace(found, rows=rows)])
+            return outcome
+
+        assert judged(1.0).status == "not tested"
+        assert judged(0.1).status == status
+        if status == "not tested":
+            assert "before the last fifth" in judged(0.1).why[0]
+
+    def test_a_metric_of_a_kind_of_model_goes_on_with_the_curve_of_that_kind(self) -> None:
+        row = {"label": "a", "variant": "", "seed": 0, "global.local.accuracy.mean": 0.4, "mean": 0.7}
+        row |= {"fact.change": 0.1, "fact.change.global": -0.05, "fact.change.personal": 0.1}
+        (moved,) = Evidence("r", "small", (), "d", (row,)).moved_on(-1.0).rows
+        assert moved == {**row, "global.local.accuracy.mean": pytest.approx(0.45), "mean": pytest.approx(0.6)}
+
     def test_numbers_of_another_metric_do_not_go_on_with_the_curve(self) -> None:
         row = {
             "label": "a",

@@ -52,22 +52,29 @@ class Evidence:
         }
         return {seed: value for seed, value in found.items() if not math.isnan(value)}
 
-    def moved_on(self) -> Evidence:
+    def moved_on(self, times: float = 1.0) -> Evidence:
         """The same with every number moved on by what its method's own metric moved in the last fifth of the rounds,
-        in the mean over seeds. What is measured in other units (OTHER_UNITS) stays, and so do numbers of methods whose
-        curves were not recorded."""
-        step: dict[tuple[str, str], float] = {}
-        for place in {(row["label"], row["variant"]) for row in self.rows}:
-            changes = list(self.of(*place, "fact.change").values())
-            step[place] = sum(changes) / len(changes) if changes else 0.0
+        in the mean over seeds; `times` -1 is what it was before. What is measured in other units (OTHER_UNITS) stays,
+        and so do numbers of methods whose curves were not recorded."""
         rows = tuple(
             {
-                name: value + step[row["label"], row["variant"]] if _is_metric(name, value) else value
+                name: value + times * self.change(row["label"], row["variant"], name)
+                if _is_metric(name, value)
+                else value
                 for name, value in row.items()
             }
             for row in self.rows
         )
         return replace(self, rows=rows)
+
+    def change(self, label: str, variant: str, metric: str) -> float:
+        """What the curve of a metric's kind of model moved in the last fifth of the rounds, the deployed one's if it
+        does not say which; the mean over seeds, 0 if there is no curve."""
+        kind = metric.split(".")[0]
+        for name in (f"fact.change.{kind}", "fact.change"):
+            if changes := list(self.of(label, variant, name).values()):
+                return sum(changes) / len(changes)
+        return 0.0
 
     @property
     def tuned(self) -> bool:

@@ -7,6 +7,8 @@ was pulled.
 | fact.never_drawn | share of clients that never were |
 | fact.change | change of the mean own metric of the deployed model over the last fifth of the rounds |
 | fact.change_val | the same on validation parts |
+| fact.change.global, .personal | the same of the model of that kind, where a job records it |
+| fact.rate_left | share of the first learning rate that the last round has |
 | fact.pull.each, .all | η·λ·(steps) of a personal model in a participation, and in all of them |
 | fact.inside_grid | 1 if no tuned value lies at the edge of its grid, 0 if one does, absent if nothing was tuned |
 | fact.samples.SET | samples of a test set: of all clients together, or of the common set; `shifted` is all of these |
@@ -24,6 +26,7 @@ from tailorfl.experiments.tuned import NAME as TUNING
 from tailorfl.experiments.tuned import read
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.training.round_schedule import RoundSchedule
 
 OWN = ("val", "local", "participants")
 """Sets of which every client has a part of its own."""
@@ -42,6 +45,7 @@ def facts_of(result: ExperimentResult) -> list[dict[str, float]]:
         facts = {
             **_participation(summary, store),
             **_changes(summary, store, result.metric),
+            "fact.rate_left": _rate_left(config, int(summary["rounds"])),
             **_samples(summary, store),
         }
         facts |= _pull(summary, config, steps.get(int(summary["seed"])), facts.get("fact.took_part.mean"))
@@ -68,8 +72,13 @@ def _participation(summary: dict[str, Any], store: RunStore) -> dict[str, float]
 
 def _changes(summary: dict[str, Any], store: RunStore, metric: str) -> dict[str, float]:
     rounds, found = store.rounds(), {}
-    for name, part in (("fact.change", "local"), ("fact.change_val", "val")):
-        column = f"{summary['model']}/{part}/{metric}"
+    deployed = summary["model"]
+    for name, model, part in (
+        ("fact.change", deployed, "local"),
+        ("fact.change_val", deployed, "val"),
+        *((f"fact.change.{kind}", kind, "local") for kind in ("global", "personal")),
+    ):
+        column = f"{model}/{part}/{metric}"
         if column not in rounds:
             continue
         curve = rounds[["round", column]].dropna()
@@ -77,6 +86,11 @@ def _changes(summary: dict[str, Any], store: RunStore, metric: str) -> dict[str,
         if len(before):
             found[name] = float(curve[column].iloc[-1] - before[column].iloc[-1])
     return found
+
+
+def _rate_left(config: ExperimentConfig, rounds: int) -> float:
+    schedule = RoundSchedule(**config.train.round_schedule.model_dump(), rounds=rounds)
+    return schedule.share(rounds - 1)
 
 
 def _samples(summary: dict[str, Any], store: RunStore) -> dict[str, float]:

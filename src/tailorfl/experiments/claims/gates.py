@@ -25,6 +25,8 @@ from tailorfl.experiments.claims.evidence import Evidence
 ABOVE_CHANCE, BELOW_CEILING = 0.15, 0.10
 MEAN_TURNS, LEAST_TURNS = 10, 5
 PULL_EACH, PULL_ALL = 3.0, 10.0
+FALLEN = 0.1
+"""Of the first learning rate at most, in the last round."""
 SIDES = {"holds": 1, "holds in sign": 1, "does not hold": -1, "reversed": -1}
 
 
@@ -36,7 +38,7 @@ class _Look:
     floor: Floor
     evidence: Evidence
     places: tuple[tuple[str, str], ...]  # (label, variant) of the claim's methods
-    verdicts: tuple[str, str]  # as found, and after every curve moved on
+    verdicts: tuple[str, str, str]  # as found, after every curve moved on, and before the last fifth
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -53,11 +55,12 @@ def failed(
     paper: Paper,
     evidence: Evidence,
     places: Iterable[tuple[str, str]],
-    verdicts: tuple[str, str],
+    verdicts: tuple[str, str, str],
 ) -> list[str]:
     """Returns a sentence for every gate that a claim's comparison does not pass.
 
-    `verdicts` are what it is judged to be, and what it would be if every curve went on (`Evidence.moved_on`).
+    `verdicts` are what it is judged to be, what it would be if every curve went on (`Evidence.moved_on`), and what it
+    was before the last fifth of the rounds.
     """
     look = _Look(claim, paper.floor, evidence, tuple(places), verdicts)
     said = ((gate, _GATES[gate](look)) for gate in paper.gates_of(claim))
@@ -105,20 +108,24 @@ def _pulled(look: _Look) -> str:
 
 
 def _settled(look: _Look) -> str:
-    moved = {
-        label: look.means("fact.change", [place for place in look.places if place[0] == label])
-        for label, _ in look.places
-    }
-    if sum(map(len, moved.values())) < len(look.places):
+    if len(look.means("fact.change", look.places)) < len(look.places):
         return "not all curves were recorded (eval.every)"
+    moved: dict[str, list[float]] = {}
+    for label, variant in look.places:
+        moved.setdefault(label, []).append(look.evidence.change(label, variant, look.claim.metric))
     means = {label: abs(sum(found) / len(found)) for label, found in moved.items()}
     label, most = max(means.items(), key=lambda one: one[1])
-    if most >= POINT:
+    left = look.means("fact.rate_left", look.places)
+    # Where the rate has fallen, curves move because it falls; then no part of its fall may decide.
+    fallen = len(left) == len(look.places) and max(left) <= FALLEN
+    if most >= POINT and not fallen:
         return f"{label} moved by {most:.3f} in the last fifth of the rounds, limit {POINT}"
-    now, then = look.verdicts
-    if SIDES.get(now) in (None, SIDES.get(then)):
-        return ""
-    return f"if every curve went on as in the last fifth of the rounds, it would be '{then}'"
+    now, then, before = look.verdicts
+    if SIDES.get(now) is not None and SIDES[now] != SIDES.get(then):
+        return f"if every curve went on as in the last fifth of the rounds, it would be '{then}'"
+    if fallen and most >= POINT and SIDES.get(now) is not None and SIDES[now] != SIDES.get(before):
+        return f"before the last fifth of the rounds, in which the rate fell to its end, it was '{before}'"
+    return ""
 
 
 def _inside_grid(look: _Look) -> str:

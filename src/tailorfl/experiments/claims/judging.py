@@ -83,7 +83,8 @@ def _outcome(claim: Claim, paper: Paper, evidence: Sequence[Evidence]) -> Outcom
     if found is None:
         return Outcome(claim, "not run")
     outcome = _compared(claim, found)
-    verdicts = (outcome.status, _compared(claim, found.moved_on()).status)
+    later, before = (_compared(claim, found.moved_on(times)).status for times in (1.0, -1.0))
+    verdicts = (outcome.status, later, before)
     problems = failed(claim, paper, found, _places(claim), verdicts)
     if problems:
         return replace(outcome, status="not tested", why=tuple(problems))
