@@ -78,7 +78,7 @@ KNOWN = {
     "ckt_cnn": {"CKT c=1": "without clusters"},
     "ckt_phases": {
         f"CKT c=1 λ={line}": "without clusters"
-        for line in ("0.02", "0.1", "0.5", "2", "0.1 one init", "0.5 after 20")
+        for line in ("0.02", "0.1", "0.5", "2", "8", "32", "0.1 one init", "0.5 after 20")
     },
     "defaults_cifar": {"fedclup": "mr_mtl", "cfl": "fedavg", "ffa_lora": "fedavg"},
     "defaults_digits": {"fedclup": "mr_mtl", "ffa_lora": "fedavg"},
