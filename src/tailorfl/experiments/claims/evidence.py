@@ -7,6 +7,7 @@ of one recipe and scale are put together; a seed that two of them have is taken 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -56,9 +57,10 @@ class Evidence:
         """The same with every number moved on by what its method's own metric moved in the last fifth of the rounds,
         in the mean over seeds; `times` -1 is what it was before. What is measured in other units (OTHER_UNITS) stays,
         and so do numbers of methods whose curves were not recorded."""
+        change = functools.cache(self.change)
         rows = tuple(
             {
-                name: value + times * self.change(row["label"], row["variant"], name)
+                name: value + times * change(row["label"], row["variant"], name.split(".")[0])
                 if _is_metric(name, value)
                 else value
                 for name, value in row.items()
