@@ -12,10 +12,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import tailorfl.methods  # noqa: F401  (registers the methods)
+from tailorfl.cli.advise import pilot
 from tailorfl.cli.main import app
 from tailorfl.core.method import methods
 from tailorfl.experiments.check import check
 from tailorfl.experiments.config import load
+from tailorfl.theory import advisor
 
 LINEAR = [
     "data=synthetic_linear",
@@ -98,6 +100,19 @@ def test_advice_runs() -> None:
     Path("advised.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     result = CliRunner().invoke(app, ["run", "advised.yaml", "--quiet", "--out", "out"])
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("own", "told", "taken"), [(5, None, 10), (30, None, 30), (200, None, 50), (30, 3, 3), (200, 70, 70)]
+)
+def test_a_pilot_is_as_long_as_the_experiment_within_bounds(
+    own: int, told: int | None, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(advisor, "advise", lambda *_, rounds, **__: seen.append(rounds))
+    settings = {"data": {"clients": 4, "samples": 240}, "methods": "local", "model": "mlp", "rounds": own}
+    pilot(load(None, settings), 4, told, lambda said: None)
+    assert seen == [taken]
 
 
 def test_a_recipe_is_advised_on() -> None:

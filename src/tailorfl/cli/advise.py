@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PUBLIC = ("perada", "perfed_ckt")
 """Methods that train on a public set too."""
-MOST_ROUNDS = 50
+LEAST_ROUNDS, MOST_ROUNDS = 10, 50
 """Of averaging in a pilot, where nobody says how many."""
 SHOWN = 10
 """Clients in PerFed-CKT's table; --json has all."""
@@ -37,7 +37,7 @@ def command(
         typer.Option(
             "--rounds",
             help="Rounds of averaging before clients are compared (not for convex); by default the experiment's, "
-            "50 at most.",
+            "10 at least and 50 at most.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
@@ -57,8 +57,9 @@ def command(
 def pilot(config: ExperimentConfig, clients: int, rounds: int | None, watch: Callable[[str], None]) -> Advice:
     """Advice for an experiment's data, model and training, with its first seed.
 
-    `rounds` of averaging come before clients are compared; None takes the experiment's, `MOST_ROUNDS` at most: one
-    model for all catches up late, so that a shorter pilot finds clients further apart than the experiment does.
+    `rounds` of averaging come before clients are compared; None takes the experiment's, between `LEAST_ROUNDS`
+    and `MOST_ROUNDS`: one model for all catches up late, so that a shorter pilot finds clients further apart than the
+    experiment does, and a pilot of few rounds measures first steps.
 
     Raises:
         TailorflError: the experiment or its data cannot be used; the message says why.
@@ -79,7 +80,7 @@ def pilot(config: ExperimentConfig, clients: int, rounds: int | None, watch: Cal
         )
     if config.model.larger:
         raise ConfigError("the pilot compares weights, so it needs one architecture; leave out model.larger")
-    rounds = min(config.rounds, MOST_ROUNDS) if rounds is None else rounds
+    rounds = min(max(config.rounds, LEAST_ROUNDS), MOST_ROUNDS) if rounds is None else rounds
     torch.set_num_threads(config.threads)
     seed = config.seeds[0]
     federation = make_federation(config, config.data.seed_of(seed))
