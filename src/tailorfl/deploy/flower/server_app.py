@@ -6,6 +6,10 @@ server: `experiment` and `out` then say what that command is told.
 
 from __future__ import annotations
 
+import os
+import select
+import socket
+import threading
 from collections.abc import Sequence
 
 from flwr.app import Context, Message
@@ -21,6 +25,9 @@ _LOST = {
     5: "the node is gone",
     8: "the node's app was ended",
 }
+
+ENDS_WITHIN = 10.0
+"""Seconds that a call may still take once the server's process is gone."""
 
 app = ServerApp()
 
@@ -75,7 +82,8 @@ def main(grid: Grid, context: Context) -> None:
 
 def serve(post: GridPost, path: str) -> None:
     """Does what comes through a socket, until the other side closes it."""
-    connection = connect(path)
+    connection, over = connect(path), threading.Event()
+    threading.Thread(target=_ends_after, args=(connection, over), daemon=True).start()
     try:
         while True:
             try:
@@ -100,4 +108,18 @@ def serve(post: GridPost, path: str) -> None:
                 case other:
                     raise ValueError(f"nothing is known of '{other}'")
     finally:
+        over.set()
         connection.close()
+
+
+def _ends_after(connection: socket.socket, over: threading.Event) -> None:
+    """Ends this process where the other side of a connection is gone and `over` is not set soon after.
+
+    A server that is killed takes Flower's SuperLink along; a call of the grid that is under way then tries for ever to
+    reach it.
+    """
+    gone = select.poll()
+    gone.register(connection, getattr(select, "POLLRDHUP", select.POLLHUP))
+    gone.poll()
+    if not over.wait(ENDS_WITHIN):
+        os._exit(1)
