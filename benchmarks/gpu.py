@@ -118,14 +118,21 @@ def run_way(model: str, way: str, given: argparse.Namespace, left: float, kept: 
         str(out),
     ]
     command += ["--seconds", str(given.seconds), *(["--tiny"] if given.tiny else [])]
+    record = recorded(command, out, min(left, WAY_SECONDS))
+    return record if "error" in record else {**record, "weights": str(out.with_suffix(".pt"))}
+
+
+def recorded(command: Sequence[str], out: Path, seconds: float) -> dict[str, Any]:
+    """Runs a command that writes a record to `out`; returns that, or what went wrong."""
+    environment = os.environ | {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=min(left, WAY_SECONDS))
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        return {"error": f"not done after {min(left, WAY_SECONDS):.0f} s"}
+        return {"error": f"not done after {seconds:.0f} s"}
     if done.returncode != 0:
         return {"error": (done.stderr.strip().splitlines() or ["it ended without a word"])[-1][:300]}
     record: dict[str, Any] = json.loads(out.read_text())
-    return {**record, "weights": str(out.with_suffix(".pt"))}
+    return record
 
 
 def distance(weights: str, reference: str) -> float:
@@ -147,21 +154,8 @@ def run_peer(peer: str, python: str, model: str, left: float) -> dict[str, Any]:
         work, out = Path(place) / "work.pt", Path(place) / "record.json"
         make_work(model).save(work)
         command = [python, str(HERE / "peers" / f"run_{peer}.py"), "--work", str(work), "--out", str(out)]
-        environment = os.environ | {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-        try:
-            done = subprocess.run(
-                [*command, "--warmup", "1", "--rounds", "3"],
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=min(left, 2 * WAY_SECONDS),
-            )
-        except subprocess.TimeoutExpired:
-            return {"error": "not done in time"}
-        if done.returncode != 0:
-            return {"error": (done.stderr.strip().splitlines() or ["it ended without a word"])[-1][:300]}
-        record: dict[str, Any] = json.loads(out.read_text())
-    return {"seconds": [wall for _, wall in record["rounds"]] if "rounds" in record else [], "record": record}
+        record = recorded([*command, "--warmup", "1", "--rounds", "3"], out, min(left, 2 * WAY_SECONDS))
+    return record if "error" in record else {"seconds": record.pop("wall"), "record": record}
 
 
 def summed_up(found: dict[str, dict[str, Any]]) -> None:
@@ -174,7 +168,7 @@ def summed_up(found: dict[str, dict[str, Any]]) -> None:
     for record in found.values():
         if best is not None and "median" in record:
             record["times_faster"] = loops[best] / record["median"]
-        if "weights" in record and "weights" in found.get("loop", {}):
+        if "distance" not in record and "weights" in record and "weights" in found.get("loop", {}):
             record["distance"] = distance(record["weights"], found["loop"]["weights"])
 
 

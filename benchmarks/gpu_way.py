@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -203,7 +203,7 @@ def way_of(
             None,
         )
     chunk = next((int(word.split()[1]) for word in words if word.startswith("chunk ")), None)
-    precision = next((word for word in words if word in ("tf32", "bfloat16")), "float32")
+    precision = precision_in(words)
 
     def make() -> Engine:
         return make_engine(kind, chunk=chunk, device=str(device), precision=precision)
@@ -221,11 +221,15 @@ def way_of(
     return compared, sim.step, engine
 
 
-def precision_of(way: str, device: torch.device) -> AbstractContextManager[Any]:
+def precision_in(words: Sequence[str]) -> str:
+    """The precision that the words of a way name."""
+    return next((word for word in words if word in ("tf32", "bfloat16")), "float32")
+
+
+def in_precision_of(way: str, device: torch.device) -> AbstractContextManager[Any]:
     """The block for a loop's precision; engines have their own."""
-    words = way.split(", ")
-    chosen = next((word for word in words if word in ("tf32", "bfloat16")), "float32")
-    return computing(chosen if words[0] == "loop" else "float32", device)
+    kind, *words = way.split(", ")
+    return computing(precision_in(words) if kind == "loop" else "float32", device)
 
 
 def main() -> None:
@@ -245,7 +249,7 @@ def main() -> None:
         for part in parts:
             part.fp32_precision = "ieee"
     work = TINY.get(given.model, WORKS[given.model]) if given.tiny else WORKS[given.model]
-    with precision_of(given.way, device):
+    with in_precision_of(given.way, device):
         compared, run, engine = way_of(work, device, given.way)
         torch.save(compared(), given.out.with_suffix(".pt"))
         start = {n: t.detach().cpu().clone() for n, t in work.trained(work.module()).items()}

@@ -21,7 +21,6 @@ import pandas as pd
 from tailorfl.evaluation.seeds import Paired, interval, paired
 from tailorfl.experiments.merging import merge
 from tailorfl.experiments.result import ExperimentResult
-from tailorfl.experiments.variants import results
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -140,7 +139,7 @@ def draw(frame: pd.DataFrame, file: Path) -> None:
     image = axis.imshow(table, cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
     for i, j in ((i, j) for i in range(len(skews)) for j in range(len(sizes))):
         value, sure = table.iat[i, j], abs(table.iat[i, j]) > half.iat[i, j]
-        on_dark = "white" if abs(value) > 0.6 * most else "black"
+        colour = "white" if abs(value) > 0.6 * most else "black"
         axis.text(
             j,
             i,
@@ -148,7 +147,7 @@ def draw(frame: pd.DataFrame, file: Path) -> None:
             ha="center",
             va="center",
             weight="bold" if sure else "normal",
-            color=on_dark,
+            color=colour,
         )
     axis.set_xticks(range(len(sizes)), [str(n) for n in sizes])
     axis.set_yticks(range(len(skews)), skews)
@@ -164,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("out", type=Path, help="where map.md, map.csv and map.png go")
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
-    fields = results(given.folders[0]) if len(given.folders) == 1 else merge(given.folders, None)
+    fields = merge(given.folders, None)
     frame = frame_of(fields)
     frame.to_csv(given.out / "map.csv", index=False, float_format="%.5f", lineterminator="\n")
     (given.out / "map.md").write_text(page(frame), encoding="utf-8")

@@ -164,9 +164,7 @@ def main() -> None:
     given = parser.parse_args()
     out = given.out or given.folders[0]
     out.mkdir(parents=True, exist_ok=True)
-    result = (
-        ExperimentResult.load(given.folders[0]) if len(given.folders) == 1 else merge(given.folders, None)[""]
-    )
+    result = merge(given.folders, None)[""]
     values, clients = collected(result), result.clients
     frame = frame_of(values)
     single = one_by_one(clients[clients["round"] == clients["round"].max()], result.metric)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class TailorflError(Exception):
@@ -82,6 +82,12 @@ def unknown(kind: str, name: str, options: Iterable[str]) -> ConfigError:
     hint = nearest(name, known)
     suggestion = f" Did you mean '{hint}'?" if hint else ""
     return ConfigError(f"unknown {kind} '{name}'.{suggestion} Valid: {', '.join(known)}.")
+
+
+def first_few(words: Sequence[str], most: int, between: str = ", ") -> str:
+    """The first `most` of many words for a message, and how many more there are."""
+    more = len(words) - most
+    return between.join(words[:most]) + (f"{between.strip(', ')} and {more} more" if more > 0 else "")
 
 
 class ClientError(TailorflError):

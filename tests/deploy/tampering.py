@@ -65,14 +65,21 @@ def hosted(config: ExperimentConfig, folder: Path, post: InProcess) -> Experimen
     return host_experiment(post, config, folder / "out")
 
 
+def hosted_once(config: ExperimentConfig, folder: Path, post: InProcess) -> ExperimentResult:
+    """Runs an experiment with a post that is not used again."""
+    try:
+        return hosted(config, folder, post)
+    finally:
+        post.close()
+
+
 def run_tampered(config: ExperimentConfig, folder: Path, meddle: Meddle) -> tuple[ExperimentResult, Tampered]:
     """Runs an experiment with a post that somebody meddles with."""
     there = members(folder, config.data.clients or 0)
     post = Tampered(there, meddle)
     try:
-        return hosted(config, folder, post), post
+        return hosted_once(config, folder, post), post
     finally:
-        post.close()
         for member in there.values():
             member.close()
 

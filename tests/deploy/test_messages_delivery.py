@@ -15,7 +15,7 @@ from deploy.tampering import (
     LostError,
     Tampered,
     became,
-    hosted,
+    hosted_once,
     is_replayed,
     is_training,
     run_tampered,
@@ -78,10 +78,7 @@ def test_late(tmp_path: Path) -> None:  # takes as long as a round may, 3 s
     config = small(rounds=5, deploy={"round_seconds": 3.0, "wait_seconds": 20.0})
     there = members(tmp_path, 3)
     post = Slow(there, 101, 2)
-    try:
-        result = hosted(config, tmp_path, post)
-    finally:
-        post.close()
+    result = hosted_once(config, tmp_path, post)
     assert became(result, 2, 1).fate == "late"
     assert became(result, 2, 1).reason.startswith("no answer in 3 s")
     assert became(result, 3, 1).fate == "unavailable"
@@ -111,10 +108,7 @@ def test_a_letter_that_is_given_up_when_its_time_ends_is_late(tmp_path: Path) ->
 
     config = small(rounds=5, deploy={"round_seconds": 1.5, "wait_seconds": 20.0})
     post = Expiring(members(tmp_path, 3), 101, 2)
-    try:
-        result = hosted(config, tmp_path, post)
-    finally:
-        post.close()
+    result = hosted_once(config, tmp_path, post)
     assert became(result, 2, 1).fate == "late"
     assert became(result, 2, 1).reason.startswith("no answer in 2 s")
     assert became(result, 4, 1).fate == "accepted"
@@ -133,10 +127,7 @@ class Doubling(Tampered):
 def test_doubled_and_in_another_order(tmp_path: Path) -> None:
     config = small()
     post = Doubling(members(tmp_path, 3))
-    try:
-        result = hosted(config, tmp_path, post)
-    finally:
-        post.close()
+    result = hosted_once(config, tmp_path, post)
     assert {a.fate for one in trace_of(result) for a in one.answers} == {"accepted"}
     is_replayed(config, tmp_path, result)
 
@@ -161,10 +152,7 @@ def test_answers_of_two_clients_change_places(tmp_path: Path) -> None:
 
     config = small()
     post = Together(members(tmp_path, 3))
-    try:
-        result = hosted(config, tmp_path, post)
-    finally:
-        post.close()
+    result = hosted_once(config, tmp_path, post)
     fates = [became(result, 2, client) for client in range(3)]
     assert [a.fate for a in fates] == ["refused", "refused", "accepted"]
     assert all("or of an earlier question" in a.reason for a in fates[:2])
@@ -191,10 +179,7 @@ def test_a_node_changes_its_number(tmp_path: Path) -> None:
 
     post = Moving(there, meddle)
     config = small()
-    try:
-        result = hosted(config, tmp_path, post)
-    finally:
-        post.close()
+    result = hosted_once(config, tmp_path, post)
     assert {node for node, asked, _ in post.passed if is_training(Packet.decoded(asked), 2)} == {
         100,
         101,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from tailorfl.data.federation import Federation, Part
 from tailorfl.data.rows import Ints
 from tailorfl.data.source import all_finite
-from tailorfl.errors import DataError
+from tailorfl.errors import DataError, first_few
 
 _PARTS: tuple[Part, ...] = ("train", "val", "test")
 _SHOWN = 5
@@ -184,9 +184,8 @@ def _holders(federation: Federation, row: int) -> str:
 
 
 def _named(federation: Federation, clients: Ints) -> str:
-    names = ", ".join(f"'{federation.names[client]}'" for client in clients[:_SHOWN])
-    more = len(clients) - _SHOWN
-    return f"client{'s' if len(clients) > 1 else ''} {names}" + (f" and {more} more" if more > 0 else "")
+    names = [f"'{federation.names[client]}'" for client in clients]
+    return f"client{'s' if len(clients) > 1 else ''} {first_few(names, _SHOWN)}"
 
 
 def _shared_once(federation: Federation, rows: Ints, shareable: NDArray[np.bool_]) -> Ints:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from tailorfl.deploy.packet import LARGEST, PROTOCOL, VERSION, Packet
 from tailorfl.deploy.post import Arrival, Kind, Letter, Post
-from tailorfl.errors import MessageError
+from tailorfl.errors import MessageError, first_few
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +259,4 @@ def goodbye(turned_away: str = "") -> Packet:
 
 def missing(wanted: Collection[str], present: Collection[str]) -> str:
     """Returns who is not there, for a message."""
-    absent = sorted(set(wanted) - set(present))
-    return ", ".join(f"'{name}'" for name in absent[:10]) + (
-        f" and {len(absent) - 10} more" if len(absent) > 10 else ""
-    )
+    return first_few([f"'{name}'" for name in sorted(set(wanted) - set(present))], 10)

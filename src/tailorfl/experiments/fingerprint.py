@@ -23,7 +23,7 @@ from tailorfl.data.preparing import PREPARATION, Preparation
 from tailorfl.data.scaling import SCALING, Scaling
 from tailorfl.data.source import Source
 from tailorfl.data.text import TEXTS
-from tailorfl.errors import RunError
+from tailorfl.errors import RunError, first_few
 from tailorfl.experiments.jobs import Job, other_job
 from tailorfl.experiments.label_counts import label_counts
 from tailorfl.runs.files import decode, encode, write_text
@@ -166,8 +166,7 @@ def refuse(out: Path, differences: Sequence[str], force: bool) -> None:
         noted = [*forced(out), *(d for d in differences if d not in forced(out))]
         write_text(out / FORCED, encode(noted, indent=1))
         return
-    more = len(differences) - MOST
-    listed = "; ".join(differences[:MOST]) + (f"; and {more} more" if more > 0 else "")
+    listed = first_few(differences, MOST, "; ")
     raise RunError(
         f"'{out}' was started with something else, and one table must not mix the two. {listed}. Go back to what it "
         "was, start anew in another folder (--out), or go on all the same with --force, which the report then says"

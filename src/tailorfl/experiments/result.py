@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tailorfl.errors import RunError
+from tailorfl.errors import RunError, first_few
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.evaluation.seeds import paired
 from tailorfl.evaluation.summary import summarize
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 FEW_CLIENTS = 10
 """Of so many or fewer clients a tenth is one client."""
-TOLD = 5
-"""Jobs that a message names."""
 REFERENCES = ("local", "local_average")
 """Methods whose personal models the others must beat to be worth their communication."""
 
@@ -89,10 +87,9 @@ class ExperimentResult:
                 store = RunStore.open(place, readonly=True)
                 jobs.append((dict(store.summary or {}), store))
         if not jobs:
-            more = f"; and {len(missing) - TOLD} more" if len(missing) > TOLD else ""
             raise RunError(
                 f"'{folder}' has no finished job yet; continue it with --resume {folder}. "
-                f"{'; '.join(missing[:TOLD])}{more}"
+                f"{first_few(missing, 5, '; ')}"
             )
         return cls(folder, jobs, missing)
 

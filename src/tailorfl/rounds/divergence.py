@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from tensordict import TensorDict
 
-from tailorfl.errors import DivergenceError
+from tailorfl.errors import DivergenceError, first_few
 from tailorfl.training import tree
 
 
@@ -53,5 +53,4 @@ def _too_long(options: Sequence[str]) -> str:
 
 def listed(clients: Sequence[int], most: int = 20) -> str:
     """Returns ids for a message, `most` of them at most."""
-    more = len(clients) - most
-    return ", ".join(map(str, clients[:most])) + (f" and {more} more" if more > 0 else "")
+    return first_few([str(client) for client in clients], most)

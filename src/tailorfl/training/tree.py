@@ -9,6 +9,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from tailorfl.errors import first_few
+
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """The shape and dtype of every leaf, by path."""
 
@@ -59,7 +61,7 @@ def unlike(found: Shapes, wanted: Shapes) -> str:
             said.append(f"has {path} of shape {list(shape)} and not {list(own)}")
         elif dtype != kind:
             said.append(f"has {path} of {dtype} and not {kind}")
-    return ", ".join(said[:5]) + (f" and {len(said) - 5} more" if len(said) > 5 else "")
+    return first_few(said, 5)
 
 
 def nest(flat: Iterable[tuple[str, Tensor]], batch_size: Iterable[int] = ()) -> TensorDict:

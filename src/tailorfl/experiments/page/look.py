@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tailorfl.errors import first_few
 from tailorfl.runs.plots import COLOURS, SHARES
 from tailorfl.runs.tables import MISSING
 
@@ -88,4 +89,4 @@ class Look:
 
 def named(labels: Sequence[str]) -> str:
     """Labels as running text, the first few of many."""
-    return ", ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "")
+    return first_few(labels, 8)
