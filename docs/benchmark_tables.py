@@ -23,6 +23,8 @@ def tables() -> dict[Path, dict[str, str]]:
         README: {"peers": peers(read("peers"))},
         ARCHITECTURE: {
             "local_training": training(read("local_training")),
+            "local_training, AVX2": training(read("avx2/local_training")),
+            "peers, AVX2": peers(read("avx2/peers")),
             "many_clients": clients(read("many_clients")),
             "lora_memory": adapters(read("lora_memory")),
         },
