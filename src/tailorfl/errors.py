@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class TailorflError(Exception):
@@ -51,11 +52,15 @@ class MissingExtraError(TailorflError):
     """An optional package is needed and not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
+        self.package, self.extra = package, extra
         wanted = " ".join(f"'{one}'" for one in _needed(extra) or [package])
         super().__init__(
             f"this needs the package '{package}', which is not installed; install it with: pip install {wanted} "
             f"(the extra '{extra}' of tailorfl)"
         )
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.package, self.extra)
 
 
 def _needed(extra: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster of two nodes of this machine and prints what it found as JSON; `test_cluster.py` judges.
+"""Runs on a Ray cluster of two nodes of this machine and prints what it saw as JSON; `test_cluster.py` judges.
 
 A program of its own, since Ray reads its settings when it is imported, and its processes end with this one.
 """
@@ -6,35 +6,41 @@ A program of its own, since Ray reads its settings when it is imported, and its 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 os.environ |= {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the loopback address alone
     "RAY_AUTH_MODE": "disabled",  # nobody else can reach it, and no token is left behind
-    "PYTHONPATH": str(Path(__file__).parents[1]),
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
 }
-sys.path.insert(0, os.environ["PYTHONPATH"])
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import ray
 import torch
 from ray.cluster_utils import Cluster as TwoNodes
 
 from methods.settings import make
-from methods.small import NEWCOMER, SIZES, TRAIN, everything, personal, simulation
+from methods.small import NEWCOMER, SIZES, TRAIN, everything, federation, personal, simulation
 from tailorfl.engines.make import make_engine
-from tailorfl.engines.workers.cluster import Cluster
-from tailorfl.engines.workers.team import Workers
+from tailorfl.engines.pool import Pooled
+from tailorfl.engines.ray_pool import RayPool
 from tailorfl.errors import TailorflError
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.training.sample_privacy import SampleDP
 
 torch.set_num_threads(1)
 LOOPBACK = {"num_cpus": 2, "node_ip_address": "127.0.0.1", "include_dashboard": False}
+METHODS = ("fedavg", "ditto", "fedrep", "scaffold", "plgu_lf", "fedfomo")
 SETTINGS: dict[str, Any] = {"fraction": 0.6}
+ROUNDS = 6
 
 
 def outcome(sim: Simulation) -> dict[str, torch.Tensor]:
@@ -50,39 +56,52 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(t, b[n]) for n, t in a.items())
 
 
-def team_of(sim: Simulation) -> Cluster:
-    assert isinstance(sim.engine, Workers)
-    assert isinstance(sim.engine.team, Cluster)
-    return sim.engine.team
+def pool_of(sim: Simulation) -> RayPool:
+    assert isinstance(sim.engine, Pooled)
+    assert isinstance(sim.engine.pool, RayPool)
+    return sim.engine.pool
+
+
+def pid_of(name: str) -> int:
+    return int(name.rpartition(" ")[2])
 
 
 def main() -> None:
     nodes = TwoNodes(initialize_head=True, head_node_args=LOOPBACK)
-    nodes.add_node(num_cpus=2, node_ip_address="127.0.0.1")
+    second = nodes.add_node(num_cpus=2, node_ip_address="127.0.0.1")
     ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
-    found: dict[str, Any] = {"nodes": len({n["NodeID"] for n in ray.nodes() if n["Alive"]}), "same": {}}
-    found["addresses"] = sorted({n["NodeManagerAddress"] for n in ray.nodes()})
+    seen: dict[str, Any] = {"nodes": len({n["NodeID"] for n in ray.nodes() if n["Alive"]}), "same": {}}
+    seen["addresses"] = sorted({n["NodeManagerAddress"] for n in ray.nodes()})
 
     engine = make_engine("vectorized", 2, 2, "auto")
-    for name in ("fedavg", "ditto", "fedfomo"):
-        one = simulation(name, "batch_norm", "vectorized", chunk=2, rounds=3, **SETTINGS)
-        two = simulation(name, "batch_norm", engine, rounds=3, **SETTINGS)
-        found["same"][name] = same(outcome(one), outcome(two)) and one.traffic == two.traffic
-    team = team_of(two)
-    found["workers"] = team.names
+    for (
+        name
+    ) in METHODS:  # sampled cohorts of three of five clients in chunks of two: chunks move between workers
+        one = simulation(name, "batch_norm", "vectorized", chunk=2, rounds=ROUNDS, **SETTINGS)
+        two = simulation(name, "batch_norm", engine, rounds=ROUNDS, **SETTINGS)
+        seen["same"][name] = same(outcome(one), outcome(two)) and one.traffic == two.traffic
+    many: dict[str, Any] = {"data": federation((4, 5, 6, 7) * 5), "rounds": ROUNDS, **SETTINGS}
+    one = simulation("ditto", "mlp", "vectorized", chunk=5, **many)
+    two = simulation("ditto", "mlp", make_engine("vectorized", 5, 2, "auto"), **many)
+    seen["same"]["ditto, 20 clients"] = same(everything(one), everything(two))
+    pool_of(two).close()
+    pool = pool_of(simulation("fedavg", "mlp", engine, rounds=1))
+    seen["workers"] = pool.names
+    private = replace(TRAIN, momentum=0.0, weight_decay=0.0, dp=SampleDP(0.5, 0.8, "shuffle"))
+    one = simulation("ditto", "mlp", "vectorized", chunk=2, rounds=2, train=private)
+    two = simulation("ditto", "mlp", engine, rounds=2, train=private)
+    seen["ledger"] = one.ledger == two.ledger and bool(one.ledger) and same(outcome(one), outcome(two))
 
-    first = simulation("ditto", "batch_norm", engine, rounds=2, **SETTINGS)
-    homes = dict(first.states.home)  # type: ignore[attr-defined]
-    found["homes"] = [sorted(set(homes.values())), sorted(homes) == list(first.states.clients)]
+    whole = simulation("ditto", "batch_norm", "vectorized", chunk=2, rounds=4, **SETTINGS)
+    first = simulation("ditto", "batch_norm", engine, rounds=2, state_folder=Path(mkdtemp()), **SETTINGS)
     resumed = simulation("ditto", "batch_norm", engine, **SETTINGS)
     resumed.load(*first.dump())
     elsewhere = simulation("ditto", "batch_norm", "vectorized", chunk=2, **SETTINGS)
     elsewhere.load(*first.dump())
-    whole = simulation("ditto", "batch_norm", "vectorized", chunk=2, rounds=4, **SETTINGS)
     for sim in (resumed, elsewhere):
         sim.step()
         sim.step()
-    found["resumed"] = [same(outcome(whole), outcome(sim)) for sim in (resumed, elsewhere)]
+    seen["resumed"] = [same(outcome(whole), outcome(sim)) for sim in (resumed, elsewhere)]
 
     sim = simulation(make("local"), "mlp", engine, rounds=1)
     before = everything(sim)
@@ -90,16 +109,37 @@ def main() -> None:
     try:
         sim.step()
     except TailorflError as error:
-        found["error"] = [type(error).__name__, str(error)]
-    found["unchanged"] = same(before, everything(sim)) and len(sim.states) == len(SIZES)
+        seen["error"] = [type(error).__name__, str(error)]
+    seen["unchanged"] = same(before, everything(sim)) and len(sim.states) == len(SIZES)
 
-    sim.train = TRAIN
-    ray.kill(team._sites[0])
+    # A worker is killed, then the second node: the rounds go on with the workers that are left.
+    four = make_engine("vectorized", 2, 4, "auto", start_seconds=60)
+    one = simulation("ditto", "batch_norm", "vectorized", chunk=2, rounds=4, **SETTINGS)
+    pool.close()
+    two = simulation("ditto", "batch_norm", four, rounds=1, **SETTINGS)
+    words: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tailorfl").addHandler(handler)
+    os.kill(pid_of(pool_of(two).names[0]), signal.SIGKILL)
+    two.step()
+    nodes.remove_node(second)
+    two.step()
+    two.step()
+    seen["went_on"] = same(outcome(one), outcome(two))
+    seen["words"] = words
+    for name in pool_of(two).names:
+        try:
+            os.kill(pid_of(name), signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    before = everything(two)
     try:
-        sim.step()
+        two.step()
     except TailorflError as error:
-        found["lost"] = [type(error).__name__, str(error)]
-    print(json.dumps(found), flush=True)
+        seen["lost"] = [type(error).__name__, str(error)]
+    seen["kept"] = same(before, everything(two))
+    print(json.dumps(seen), flush=True)
     ray.shutdown()
     nodes.shutdown()
 

@@ -1,4 +1,4 @@
-"""Workers on a cluster of two nodes: the bits of one process, states that stay where they are, and lost workers."""
+"""Pooled on a cluster of two nodes: the bits of one process, states that stay where they are, and lost workers."""
 
 from __future__ import annotations
 
@@ -24,19 +24,24 @@ def test_two_nodes() -> None:
         [sys.executable, str(program)], capture_output=True, text=True, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["addresses"] == ["127.0.0.1"]
-    assert found["nodes"] == 2
-    assert len({name.split()[1] for name in found["workers"]}) == 2, found["workers"]
-    assert found["same"] == {"fedavg": True, "ditto": True, "fedfomo": True}
-    assert found["homes"] == [[0, 1], True]
-    assert found["resumed"] == [True, True]
-    assert found["error"][0] == "DivergenceError"
-    assert found["unchanged"]
-    kind, message = found["lost"]
+    seen = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    assert seen["addresses"] == ["127.0.0.1"]
+    assert seen["nodes"] == 2
+    assert len({name.split()[1] for name in seen["workers"]}) == 2, seen["workers"]
+    assert seen["same"] == dict.fromkeys(
+        ("fedavg", "ditto", "fedrep", "scaffold", "plgu_lf", "fedfomo", "ditto, 20 clients"), True
+    )
+    assert seen["ledger"]
+    assert seen["resumed"] == [True, True]
+    assert seen["error"][0] == "DivergenceError"
+    assert seen["unchanged"]
+    assert seen["went_on"]
+    assert any("worker 1 of 4" in word for word in seen["words"])
+    kind, message = seen["lost"]
     assert kind == "WorkerError"
-    assert "worker 1 of 2 (node " in message
+    assert "no other worker is left" in message
     assert "--resume" in message
+    assert seen["kept"]
 
 
 def test_a_cluster_needs_workers() -> None:
@@ -44,13 +49,6 @@ def test_a_cluster_needs_workers() -> None:
         make_engine("auto", cluster="auto")
     with pytest.raises(ConfigError, match=r"engine\.gpus is for the workers of a cluster"):
         make_engine("auto", workers=2, gpus=1.0)
-
-
-def test_states_of_a_cluster_are_not_on_this_disk(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"engine\.states=disk keeps states on this machine"):
-        simulation(
-            "ditto", "mlp", make_engine("sequential", workers=2, cluster="local"), state_folder=tmp_path
-        )
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

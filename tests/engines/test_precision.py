@@ -36,12 +36,12 @@ from tailorfl.engines.base import Inference, Visit
 from tailorfl.engines.devices import HOST
 from tailorfl.engines.in_process import InProcess
 from tailorfl.engines.make import make_engine
+from tailorfl.engines.pool import Pooled
 from tailorfl.engines.precision import chosen, computing
+from tailorfl.engines.process_pool import ProcessPool
 from tailorfl.engines.results import Parts
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
-from tailorfl.engines.workers.processes import Processes
-from tailorfl.engines.workers.team import Workers
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model
@@ -235,9 +235,9 @@ def test_private_gradients_are_clipped_in_float32(kind: str) -> None:
 
 @pytest.mark.skipif("bfloat16" not in precision.available(HOST), reason="workers look for themselves")
 def test_workers_have_the_bits_of_one_process() -> None:
-    team = Processes(2)
+    team = ProcessPool(2)
     try:
-        several = simulation("fedavg", "mlp", Workers(half("sequential"), team), rounds=1)
+        several = simulation("fedavg", "mlp", Pooled(half("sequential"), team), rounds=1)
     finally:
         team.close()
     assert several.engine.name == "sequential, bfloat16"

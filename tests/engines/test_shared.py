@@ -13,8 +13,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tailorfl.engines.shared_memory import ALIGNMENT, Block, aligned
 from tailorfl.engines.state import StateStore
-from tailorfl.engines.workers.shared import ALIGNMENT, Block, aligned
 from tailorfl.errors import RunError
 
 

@@ -15,14 +15,12 @@ from tailorfl.core.client import Client
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine, Inference, Stored, Visit
 from tailorfl.engines.in_process import InProcess
+from tailorfl.engines.pool import ChunkStates, Pooled, Task
+from tailorfl.engines.ray_pool import CarriedStates, to_bytes
 from tailorfl.engines.results import Parts, Updates
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.state import StateStore
 from tailorfl.engines.vectorized import Vectorized
-from tailorfl.engines.workers.parcels import bytes_of
-from tailorfl.engines.workers.scattered import Kept
-from tailorfl.engines.workers.tasks import States, Task
-from tailorfl.engines.workers.team import Workers
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model
 from tailorfl.training.plan import Length
@@ -117,11 +115,11 @@ class Backwards:
     def __init__(self) -> None:
         self.done = 0
 
-    def hold(self, store: StateStore) -> StateStore:
-        return store
+    def share(self, store: StateStore) -> None:
+        pass
 
-    def states(self, store: StateStore, chunks: Sequence[Sequence[int]], fresh: bool) -> list[States]:
-        return [Kept(store, tuple(ids), fresh) for ids in chunks]
+    def states(self, stored: Stored, chunks: Sequence[Sequence[int]]) -> list[ChunkStates]:
+        return [CarriedStates(stored, tuple(ids)) for ids in chunks]
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Any]]:
         for k in reversed(range(len(tasks))):
@@ -146,7 +144,7 @@ def test_models_are_shared_out_where_making_them_takes_training(steps: int, shar
         return TensorDict({"n": state["n"] + 0}), TensorDict({"samples": client.samples})
 
     visit, team = Visit(function, sim.cohort(range(5)), sim.init), Backwards()
-    states, samples = Workers(Sequential(), team).map(visit, Stored(store, fresh))
+    states, samples = Pooled(Sequential(), team).map(visit, Stored(store, fresh))
     assert states["n"].tolist() == ([-1] * 5 if fresh else [5, -1, -1, 7, -1])
     assert samples["samples"].tolist() == list(SIZES)
     assert team.done == shared
@@ -164,7 +162,7 @@ def test_bytes_of_any_tensor_are_those_of_its_elements() -> None:
         row[:0],
         row[5:],
     ):
-        assert bytes_of(tensor).tobytes() == b"".join(
+        assert to_bytes(tensor).tobytes() == b"".join(
             int(v).to_bytes(8, "little") for v in tensor.reshape(-1).tolist()
         )
 

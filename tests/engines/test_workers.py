@@ -33,12 +33,12 @@ from methods.small import (
 from processes import fork
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
+from tailorfl.engines import pool, process_pool
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.make import make_engine
+from tailorfl.engines.pool import Pooled
+from tailorfl.engines.process_pool import ProcessPool
 from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.workers import processes, team
-from tailorfl.engines.workers.processes import Processes
-from tailorfl.engines.workers.team import Workers
 from tailorfl.errors import ClientError, ConfigError, WorkerError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.methods.ditto import Ditto
@@ -51,10 +51,10 @@ METHODS = ("fedavg", "ditto", "fedrep", "scaffold", "plgu_lf", "fedfomo")
 """Without private state; with one; a part of the model; states in parts; SAM; a message for each client."""
 
 
-def team_of(sim: Simulation) -> Processes:
-    assert isinstance(sim.engine, Workers | Auto)
-    assert isinstance(sim.engine.team, Processes)
-    return sim.engine.team
+def team_of(sim: Simulation) -> ProcessPool:
+    assert isinstance(sim.engine, Pooled | Auto)
+    assert isinstance(sim.engine.pool, ProcessPool)
+    return sim.engine.pool
 
 
 def outcome(sim: Simulation) -> dict[str, Tensor]:
@@ -93,7 +93,7 @@ def test_their_number_does_not_matter(engine: str, tmp_path: Path) -> None:
 def test_losses_and_evaluations_are_those_of_one_process(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(team, "WORTH", 0)
+    monkeypatch.setattr(pool, "WORTH", 0)
     monkeypatch.setattr("tailorfl.training.cohort.INPUT_BYTES", 2000)  # some samples at a time
     protocol = Protocol(("val", "local", "heldout"), (0, 2))
     one, two = (run("ditto", engine, number, rounds=1) for number in (1, 2))
@@ -163,7 +163,7 @@ def test_the_choice_is_made_once_and_here(caplog: pytest.LogCaptureFixture) -> N
 
 def test_a_model_that_workers_cannot_vectorize_falls_back(caplog: pytest.LogCaptureFixture) -> None:
     """As where it was chosen on another architecture: the first one could."""
-    kinds: tuple[Any, ...] = (Sequential(), Auto(choice="vectorized", team=Processes(2)))
+    kinds: tuple[Any, ...] = (Sequential(), Auto(choice="vectorized", pool=ProcessPool(2)))
     with caplog.at_level(logging.WARNING, logger="tailorfl"):
         found = [Simulation(FedAvg(), federation(), Model(Undecided), TRAIN, engine=kind) for kind in kinds]
         for sim in found:
@@ -239,9 +239,7 @@ MAIN = os.getpid()
 def test_a_worker_that_is_killed_is_named_and_nothing_hangs() -> None:
     sim = run(Dying(), "sequential", 2, rounds=1)  # type: ignore[arg-type]
     before, pids = everything(sim), team_of(sim).pids
-    with pytest.raises(
-        WorkerError, match=r"worker \d of 2 \(process \d+\) was killed by signal 9 \(SIGKILL\)"
-    ) as e:
+    with pytest.raises(WorkerError, match=r"process \d+ was killed by signal 9 \(SIGKILL\)") as e:
         sim.step()
     assert "training client" in str(e.value)
     assert "round 2" in str(e.value)
@@ -335,7 +333,7 @@ def small_network() -> nn.Module:
 
 
 def test_without_fork_what_cannot_be_pickled_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "START", "spawn")
+    monkeypatch.setattr(process_pool, "START", "spawn")
     with pytest.raises(
         WorkerError, match=r"cannot be pickled: .*lambda.*; make models of functions at the top"
     ):
@@ -346,7 +344,7 @@ def test_without_fork_what_cannot_be_pickled_is_named(monkeypatch: pytest.Monkey
 def test_without_fork_the_bits_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for number in (1, 2):
-        monkeypatch.setattr(processes, "START", "spawn")
+        monkeypatch.setattr(process_pool, "START", "spawn")
         engine = make_engine("sequential", None, number)
         sim = Simulation(make("ditto"), federation(), Model(small_network), TRAIN, engine=engine)
         for _ in range(2):

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from methods.settings import NAMES, make, one_of
 from methods.small import TRAIN, assert_close, assert_same, everything, federation, model, shared, simulation
 from methods.test_fedrod import balanced
+from tailorfl.engines.pool import Pooled
+from tailorfl.engines.process_pool import ProcessPool
 from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.workers.processes import Processes
-from tailorfl.engines.workers.team import Workers
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Job
@@ -116,9 +116,9 @@ def test_engines_agree_on_it(name: str) -> None:
 
 def test_workers_have_it_too() -> None:
     alone = simulation("fedavg", train=BALANCED, rounds=2, engine="sequential")
-    team = Processes(2)
+    team = ProcessPool(2)
     try:
-        together = simulation("fedavg", train=BALANCED, rounds=2, engine=Workers(Sequential(), team))
+        together = simulation("fedavg", train=BALANCED, rounds=2, engine=Pooled(Sequential(), team))
         assert_same(everything(alone), everything(together))
     finally:
         team.close()

@@ -15,11 +15,11 @@ from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine
 from tailorfl.engines.devices import HOST
 from tailorfl.engines.in_process import evenly
+from tailorfl.engines.pool import Pooled
 from tailorfl.engines.precision import available
+from tailorfl.engines.process_pool import ProcessPool
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
-from tailorfl.engines.workers.processes import Processes
-from tailorfl.engines.workers.team import Workers
 from tailorfl.rounds.one_round import RoundResult
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree
@@ -107,15 +107,15 @@ class Candidate:
     settings: str
     kind: Auto | Sequential | Vectorized
     """What cuts the cohort and trains its chunks."""
-    team: Processes | None = None
+    pool: ProcessPool | None = None
     """The workers that do so at once, if there are any."""
 
     @property
     def engine(self) -> Engine:
         """What runs the round."""
-        if self.team is None:
+        if self.pool is None:
             return self.kind
-        return Workers(self.kind.current if isinstance(self.kind, Auto) else self.kind, self.team)
+        return Pooled(self.kind.current if isinstance(self.kind, Auto) else self.kind, self.pool)
 
     @property
     def precision(self) -> str:
@@ -125,7 +125,7 @@ class Candidate:
     @property
     def workers(self) -> int:
         """How many processes train."""
-        return 1 if self.team is None else self.team.size
+        return 1 if self.pool is None else self.pool.size
 
     def chunk(self, work: Sequence[Work]) -> int:
         """Returns how many clients train together, at most."""
@@ -137,8 +137,8 @@ class Candidate:
 
     def close(self) -> None:
         """Ends its workers."""
-        if self.team is not None:
-            self.team.close()
+        if self.pool is not None:
+            self.pool.close()
 
 
 def candidates(work: Sequence[Work], chunk: int | None) -> list[Candidate]:
@@ -177,7 +177,7 @@ def candidates(work: Sequence[Work], chunk: int | None) -> list[Candidate]:
                 f"auto, {n} workers",
                 f"engine.name=auto{beside} engine.workers={n}",
                 automatic,
-                Processes(n),
+                ProcessPool(n),
             )
             for n in _worker_counts(everyone)
         ),

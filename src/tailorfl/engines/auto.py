@@ -15,12 +15,12 @@ from torch import Tensor
 from tailorfl.engines.base import Engine, Inference, Stored, Visit
 from tailorfl.engines.failures import first_line, unsupported
 from tailorfl.engines.in_process import InProcess
+from tailorfl.engines.pool import Pool, Pooled, Watched
 from tailorfl.engines.precision import check_precision, chosen
 from tailorfl.engines.results import Parts, Updates
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.state import StateStore
 from tailorfl.engines.vectorized import Vectorized
-from tailorfl.engines.workers.team import Team, Watched, Workers
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Auto:
 
     Args:
         sequential, vectorized: the engines it chooses from; both are measured in this process.
-        team: workers in which the one that was chosen runs; None runs it in this process.
+        pool: workers in which the one that was chosen runs; None runs it in this process.
         choice: what a run's records call one of them, which is then not measured.
         kind: the only one that it may choose, or auto.
         precisions: those that it may choose, the first until then; none: that of its engines.
@@ -54,7 +54,7 @@ class Auto:
         sequential: InProcess | None = None,
         vectorized: InProcess | None = None,
         *,
-        team: Team | None = None,
+        pool: Pool | None = None,
         choice: str | None = None,
         kind: str = "auto",
         precisions: Sequence[str] = (),
@@ -64,7 +64,7 @@ class Auto:
         both = (self._sequential, self._vectorized)
         self._kinds = both if kind == "auto" else tuple(one for one in both if one.kind == kind)
         self._precisions = tuple(precisions) or (self._sequential.precision,)
-        self.team = team
+        self.pool = pool
         self._chosen: InProcess | None = None
         if choice is not None:
             self.choose(choice)
@@ -87,7 +87,7 @@ class Auto:
     @property
     def _running(self) -> Engine:
         """What runs it."""
-        return self.current if self.team is None else Workers(self.current, self.team)
+        return self.current if self.pool is None else Pooled(self.current, self.pool)
 
     def choose(self, name: str) -> None:
         """Fixes the choice, by what a run's records call it.

@@ -7,12 +7,12 @@ from typing import get_args
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine
 from tailorfl.engines.devices import device_of
+from tailorfl.engines.pool import Pool, Pooled
 from tailorfl.engines.precision import available, check_precision
+from tailorfl.engines.process_pool import ProcessPool
+from tailorfl.engines.ray_pool import RayPool
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
-from tailorfl.engines.workers.cluster import Cluster
-from tailorfl.engines.workers.processes import Processes
-from tailorfl.engines.workers.team import Team, Workers
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.settings.engine import EngineName
 from tailorfl.settings.experiment import DEFAULT
@@ -24,15 +24,24 @@ def make_engine(
     workers: int = DEFAULT.engine.workers,
     cluster: str | None = DEFAULT.engine.cluster,
     gpus: float = DEFAULT.engine.gpus,
+    start_seconds: float = DEFAULT.engine.start_seconds,
     device: str = DEFAULT.engine.device,
     precision: str = DEFAULT.engine.precision,
 ) -> Engine:
-    """Returns an engine by name; with two `workers` or more it runs in so many processes, with the same numbers.
+    """Return an engine by name.
 
-    `cluster` is the address of a Ray cluster ("auto", or "local" for one of this machine), whose machines the workers
-    then are on, each with `gpus` reserved. `device` is where clients calculate: cpu, cuda, cuda:N, or auto (cuda where
-    there is a GPU). `precision` is what networks multiply in: float32, tf32, bfloat16, or auto (a lower one than
-    float32 where that is measured to be worth it).
+    With two `workers` or more it runs in so many processes, with the same numbers.
+
+    Args:
+        name: sequential, vectorized or auto.
+        chunk: clients together; by default what fits.
+        workers: processes that run clients.
+        cluster: address of a Ray cluster for the workers, "auto", or "local" for one of this machine.
+        gpus: GPUs that each worker of a cluster reserves.
+        start_seconds: how long the workers of a cluster may take to start.
+        device: where clients calculate: cpu, cuda, cuda:N, or auto (cuda where there is a GPU).
+        precision: what networks multiply in: float32, tf32, bfloat16, or auto (a lower one than float32 where that
+            is measured to be worth it).
 
     Raises:
         ConfigError: unknown name, a device that is not there, a precision that it has no instructions for,
@@ -54,13 +63,13 @@ def make_engine(
             )
     elif gpus:
         raise ConfigError("engine.gpus is for the workers of a cluster; set engine.cluster, or leave it out")
-    team: Team | None = Cluster(workers, cluster, gpus) if cluster is not None else None
-    if team is None and workers > 1:
-        team = Processes(workers)
+    pool: Pool | None = RayPool(workers, cluster, gpus, start_seconds) if cluster is not None else None
+    if pool is None and workers > 1:
+        pool = ProcessPool(workers)
     first = "float32" if precision == "auto" else precision
     one_by_one, together = Sequential(place, first), Vectorized(chunk, place, first)
     if name == "auto" or precision == "auto":
         tried = available(place) if precision == "auto" else (first,)
-        return Auto(one_by_one, together, team=team, kind=name, precisions=tried)
+        return Auto(one_by_one, together, pool=pool, kind=name, precisions=tried)
     kind = together if name == "vectorized" else one_by_one
-    return kind if team is None else Workers(kind, team)
+    return kind if pool is None else Pooled(kind, pool)

@@ -11,7 +11,7 @@ changes nothing; the rows that clients had before are then free for the next rou
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.engines.workers.shared import Block, aligned
+from tailorfl.engines.shared_memory import Block, aligned
 from tailorfl.errors import TailorflError
 from tailorfl.training import tree
 
@@ -62,11 +62,6 @@ class StateStore:
             self._stride = aligned(self._stride + tensor.numel() * tensor.element_size())
         self._seen = 0
 
-    @classmethod
-    def blank(cls, start: TensorDict, own_start: Callable[[int], TensorDict] | None) -> StateStore:
-        """Returns a store in memory in which no client has trained."""
-        return cls(start, None, own_start)
-
     def __len__(self) -> int:
         """Number of clients that have a state of their own."""
         return len(self._row)
@@ -80,11 +75,6 @@ class StateStore:
     def on_disk(self) -> bool:
         """Whether states are memory-mapped."""
         return self._folder is not None
-
-    @property
-    def local(self) -> Collection[int]:
-        """The clients whose states are in this very store."""
-        return self._row.keys()
 
     # -- reading --------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.rows import Ints
 from tailorfl.data.source import Source, copied
 from tailorfl.engines.devices import HOST
-from tailorfl.engines.workers.shared import Block
+from tailorfl.engines.shared_memory import Block
 from tailorfl.models.front import Front
 from tailorfl.models.module_tensors import tensors_of
 

@@ -46,6 +46,9 @@ class EngineConfig(Settings):
         default=None, description="address of a Ray cluster for the workers: auto, local, or host:port"
     )
     gpus: Number = Field(default=0.0, ge=0, description="GPUs that each worker of a cluster reserves")
+    start_seconds: Number = Field(
+        default=120.0, gt=0, description="how long the workers of a cluster may take to start"
+    )
 
     @field_validator("device")
     @classmethod

@@ -59,7 +59,7 @@ class Block:
         return tempfile.TemporaryFile(dir=folder, buffering=0)
 
     def reserve(self, size: int) -> None:
-        """Makes the block hold at least `size` bytes; what it held stays where it is.
+        """Make the block hold at least `size` bytes; what it held stays where it is.
 
         Raises:
             RunError: the disk has no place for them; the block is then as it was.
@@ -82,7 +82,7 @@ class Block:
             ) from error
 
     def tensor(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> Tensor:
-        """Returns the tensor that lies at `offset`: not a copy, whoever writes into it writes for all."""
+        """Return the tensor that lies at `offset`: not a copy, whoever writes into it writes for all."""
         count = int(torch.Size(shape).numel())
         if not count:
             return torch.empty(tuple(shape), dtype=dtype)
@@ -94,7 +94,7 @@ class Block:
         return flat.reshape(tuple(shape))
 
     def rows(self, dtype: torch.dtype, shape: Sequence[int], offset: int, stride: int) -> Tensor:
-        """Returns the tensor of `shape` [rows, ...] whose first row lies at `offset`, and each next one `stride` on.
+        """Return the tensor of `shape` [rows, ...] whose first row lies at `offset`, and each next one `stride` on.
 
         `offset` and `stride` are multiples of `ALIGNMENT`.
         """
@@ -106,7 +106,7 @@ class Block:
         return table[:, offset : offset + each].view(dtype).view(tuple(shape))
 
     def release(self) -> None:
-        """Takes a file's bytes out of this process's memory; they are read again where they are looked at."""
+        """Take a file's bytes out of this process's memory; they are read again where they are looked at."""
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
@@ -121,7 +121,7 @@ class Block:
 
 
 def _allocate(file: Any, offset: int, size: int) -> None:
-    """Takes `size` bytes of the disk for a file from `offset` on. Raises OSError where there are not so many."""
+    """Take `size` bytes of the disk for a file from `offset` on. Raises OSError where there are not so many."""
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(file.fileno(), offset, size)
@@ -136,5 +136,5 @@ def _allocate(file: Any, offset: int, size: int) -> None:
 
 
 def aligned(offset: int) -> int:
-    """Returns the first offset from `offset` on at which a tensor may lie."""
+    """Return the first offset from `offset` on at which a tensor may lie."""
     return -(-offset // ALIGNMENT) * ALIGNMENT

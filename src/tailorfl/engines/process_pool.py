@@ -1,0 +1,276 @@
+"""A pool of processes on this machine. Data, states and messages lie in memory that all of them see.
+
+On Linux workers are forked when they are first needed: they inherit data and models as they are. Elsewhere they are
+started anew, and what they need is pickled once. When a call needs something they do not know (another test set, say),
+they are started again.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.multiprocessing  # registers how tensors are handed to a process that is being started
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.engines.base import Stored
+from tailorfl.engines.memory import keep_freed_memory
+from tailorfl.engines.pool import ChunkStates, Task
+from tailorfl.engines.serialization import Known, pack, unpack
+from tailorfl.engines.shared_memory import Block, aligned
+from tailorfl.engines.state import StateStore
+from tailorfl.engines.task_results import TaskResult, logged_records, result_of
+from tailorfl.errors import ConfigError, WorkerError, first_few
+
+START = "fork" if sys.platform == "linux" else "spawn"
+"""How workers are started."""
+AHEAD = 2
+"""Chunks that are under way at once, for each worker: one in training, and one whose result is being put together."""
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """Rows of a store that all processes see."""
+
+    store: StateStore
+    capacity: int
+    ids: tuple[int, ...]
+    old: list[int] | None
+    """Where the states are; None asks for the clients' starts."""
+    new: list[int]
+    """Where the next ones go."""
+
+    def read(self) -> TensorDict:
+        """Return the states, [clients, ...]."""
+        if self.old is None:
+            return self.store.fresh(self.ids)
+        self.store.see(self.capacity)
+        return self.store.fetch(self.old, self.ids)
+
+    def write(self, states: TensorDict) -> None:
+        """Stage the next ones."""
+        self.store.write(self.new, states)
+
+
+class Outbox:
+    """Writes messages whose tensors lie in a block, until `clear`; one that is sent twice lies there once."""
+
+    def __init__(self, block: Block, known: Known) -> None:
+        self._block, self._known = block, known
+        self.clear()
+
+    def clear(self) -> None:
+        """Use the place of all messages so far again."""
+        self._end = 0
+        self._placed: dict[int, tuple[Tensor, int]] = {}  # the tensor is kept, so that its id stays its own
+
+    def write(self, value: Any) -> bytes:
+        """Return the message that says `value`."""
+        message, tensors = pack(value, self._known)
+        return pickle.dumps((message, [self._place(tensor) for tensor in tensors]))
+
+    def _place(self, tensor: Tensor) -> int:
+        if id(tensor) not in self._placed:
+            start = aligned(self._end)
+            self._end = start + tensor.numel() * tensor.element_size()
+            self._block.reserve(self._end)
+            self._block.tensor(tensor.dtype, tensor.shape, start).copy_(tensor)
+            self._placed[id(tensor)] = tensor, start
+        return self._placed[id(tensor)][1]
+
+
+def read(message: bytes, block: Block, known: Known) -> Any:
+    """Return what a message says; its tensors are those in the block, not copies."""
+    packed, places = pickle.loads(message)
+    return unpack(packed, lambda n, dtype, shape: block.tensor(dtype, shape, places[n]), known)
+
+
+class ProcessPool:
+    """A pool of worker processes with one thread each.
+
+    Args:
+        workers: how many.
+
+    Raises:
+        ConfigError: on Windows, where open files cannot be handed to a process as this does it.
+    """
+
+    def __init__(self, workers: int) -> None:
+        if sys.platform == "win32":
+            raise ConfigError("engine.workers needs Linux or macOS; leave it out, or use WSL")
+        self.size = workers
+        self._known = Known()
+        self._inbox = Block()
+        self._results = [Block() for _ in range(AHEAD * workers)]
+        self._outbox = Outbox(self._inbox, self._known)
+        self._executor: ProcessPoolExecutor | None = None
+        self._understood = 0
+        self._end: weakref.finalize[Any, ProcessPool] | None = None
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes that are running."""
+        return tuple(process.pid for process in _processes(self._executor) if process.pid is not None)
+
+    def share(self, store: StateStore) -> None:
+        """Keep states from now on where workers see them."""
+        store.share()
+
+    def states(self, stored: Stored, chunks: Sequence[Sequence[int]]) -> list[ChunkStates]:
+        """Return the rows of each chunk's clients; what is written there is staged."""
+        store, fresh = stored.store, stored.fresh
+        store.share()
+        new = [[] if fresh else store.reserve(ids) for ids in chunks]
+        return [
+            SharedRows(store, store.capacity, tuple(ids), None if fresh else store.rows(ids), rows)
+            for ids, rows in zip(chunks, new, strict=True)
+        ]
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Any]]:
+        """Yield (position in `tasks`, its result) as it is done, starting with the first ones."""
+        self._outbox.clear()
+        messages = [self._outbox.write(task) for task in tasks]
+        if self._executor is None or len(self._known) > self._understood:
+            self._start()
+        assert self._executor is not None
+        waiting, free = iter(range(len(tasks))), list(range(len(self._results)))
+        running: dict[Future[bytes], tuple[int, int]] = {}
+        k: int | None = None
+        failed: dict[int, TaskResult] = {}
+        try:
+            while True:
+                while free and not failed and (k := next(waiting, None)) is not None:
+                    block = free.pop()
+                    running[self._executor.submit(_work, messages[k], block)] = k, block
+                if not running:
+                    break
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    k, block = running.pop(future)
+                    result: TaskResult = read(future.result(), self._results[block], self._known)
+                    if result.error is not None:
+                        failed[k] = result
+                    elif not failed:
+                        yield k, result.get()
+                    free.append(block)
+        except BrokenProcessPool as error:
+            processes = _processes(self._executor)
+            self._executor.shutdown(wait=True)
+            self.close()
+            under_way = {n for n in (k, *(n for n, _ in running.values())) if n is not None}
+            raise _lost(processes, [tasks[n] for n in sorted(under_way)]) from error
+        except BaseException:
+            self.close()  # what the others are doing is wanted no more, and no answer to the next call
+            raise
+        if failed:  # the error of one process: that of the first chunk that has one
+            failed[min(failed)].get()
+
+    def close(self) -> None:
+        """End the workers at once."""
+        if self._end is not None:
+            self._end()
+        self._executor, self._end = None, None
+
+    def _start(self) -> None:
+        self.close()
+        self._understood = len(self._known)
+        context: Any = multiprocessing.get_context(START)
+        arguments = (self._inbox, self._results, self._known.objects)
+        executor = ProcessPoolExecutor(self.size, context, _begin, arguments)
+        self._end = weakref.finalize(self, _end_all, os.getpid(), executor)
+        self._executor = executor
+        try:
+            with warnings.catch_warnings():
+                # A fork copies this thread alone. What others might hold (locks of the log, threads of torch) is
+                # renewed or left alone in the worker.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                executor.submit(os.getpid).result()
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            self.close()
+            raise WorkerError(
+                f"worker processes are started anew on {sys.platform}, and something they need cannot be pickled: "
+                f"{error}; make models of functions at the top level of a module, or leave out engine.workers"
+            ) from error
+        except OSError as error:
+            self.close()
+            raise WorkerError(f"worker processes cannot be started: {error}; lower engine.workers") from error
+
+
+def _lost(processes: Sequence[Any], tasks: Sequence[Task]) -> WorkerError:
+    """Return the error for workers of which one has ended; the executor then ends the others by SIGTERM."""
+    ends = []
+    for process in processes:
+        code = process.exitcode or 0
+        if code < 0 and code != -signal.SIGTERM:
+            ends.append(f"process {process.pid} was killed by signal {-code} ({signal.Signals(-code).name})")
+        elif code > 0:
+            ends.append(f"process {process.pid} ended with exit code {code}")
+    killed = ", as the system does when memory runs out" if any("SIGKILL" in end for end in ends) else ""
+    return WorkerError(
+        f"a worker was lost ({first_few(ends, 2) or 'a process has ended'}{killed}) while "
+        f"{first_few([str(task) for task in tasks], 3)}; nothing of this round was kept. Lower engine.workers or "
+        "engine.chunk, or set engine.states=disk; a run with a result folder continues from its last checkpoint with "
+        "--resume"
+    )
+
+
+def _processes(executor: ProcessPoolExecutor | None) -> list[Any]:
+    # Python 3.14 has `kill_workers`; before, nothing public tells or ends the processes of an executor.
+    return [] if executor is None else list((executor._processes or {}).values())
+
+
+def _end_all(owner: int, executor: ProcessPoolExecutor) -> None:
+    """End worker processes; in a worker, which inherits this duty, nothing."""
+    if os.getpid() != owner:
+        return
+    for process in _processes(executor):
+        process.kill()
+    executor.shutdown(wait=True, cancel_futures=True)
+
+
+_work_of: Any = None
+"""In a worker: (message, number of the block for its result) -> the message of the result."""
+
+
+def _work(message: bytes, block: int) -> bytes:
+    """Run a task in a worker process."""
+    done: bytes = _work_of(message, block)
+    return done
+
+
+def _begin(inbox: Block, results: list[Block], objects: list[Any]) -> None:
+    """Make this process a worker."""
+    global _work_of
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+    logged, known = logged_records(), Known(objects)
+
+    def work(message: bytes, block: int) -> bytes:
+        outbox = Outbox(results[block], known)
+        return outbox.write(result_of(functools.partial(read, message, inbox, known), logged))
+
+    _work_of = work
+
+
+def _leave_with(parent: Any) -> None:
+    """End this process when the one that started it has ended, however it did."""
+    parent.join()
+    os._exit(1)
