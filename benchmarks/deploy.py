@@ -1,11 +1,11 @@
-"""Seconds of a round and bytes on the wire: a server and two clients as processes, beside a plain app of Flower.
+"""Seconds of a round, bytes on the wire and memory: a server and clients as processes, beside a plain app of Flower.
 
-    python benchmarks/deploy.py [--rounds 7]
+    python benchmarks/deploy.py [--rounds 7] [--clients 2,4,8,16] [--sizes small,medium,large]
 
-Both train the same MLP on the same digits, with the same batches a round, through Flower's SuperLink and SuperNodes on
-127.0.0.1, all bytes through a TCP proxy that counts them. Flower's app is written as its quickstart for PyTorch: its
-strategy FedAvg, and a ClientApp that is a fresh process for every message. Ours has the samples in the memory of a
-process that stays; the app only relays.
+All train the same MLP on the same digits, with the same batches a round, as processes of one machine on 127.0.0.1, all
+bytes through a TCP proxy that counts them. Ours are over TLS, one process a side. Flower's app (for the first number of
+clients) is written as its quickstart for PyTorch: a SuperLink and SuperNodes without TLS, its strategy FedAvg, and a
+ClientApp that is a fresh process for every message.
 """
 
 from __future__ import annotations
@@ -30,23 +30,17 @@ from typing import Any
 
 import numpy as np
 
-from tailorfl.deploy.flower.processes import Link, Node, free_port
+from tailorfl.deploy.flower import free_port
+from tailorfl.deploy.keys import make_keys
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import make_federation
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
 
-CLIENTS, EPOCHS, BATCH, LR = 2, 1, 16, 0.1
-SIZES: dict[str, list[int]] = {"small": [64], "large": [512, 400]}
-FLOWER = "plain Flower"
-CASES = [
-    ("small", "fedavg", "tailorfl"),
-    ("small", "fedavg", FLOWER),
-    ("large", "fedavg", "tailorfl"),
-    ("large", "fedavg", FLOWER),
-    ("large", "fedrep", "tailorfl"),
-    ("large", "scaffold", "tailorfl"),
-]
+EPOCHS, BATCH, LR = 1, 16, 0.1
+SIZES: dict[str, list[int]] = {"small": [64], "medium": [512, 400], "large": [1024, 900]}
+"""Hidden layers; with digits these are 4,810, 242,490 and 998,070 parameters."""
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
 
 PROJECT = """\
 [build-system]
@@ -166,13 +160,13 @@ class Measured:
     """One run: seconds of its rounds but the first and the last, and bytes (up, down) of these rounds.
 
     `counted` are the bytes of tensors in training messages, `wire` what the proxy has seen from the end of the first
-    round to that of the last but one.
+    round to that of the last but one, and `memory` the most that a client's process has held, in MB.
     """
 
     seconds: list[float]
     counted: tuple[int, int]
     wire: tuple[int, int]
-    lasted: float
+    memory: int
 
 
 class Ends(threading.Thread):
@@ -190,7 +184,7 @@ class Ends(threading.Thread):
             self.seen += [(time.monotonic(), self._proxy.up, self._proxy.down)] * (there - len(self.seen))
             time.sleep(0.02)
 
-    def measured(self, begin: float, counted: tuple[int, int], rounds: int) -> Measured:
+    def measured(self, counted: tuple[int, int], rounds: int, memory: int) -> Measured:
         """What was seen between the first end and the last but one; `counted` are the bytes of so many rounds.
 
         The last round's is seen after the final evaluation, which sends the model once more.
@@ -199,17 +193,17 @@ class Ends(threading.Thread):
         up, down = (b - a for a, b in zip(ends[0][1:], ends[-1][1:], strict=True))
         each = (counted[0] * (rounds - 2) // rounds, counted[1] * (rounds - 2) // rounds)
         seconds = [b[0] - a[0] for a, b in itertools.pairwise(ends)]
-        return Measured(seconds, each, (up, down), time.monotonic() - begin)
+        return Measured(seconds, each, (up, down), memory)
 
 
-def experiment(size: str, rounds: int, method: str = "fedavg") -> ExperimentConfig:
+def experiment(size: str, clients: int, rounds: int) -> ExperimentConfig:
     """The experiment; Flower's app does the same."""
     return ExperimentConfig.model_validate(
         {
             "name": f"bench-{size}",
-            "data": {"name": "digits", "clients": CLIENTS},
+            "data": {"name": "digits", "clients": clients},
             "model": {"name": "mlp", "hidden": SIZES[size]},
-            "methods": [method],
+            "methods": ["fedavg"],
             "seeds": [0],
             "rounds": rounds,
             "train": {"epochs": EPOCHS, "batch_size": BATCH, "lr": LR},
@@ -220,10 +214,13 @@ def experiment(size: str, rounds: int, method: str = "fedavg") -> ExperimentConf
 
 
 @contextlib.contextmanager
-def started(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a group of its own, which is ended with all that it has started."""
+def started(words: list[str], log: Path, home: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a group of its own, which is ended with all that it has started; `home` is Flower's folder."""
+    environment = {**os.environ, **QUIET, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    if home is not None:
+        environment["FLWR_HOME"] = str(home)
     with log.open("wb") as file:
-        process = subprocess.Popen(words, stdout=file, stderr=file, start_new_session=True)
+        process = subprocess.Popen(words, stdout=file, stderr=file, env=environment, start_new_session=True)
     try:
         yield process
     finally:
@@ -235,11 +232,19 @@ def started(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
             os.killpg(process.pid, signal.SIGKILL)
 
 
+def peak(process: int) -> int:
+    """The most memory that a process has held so far, in MB."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM")), 0)
+
+
 def ours(config: ExperimentConfig, folder: Path, within: float) -> Measured:
-    """Runs `tailorfl server` and two `tailorfl client`."""
+    """Runs `tailorfl server` and a `tailorfl client` for each client."""
     (folder / "experiment.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    names = [str(i) for i in range(config.data.clients or 0)]
+    make_keys(folder / "keys", ["127.0.0.1"], names)
     port = free_port()
-    proxy, begin = Proxy(port), time.monotonic()
+    proxy = Proxy(port)
     job = Job(config, config.methods[0], config.seeds[0])
     ends = Ends(folder / "out" / job.folder / "trace.jsonl", proxy)
     ends.start()
@@ -250,29 +255,42 @@ def ours(config: ExperimentConfig, folder: Path, within: float) -> Measured:
             str(folder / "experiment.yaml"),
             "--listen",
             f"127.0.0.1:{port}",
-            "--insecure",
-            "--quiet",
+            "--out",
+            str(folder / "out"),
         ]
-        server = stack.enter_context(
-            started([*program, *words, "--out", str(folder / "out")], folder / "server.log")
-        )
-        for name in map(str, range(CLIENTS)):
-            words = ["client", "--server", f"127.0.0.1:{proxy.port}", "--insecure", "--name", name]
-            stack.enter_context(
-                started([*program, *words, "--state", str(folder / f"state-{name}")], folder / f"{name}.log")
-            )
-        if server.wait(within):
+        words += ["--keys", str(folder / "keys"), "--quiet"]
+        server = stack.enter_context(started([*program, *words], folder / "server.log"))
+        running = []
+        for name in names:
+            words = ["client", "--server", f"127.0.0.1:{proxy.port}", "--name", name]
+            words += [
+                "--keys",
+                str(folder / "keys" / "clients" / name),
+                "--state",
+                str(folder / f"state-{name}"),
+            ]
+            running.append(stack.enter_context(started([*program, *words], folder / f"{name}.log")))
+        begin, memory = time.monotonic(), 0
+        while server.poll() is None:
+            if time.monotonic() - begin > within:
+                raise SystemExit(
+                    f"the federation has not ended: {(folder / 'server.log').read_text()[-3000:]}"
+                )
+            with contextlib.suppress(OSError):
+                memory = max(memory, *(peak(client.pid) for client in running))
+            time.sleep(0.5)
+        if server.returncode:
             raise SystemExit((folder / "server.log").read_text())
     proxy.close()
     rows: Any = RunStore.open(folder / "out" / job.folder, readonly=True).rounds()
     last = rows.iloc[-1]
     assert len(ends.seen) == config.rounds, ends.seen
-    return ends.measured(begin, (int(last["bytes_up"]), int(last["bytes_down"])), config.rounds)
+    return ends.measured((int(last["bytes_up"]), int(last["bytes_down"])), config.rounds, memory)
 
 
 def flowers(config: ExperimentConfig, folder: Path, within: float) -> Measured:
     """Runs a plain app of Flower with the same model, data and epochs."""
-    federation = make_federation(config, 0)
+    federation, clients = make_federation(config, 0), config.data.clients or 0
     flat = federation.source.x.flatten(1).float().numpy()
     sizes = [flat.shape[1], *SIZES[config.name.removeprefix("bench-")], federation.source.outputs]
     app = folder / "app"
@@ -280,37 +298,40 @@ def flowers(config: ExperimentConfig, folder: Path, within: float) -> Measured:
     (app / "pyproject.toml").write_text(PROJECT)
     (app / "plain" / "__init__.py").write_text("")
     (app / "plain" / "task.py").write_text(TASK.format(sizes=sizes))
-    (app / "plain" / "server_app.py").write_text(SERVER.format(clients=CLIENTS))
+    (app / "plain" / "server_app.py").write_text(SERVER.format(clients=clients))
     (app / "plain" / "client_app.py").write_text(CLIENT.format(lr=LR, epochs=EPOCHS, batch=BATCH))
-    port, begin, stamps = free_port(), time.monotonic(), folder / "stamps"
+    port, stamps, home = free_port(), folder / "stamps", folder / "home"
     stamps.write_text("")
+    home.mkdir()
+    text = (
+        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    (home / "config.toml").write_text(text)
     proxy = Proxy(port)
     ends = Ends(stamps, proxy)
     ends.start()
-    link = Link(folder / "link", "127.0.0.1", port, None)
-    nodes: list[Node] = []
-    try:
-        for client in range(CLIENTS):
+    begin, insecure = time.monotonic(), ["--insecure", "--disable-runtime-dependency-installation"]
+    with contextlib.ExitStack() as stack:
+        words = ["flower-superlink", *insecure, "--host", "127.0.0.1", "--port", str(port)]
+        stack.enter_context(started(words, folder / "link.log", folder / "link"))
+        time.sleep(5.0)
+        for client in range(clients):
             rows = federation.train[client]
             np.savez(folder / f"{client}.npz", x=flat[rows], y=federation.source.y[rows].numpy())
-            given = {"data": str(folder / f"{client}.npz")}
-            nodes.append(Node(folder / f"node-{client}", f"127.0.0.1:{proxy.port}", None, given))
-            nodes[-1].keep_up()
-        link.run(app, {"stamps": str(stamps), "rounds": config.rounds})
-        while len(stamps.read_text().splitlines()) <= config.rounds:
-            if time.monotonic() - begin > within:
-                raise SystemExit(
-                    f"Flower's app has not ended: {(folder / 'link' / 'link.log').read_text()[-3000:]}"
-                )
-            time.sleep(0.2)
-    finally:
-        for node in nodes:
-            node.stop()
-        link.stop()
-        proxy.close()
+            words = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{proxy.port}"]
+            words += ["--port", str(free_port()), "--node-config", f'data="{folder / f"{client}.npz"}"']
+            stack.enter_context(started(words, folder / f"node-{client}.log", folder / f"node-{client}"))
+        given = f'stamps="{stamps}" rounds={config.rounds}'
+        with started(["flwr", "run", str(app), "here", "-c", given], folder / "run.log", home):
+            while len(stamps.read_text().splitlines()) <= config.rounds:
+                if time.monotonic() - begin > within:
+                    said = "".join(path.read_text()[-2000:] for path in folder.glob("*.log"))
+                    raise SystemExit(f"Flower's app has not ended: {said}")
+                time.sleep(0.2)
+    proxy.close()
     numbers = sum(i * o + o for i, o in itertools.pairwise(sizes))
-    counted = 4 * numbers * CLIENTS * config.rounds
-    return ends.measured(begin, (counted, counted), config.rounds)
+    counted = 4 * numbers * clients * config.rounds
+    return ends.measured((counted, counted), config.rounds, 0)
 
 
 def processor() -> str:
@@ -326,22 +347,29 @@ def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--within", type=float, default=300.0, help="seconds that a run may last")
+    parser.add_argument("--clients", default="2,4,8,16", help="numbers of clients, with commas between them")
+    parser.add_argument(
+        "--sizes", default=",".join(SIZES), help="sizes of the model, with commas between them"
+    )
+    parser.add_argument("--within", type=float, default=600.0, help="seconds that a run may last")
     given = parser.parse_args()
+    counts = [int(word) for word in given.clients.split(",")]
+    cases = [(size, count, "tailorfl") for size in given.sizes.split(",") for count in counts]
+    cases += [(size, counts[0], "plain Flower") for size in given.sizes.split(",")]
     print(f"{processor()}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f} at the start")
-    print("| model | who | s a round, median (least, most) | tensors up, down | wire up, down | more |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for size, method, who in CASES:
-        run = flowers if who == FLOWER else ours
+    print(
+        "| model | clients | who | s a round, median (least, most) | tensors up, down | wire up, down | client MB |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for size, count, who in cases:
+        run = ours if who == "tailorfl" else flowers
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            found = run(experiment(size, given.rounds, method), Path(folder), given.within)
+            found = run(experiment(size, count, given.rounds), Path(folder), given.within)
         tensors, wire = (f"{a / 1e6:.3f}, {b / 1e6:.3f} MB" for a, b in (found.counted, found.wire))
-        more = ", ".join(f"{100 * (b / a - 1):.1f} %" for a, b in zip(found.counted, found.wire, strict=True))
         middle, least, most = statistics.median(found.seconds), min(found.seconds), max(found.seconds)
-        print(
-            f"| {size} | {who}, {method} | {middle:.2f} ({least:.2f}, {most:.2f}) | {tensors} | {wire} | {more} |",
-            flush=True,
-        )
+        memory = found.memory or "–"
+        seconds = f"{middle:.2f} ({least:.2f}, {most:.2f})"
+        print(f"| {size} | {count} | {who} | {seconds} | {tensors} | {wire} | {memory} |", flush=True)
     print(f"load {os.getloadavg()[0]:.1f} at the end")
 
 

@@ -33,10 +33,6 @@ OPTIONAL = {
 }  # fmt: skip
 
 
-# Apps that Flower imports, each in a process of its own, and that nothing else does.
-APPS = {"deploy/flower/client_app.py", "deploy/flower/server_app.py", "deploy/flower/messages.py"}
-
-
 def modules() -> list[Path]:
     return sorted(ROOT.rglob("*.py"))
 
@@ -153,13 +149,11 @@ def test_imports_point_to_the_right(path):
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_optional_packages_are_imported_where_they_are_needed(path):
     early = []
-    needs_no_flower = str(path.relative_to(ROOT)) not in APPS
     for node in top_level(ast.parse(path.read_text(), str(path))):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and not node.level and node.module:
             names = [node.module]
         early += [f"{path.relative_to(ROOT)}:{node.lineno} {n}" for n in names if n.split(".")[0] in OPTIONAL]
-    early = [one for one in early if needs_no_flower or " flwr." not in one]
     assert not early, "\n".join(early)
 
 

@@ -64,7 +64,6 @@ COMMANDS: dict[str, list[str]] = {
     "predict": ["predict", "done", "--client", "0", "--method", "local", "--data", "digits.csv"],
     "pretrain": ["pretrain", "data.samples=240", "rounds=1", "model.hidden=[8]", "--overwrite"],
     "deploy keys": ["deploy", "keys", "keys", "--host", "server.example.org", "--clients", "north,south"],
-    "deploy init": ["deploy", "init", "wards.yaml", "-o", "app"],
     "theory moreau": ["theory", "moreau"],
     "theory fedclup": ["theory", "fedclup"],
     "theory fedclup-steps": ["theory", "fedclup-steps"],

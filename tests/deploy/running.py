@@ -21,7 +21,7 @@ import yaml
 from torch import Tensor
 
 from deploy.federating import same, simulated
-from tailorfl.deploy.flower.processes import free_port
+from tailorfl.deploy.flower import free_port
 from tailorfl.experiments.jobs import Job
 from tailorfl.rounds.acceptance import Acceptance, Trace
 from tailorfl.rounds.simulation import Simulation
@@ -79,11 +79,10 @@ class Program:
         )
         assert self.said.count(words) >= times, f"{self.name} ended with {self.code} without '{words}'"
 
-    def signal(self, number: int, everything: bool = False) -> None:
-        """Sends a signal to it, or to it and all that it has started."""
-        for process in marked(self.mark) if everything else [self._running.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, number)
+    def signal(self, number: int) -> None:
+        """Sends a signal to it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._running.pid, number)
         if number == signal.SIGKILL:
             self._running.wait(10)
 
@@ -116,7 +115,7 @@ class Field:
                 program.wait(10)
         if kind is not None:
             for path in sorted(self.folder.rglob("*")):
-                if path.suffix in (".out", ".log") or path.name == "trace.jsonl":
+                if path.suffix == ".out" or path.name == "trace.jsonl":
                     print(
                         f"===== {path.relative_to(self.folder)}\n{path.read_text(errors='replace')[-6000:]}"
                     )
@@ -164,9 +163,9 @@ class Field:
             env=env,
         )
 
-    def clients(self, count: int, **how: object) -> list[Program]:
+    def clients(self, count: int, *more: str) -> list[Program]:
         """Starts clients 0, 1, ..."""
-        return [self.client(i, **how) for i in range(count)]  # type: ignore[arg-type]
+        return [self.client(i, *more) for i in range(count)]
 
     # -- what came out --------------------------------------------------------------------------------------
 
@@ -183,11 +182,6 @@ class Field:
         """What became of whom, so far."""
         path = self.job_folder(label) / "trace.jsonl"
         return list(Trace.read(path)) if path.is_file() else []
-
-    def node_log(self, client: str | int) -> str:
-        """What a client's SuperNode has printed so far."""
-        path = self.folder / f"state-{client}" / "flower" / "node.log"
-        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
     def fates(self, client: int) -> list[str]:
         """What became of a client, round by round."""

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from deploy.federating import experiment
-from deploy.running import Field, Program, marked, until
+from deploy.running import Field, Program, until
+from tailorfl.deploy.flower import GONE_SECONDS
 from tailorfl.runs.checkpoints import rounds
 from tailorfl.settings.experiment import ExperimentConfig
 
@@ -20,6 +21,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ENOUGH = 400
 """Seconds that any single thing may take on a busy machine."""
+LONG = {"epochs": 10, "batch_size": 4, "lr": 0.01}
+"""Training that takes most of a second, so that something may happen meanwhile."""
+SAYS_ALL = ("--log-level", "debug")
 
 
 def two(number: int, seconds: float, method: str = "ditto", **more: Any) -> ExperimentConfig:
@@ -37,43 +41,38 @@ def all_end(field: Field, server: Program, *clients: Program) -> None:
 
 
 def test_a_client_is_killed_while_it_has_a_question(tmp_path: Path) -> None:
-    with Field(tmp_path, two(5, 40)) as field:
-        server, (first, second) = field.server(), field.clients(2)
+    with Field(tmp_path, two(6, 60, train=LONG)) as field:
+        server, (first, second) = field.server(), field.clients(2, *SAYS_ALL)
         field.round_done(1, ENOUGH)
-        second.signal(signal.SIGSTOP)  # and so it has the message of the next round, and does not answer
-        until(lambda: field.node_log(1).count("Receiving: train") >= 2, ENOUGH, "the question of round 2")
-        server.signal(
-            signal.SIGSTOP
-        )  # no round passes while what the client has started ends and it comes back
+        second.hears("asked: train", ENOUGH, times=2)
         second.signal(signal.SIGKILL)
-        until(lambda: not marked(second.mark), ENOUGH, "the end of what a killed client has started")
+        server.signal(signal.SIGSTOP)  # no round passes while the client comes back
         again = field.client(1, label="client-1-again")
-        until(lambda: field.node_log(1).count("SuperNode ID") >= 2, ENOUGH, "the client again")
+        again.hears("connects to", ENOUGH)
         server.signal(signal.SIGCONT)
         all_end(field, server, first, again)
         fates = field.fates(1)
         assert fates[0] == "accepted"
-        assert fates[1] in ("lost", "late")
+        assert "lost" in fates
         assert fates[-1] == "accepted"
         assert set(field.fates(0)) == {"accepted"}
 
 
 def test_a_client_stops_answering_and_comes_back(tmp_path: Path) -> None:
-    with Field(tmp_path, two(8, 40)) as field:
+    with Field(tmp_path, two(12, 200, train=LONG)) as field:
         server, (first, second) = field.server(), field.clients(2)
         field.round_done(1, ENOUGH)
         second.signal(signal.SIGSTOP)
-        until(lambda: "late" in field.fates(1), ENOUGH, "a round without the client")
+        until(lambda: "lost" in field.fates(1), ENOUGH, "a round without the client")
         second.signal(signal.SIGCONT)
         late = len(field.trace())
         all_end(field, server, first, second)
         fates = field.fates(1)
         assert "accepted" in fates[late:], fates
-        assert set(fates[late:]) <= {"accepted", "unavailable"}, fates
         assert set(field.fates(0)) == {"accepted"}
-        (waited,) = (r.seconds for r in field.trace() if r.answers[1].fate == "late")
+        (waited,) = (r.seconds for r in field.trace() if r.answers[1].fate == "lost")
         assert waited is not None
-        assert 40 <= waited < 60
+        assert waited < 2 * GONE_SECONDS
 
 
 def test_the_server_is_killed_and_started_again(tmp_path: Path) -> None:
@@ -84,7 +83,6 @@ def test_the_server_is_killed_and_started_again(tmp_path: Path) -> None:
         kept = rounds(field.job_folder())[-1]  # what is noted of a round may be on disk before its states are
         done = [one.line() for one in field.trace()][:kept]
         assert kept >= 1
-        until(lambda: not marked(server.mark), ENOUGH, "the end of what a killed server has started")
         for client in clients:
             client.hears("cannot be reached", ENOUGH)
         again = field.server(name="server-again")

@@ -27,7 +27,7 @@ TRIED = """
 import importlib, pkgutil, sys
 import tailorfl
 assert tailorfl.__file__.startswith(sys.prefix), tailorfl.__file__
-beside = ("tailorfl.__main__", "tailorfl.deploy.flower.")  # a command, and what Flower alone imports
+beside = ("tailorfl.__main__",)  # a command
 found = (module.name for module in pkgutil.walk_packages(tailorfl.__path__, "tailorfl."))
 names = [name for name in found if not name.startswith(beside)]
 for name in names:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tailorfl.cli.arguments import Imports, Quiet, experiment, given
-from tailorfl.cli.screen import remark, say, stderr, stdout
+from tailorfl.cli.screen import say, stdout
+from tailorfl.cli.service_log import Format, Level, LogFormat, LogLevel, service_log
 from tailorfl.cli.state import State, quoted
 from tailorfl.errors import ConfigError
+from tailorfl.experiments.names import slug
 
 app = typer.Typer(
     name="deploy",
@@ -56,27 +57,33 @@ def server(
     ] = None,
     keys: Keys = None,
     insecure: Insecure = False,
+    anywhere: Annotated[
+        bool, typer.Option("--anywhere", help="With --insecure: listen beyond this machine as well.")
+    ] = False,
     imports: Imports = None,
     quiet: Quiet = False,
+    log_format: Format = LogFormat.text,
+    log_level: Level = LogLevel.info,
 ) -> None:
     """Run an experiment with clients on other machines, each started by `tailorfl client`."""
     _check_keys(keys, insecure)
     from tailorfl.cli.running import show_result
-    from tailorfl.deploy.flower.processes import check_installed
     from tailorfl.deploy.running import run_server
     from tailorfl.experiments.check import check
-    from tailorfl.experiments.progress import messages, observer
+    from tailorfl.experiments.jobs import Observer
+    from tailorfl.experiments.progress import Lines
 
-    check_installed()
-    with messages(stderr()):
+    with service_log("server", log_format, log_level) as told:
         config = experiment(arguments)
-    check(config)
-    folder = out if out is not None else Path("runs") / config.name
-    how = "--insecure" if keys is None else f"--keys {quoted(keys)}"
-    again = f"tailorfl server {shlex.join(arguments or ())} --listen {listen} {how} --out {quoted(folder)}"
-    ctx.ensure_object(State).under_way(folder / "config.yaml", again)
-    with observer(stderr(), config, quiet=quiet) as watch:
-        result = run_server(config, folder, listen, keys, told=_told("server"), observer=watch)
+        check(config)
+        folder = out if out is not None else Path("runs") / config.name
+        how = "--insecure" if keys is None else f"--keys {quoted(keys)}"
+        again = (
+            f"tailorfl server {shlex.join(arguments or ())} --listen {listen} {how} --out {quoted(folder)}"
+        )
+        ctx.ensure_object(State).under_way(folder / "config.yaml", again)
+        watch = Observer() if quiet else Lines(told)
+        result = run_server(config, folder, listen, keys, told=told, observer=watch, anywhere=anywhere)
     ctx.ensure_object(State).done()
     show_result(result)
 
@@ -105,65 +112,58 @@ def client(
         bool, typer.Option("--stay", help="Wait for further experiments when one is over.")
     ] = False,
     imports: Imports = None,
+    log_format: Format = LogFormat.text,
+    log_level: Level = LogLevel.info,
 ) -> None:
     """Take part in a federation with your own samples, which stay on this machine."""
     _check_keys(keys, insecure)
-    from tailorfl.deploy.flower.processes import check_installed
     from tailorfl.deploy.joining import member_of
     from tailorfl.deploy.running import run_client
 
-    check_installed()
-    told = _told(name or (data.stem if data is not None else "client"))
-    member = member_of(state=state, data=data, name=name, largest=max_bytes, told=told)
-    told(f"connects to {server}; private states are kept in '{state}'")
-    run_client(member, server, keys, state, told=told, stay=stay)
+    with service_log(name or (data.stem if data is not None else "client"), log_format, log_level) as told:
+        member = member_of(state=state, data=data, name=name, largest=max_bytes, told=told)
+        told(f"connects to {server}; private states are kept in '{state}'")
+        run_client(member, server, keys, told=told, stay=stay)
 
 
 @app.command("keys")
 def keys_command(
     folder: Annotated[Path, typer.Argument(help="Where to.")],
-    clients: Annotated[str, typer.Option(help="Names of clients, with commas between them.")],
+    clients: Annotated[str, typer.Option(help="Names of clients, with commas between them.")] = "",
     host: Annotated[
         list[str] | None,
         typer.Option(help="Name or address by which clients reach the server; may be repeated."),
     ] = None,
     days: Annotated[int, typer.Option(help="How long certificates hold.", min=1)] = 365,
+    renew: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Make another key for one client and revoke its former one, or for the `server`.",
+        ),
+    ] = None,
+    revoke: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Have the server not let a client's certificate in.")
+    ] = None,
 ) -> None:
-    """Make keys and certificates for a federation, or for further clients of one."""
-    from tailorfl.deploy.keys import make_keys
+    """Make keys and certificates for a federation, or for further clients of one; renew or revoke one."""
+    from tailorfl.deploy import keys
 
     names = [name.strip() for name in clients.split(",") if name.strip()]
-    make_keys(folder, host or (), names, days)
     console = stdout()
-    say(console, f"for the server's machine:   {folder / 'server'}")
-    for name in names:
-        say(console, f"for the machine of {name}: {folder / 'clients' / name}")
-    say(console, f"keep elsewhere:             {folder / 'authority.key'}")
-
-
-@app.command("init")
-def init_command(
-    experiment_file: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="A YAML file.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the app.")] = Path("federation"),
-) -> None:
-    """Write a Flower app of an experiment, for those who run Flower themselves (flwr run)."""
-    from tailorfl.deploy.flower.app_folder import write_app
-    from tailorfl.deploy.serving import for_deployment
-    from tailorfl.experiments.config import load
-
-    for_deployment(load(experiment_file))
-    if (out / "pyproject.toml").exists():
-        raise ConfigError(f"'{out}' has a pyproject.toml already; choose another folder (-o)")
-    write_app(out, {"experiment": str(experiment_file.resolve()), "out": "", "socket": ""})
-    console = stdout()
-    say(console, f"{out} is a Flower app. Run it on a SuperLink of yours by")
-    say(console, f"  flwr run {out} NAME -c 'out=\"RESULT FOLDER\"' --stream")
-    say(console, "with SuperNodes that are told where their data lie:")
-    say(console, '  flower-supernode ... --node-config \'data="FILE" state="FOLDER" name="CLIENT"\'')
-
-
-def _told(who: str) -> Callable[[str], None]:
-    def tell(sentence: str) -> None:
-        stderr().print(remark(f"{who}:", sentence, "bold"), soft_wrap=True)
-
-    return tell
+    if revoke is not None:
+        keys.revoke(folder, revoke)
+        say(
+            console,
+            f"copy to the server's machine, which reads it while it runs: {folder / 'server' / keys.REVOKED}",
+        )
+    if renew is not None:
+        keys.renew(folder, renew, host or (), days)
+        names.append(renew)
+    if renew is None and revoke is None:
+        keys.make_keys(folder, host or (), names, days)
+    if renew is not None or revoke is None:
+        say(console, f"for the server's machine:   {folder / 'server'}")
+        for name in names:
+            say(console, f"for the machine of {name}: {folder / 'clients' / slug(name)}")
+        say(console, f"keep elsewhere:             {folder / keys.ROOT_KEY}")

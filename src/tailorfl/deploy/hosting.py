@@ -1,4 +1,4 @@
-"""A server as it is told on the command line, or by the configuration of a run of Flower."""
+"""An experiment with the clients of a post, from waiting for them to the last message."""
 
 from __future__ import annotations
 
@@ -9,17 +9,11 @@ from tailorfl.deploy.post import Post
 from tailorfl.deploy.roster import Roster
 from tailorfl.deploy.serving import Deployment, for_deployment
 from tailorfl.experiments.check import check
-from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Observer
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.runner import run_experiment
 from tailorfl.experiments.starting import resumed
 from tailorfl.settings.experiment import ExperimentConfig
-
-
-def host(post: Post, experiment: str, out: str) -> ExperimentResult:
-    """Runs an experiment file with the clients of a post; goes on where the folder `out` has some of it."""
-    return host_experiment(post, load(experiment), Path(out), told=print)
 
 
 def host_experiment(

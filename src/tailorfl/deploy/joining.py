@@ -1,10 +1,9 @@
-"""A client as it is told on the command line, or by Flower's configuration of a node."""
+"""A client as it is told on the command line."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tailorfl import modules
 from tailorfl.deploy.member import Member, Told
 from tailorfl.deploy.own_data import OwnData, Share
 from tailorfl.deploy.own_files import OwnFile
@@ -17,7 +16,6 @@ def member_of(
     state: str | Path,
     data: str | Path | None = None,
     name: str | None = None,
-    imports: str | None = None,
     largest: int = LARGEST,
     told: Told = lambda sentence: None,
 ) -> Member:
@@ -27,15 +25,11 @@ def member_of(
         state: folder of its private states.
         data: its own file or folder; None: its share of the data that the experiment itself names.
         name: by default that of the file, without its ending, or of the folder.
-        imports: modules with methods or models of its own, which are run here, with commas between them.
         largest, told: see `Member`.
 
     Raises:
         ConfigError: it has neither a file nor a name.
     """
-    for module in (imports or "").split(","):
-        if module:
-            modules.load([module])
     return Member(own_data(data, name), Path(state).expanduser(), largest, told)
 
 

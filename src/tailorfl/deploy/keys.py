@@ -1,12 +1,11 @@
 """Keys and certificates of a federation: who the server is, and which clients it lets in.
 
-    DIR/authority.key            signs certificates of servers; not needed again before they run out: keep it elsewhere
-    DIR/server/                  for the server's machine: its key and certificate, clients' public keys
-    DIR/clients/NAME/            for the machine of client NAME and nobody else: its key, the authority's certificate
+DIR/authority.key            signs certificates; needed again for further clients and for renewals: keep it elsewhere
+DIR/server/                  for the server's machine: its key and certificate, the authority's, and who is not let in
+DIR/clients/NAME/            for the machine of client NAME and nobody else: its key and certificate, the authority's
 
-A client knows the server by the authority's certificate (TLS), the server a client by its public key, and a client is
-known under the name that its key was made for. They do for trying out and for a closed group; where there is an
-authority already, put its files in their place.
+Both sides prove by a certificate of one authority who they are (mutual TLS), and a client is known under the name in
+its certificate. Where there is an authority already, put its files in their place.
 """
 
 from __future__ import annotations
@@ -14,21 +13,105 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import secrets
+import ssl
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailorfl.deploy.flower.processes import Tls
 from tailorfl.errors import ConfigError, MissingExtraError
 from tailorfl.experiments.names import check_distinct, slug
-from tailorfl.runs.files import replacing, reporting
+from tailorfl.runs.files import replacing, reporting, write_text
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-    from cryptography.x509 import Certificate, CertificateBuilder, GeneralName
+    from cryptography.x509 import Certificate, GeneralName
 
-AUTHORITY, SERVER_KEY, SERVER, NODE_KEY = "authority.crt", "server.key", "server.crt", "node.key"
+ROOT_KEY, AUTHORITY, REVOKED = "authority.key", "authority.crt", "revoked"
+SERVER_KEY, SERVER, CLIENT_KEY, CLIENT = "server.key", "server.crt", "client.key", "client.crt"
 DAYS = 365
+LONGEST_NAME = 64
+"""Characters of a name in a certificate."""
+EARLY = datetime.timedelta(days=1)
+"""A certificate holds from so long before it is made: clocks differ."""
+
+
+@dataclass(frozen=True)
+class Tls:
+    """What one side proves itself by: the certificate of the authority, its own, and its key."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+    def for_server(self) -> ssl.SSLContext:
+        """Returns what a server listens with: only who has a certificate of the authority gets an answer.
+
+        Raises:
+            ConfigError: the files do not belong together.
+        """
+        context = self._context(ssl.PROTOCOL_TLS_SERVER)
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def for_client(self) -> ssl.SSLContext:
+        """Returns what a client connects with. Raises ConfigError where the files do not belong together."""
+        return self._context(ssl.PROTOCOL_TLS_CLIENT)
+
+    def _context(self, side: int) -> ssl.SSLContext:
+        context = ssl.SSLContext(side)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        try:
+            context.load_verify_locations(self.authority)
+            context.load_cert_chain(self.certificate, self.key)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"'{self.certificate}' and '{self.key}' cannot be used: {error}; take a folder as tailorfl deploy keys "
+                "has written it"
+            ) from error
+        return context
+
+    def holder(self) -> str:
+        """Returns the name in the certificate."""
+        return _name(_read(self.certificate))
+
+
+class Revoked:
+    """The certificates that a server does not let in any more: the list `revoked` in its folder, read when it changes.
+
+    A line begins with a certificate's serial number, as `tailorfl deploy keys --revoke` writes it, or is the name of a
+    client, of which then no certificate is let in.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = _server_folder(folder) / REVOKED
+        self._read: tuple[tuple[int, int] | None, frozenset[str]] = None, frozenset()
+
+    def why(self, name: str, serial: str) -> str:
+        """Returns why the holder of a certificate is not let in, "" where he is."""
+        try:
+            status = self._path.stat()
+            version = status.st_mtime_ns, status.st_size
+            if version != self._read[0]:
+                lines = self._path.read_text(encoding="utf-8").splitlines()
+                self._read = (
+                    version,
+                    frozenset(
+                        word
+                        for line in lines
+                        if line.strip()
+                        for word in (line.strip(), _number(line.split()[0]))
+                    ),
+                )
+        except FileNotFoundError:
+            return ""
+        listed = self._read[1]
+        return f"the certificate of '{name}' is revoked" if {name, _number(serial)} & listed else ""
+
+
+def _number(serial: str) -> str:
+    return serial.upper().lstrip("0")
 
 
 def make_keys(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int = DAYS) -> None:
@@ -41,41 +124,70 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: 
         days: how long certificates hold.
 
     Raises:
-        ConfigError: two clients would have one folder, a client has a key already, or the first time no host is given.
+        ConfigError: two clients would have one folder, a client has a key already, the authority's key is not there, or
+            the first time no host is given.
         MissingExtraError: the package cryptography is missing.
     """
     check_distinct(list(clients), "the clients")
     for name in clients:
         if (folder / "clients" / slug(name)).exists():
             raise ConfigError(
-                f"client '{name}' has a key in '{folder / 'clients' / slug(name)}'; to give it another one, move that "
-                "folder away first"
+                f"client '{name}' has a key in '{folder / 'clients' / slug(name)}'; give it another one by --renew "
+                f"{name}"
             )
-    server = folder / "server"
-    if not (server / SERVER).is_file():
+        if len(name) > LONGEST_NAME:
+            raise ConfigError(
+                f"a client's name may have {LONGEST_NAME} characters, but '{name}' has {len(name)}"
+            )
+    if not (folder / "server" / SERVER).is_file():
         if not hosts:
             raise ConfigError(
                 "say by which name or address clients reach the server: --host server.example.org"
             )
-        _make_server(folder, [*hosts, "localhost", "127.0.0.1"], days)
+        _make_authority(folder, days)
+        _make_server(folder, hosts, days)
     for name in clients:
-        _make_client(folder, name)
+        _make_client(folder, name, days)
 
 
-def server_keys(folder: Path) -> tuple[Tls, dict[str, Path]]:
-    """Returns what secures a server, and the public keys of clients by name. Raises ConfigError where files lack."""
-    place = folder if (folder / SERVER).is_file() else folder / "server"
+def renew(folder: Path, name: str, hosts: Sequence[str] = (), days: int = DAYS) -> None:
+    """Writes another key and certificate of one client, or of the "server"; a client's former one is revoked.
+
+    Raises:
+        ConfigError: there is none to renew, or the authority's key is not there.
+    """
+    if name == "server" and not (folder / "clients" / "server").exists():
+        _need(folder / "server", [SERVER])
+        _make_server(folder, hosts or _hosts(_read(folder / "server" / SERVER)), days)
+        return
+    revoke(folder, name)
+    _make_client(folder, name, days)
+
+
+def revoke(folder: Path, name: str) -> None:
+    """Notes that the present certificate of a client is not let in any more. Raises ConfigError where it has none."""
+    place = folder / "clients" / slug(name)
+    _need(place, [CLIENT])
+    path = folder / "server" / REVOKED
+    before = path.read_text(encoding="utf-8") if path.is_file() else ""
+    write_text(path, f"{before}{_read(place / CLIENT).serial_number:X} {name}\n")
+
+
+def server_keys(folder: Path) -> Tls:
+    """Returns what secures a server. Raises ConfigError where files lack."""
+    place = _server_folder(folder)
     _need(place, [AUTHORITY, SERVER, SERVER_KEY])
-    known = {path.stem: path for path in sorted((place / "clients").glob("*.pub"))}
-    if not known:
-        raise ConfigError(f"'{place / 'clients'}' has no public key of a client, so nobody could take part")
-    return Tls(place / AUTHORITY, place / SERVER, place / SERVER_KEY), known
+    return Tls(place / AUTHORITY, place / SERVER, place / SERVER_KEY)
 
 
 def client_keys(folder: Path) -> Tls:
     """Returns what secures a client. Raises ConfigError where files lack."""
-    _need(folder, [AUTHORITY, NODE_KEY])
-    return Tls(folder / AUTHORITY, node_key=folder / NODE_KEY)
+    _need(folder, [AUTHORITY, CLIENT, CLIENT_KEY])
+    return Tls(folder / AUTHORITY, folder / CLIENT, folder / CLIENT_KEY)
+
+
+def _server_folder(folder: Path) -> Path:
+    return folder if (folder / SERVER).is_file() else folder / "server"
 
 
 def _need(folder: Path, names: Sequence[str]) -> None:
@@ -87,83 +199,120 @@ def _need(folder: Path, names: Sequence[str]) -> None:
         )
 
 
+def _make_authority(folder: Path, days: int) -> None:
+    key, name = _new_key(), f"tailorfl federation {secrets.token_hex(4)}"
+    with reporting(folder, "write keys into"):
+        for place in (folder / "server", folder / "clients"):
+            place.mkdir(parents=True, exist_ok=True)
+            place.chmod(0o700)
+    _write_key(folder / ROOT_KEY, key)
+    _write(folder / "server" / AUTHORITY, _signed(name, key, name, key, days, ca=True))
+
+
 def _make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
-    try:
-        from cryptography import x509
-        from cryptography.x509.oid import ExtendedKeyUsageOID
-    except ImportError as error:
-        raise MissingExtraError("cryptography", "deploy") from error
-    authority, own = _new_key(), _new_key()
-    usage = {"key_encipherment": False, "content_commitment": False, "data_encipherment": False}
-    usage |= {"key_agreement": False, "encipher_only": False, "decipher_only": False}
-    root = (
-        _begun("tailorfl federation", "tailorfl federation", authority, days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(
-            x509.KeyUsage(digital_signature=False, key_cert_sign=True, crl_sign=True, **usage), critical=True
-        )
-    )
-    leaf = (
-        _begun(hosts[0], "tailorfl federation", own, days)
-        .add_extension(
-            x509.SubjectAlternativeName([_host(host) for host in dict.fromkeys(hosts)]), critical=False
-        )
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(
-            x509.KeyUsage(digital_signature=True, key_cert_sign=False, crl_sign=False, **usage), critical=True
-        )
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    )
-    place = folder / "server"
-    with reporting(folder, "write keys into"):
-        (place / "clients").mkdir(parents=True, exist_ok=True)
-        place.chmod(0o700)
-    _write_key(folder / "authority.key", authority)
-    _write_key(place / SERVER_KEY, own)
-    _write(place / AUTHORITY, _signed(root, authority))
-    _write(place / SERVER, _signed(leaf, authority))
+    key, place = _new_key(), folder / "server"
+    names = [*dict.fromkeys([*hosts, "localhost", "127.0.0.1"])]
+    certificate = _signed(hosts[0], key, *_authority(folder), days, hosts=names)
+    _write_key(place / SERVER_KEY, key)
+    _write(place / SERVER, certificate)
 
 
-def _make_client(folder: Path, name: str) -> None:
-    from cryptography.hazmat.primitives import serialization
-
+def _make_client(folder: Path, name: str, days: int) -> None:
     key, place = _new_key(), folder / "clients" / slug(name)
+    certificate = _signed(name, key, *_authority(folder), days)
     with reporting(folder, "write keys into"):
-        place.mkdir(parents=True)
+        place.mkdir(parents=True, exist_ok=True)
         place.chmod(0o700)
-    _write_key(place / NODE_KEY, key, serialization.PrivateFormat.OpenSSH)
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    _write(folder / "server" / "clients" / f"{name}.pub", public + b"\n")
+    _write_key(place / CLIENT_KEY, key)
+    _write(place / CLIENT, certificate)
     _write(place / AUTHORITY, (folder / "server" / AUTHORITY).read_bytes())
 
 
-def _begun(subject: str, issuer: str, key: EllipticCurvePrivateKey, days: int) -> CertificateBuilder:
+def _authority(folder: Path) -> tuple[str, EllipticCurvePrivateKey]:
+    """Returns the authority's name and its key. Raises ConfigError where that is not there."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    path = folder / ROOT_KEY
+    if not path.is_file():
+        raise ConfigError(
+            f"'{path}' is not there, which signs certificates; bring it back for as long as it is needed"
+        )
+    key = serialization.load_pem_private_key(path.read_bytes(), None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"'{path}' is no key of an elliptic curve, as tailorfl deploy keys makes it")
+    return _name(_read(folder / "server" / AUTHORITY)), key
+
+
+def _signed(
+    subject: str,
+    key: EllipticCurvePrivateKey,
+    issuer: str,
+    authority: EllipticCurvePrivateKey,
+    days: int,
+    *,
+    ca: bool = False,
+    hosts: Sequence[str] = (),
+) -> bytes:
+    """Returns a certificate of the authority: its own (`ca`), one for a server (with `hosts`), or for a client."""
     from cryptography import x509
-    from cryptography.x509.oid import NameOID
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
     now = datetime.datetime.now(datetime.UTC)
-    return (
+    unused = {"key_encipherment": False, "content_commitment": False, "data_encipherment": False}
+    unused |= {"key_agreement": False, "encipher_only": False, "decipher_only": False}
+    usage = x509.KeyUsage(digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, **unused)
+    begun = (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject[:64])]))
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject[:LONGEST_NAME])]))
         .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_before(now - EARLY)
         .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
+        .add_extension(usage, critical=True)
     )
-
-
-def _signed(begun: CertificateBuilder, key: EllipticCurvePrivateKey) -> bytes:
-    from cryptography.hazmat.primitives import hashes, serialization
-
-    made: Certificate = begun.sign(key, hashes.SHA384())
-    return made.public_bytes(serialization.Encoding.PEM)
+    if not ca:
+        side = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
+        begun = begun.add_extension(x509.ExtendedKeyUsage([side]), critical=False)
+    if hosts:
+        names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+        begun = begun.add_extension(names, critical=False)
+    return begun.sign(authority, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
 
 
 def _new_key() -> EllipticCurvePrivateKey:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError as error:
+        raise MissingExtraError("cryptography", "deploy") from error
     return ec.generate_private_key(ec.SECP384R1())
+
+
+def _read(path: Path) -> Certificate:
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"'{path}' is no certificate: {error}") from error
+
+
+def _name(certificate: Certificate) -> str:
+    from cryptography.x509.oid import NameOID
+
+    return "".join(
+        str(part.value) for part in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[:1]
+    )
+
+
+def _hosts(certificate: Certificate) -> list[str]:
+    from cryptography import x509
+
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name.value) for name in names]
 
 
 def _host(host: str) -> GeneralName:
@@ -175,12 +324,11 @@ def _host(host: str) -> GeneralName:
         return x509.DNSName(host)
 
 
-def _write_key(path: Path, key: EllipticCurvePrivateKey, form: object = None) -> None:
+def _write_key(path: Path, key: EllipticCurvePrivateKey) -> None:
     from cryptography.hazmat.primitives import serialization
 
-    chosen = serialization.PrivateFormat.PKCS8 if form is None else form
-    text = key.private_bytes(serialization.Encoding.PEM, chosen, serialization.NoEncryption())  # type: ignore[arg-type]
-    _write(path, text, 0o600)
+    form, encryption = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    _write(path, key.private_bytes(serialization.Encoding.PEM, form, encryption), 0o600)
 
 
 def _write(path: Path, content: bytes, mode: int = 0o644) -> None:

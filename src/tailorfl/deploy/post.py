@@ -40,7 +40,7 @@ class Post(Protocol):
     """Sends letters to nodes and brings their answers."""
 
     def nodes(self) -> dict[int, str]:
-        """Returns the nodes that can be reached now, each with the name that its key was registered under, or "".
+        """Returns the nodes that can be reached now, each with the name in its certificate, or "".
 
         One that comes back may have another number.
         """
@@ -50,6 +50,9 @@ class Post(Protocol):
 
     def receive(self, tickets: Sequence[str]) -> list[Arrival]:
         """Returns what has come back for any of these letters, without waiting. Each is brought once."""
+
+    def close(self) -> None:
+        """Ends it, within seconds; letters under way are lost."""
 
 
 class InProcess:

@@ -14,7 +14,7 @@ from tailorfl.errors import MessageError, first_few
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 0.1
+PATIENCE = 0.02
 """Seconds between two looks for answers."""
 HELLO_SECONDS = 60.0
 """How long a new node may take to say who it is."""

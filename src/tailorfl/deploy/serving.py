@@ -31,8 +31,8 @@ from tailorfl.settings.experiment import DEFAULT, ExperimentConfig
 
 log = logging.getLogger(__name__)
 
-LOOK = 1.0
-"""Seconds between two looks whether enough clients are there."""
+LOOK, GOODBYE_SECONDS = 0.2, 5.0
+"""Seconds between two looks whether enough clients are there, and for which the last message is waited for."""
 
 
 def for_deployment(config: ExperimentConfig) -> ExperimentConfig:
@@ -217,7 +217,7 @@ class Deployment:
     def goodbye(self) -> None:
         """Tells all clients that there is nothing more."""
         present = self.roster.refresh()
-        self.roster.ask(dict.fromkeys(present, goodbye()), 30.0)
+        self.roster.ask(dict.fromkeys(present, goodbye()), GOODBYE_SECONDS)
 
 
 def _described(name: str, answer: Answer) -> Mapping[str, Any]:

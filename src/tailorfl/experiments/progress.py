@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -64,9 +64,13 @@ def _in_ipython() -> bool:
 
 
 @contextmanager
-def messages(console: Console) -> Iterator[None]:
-    """Prints log messages of the library on a console meanwhile, above the bars where it shows some."""
-    log, handler = logging.getLogger("tailorfl"), _Messages(console)
+def messages(console: Console | logging.Handler) -> Iterator[None]:
+    """Prints log messages of the library on a console meanwhile, above the bars where it shows some.
+
+    A handler in its place gets them instead.
+    """
+    handler = console if isinstance(console, logging.Handler) else _Messages(console)
+    log = logging.getLogger("tailorfl")
     passed_on = log.propagate
     log.addHandler(handler)
     log.propagate = (
@@ -118,10 +122,10 @@ def title(job: Job) -> str:
 
 
 class Lines(Observer):
-    """One line when a job starts, at each evaluation and at its end; for logs and pipes."""
+    """One line when a job starts, at each evaluation and at its end, to a console or a log."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, target: Console | Callable[[str], None]) -> None:
+        self._target = target
         self._where = ""
         self._rounds = 0
         self._speed = 0.0
@@ -148,7 +152,10 @@ class Lines(Observer):
         self._print(f"{self._where}: done in {summary['seconds']:.1f} s")
 
     def _print(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)
+        if isinstance(self._target, Console):
+            self._target.print(Text(text), soft_wrap=True)
+        else:
+            self._target(text)
 
 
 class Live(Observer):

@@ -1,0 +1,276 @@
+"""What is needed of Flower, whose inner parts carry letters: a new version of it that moves them is seen here."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from deploy.running import until
+from tailorfl.deploy.keys import Revoked, client_keys, make_keys, revoke, server_keys
+from tailorfl.deploy.post import Arrival, Letter
+from tailorfl.errors import RunError
+
+pytest.importorskip("flwr")
+from tailorfl.deploy import flower
+from tailorfl.deploy.flower import Connection, Forgotten, Link, Question, Unreachable, free_port
+
+
+class Ends:
+    """A server's and clients' ends of a line on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        make_keys(folder, ["127.0.0.1"], ["north", "south"])
+        self.folder, self.port, self.open = folder, free_port(), list[Connection]()
+        self.link = self.listen()
+
+    def listen(self, largest: int = 2**26) -> Link:
+        """Starts the server's end."""
+        keys = server_keys(self.folder)
+        self.link = Link("127.0.0.1", self.port, keys, Revoked(self.folder).why, largest)
+        return self.link
+
+    def client(self, name: str = "north", largest: int = 2**26) -> Connection:
+        """A client's end, which has been heard of."""
+        keys = client_keys(self.folder / "clients" / name)
+        self.open.append(Connection(f"127.0.0.1:{self.port}", keys, largest))
+        assert self.open[-1].receive() is None
+        return self.open[-1]
+
+    def send(self, body: bytes, seconds: float = 60.0, node: int | None = None) -> str:
+        """Sends a letter to a node, by default the only one; returns its ticket."""
+        (ticket,) = self.link.send([Letter(node or next(iter(self.link.nodes())), "train", body)], seconds)
+        assert ticket
+        return ticket
+
+    def arrival(self, ticket: str, seconds: float = 20.0) -> Arrival:
+        """What comes back for a letter."""
+        found: list[Arrival] = []
+        until(lambda: bool(found.extend(self.link.receive([ticket])) or found), seconds, "the answer")
+        assert found[0].ticket == ticket
+        return found[0]
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> Iterator[Ends]:
+    there = Ends(tmp_path)
+    yield there
+    for one in there.open:
+        one.close()
+    there.link.close()
+
+
+def asked(client: Connection) -> Question:
+    """The question that waits for a client."""
+    question = client.receive()
+    assert question is not None
+    return question
+
+
+def test_a_letter_and_its_answer(ends: Ends) -> None:
+    client = ends.client()
+    assert list(ends.link.nodes().values()) == ["north"]
+    ticket = ends.send(b"how many?")
+    assert ends.link.receive([ticket]) == []
+    question = asked(client)
+    assert question.body == b"how many?"
+    assert client.receive() is None  # each letter once
+    client.send(question, b"three")
+    assert ends.arrival(ticket) == Arrival(ticket, b"three")
+    assert ends.arrival(ticket).body is None
+
+
+@pytest.mark.parametrize("size", [0, 1, 12 * 2**20])
+def test_sizes(ends: Ends, size: int) -> None:
+    client, body = ends.client(), bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    ticket = ends.send(body)
+    question = asked(client)
+    assert question.body == body
+    client.send(question, body[::-1])
+    assert ends.arrival(ticket).body == body[::-1]
+
+
+def test_an_answer_that_comes_twice_is_brought_once(ends: Ends) -> None:
+    client = ends.client()
+    ticket = ends.send(b"?")
+    question = asked(client)
+    client.send(question, b"first")
+    client.send(question, b"second")
+    assert ends.arrival(ticket).body == b"first"
+    assert ends.arrival(ticket).body is None
+    client.send(question, b"third")
+    assert ends.arrival(ends.send(b"??", 0.2)).body is None
+
+
+def test_nobody_waits_longer_than_told(ends: Ends) -> None:
+    client = ends.client()
+    ticket = ends.send(b"?", 0.2)
+    question = asked(client)
+    assert "in time" in ends.arrival(ticket).problem
+    client.send(question, b"late")
+    assert ends.arrival(ticket).body is None
+    ends.send(b"never fetched", 0.2)
+    assert asked(client).body == b"never fetched"
+
+
+def test_a_client_that_leaves(ends: Ends) -> None:
+    client = ends.client()
+    ticket = ends.send(b"?")
+    client.close()
+    assert "gone" in ends.arrival(ticket, 2.0).problem
+    assert ends.link.nodes() == {}
+    assert ends.link.send([Letter(1, "train", b"?")], 1.0) == [""]
+
+
+def test_a_client_whose_process_is_killed(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flower, "LEFT_SECONDS", 0.5)
+    client = ends.client()
+    ticket = ends.send(b"?")
+    asked(client)
+    client._over.set()
+    client._calls.close()  # as the system does it for a process that is gone
+    client._node = None
+    assert "gone" in ends.arrival(ticket, 5.0).problem
+
+
+def test_a_client_that_computes_is_still_there(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flower, "HEARTBEAT_SECONDS", 0.4)
+    monkeypatch.setattr(flower, "GONE_SECONDS", 1.5)
+    client = ends.client()
+    ticket = ends.send(b"?")
+    question = asked(client)
+    time.sleep(3.0)
+    assert ends.link.nodes()
+    client.send(question, b"done")
+    assert ends.arrival(ticket).body == b"done"
+
+
+def test_a_server_that_is_started_again(ends: Ends) -> None:
+    client = ends.client()
+    ends.send(b"?")
+    question = asked(client)
+    ends.link.close()
+    with pytest.raises(Unreachable):
+        client.send(question, b"!")
+    ends.listen()
+    with pytest.raises(Forgotten):
+        client.send(question, b"!")
+    assert client.receive() is None
+    ticket = ends.send(b"again")
+    client.send(asked(client), b"!")
+    assert ends.arrival(ticket).body == b"!"
+
+
+def test_a_letter_that_is_lost_on_its_way(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ends.client()
+    (first,) = ends.link.nodes()
+    ticket = ends.send(b"?")
+
+    def cut(request: object) -> None:
+        raise flower.Unreachable("cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client._calls, "PullObject", cut)
+        with pytest.raises(Unreachable):
+            client.receive()
+    assert client.receive() is None
+    assert "gone" in ends.arrival(ticket, 2.0).problem
+    assert first not in ends.link.nodes()
+    assert len(ends.link.nodes()) == 1
+
+
+def test_what_is_too_large(ends: Ends) -> None:
+    ends.link.close()
+    ends.listen(largest=2**20)
+    client = ends.client(largest=2**20)
+    ticket = ends.send(b"x" * 4 * 2**20)
+    question = asked(client)
+    assert (question.body, str(2**20) in question.problem) == (b"", True)
+    client.send(question, b"refused")
+    assert ends.arrival(ticket).body == b"refused"
+    ticket = ends.send(b"?")
+    question = asked(client)
+    with pytest.raises(Forgotten, match=str(2**20)):
+        client.send(question, b"x" * 12 * 2**20)
+    assert str(2**20) in ends.arrival(ticket).problem
+    ticket = ends.send(b"?")
+    client.send(asked(client), b"small")
+    assert ends.arrival(ticket).body == b"small"
+
+
+def test_nothing_is_kept(ends: Ends) -> None:
+    client = ends.client()
+    for _ in range(3):
+        ticket = ends.send(b"?" * 1000)
+        client.send(asked(client), b"!" * 1000)
+        ends.arrival(ticket)
+    state = ends.link._state
+    assert (len(state.object_store), state.num_message_ins(), state.num_message_res()) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("hours", [1, -2, 24 * 30])
+def test_clocks_that_jump(ends: Ends, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    from flwr.supercore.date import now
+
+    client = ends.client()
+    ticket = ends.send(b"?")
+    question = asked(client)
+    shifted = [m for m in sys.modules.values() if isinstance(m, ModuleType) and vars(m).get("now") is now]
+    assert len(shifted) > 3
+    for module in shifted:
+        monkeypatch.setattr(module, "now", lambda: now() + timedelta(hours=hours))
+    assert client.receive() is None
+    client.send(question, b"!")
+    assert ends.arrival(ticket).body == b"!"
+    ticket = ends.send(b"after")
+    monkeypatch.undo()
+    client.send(asked(client), b"!")
+    assert ends.arrival(ticket).body == b"!"
+
+
+def test_a_revoked_certificate_is_turned_away_while_it_is_connected(ends: Ends) -> None:
+    north, south = ends.client("north"), ends.client("south")
+    revoke(ends.folder, "north")
+    with pytest.raises(RunError, match="north"):
+        north.receive()
+    assert south.receive() is None
+
+
+def test_several_clients_at_once(ends: Ends) -> None:
+    clients = [ends.client(name) for name in ("north", "south", "south")]
+    nodes = ends.link.nodes()
+    assert sorted(nodes.values()) == ["north", "south", "south"]
+    tickets = ends.link.send([Letter(node, "query", str(node).encode() * 10**5) for node in nodes], 60.0)
+
+    def answer(client: Connection) -> None:
+        question = asked(client)
+        client.send(question, question.body[::-1])
+
+    threads = [threading.Thread(target=answer, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    for node, ticket in zip(nodes, tickets, strict=True):
+        assert ends.arrival(ticket).body == (str(node).encode() * 10**5)[::-1]
+
+
+def test_a_port_that_is_taken(ends: Ends) -> None:
+    with pytest.raises(RunError, match=f"{ends.port}: .* choose another port"):
+        Link("127.0.0.1", ends.port, None)
+
+
+def test_the_end_takes_no_longer_than_seconds(ends: Ends) -> None:
+    ends.client()
+    begin = time.monotonic()
+    ends.link.close()
+    assert time.monotonic() - begin < 5
+    begin = time.monotonic()
+    ends.open.pop().close()
+    assert time.monotonic() - begin < 5
