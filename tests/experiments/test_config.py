@@ -145,6 +145,33 @@ class TestOverrides:
         assert load(None, ["rounds=3", "rounds=4"]).rounds == 4
         assert load(None, ["train.steps=3", "train.epochs=2"]).train.epochs == 2
 
+    @pytest.mark.parametrize("length", ["steps", "epochs"])
+    @pytest.mark.parametrize("null_first", [True, False])
+    @pytest.mark.parametrize("before", [{}, {"epochs": 4}, {"steps": 4}])
+    @pytest.mark.parametrize("written_as", ["texts", "group", "method", "file"])
+    def test_a_length_and_null_for_the_other_have_no_order(
+        self, length: str, null_first: bool, before: dict[str, int], written_as: str, tmp_path: Path
+    ) -> None:
+        other = "epochs" if length == "steps" else "steps"
+        items = [(other, None), (length, 3)] if null_first else [(length, 3), (other, None)]
+        texts = [f"train.{key}={'null' if value is None else value}" for key, value in items]
+        start: dict[str, Any] = {"methods": [{"name": "local"}], "train": dict(before)}
+        if written_as == "texts":
+            config = load(start, texts)
+        elif written_as == "group":
+            config = load(start, {"train": dict(items)})
+        elif written_as == "method":
+            config = load(start, [f"method.{text}" for text in texts])
+        else:
+            file = tmp_path / "experiment.yaml"
+            file.write_text(yaml.safe_dump({"train": dict(items)}, sort_keys=False), encoding="utf-8")
+            config = load(file)
+        train = {**config.train.model_dump(), **config.methods[0].train}
+        assert (train[length], train[other]) == (3, None)
+
+    def test_null_leaves_the_other_length_as_it_is(self) -> None:
+        assert load({"train": {"epochs": 4}}, ["train.steps=null"]).train.epochs == 4
+
     def test_one_method_is_method(self) -> None:
         config = load(None, ["method=fedclup", "method.lam=0.7", "method.train.lr=0.3"])
         assert config.methods[0].options == {"lam": 0.7}

@@ -117,8 +117,8 @@ def _put(group: Any, path: list[str], value: Any) -> None:
     if isinstance(group, list):
         group[_position(group, path[:-1], last)] = value
         return
-    if path[-2:-1] == ["train"] and last in ("epochs", "steps"):
-        group.pop("epochs" if last == "steps" else "steps", None)  # what is set later wins
+    if path[-2:-1] == ["train"] and last in ("epochs", "steps") and value is not None:
+        group.pop("epochs" if last == "steps" else "steps", None)  # the later of two lengths wins
     group[last] = value
 
 
