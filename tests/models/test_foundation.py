@@ -90,6 +90,14 @@ def test_padding_on_the_left_changes_nothing_for_a_causal_model() -> None:
     torch.testing.assert_close(talker(padded(x, 5, "left"))[:, 5:], talker(x), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_padding_on_the_left_changes_nothing_in_float64(attention: str) -> None:
+    net, x = made("llama", attention=attention).double(), text(4, 7)
+    torch.testing.assert_close(net(padded(x, 5, "left")), net(x), atol=1e-6, rtol=0)
+    net(padded(x, 5, "left")).sum().backward()
+    assert all(p.grad.isfinite().all() for p in net.parameters() if p.grad is not None)
+
+
 def test_a_causal_model_does_not_look_ahead() -> None:
     net, x = made("llama", head="language"), text(2, 8)
     changed = x.clone()

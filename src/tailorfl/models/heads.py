@@ -85,14 +85,15 @@ def attention_mask(real: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
     """Returns what is added to the attention scores, [batch, 1, 1 or length, length]: 0 where a token may be seen.
 
     `real` bool [batch, length]. Elsewhere it is the least finite number: a row without any token to see (left padding)
-    then weighs all alike, where -inf would give NaN.
+    then weighs all alike, where -inf would give NaN. In float64 it is that of float32, which models take a softmax in
+    whatever their own precision.
     """
     seen = real[:, None, None, :]
     if causal:
         length = real.shape[1]
         seen = seen & torch.ones(length, length, dtype=torch.bool, device=real.device).tril()
     nothing = torch.zeros(seen.shape, dtype=dtype, device=real.device)
-    return nothing.masked_fill(~seen, torch.finfo(dtype).min)
+    return nothing.masked_fill(~seen, max(torch.finfo(dtype).min, torch.finfo(torch.float32).min))
 
 
 def positions(real: Tensor) -> Tensor:
