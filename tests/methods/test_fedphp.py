@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from methods.settings import make
 from methods.small import TRAIN, assert_close, assert_same, federation, model, personal, simulation
@@ -63,15 +64,26 @@ def test_equal_features_have_no_discrepancy_and_no_slope() -> None:
     assert torch.equal(slope, torch.zeros(3, 2))
 
 
-def test_two_points_in_closed_form_and_padding_that_counts_nothing() -> None:
-    """z = 0 and y = d: b is half of d², so MMD² = 2 Σ_k (1 − exp(−2/2^{k−2}))."""
-    wanted = 2 * sum(1 - math.exp(-2 / 2 ** (k - 2)) for k in range(5))
-    z, y = torch.tensor([[0.0], [77.0]]), torch.tensor([[3.0], [-5.0]])
-    found = mmd_by_mean_distance(z, y, torch.tensor([1.0, 0.0]))
+def test_four_points_in_closed_form_and_padding_that_counts_nothing() -> None:
+    """z = 0, 0 and y = d, d: of 12 pairs 8 are d² apart, b = 2d²/3, so MMD² = 2 Σ_k (1 − exp(−1.5/2^{k−2}))."""
+    wanted = 2 * sum(1 - math.exp(-1.5 / 2 ** (k - 2)) for k in range(5))
+    z, y = torch.tensor([[0.0], [77.0], [0.0]]), torch.tensor([[3.0], [-5.0], [3.0]])
+    found = mmd_by_mean_distance(z, y, torch.tensor([1.0, 0.0, 1.0]))
     assert float(found) == pytest.approx(wanted, abs=1e-6)
+    assert float(mmd_by_mean_distance(z[::2], y[::2], None)) == pytest.approx(wanted, abs=1e-6)
     one = mmd(z[:1], y[:1], None, lambda square: torch.exp(-square))
     assert float(one) == pytest.approx(2 - 2 * math.exp(-9.0), abs=1e-6)
-    assert squared_distances(z, y).tolist() == [[9.0, 25.0], [5476.0, 6724.0]]
+    assert squared_distances(z[:2], y[:2]).tolist() == [[9.0, 25.0], [5476.0, 6724.0]]
+
+
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 0.0])])
+@pytest.mark.parametrize("gap", [0.0, 1e-4, 1.0])
+def test_one_sample_has_no_discrepancy(weight: Tensor | None, gap: float) -> None:
+    rows = 1 if weight is None else 2
+    z = torch.zeros(rows, 3, requires_grad=True)
+    value = mmd_by_mean_distance(z, torch.full((rows, 3), gap), weight)
+    assert float(value.detach()) == 0.0
+    assert torch.equal(torch.autograd.grad(value, z)[0], torch.zeros(rows, 3))
 
 
 def test_a_client_that_comes_late_inherits_the_global_model() -> None:

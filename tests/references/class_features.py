@@ -114,10 +114,15 @@ def moon(
 
 
 def mmd(z: Tensor, y: Tensor) -> Tensor:
-    """The V-statistic sample by sample, with five kernels about the mean distance of the joint batch."""
+    """The V-statistic sample by sample, with five kernels about the mean distance of two rows of the joint batch.
+
+    As in the released code, but for a single sample, which has none.
+    """
+    if len(z) == 1:
+        return 0.0 * z.sum()
     both = [*z, *y]
     with torch.no_grad():
-        b = sum(((a - c) ** 2).sum() for a in both for c in both) / len(both) ** 2
+        b = sum(((a - c) ** 2).sum() for a in both for c in both) / (len(both) ** 2 - len(both)) + 1e-8
 
     def kernel(a: Tensor, c: Tensor) -> Tensor:
         return sum(torch.exp(-((a - c) ** 2).sum() / (b * s)) for s in (0.25, 0.5, 1, 2, 4))  # type: ignore[return-value]

@@ -34,8 +34,10 @@ ENGINES = ("sequential", "vectorized")
 OWN_LOSS = ("fedrod", "fedas", "fedem")
 """A loss of theirs takes the place of the run's."""
 SOME = 0.6
-CLOSE = 1e-7
-"""Largest difference allowed, of entries up to 1: the library sends λ and counts samples in float32."""
+CLOSE = 1e-12
+"""Largest difference allowed, of entries up to 1: a run in float64 computes in float64 throughout."""
+AFTER_ADAM = 1e-9
+"""That of PerAda, whose server distils by Adam, which divides gradients of nearly 0 by their own size."""
 
 
 def cases() -> list[Any]:
@@ -68,7 +70,7 @@ def test_the_library_computes_what_the_reference_does(
     sim = started(name, case, train, fraction, engine)
     for _ in range(case.rounds):
         sim.step()
-    compare(sim, wanted)
+    compare(sim, wanted, AFTER_ADAM if name == "perada" else CLOSE)
 
 
 def started(name: str, case: Case, train: str, fraction: float, engine: str) -> Simulation:
@@ -110,30 +112,30 @@ def downloads(sim: Simulation, rounds: int) -> list[dict[int, list[int]]]:
     return out
 
 
-def compare(sim: Simulation, wanted: Outcome) -> None:
+def compare(sim: Simulation, wanted: Outcome, close: float = CLOSE) -> None:
     ids = tuple(range(len(world.SIZES)))
     if wanted.shared is not None:
         found = sim.global_model()
         assert found is not None
         assert not isinstance(found, PerArchitecture)
-        same("the global model", world.flat(found), wanted.shared)
+        same("the global model", world.flat(found), wanted.shared, close)
     else:
         assert not sim.method.has_global
     assert bool(wanted.personal) == sim.method.has_personal
     if wanted.personal:
         models = {i: world.flat(m, k) for part, m in sim.personal_models(ids) for k, i in enumerate(part)}
         for i in ids:
-            same(f"the personal model of client {i}", models[i], wanted.personal[i])
+            same(f"the personal model of client {i}", models[i], wanted.personal[i], close)
     server = world.flat(sim.server)
     if "centroids" in server:  # their order says nothing
         server["centroids"] = torch.stack(sorted(server["centroids"], key=lambda c: float(c[0, 0])))
-    same("the server", {n: server[n] for n in wanted.server}, wanted.server)
+    same("the server", {n: server[n] for n in wanted.server}, wanted.server, close)
     for i, state in enumerate(wanted.private):
         own = world.flat(sim.states.get((i,)), 0)
-        same(f"the state of client {i}", {n: own[n] for n in state}, state)
+        same(f"the state of client {i}", {n: own[n] for n in state}, state, close)
 
 
-def same(what: str, found: Mapping[str, Tensor], wanted: State) -> None:
+def same(what: str, found: Mapping[str, Tensor], wanted: State, close: float = CLOSE) -> None:
     if found.keys() != wanted.keys():
         pytest.fail(f"{what}: {sorted(found)} instead of {sorted(wanted)}")
     for name, tensor in wanted.items():
@@ -141,5 +143,5 @@ def same(what: str, found: Mapping[str, Tensor], wanted: State) -> None:
         assert found[name].dtype == tensor.dtype, f"{what}: {name}"
         gap = float((found[name].double() - tensor.double()).abs().max())
         size = float(tensor.double().abs().max())
-        if gap > CLOSE * max(1.0, size):
+        if gap > close * max(1.0, size):
             pytest.fail(f"{what}: {name} differs by {gap:.2g} from the reference's numbers, up to {size:.2g}")

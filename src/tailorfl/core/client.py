@@ -65,7 +65,7 @@ class Client:
     @property
     def samples(self) -> Tensor:
         """Number of training samples n_i, 0-d float tensor."""
-        return torch.from_numpy(self._cohort.sizes).float()[self._position].to(self._cohort.device)
+        return self._number(self._cohort.sizes)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class Client:
 
     def steps(self, length: Length = RUN) -> Tensor:
         """Number of SGD steps K a fit of this length takes, 0-d float tensor."""
-        return torch.from_numpy(self._taken(length)).float()[self._position].to(self._cohort.device)
+        return self._number(self._taken(length))
 
     def most_steps(self, length: Length = RUN) -> int:
         """Returns a number of steps that is enough for a loop of fits of one step each: no client takes more.
@@ -307,6 +307,11 @@ class Client:
     def select(self, part: str) -> tuple[str, ...]:
         """Returns the names of a part of the model: head, body, norm, ..."""
         return self._cohort.model.split(part).personal
+
+    def _number(self, of_clients: NDArray[np.int64]) -> Tensor:
+        """The client's entry of whole numbers [clients], 0-d float tensor."""
+        numbers = torch.from_numpy(of_clients).to(self._cohort.dtype)
+        return numbers[self._position].to(self._cohort.device)
 
     def _taken(self, length: Length) -> NDArray[np.int64]:
         """The steps of every client of the cohort, [clients]."""

@@ -139,7 +139,8 @@ class FedCLUP(TwoModels):
             return server.select("collect")
         if float(server["lam"]) == 0:
             return tree.empty()
-        return TensorDict({"w": server["w"], "lam": server["lam"].float()})
+        w = server["w"]
+        return TensorDict({"w": w, "lam": server["lam"].to(tree.precision(w.values()))})
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         if not self.schedule.changes:

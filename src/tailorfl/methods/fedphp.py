@@ -11,8 +11,10 @@
 
 R acts from the first participation on, with v_i as it was drawn, and its temperature is the teacher's alone: both as
 in the official code. MMD² is the V-statistic with five Gaussian kernels exp(−d²/(b 2^{k−2})), k = 0..4, and b the
-mean squared distance of all pairs of the joint batch, through which no gradient flows. It compares the samples of a
-batch, so sample-level privacy refuses it. Running statistics are averaged as parameters are. qT, the number of times
+mean squared distance of two different rows of the joint batch (1e-8 is added), through which no gradient flows, as in
+the official code. A batch of one sample has R = 0 with mmd: b would be the one distance there is, so in that code R
+is the same however near v_i is, with a slope of one over that distance. MMD² compares the samples of a batch, so
+sample-level privacy refuses it. Running statistics are averaged as parameters are. qT, the number of times
 that a client takes part in a run, is not known ahead where clients are sampled, so it is an option. A newcomer has
 v_i = w and k_i = 0.
 

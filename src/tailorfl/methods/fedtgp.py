@@ -14,7 +14,8 @@ Data and Model Heterogeneity in Federated Learning", AAAI 2024).
 
 P̂ has all classes. Until it has come, which is after the first round, clients train and answer without it, by the head
 that they train. The server's network and its pairs begin a fresh optimizer in every round. Where there is one class
-alone, δ = τ. A distance is taken to be at least 1e-6, where the official code's is NaN. Clients may have networks of
+alone, δ = τ. Only δ depends on the run's a_i; the official code weighs clients equally in Q_c: `weights` = uniform. A
+distance is taken to be at least 1e-6, where the official code's is NaN. Clients may have networks of
 several architectures, as long as their features are equally wide.
 
 | symbol | here |

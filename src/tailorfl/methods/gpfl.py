@@ -106,7 +106,7 @@ class GPFL(ServerModel):
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         counts, embeddings = client.class_counts(), self.embeddings(state, received)
-        share = (counts / counts.sum().clamp(min=1)).to(embeddings.dtype)
+        share = counts / counts.sum().clamp(min=1)
         condition = embeddings_of(received).removesuffix("embeddings") + "condition"
         return tree.merge(tree.merge(received, state["head"]), TensorDict({condition: share @ embeddings}))
 

@@ -136,7 +136,7 @@ class Hypernetwork(Method):
 
         pulled = vjp(models, phi, server["embeddings"][list(replies.clients)])
         back = pulled[1]
-        a = replies.weights().float()
+        a = replies.weights().to(server["embeddings"].dtype)
         g_phi, g_e = back({n: along(a, t) * t for n, t in tree.tensors(replies.stack).items()})
         # A client without samples has a = 0, and sent a change of nothing.
         return g_phi, g_e / a.clamp(min=_TINY)[:, None]

@@ -28,16 +28,16 @@ TASKS = ("classification", "binary")
 
 
 def balanced(counts: Tensor) -> Tensor:
-    """Returns a(c) of the training samples of each class, float [..., classes] of counts [..., classes]."""
+    """Return a(c) of the training samples of each class, float64 [..., classes] of such counts [..., classes]."""
     total, several = counts.sum(-1, keepdim=True), (counts > 0).sum(-1, keepdim=True)
     return torch.where(counts > 0, total / (several.clamp(min=1) * counts.clamp(min=1)), 1.0)
 
 
 def class_counts(source: Source, rows: Sequence[Ints]) -> Tensor:
-    """Returns how many samples of each class there are among rows, float [lists of rows, classes]."""
+    """Return how many samples of each class there are among rows, float64 [lists of rows, classes]."""
     y, classes = source.y, 2 if source.task == "binary" else source.outputs
     counts = [torch.bincount(y[torch.from_numpy(mine)], minlength=classes) for mine in rows]
-    return torch.stack(counts).float() if counts else torch.zeros(0, classes)
+    return torch.stack(counts).double() if counts else torch.zeros(0, classes, dtype=torch.float64)
 
 
 def check_class_weights(wanted: ClassWeights, source: Source, level: PrivacyLevel | None) -> None:

@@ -17,6 +17,7 @@ from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 from tailorfl.settings.experiment import DEFAULT
 from tailorfl.settings.train import ClassWeights, ObjectiveName, OptimizerName, Schedule
+from tailorfl.training import tree
 from tailorfl.training.keys import derive
 from tailorfl.training.ledger import Record
 from tailorfl.training.objective import Loss
@@ -97,7 +98,7 @@ class Cohort:
     public: Source | None = None
     """Unlabelled samples that every client has."""
     class_weights: Tensor | None = None
-    """[clients, classes] what a sample of a class counts in each client's loss; None: all alike."""
+    """float64 [clients, classes] what a sample of a class counts in each client's loss; None: all alike."""
     limit: int | None = None
     """At most this many batches a training, however many fits it is cut into; 0 turns training off."""
     record: Record | None = field(default=None, compare=False)
@@ -126,11 +127,16 @@ class Cohort:
         return np.array([len(m) for m in self.members], dtype=np.int64)
 
     @cached_property
+    def dtype(self) -> torch.dtype:
+        """What numbers beside the model are calculated in."""
+        return tree.precision(self.model.module.parameters())
+
+    @cached_property
     def label_counts(self) -> Tensor:
-        """[clients, classes] float in host memory: training samples of each class."""
+        """[clients, classes] of `dtype` in host memory: training samples of each class."""
         y, classes = self.source.y.cpu().numpy(), self.source.outputs
         table = np.stack([np.bincount(y[rows], minlength=classes) for rows in self.members])
-        return torch.from_numpy(table).float()
+        return torch.from_numpy(table).to(self.dtype)
 
     @property
     def min_batch(self) -> int:

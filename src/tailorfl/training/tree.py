@@ -46,6 +46,12 @@ def leaves(tree: TensorDict) -> Iterable[tuple[str, Tensor]]:
             yield str(key), cast(Tensor, value)
 
 
+def precision(tensors: Iterable[Tensor]) -> torch.dtype:
+    """Return what numbers beside these tensors are calculated in: float64 if one of them is, else float32."""
+    wide = any(tensor.dtype == torch.float64 for tensor in tensors)
+    return torch.float64 if wide else torch.float32
+
+
 def shapes(flat: Iterable[tuple[str, Tensor]], axes: int = 0) -> Shapes:
     """Returns the shapes and dtypes of leaves, without their first `axes` axes."""
     return {path: (tuple(tensor.shape[axes:]), tensor.dtype) for path, tensor in flat}
