@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from sklearn.neighbors import KNeighborsRegressor
 from typer.testing import CliRunner
 
 import tailorfl
@@ -65,6 +66,30 @@ def test_a_table_is_scaled_as_in_training_and_keeps_its_order(task: str, tmp_pat
         )
     (one,) = export(tmp_path / "run", tmp_path, clients=["elm"])
     pd.testing.assert_frame_equal(predict(one.path, tmp_path / "new.csv"), found)
+
+
+def test_a_mean_of_neighbours_is_predicted_in_the_unit_of_the_target(tmp_path: Path) -> None:
+    """kNN-Per with λ = 1, beside scikit-learn's neighbours among the site's own training rows, as they were scaled."""
+    patients(tmp_path / "all.csv", "regression")
+    options = {"label": "label", "client": "town", "task": "regression"}
+    data = {"name": "table", "path": str(tmp_path / "all.csv"), "options": options, "normalise": "client"}
+    method = {"name": "knn_per", "lam": 1.0, "neighbours": 4, "scale": 0.5}
+    model = {"name": "linear", "bias": True}
+    tailorfl.run(QUICK, method=method, data=data, model=model, train={"lr": 1e-6}, out=tmp_path / "run")
+    frame = pd.read_csv(tmp_path / "all.csv")
+    federation = restore(tmp_path / "run").sim.federation
+    own, columns = frame.iloc[federation.train[1]], ["age", "dose"]
+    assert set(own["town"]) == {"elm"}
+    mean, deviation = own[columns].mean(), own[columns].std(ddof=1)
+    nearest = KNeighborsRegressor(4, weights=lambda distance: np.exp(-(distance**2) / (2 * 0.5)))
+    nearest.fit(((own[columns] - mean) / deviation).to_numpy(), own["label"].to_numpy())
+    new = frame[frame["town"] == "ash"].head(7)
+    new[columns].to_csv(tmp_path / "new.csv", index=False)
+    wanted = nearest.predict(((new[columns] - mean) / deviation).to_numpy())
+    (one,) = export(tmp_path / "run", tmp_path, clients=["elm"])
+    for place, client in ((tmp_path / "run", "elm"), (one.path, None)):
+        found = predict(place, tmp_path / "new.csv", client=client)
+        np.testing.assert_allclose(found["predicted"], wanted, rtol=1e-5)
 
 
 def test_what_a_table_lacks_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,20 +1,29 @@
-"""kNN-Per: what a deployed model answers, against votes counted by hand in plain torch."""
+"""kNN-Per: what a deployed model answers, against votes counted by hand in plain torch and means of scikit-learn."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn.neighbors import KNeighborsRegressor
 from torch import Tensor
 
 from methods.settings import make
-from methods.small import NEWCOMER, SIZES, federation, simulation
+from methods.small import NEWCOMER, SIZES, TRAIN, federation, simulation
 from tailorfl.core.answers import Memory, Shown
 from tailorfl.core.method import make_method
+from tailorfl.data.federation import Federation
+from tailorfl.engines.make import make_engine
+from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.methods.knn_per import KNNPer
 from tailorfl.methods.nearest import Voting, best_weight, chosen
+from tailorfl.models.functional import Model
+from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
 
 SETS = ("val", "local", "global", "heldout")
@@ -164,3 +173,100 @@ def test_engines_answer_alike_with_weights_chosen_by_validation() -> None:
         found.append([r["loss"] for r in evaluate(sim, Protocol(sets=SETS))])
     assert found[0] == pytest.approx(found[1], rel=1e-4)
     assert found[0] == pytest.approx(found[2], rel=1e-4)
+
+
+def numbers(rows: int, seed: int) -> Tensor:
+    return draws(rows, 2, seed)
+
+
+@cache
+def regression(task: str = "regression") -> Federation:
+    """The tiny federation with two numbers to predict in place of classes."""
+    base = federation()
+    y = numbers(len(base.source), 6)
+    y = y.abs().round() if task == "counts" else y
+    return replace(base, source=replace(base.source, y=y, task=task, outputs=2))
+
+
+def linear(data: Federation, engine: str = "sequential", **options: Any) -> Simulation:
+    """A run of kNN-Per on a linear model with two outputs, whose features are the inputs."""
+    of_inputs = Model(lambda: build("linear", (1, 8, 8), 2, bias=True))
+    return Simulation(
+        make("knn_per", **options), data, of_inputs, replace(TRAIN, lr=1e-3), engine=make_engine(engine)
+    )
+
+
+def neighbours_mean(asked: Tensor, z: Tensor, y: Tensor, k: int, scale: float) -> Tensor:
+    """The mean of the k nearest, weighted by the kernel of squared distances, by scikit-learn in float64."""
+    width = z.shape[1]
+    nearest = KNeighborsRegressor(
+        n_neighbors=min(k, len(z)), weights=lambda distance: np.exp(-(distance**2) / (width * scale))
+    ).fit(z.double().numpy(), y.double().numpy())
+    return torch.from_numpy(nearest.predict(asked.double().numpy()))
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 1e9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_in_regression_the_neighbours_mean_is_mixed_with_the_outputs(
+    scale: float, dtype: torch.dtype
+) -> None:
+    z, y, asked = draws(15, 4, 3).to(dtype), numbers(15, 7).to(dtype), draws(6, 4, 4).to(dtype)
+    outputs = numbers(6, 5).to(dtype)
+    shown = Memory(Shown(torch.zeros(15, 2, dtype=dtype), z), y, Shown(outputs[:0], z[:0]), y[:0])
+    wanted = neighbours_mean(asked, z, y, 5, scale)
+    close = {"atol": 1e-5 if dtype == torch.float32 else 1e-12, "rtol": 0.0, "check_dtype": False}
+    for lam in (0.3, 1.0):
+        answers = knn(lam=lam, neighbours=5, scale=scale).answering(shown)(outputs, asked)
+        assert answers.dtype == dtype
+        torch.testing.assert_close(answers, lam * wanted + (1 - lam) * outputs, **close)
+    only = knn(lam=1.0, neighbours=1).answering(shown)
+    torch.testing.assert_close(only(outputs[:3], z[:3]), y[:3])
+
+
+@pytest.mark.parametrize(("targets", "lam"), [([1.0, 1.0], 0.3), ([0.0, 0.0], 0.0), ([9.0, 9.0], 1.0)])
+def test_in_regression_the_weight_has_the_least_squared_error(targets: list[float], lam: float) -> None:
+    """The mean says 4 and 2, the model 0: (4λ − t)² + (2λ − t)² is least at λ = 0.3 for t = 1 (6t/20)."""
+    means, outputs = torch.tensor([[4.0], [2.0]]), torch.zeros(2, 1)
+    assert best_weight(means, outputs, torch.tensor(targets)[:, None]) == lam
+
+
+def least(vote: Tensor, outputs: Tensor, y: Tensor) -> float:
+    """λ of 0, 0.1, ..., 1 with the least squared error, the smallest of equals; one half without samples."""
+    if not len(y):
+        return 0.5
+    errors = [float((((k * vote + (10 - k) * outputs) / 10 - y) ** 2).sum()) for k in range(11)]
+    return errors.index(min(errors)) / 10
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("validated", [True, False])
+def test_squared_errors_of_a_regression_are_those_of_answers_from_training_samples(
+    engine: str, validated: bool
+) -> None:
+    """The memory holds training samples alone; λ is chosen by validation samples, and is ½ without."""
+    data = regression()
+    if not validated:
+        data = replace(data, val=tuple(rows[:0] for rows in data.val))
+    sim = linear(data, engine, neighbours=4, scale=0.5)
+    sim.step()
+    records = evaluate(sim, Protocol(sets=("local", "heldout"), adapt_steps=(0,)))
+    w, x, y = sim.server["w"], data.source.x.flatten(1), data.source.y
+    weights = set()
+    for client in (*range(len(SIZES)), NEWCOMER):
+        train, val, test = (torch.from_numpy(part[client]) for part in (data.train, data.val, data.test))
+        vote = {len(r): neighbours_mean(x[r], x[train], y[train], 4, 0.5) for r in (val, test) if len(r)}
+        own = {len(r): x[r].double() @ w["head.weight"].double().T + w["head.bias"] for r in (val, test)}
+        lam = least(vote.get(len(val), y[val]), own[len(val)], y[val])
+        weights.add(lam)
+        wanted = ((lam * vote[len(test)] + (1 - lam) * own[len(test)] - y[test]) ** 2).mean()
+        found = [r["mse"] for r in records if r["client"] == client and r["model"] == "personal"]
+        assert found == pytest.approx([float(wanted)], rel=1e-5)
+    assert weights == {0.5} if not validated else len(weights) > 2
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "named"), [("counts", {}, "counts"), ("regression", {"mix": "logits"}, "logits")]
+)
+def test_what_it_cannot_average_is_refused(task: str, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=f"kNN-Per.*{named}"):
+        linear(regression(task), **options)

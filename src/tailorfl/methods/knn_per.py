@@ -9,6 +9,12 @@
 Outputs are logarithms of these probabilities, so that losses and metrics read them as logits. (The official code leaves
 s unused, chooses λ and the memory's size on test samples, and unless told otherwise mixes p with logits: `mix` = logits
 gives λ_i p + (1 − λ_i) f(x; w).) λ_i is among 0, 0.1, ..., 1; a client without validation samples mixes half and half.
+
+In regression, which the paper does not have, the vote is the neighbours' mean, and λ_i has the least squared error:
+
+    output  λ_i Σ_{j∈K} κ_j y_j / Σ_{j∈K} κ_j  +  (1 − λ_i) f(x; w)
+
+Motley (Wu et al., 2022) has this with κ_j = 1/‖z − z_j‖ and one λ for all clients.
 Nothing is kept between rounds and nothing of the memory is sent, so a newcomer votes with its own samples at once. An
 exported model is w with the memory and λ_i, so whoever gets it gets features and labels of the client's samples.
 
@@ -34,7 +40,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.method import Family, Grid, register
 from tailorfl.core.reduction import Facts, Reduction
-from tailorfl.methods.class_features import classes_only
+from tailorfl.errors import ConfigError
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.methods.nearest import Unaided, Voting, best_weight, chosen
 from tailorfl.settings.privacy import PrivacyLevel
@@ -56,12 +62,22 @@ class KNNPer(FedAvg):
     scale: float = Field(1.0, gt=0, description="s: how fast a vote falls with the squared distance")
     lam: float | None = Field(None, ge=0, le=1, description="λ of all clients; default by validation")
     mix: Literal["probabilities", "logits"] = Field(
-        "probabilities", description="what votes are mixed with; logits as in the authors' code"
+        "probabilities",
+        description="what votes for classes are mixed with; logits as in the authors' code",
     )
     capacity: int | None = Field(None, ge=0, description="most samples in the memory; default all")
 
     def server_state(self, ctx: Context) -> TensorDict:
-        classes_only(ctx, self.title)
+        if ctx.task not in ("classification", "regression"):
+            raise ConfigError(
+                f"{self.title} needs classes to vote for or numbers to average (a task of classification or "
+                f"regression), which a task of {ctx.task} does not have"
+            )
+        if ctx.task == "regression" and self.mix == "logits":
+            raise ConfigError(
+                f"{self.title} with mix=logits needs classes; in regression it always mixes with the model's outputs, "
+                "so leave mix out"
+            )
         return super().server_state(ctx)
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
@@ -71,12 +87,12 @@ class KNNPer(FedAvg):
         kept = chosen(len(memory.train_y), self.capacity)
         if not len(kept) or self.lam == 0:
             return Unaided()
-        z, y, classes = memory.train.features[kept], memory.train_y[kept], memory.train.outputs.shape[1]
-        logits = self.mix == "logits"
+        z, y, outputs = memory.train.features[kept], memory.train_y[kept], memory.train.outputs.shape[1]
+        raw = self.mix == "logits" or y.is_floating_point()
         lam = 0.5 if self.lam is None else self.lam
-        voting = Voting(z, y, classes, self.neighbours, self.scale, lam, logits)
+        voting = Voting(z, y, outputs, self.neighbours, self.scale, lam, raw)
         if self.lam is None and len(memory.val_y):
-            own = memory.val.outputs if logits else memory.val.outputs.softmax(1)
+            own = memory.val.outputs if raw else memory.val.outputs.softmax(1)
             voting.lam = best_weight(voting.vote(memory.val.features), own, memory.val_y)
         return voting
 

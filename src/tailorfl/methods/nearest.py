@@ -1,4 +1,4 @@
-"""A vote of the nearest samples of a memory, which kNN-Per mixes with a model's answers."""
+"""What the nearest samples of a memory say, their vote or their mean, which kNN-Per mixes with a model's answers."""
 
 from __future__ import annotations
 
@@ -15,47 +15,51 @@ AT_ONCE = 1024
 
 
 class Voting(nn.Module):
-    """A deployed model's answers: its probabilities (or logits), mixed with a vote of the samples in its memory.
+    """A deployed model's answers: its outputs or their probabilities, mixed with a vote of the samples in its memory.
 
     Args:
-        z, y: features [samples, d_z] and classes int64 [samples] of the memory.
-        classes: how many there are.
+        z, y: features [samples, d_z] of the memory, and its classes int64 [samples] or numbers [samples, outputs].
+        outputs: how many classes or numbers there are.
         neighbours, scale: k and s.
         lam: λ, the share of the vote.
-        logits: whether it is mixed with logits.
+        raw: whether the vote is mixed with outputs as they are, and not with their softmax.
     """
 
     z: Tensor
     y: Tensor
 
     def __init__(
-        self, z: Tensor, y: Tensor, classes: int, neighbours: int, scale: float, lam: float, logits: bool
+        self, z: Tensor, y: Tensor, outputs: int, neighbours: int, scale: float, lam: float, raw: bool
     ) -> None:
         super().__init__()
         self.register_buffer("z", z)
         self.register_buffer("y", y)
-        self.classes, self.neighbours, self.scale = classes, min(neighbours, len(z)), scale
-        self.lam, self.logits = lam, logits
+        self.outputs, self.neighbours, self.scale = outputs, min(neighbours, len(z)), scale
+        self.lam, self.raw = lam, raw
 
     def forward(self, outputs: Tensor, features: Tensor) -> Tensor:
-        """Outputs [rows, classes] and features [rows, d_z] of samples -> logits, or logarithms of probabilities."""
-        own = outputs if self.logits else outputs.softmax(1)
+        """Outputs [rows, outputs] and features [rows, d_z] -> their mixture, the logarithm of one of probabilities."""
+        own = outputs if self.raw else outputs.softmax(1)
         mixed = self.lam * self.vote(features) + (1 - self.lam) * own
-        return mixed if self.logits else mixed.clamp(min=LEAST).log()
+        return mixed if self.raw else mixed.clamp(min=LEAST).log()
 
     def vote(self, features: Tensor) -> Tensor:
-        """Features [rows, d_z] -> p: shares of the classes among the nearest samples, [rows, classes]."""
-        found = [features.new_zeros(0, self.classes)]
+        """Features [rows, d_z] -> shares of the classes among the nearest samples, or their mean, [rows, outputs]."""
+        found = [features.new_zeros(0, self.outputs)]
         for part in torch.split(features, AT_ONCE):
             # Entry by entry: a product of matrices would round the distance of a sample to itself away from 0.
             square = torch.cdist(part, self.z, compute_mode="donot_use_mm_for_euclid_dist").square()
             near, which = square.topk(self.neighbours, dim=1, largest=False)
             # Relative to the nearest, which changes no share and keeps a far sample's weights from all being 0.
             kernel = torch.exp((near[:, :1] - near) / (self.z.shape[1] * self.scale))
-            votes = kernel.new_zeros(part.shape[0], self.classes)
-            votes = votes.scatter_add(1, self.y[which], kernel)
-            found.append(votes / votes.sum(1, keepdim=True))
+            found.append(self._weighted(self.y[which], kernel) / kernel.sum(1, keepdim=True))
         return torch.cat(found)
+
+    def _weighted(self, y: Tensor, kernel: Tensor) -> Tensor:
+        """Return Σ_j κ_j 1[y_j = c] of classes [rows, k], or Σ_j κ_j y_j of numbers [rows, k, outputs]."""
+        if y.is_floating_point():
+            return (kernel[:, :, None] * y).sum(1)
+        return kernel.new_zeros(len(kernel), self.outputs).scatter_add(1, y, kernel)
 
 
 class Unaided(nn.Module):
@@ -66,10 +70,16 @@ class Unaided(nn.Module):
         return outputs
 
 
-def best_weight(p: Tensor, own: Tensor, y: Tensor) -> float:
-    """Returns the smallest λ of the grid with which most samples are right."""
-    right = [float(((lam * p + (1 - lam) * own).argmax(1) == y).sum()) for lam in GRID]
-    return GRID[right.index(max(right))]
+def best_weight(vote: Tensor, own: Tensor, y: Tensor) -> float:
+    """Return the smallest λ of the grid with the fewest wrong classes, or the least squared error of numbers."""
+
+    def error(lam: float) -> float:
+        mixed = lam * vote + (1 - lam) * own
+        wrong = (mixed - y).square() if y.is_floating_point() else mixed.argmax(1) != y
+        return float(wrong.sum())
+
+    errors = [error(lam) for lam in GRID]
+    return GRID[errors.index(min(errors))]
 
 
 def chosen(samples: int, capacity: int | None) -> Tensor:
