@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 
 from tailorfl import modules
@@ -247,3 +248,34 @@ def test_a_model_for_larger_images_recommends_only_models_that_can_be_built(
 def test_linear_models_start_at_zero_if_asked_to(name: str) -> None:
     assert all(bool((p == 0).all()) for p in build(name, (5,), 2, zeros=True, bias=True).parameters())
     assert all(bool((p != 0).any()) for p in build(name, (5,), 2, bias=True).parameters())
+
+
+@pytest.mark.parametrize(
+    ("width", "groups"), [(4, 1), (5, 1), (8, 2), (12, 3), (16, 4), (24, 6), (32, 8), (200, 8), (512, 32)]
+)
+def test_a_group_of_features_of_a_vector_holds_at_least_four(width: int, groups: int) -> None:
+    norm = build("mlp", (6,), 3, hidden=[width], norm="group").norm1
+    assert isinstance(norm, nn.GroupNorm)
+    assert norm.num_groups == groups
+    assert width // groups >= 4
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_layer_too_narrow_for_a_group_is_refused(width: int) -> None:
+    with pytest.raises(ModelError, match=f"norm=group .* {width} wide"):
+        build("mlp", (6,), 3, hidden=[8, width], norm="group")
+
+
+@pytest.mark.parametrize("width", [8, 16])
+def test_a_narrow_network_with_group_norm_learns(width: int) -> None:
+    """Groups of one feature are 0 whatever it is, groups of two are ±1."""
+    digits = load_digits()
+    x, y = torch.from_numpy(digits.data).float() / 16, torch.from_numpy(digits.target)
+    torch.manual_seed(0)
+    net = build("mlp", (64,), 10, hidden=[width], norm="group")
+    optimizer = torch.optim.Adam(net.parameters(), 0.05)
+    for _ in range(40):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x[:1000]), y[:1000]).backward()
+        optimizer.step()
+    assert (net(x[1000:]).argmax(1) == y[1000:]).float().mean() > 0.8
