@@ -116,3 +116,31 @@ def test_interrupt_before_anything_was_written(monkeypatch: pytest.MonkeyPatch) 
     result = invoke("run", "--quiet")
     assert result.exit_code == 130
     assert "--resume" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (["eval.metric=mse"], "mse"),
+        (["data=synthetic_linear", "model=linear", "eval.metrics=[ece]"], "ece"),
+        (["eval.target=95"], "95"),
+        (["eval.select=val", "data.split={train: 0.8, val: 0.0, test: 0.2}"], "eval.select=val"),
+        (
+            [
+                "eval.sets=[local, participants]",
+                "sampling=bernoulli",
+                "weights=uniform",
+                "fraction=0.5",
+                "train.dp={level: client, clip: 1, noise: 1}",
+            ],
+            "participants",
+        ),
+    ],
+)
+def test_a_dry_run_refuses_what_a_run_refuses(settings: list[str], named: str) -> None:
+    small = ["method=ditto", "rounds=1", "model=logistic", *settings]
+    run, dry_run = invoke("run", *small), invoke("run", "--dry-run", *small)
+    assert run.exit_code == dry_run.exit_code == 2
+    (message,) = [line for line in run.output.splitlines() if "error" in line]
+    assert named in message
+    assert message in dry_run.output

@@ -10,10 +10,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
+from tailorfl.evaluation.leading import further, leading
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.evaluation.seeds import interval
 from tailorfl.runs.tables import MISSING, SECONDS, human_bytes, human_seconds
+from tailorfl.settings.experiment import ExperimentConfig
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,6 +27,18 @@ UNTIL = ("round", "bytes", SECONDS)
 """What a round has taken, of its record."""
 UNIT_METRICS = frozenset({"accuracy", "balanced_accuracy", "macro_f1", "auc", "c_index", "token_accuracy"})
 """Metrics that lie between 0 and 1."""
+
+
+def first_metric(config: ExperimentConfig, source: Source) -> str:
+    """Return the metric by which methods are compared on a source.
+
+    Raises:
+        ConfigError: the task has no such metric, none of `eval.metrics`, or one that `eval.target` is out of reach of.
+    """
+    further(source, config.eval.metrics)
+    metric = leading(source, config.eval.metric)
+    check_target(config.eval.target, metric)
+    return metric
 
 
 def check_target(target: float | None, metric: str) -> None:

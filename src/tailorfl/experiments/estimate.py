@@ -23,10 +23,12 @@ from tailorfl.engines.sequential import Sequential
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import evaluate
 from tailorfl.experiments.budget import limit_of
+from tailorfl.experiments.curves import first_metric
 from tailorfl.experiments.due import rounds_between, rounds_worth
 from tailorfl.experiments.foreseen import foreseen
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import make_federation, make_simulation
+from tailorfl.experiments.one_job import check_sets, make_selection
 from tailorfl.experiments.privacy import planned, spent
 from tailorfl.experiments.reductions import remarks
 from tailorfl.experiments.timed import Timed, clock
@@ -89,6 +91,7 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
     config = config.model_copy(update={"system": config.system.model_copy(update={"trace": None})})
     seed = config.data.seed_of(config.seeds[0])
     federation = make_federation(config, seed)
+    first_metric(config, federation.source)
     rows: dict[str, dict[str, Any]] = {}
     reductions, states, frozen, features = {}, 0.0, 0, 0
     patience, tried, kinds, worth = PATIENCE, [], [], []
@@ -97,6 +100,8 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
             watch(f"estimating {method.label} ({number} of {len(config.methods)})")
         job = Job(config, method, config.seeds[0])
         sim = make_simulation(job, federation)
+        check_sets(config, sim)
+        make_selection(config, sim, None)
         engine, hostile = sim.engine, sim.malicious
         frozen = max(frozen, sim.model.held_scalars)
         of_model = {"model_scalars": sim.model.scalars, "frozen_scalars": sim.model.held_scalars}

@@ -94,6 +94,19 @@ def make_selection(config: ExperimentConfig, sim: Simulation, folder: Path | Non
     return Selection(sim, folder if config.engine.states == "disk" else None, metric)
 
 
+def check_sets(config: ExperimentConfig, sim: Simulation) -> None:
+    """Nothing if the sets of an experiment may be evaluated.
+
+    Raises:
+        ConfigError: they say who took part in a round, which privacy keeps secret.
+    """
+    if sim.cohort_is_secret and "participants" in (*config.eval.sets, *config.eval.final):
+        raise ConfigError(
+            "the set 'participants' of eval.sets says who took part in a round, which this privacy keeps secret: its "
+            "epsilon counts on nobody seeing it; leave the set out, or take sampling=uniform"
+        )
+
+
 def _keep_engine(sim: Simulation, store: RunStore) -> None:
     """Goes on with the engine that an automatic choice fell on, also where it was not yet in a checkpoint."""
     done = store.rounds()
@@ -156,16 +169,10 @@ def _rounds(
     config = job.config
     begin = time.perf_counter() - seconds
     saver = Saver(sim, store, config.checkpoint_every, selection)
-    if sim.cohort_is_secret and "participants" in (*config.eval.sets, *config.eval.final):
-        raise ConfigError(
-            "the set 'participants' of eval.sets says who took part in a round, which this privacy keeps secret: its "
-            "epsilon counts on nobody seeing it; leave the set out, or take sampling=uniform"
-        )
+    check_sets(config, sim)
     metric = leading(sim.federation.source, config.eval.metric)
     limit = limit_of(config, job.rounds, job.method.rounds is not None, sim)
     kept = keeper(job, sim)
-    if job.rounds == sim.round and not sim.round:
-        raise ConfigError("rounds is 0: there is nothing to run")
     every = rounds_between(config, sim)
     _evaluate_again(job, sim, store, watch, selection, limit.reached(sim), venue)
     while not limit.reached(sim):

@@ -16,8 +16,8 @@ import torch
 
 from tailorfl.data.federation import Federation
 from tailorfl.errors import DivergenceError
-from tailorfl.evaluation.leading import dominated, further, leading
-from tailorfl.experiments.curves import check_target
+from tailorfl.evaluation.leading import dominated
+from tailorfl.experiments.curves import first_metric
 from tailorfl.experiments.due import left_out
 from tailorfl.experiments.extending import is_longer, reopen
 from tailorfl.experiments.faults import told
@@ -103,7 +103,7 @@ def run_experiment(
             seed = config.data.seed_of(job.seed)
             if federation is None or seed != built:
                 federation, built = venue.federation(config, seed, source, said), seed
-                check_target(config.eval.target, _leading(config, federation, said))
+                _say_leading(config, first_metric(config, federation.source), federation, said)
                 facts = made_with(job, federation)
                 if resume:
                     refuse(out, list(other_data(jobs, out, job, facts["data"])), force)
@@ -189,13 +189,11 @@ def _say_left_out(job: Job, sim: Simulation, said: set[str]) -> None:
         said.add(sentence)
 
 
-def _leading(config: ExperimentConfig, federation: Federation, said: set[str]) -> str:
-    """The metric that comes first; where the data decide that, it is said once. Refuses metrics that the task lacks."""
-    further(federation.source, config.eval.metrics)
-    metric, why = leading(federation.source, config.eval.metric), dominated(federation.source)
+def _say_leading(config: ExperimentConfig, metric: str, federation: Federation, said: set[str]) -> None:
+    """Say once which metric comes first, where the data decide that."""
+    why = dominated(federation.source)
     if why and config.eval.metric is None and why not in said:
         log.warning(
             "%s, so %s comes first and accuracy beside it; eval.metric chooses", why, metric.replace("_", " ")
         )
         said.add(why)
-    return metric
