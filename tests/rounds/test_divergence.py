@@ -21,7 +21,7 @@ from methods.small import (
     simulation,
 )
 from tailorfl.core.method import Method
-from tailorfl.engines.results import finite_clients
+from tailorfl.engines.results import all_finite, finite_clients
 from tailorfl.errors import DivergenceError
 from tailorfl.rounds.divergence import check_server, why_all_diverged
 from tailorfl.training import tree
@@ -79,6 +79,8 @@ def test_one_bad_number_anywhere_marks_its_client_alone(bad: float, place: tuple
     held = (reply if name == "other" else state)[name]
     held.view(3, -1)[1, position] = bad
     assert finite_clients(state, reply).tolist() == [True, False, True]
+    alone = [bool(all_finite(*(dict(part[client].items()) for part in (state, reply)))) for client in range(3)]
+    assert alone == [True, False, True]
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
