@@ -79,7 +79,9 @@ def test_one_bad_number_anywhere_marks_its_client_alone(bad: float, place: tuple
     held = (reply if name == "other" else state)[name]
     held.view(3, -1)[1, position] = bad
     assert finite_clients(state, reply).tolist() == [True, False, True]
-    alone = [bool(all_finite(*(dict(part[client].items()) for part in (state, reply)))) for client in range(3)]
+    alone = [
+        bool(all_finite(*(dict(part[client].items()) for part in (state, reply)))) for client in range(3)
+    ]
     assert alone == [True, False, True]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tailorfl.errors import ConfigError
 from tailorfl.experiments.config import load
 from tailorfl.experiments.tuned import value_of
 from tailorfl.settings.experiment import ExperimentConfig
-from tailorfl.tuning.space import Choice, Range, changed, edges, spaces, start
+from tailorfl.tuning.space import RATES, Choice, Range, changed, edges, spaces, start
 
 TRAINING = {"train.lr"}
 
@@ -47,6 +48,13 @@ def test_what_the_experiment_itself_says_is_in_the_space() -> None:
     space = spaces(config)["ditto"]
     assert space["method.lam"] == Choice((0.1, 0.3, 0.75, 1.0, 2.0))
     assert start(config, config.methods[0], space) == {"train.lr": 0.2, "method.lam": 0.3}
+
+
+def test_rates_are_those_of_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text(encoding="utf-8")
+    sgd, adamw = RATES["sgd"], RATES["adamw"]
+    assert f"{', '.join(f'{rate:g}' for rate in sgd)}," in page
+    assert f"{adamw[0]:g} to {adamw[-1]:g} with AdamW" in page
 
 
 def test_adamw_has_rates_of_its_own_and_steps_take_the_place_of_epochs() -> None:

@@ -1,0 +1,148 @@
+"""What is said of an export, against numbers found otherwise: differences, samples tried, metrics, columns, images."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import tailorfl
+from tailorfl.errors import ModelError
+from tailorfl.experiments.deployed import restore
+from tailorfl.export.folder import TOLERANCE, difference, export, loaded, sample_for
+from tailorfl.export.formats import TOLERANCE as OTHER_PROGRAMS
+from tailorfl.export.formats import _compared
+from tailorfl.export.predict import _columns, predict
+from tailorfl.export.source_code import NotWritable, written
+
+QUICK: dict[str, Any] = {"seeds": [0], "rounds": 2, "engine": "sequential"}
+Compare = Callable[[Tensor, Callable[[Tensor], Tensor]], float]
+COMPARED: dict[str, tuple[Compare, float]] = {
+    "code": (lambda x, other: difference(nn.Identity(), other, x, Path("out")), TOLERANCE),
+    "a form": (lambda x, other: _compared(nn.Identity(), x, "ONNX", other), OTHER_PROGRAMS),
+}
+
+
+@pytest.mark.parametrize("kind", COMPARED)
+@pytest.mark.parametrize("several", [True, False])
+@pytest.mark.parametrize("largest", [0.25, 8.0])
+def test_outputs_may_differ_by_the_tolerance_times_the_largest_output(
+    kind: str, several: bool, largest: float
+) -> None:
+    """For several samples and for one; the difference that is told is the largest of both."""
+    compare, tolerance = COMPARED[kind]
+    allowed = tolerance * max(1.0, largest)
+    x = torch.tensor([[largest, 0.0], [0.0, -largest]], dtype=torch.float64)
+    assert compare(x, lambda x: x) == 0.0
+    for share in (0.9, 1.1):
+
+        def other(x: Tensor, share: float = share) -> Tensor:
+            return x + share * allowed * ((len(x) > 1) == several)
+
+        if share < 1:
+            assert compare(x, other) == pytest.approx(share * allowed)
+        else:
+            with pytest.raises(ModelError):
+                compare(x, other)
+    with pytest.raises(ModelError):
+        compare(x, lambda x: x * torch.nan)
+    assert (TOLERANCE, OTHER_PROGRAMS) == (1e-6, 1e-4)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three towns, of which one never trains, and a global model."""
+    here = tmp_path_factory.mktemp("towns")
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame({"town": np.repeat(["ash", "elm", "oak"], 30), "x": rng.normal(size=90)})
+    frame["y"] = 2 * frame["x"] + rng.normal(size=90)
+    frame.to_csv(here / "towns.csv", index=False)
+    options = {"label": ["y"], "client": "town", "task": "regression"}
+    data = {"name": "table", "path": str(here / "towns.csv"), "options": options, "heldout_clients": ["oak"]}
+    looks = {"every": 1, "final": ["local", "heldout"], "adapt_steps": [0, 3]}
+    tailorfl.run(QUICK, method="ditto", data=data, model="linear", eval=looks, out=here / "run")
+    return here / "run"
+
+
+def test_a_model_is_tried_on_samples_of_its_own_client(run: Path) -> None:
+    restored = restore(run)
+    train, x = restored.sim.federation.train, restored.sim.federation.source.x
+    models = list(restored.models(range(3)))
+    for client, model in enumerate(models):
+        assert torch.equal(sample_for(restored, model), x[torch.from_numpy(train[client][:4])])
+    (shared,) = restored.global_models()
+    assert torch.equal(sample_for(restored, shared), sample_for(restored, models[0]))
+
+
+def test_a_late_client_has_the_metrics_of_the_steps_that_its_model_took(run: Path, tmp_path: Path) -> None:
+    records = restore(run).store.clients()
+    oak = records[(records["client"] == 2) & (records["model"] == "personal")].set_index("set")["mse"]
+    assert oak["heldout"] != oak["heldout+3"]
+    for steps, name in ((0, "heldout"), (3, "heldout+3")):
+        (one,) = export(run, tmp_path / str(steps), clients=["oak"], steps=steps)
+        assert one.facts["metrics"]["test"]["mse"] == oak[name]
+        assert one.facts["metrics"].keys() == {"test"}
+        assert one.off.keys() == {"model.py"}, "further forms are written where they are asked for"
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="holds no exported model") as caught:
+        loaded(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "count", "names"),
+    [
+        ("regression", 1, ["predicted"]),
+        ("regression", 2, ["predicted(0)", "predicted(1)"]),
+        ("counts", 2, ["predicted(0)", "predicted(1)"]),
+        ("multilabel", 3, ["p(0)", "p(1)", "p(2)"]),
+    ],
+)
+def test_answers_have_a_column_for_each_number(task: str, count: int, names: list[str]) -> None:
+    numbers = np.arange(2.0 * count).reshape(2, count)
+    found = _columns(numbers, {"task": task})
+    assert list(found.columns) == names
+    np.testing.assert_array_equal(found, numbers)
+
+
+def test_a_grey_image_is_read_by_a_model_of_colours_as_the_same_in_three_channels(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for label, light in {"dark": 60, "light": 180}.items():
+        for number in range(12):
+            place = tmp_path / "images" / ("north", "south")[number % 2] / label
+            place.mkdir(parents=True, exist_ok=True)
+            pixels = rng.normal(light, 20, (5, 5, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(place / f"{number}.png")
+    data = {"name": "folder", "path": str(tmp_path / "images")}
+    tailorfl.run(QUICK, method="fedavg", data=data, model="logistic", out=tmp_path / "run")
+    grey = Image.fromarray(rng.integers(0, 256, (5, 5), dtype=np.uint8))
+    grey.save(tmp_path / "grey.png")
+    grey.convert("RGB").save(tmp_path / "colour.png")
+    one, other = (
+        predict(tmp_path / "run", tmp_path / f"{name}.png", client="north") for name in ("grey", "colour")
+    )
+    pd.testing.assert_frame_equal(one.drop(columns="file"), other.drop(columns="file"))
+
+
+def test_parts_with_names_of_their_own_are_written_by_them_where_python_takes_them() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(OrderedDict(first=nn.Linear(3, 4), then=nn.ReLU(), last=nn.Linear(4, 2)))
+    space: dict[str, Any] = {}
+    exec(written(network), space)
+    made = space["network"]()
+    made.load_state_dict(network.state_dict())
+    x = torch.randn(5, 3)
+    assert torch.equal(made(x), network(x))
+    for name in ("class", "a-b"):
+        with pytest.raises(NotWritable, match="no words of Python"):
+            written(nn.Sequential(OrderedDict([(name, nn.Linear(3, 2))])))
