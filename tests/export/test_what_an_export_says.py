@@ -22,6 +22,9 @@ from tailorfl.export.formats import TOLERANCE as OTHER_PROGRAMS
 from tailorfl.export.formats import _compared
 from tailorfl.export.predict import _columns, predict
 from tailorfl.export.source_code import NotWritable, written
+from tailorfl.export.transformer import merged
+from tailorfl.models import build
+from tailorfl.models.lora import lora_layers
 
 QUICK: dict[str, Any] = {"seeds": [0], "rounds": 2, "engine": "sequential"}
 Compare = Callable[[Tensor, Callable[[Tensor], Tensor]], float]
@@ -146,3 +149,20 @@ def test_parts_with_names_of_their_own_are_written_by_them_where_python_takes_th
     for name in ("class", "a-b"):
         with pytest.raises(NotWritable, match="no words of Python"):
             written(nn.Sequential(OrderedDict([(name, nn.Linear(3, 2))])))
+
+
+@pytest.mark.parametrize(("name", "head"), [("bert", "classification"), ("llama", "language")])
+def test_a_merged_model_has_no_lora_and_the_same_outputs(name: str, head: str) -> None:
+    pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    net = build(name, (9,), 40 if head == "language" else 4, vocabulary=40, lora=2, head=head).eval()
+    with torch.no_grad():
+        for part, tensor in net.named_parameters():
+            if "lora_" in part:
+                tensor.normal_(std=0.1)
+    x = torch.randint(3, 40, (3, 9))
+    found = merged(net)
+    assert lora_layers(net)
+    assert not lora_layers(found)
+    with torch.no_grad():
+        torch.testing.assert_close(found(x), net(x), atol=1e-5, rtol=1e-5)
