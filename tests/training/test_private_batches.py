@@ -201,6 +201,33 @@ def test_every_client_has_the_noise_that_is_its_own(engine: Any) -> None:
             torch.testing.assert_close(each[name][i], expected, rtol=1e-4, atol=1e-6)
 
 
+@engines
+def test_a_batch_of_one_is_divided_by_one_whatever_it_holds(engine: Any) -> None:
+    """Without noise and clip a step is along the sum of the gradients of whoever was drawn, none, one or several."""
+    cohort, start = setting(SampleDP(1e6, 0.0, "poisson"), batch_size=1, lr=0.2)
+    found = fit(engine, cohort, start, steps=4)
+    drawn = Counter[int]()
+    for i in range(len(SIZES)):
+        module = module_at(cohort, start)
+        plan = cohort.plan((i,), "train", 1, None, 4, 0, 1, True)
+        for rows, count in zip(plan.rows[0], plan.count[0], strict=True):
+            drawn[int(count)] += 1
+            at = torch.from_numpy(rows[:count])
+            if count:
+                module.zero_grad()
+                losses = [
+                    cohort.loss(module(cohort.source.take(k[None])), cohort.source.y[k[None]], None)
+                    for k in at
+                ]
+                torch.stack(losses).sum().backward()
+                with torch.no_grad():
+                    for p in module.parameters():
+                        p -= 0.2 * p.grad
+        mine = {name: tensor.detach() for name, tensor in module.state_dict().items()}
+        assert_states(found[i], mine, rtol=1e-4, atol=1e-5)
+    assert {0, 1} < set(drawn)
+
+
 # -- what is counted -----------------------------------------------------------------------------------------
 
 
@@ -223,6 +250,15 @@ def test_of_shuffled_batches_passes_count_and_of_poisson_ones_batches(engine: st
         touched = len({k // length for k in range(1, 6)})
         assert shuffled[i] == Counter({Use(1.0, 0.8): 3 + touched})
         assert drawn[i] == Counter({Use(min(1.0, BATCH / n), 0.8): 3 * length + 5})
+
+
+@pytest.mark.parametrize("counting", [False, True])
+def test_a_single_sample_is_in_every_batch(counting: bool) -> None:
+    cohort, start = setting(SampleDP(0.5, 0.8, "poisson"), batch_size=1, sizes=(1, 2, 5))
+    cohort = replace(cohort, record=Record(), counting=counting)
+    run(ENGINES["vectorized"], cohort, lambda c, _, w: c.fit(w, length=Length(steps=3)), received=start)
+    assert cohort.record is not None
+    assert cohort.record.uses == {i: Counter({Use(1 / n, 0.8): 3}) for i, n in enumerate((1, 2, 5))}
 
 
 def test_of_a_pass_the_batch_with_most_gradients_counts() -> None:

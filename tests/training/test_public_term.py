@@ -335,20 +335,23 @@ def test_clients_rounds_and_seeds_have_public_batches_of_their_own():
 @pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize("rows", [3, 10**6])
 def test_predictions_are_the_models_outputs_in_evaluation_mode(engine, norm, rows, monkeypatch):
-    """Of each client's model and of one that all share, in slices of any length."""
+    """Of each client's model, of one that all share, and of one with a layer of its own, in slices of any length."""
     cohort, start = setting(norm, dropout=0.5)
+    last = cohort.model.parameters[-1]
     assert cohort.public is not None
     monkeypatch.setattr(cohort_module, "INPUT_BYTES", 4 * 5 * rows)
     starts = spread(start, CLIENTS, scale=0.5)
 
     def local(client, state, received):
         own, shared = client.predict_public(state), client.predict_public(received)
-        return TensorDict({"own": own, "shared": shared}, batch_size=[])
+        mixed = client.predict_public(TensorDict({**received, last: state[last]}, batch_size=[]))
+        return TensorDict({"own": own, "shared": shared, "mixed": mixed}, batch_size=[])
 
     found = run(engine, cohort, local, starts, start)
     module = cohort.model._factory()
     for i in range(CLIENTS):
-        for name, state in (("own", starts[i]), ("shared", start)):
+        mixed = {**start, last: starts[i][last]}
+        for name, state in (("own", starts[i]), ("shared", start), ("mixed", mixed)):
             module.load_state_dict(dict(state.items()))
             expected = module.eval()(cohort.public.x).detach()
             torch.testing.assert_close(found[name][i], expected, rtol=1e-4, atol=1e-5)
