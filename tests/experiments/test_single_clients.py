@@ -116,6 +116,7 @@ def test_what_is_not_there_is_said(run: tailorfl.ExperimentResult, tmp_path: Pat
     assert all(line.value is not None and line.gain is None and line.interval is None for line in found.lines)
     assert "no LocalTrain was run beside" in found.notes[0]
     assert "No intervals of fedavg" in found.notes[1]
+    assert len(found.notes) == 2, "nothing is said of intervals that nobody has"
     assert found.head == ("client", "method", "test", "accuracy", "gain over alone")
 
 

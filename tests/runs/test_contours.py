@@ -49,6 +49,7 @@ def test_lines_lie_where_the_height_is_theirs_denser_towards_the_lowest_point(
             np.testing.assert_allclose(radius, np.sqrt(level), atol=0.03)
     marks = {str(line.get_label()): (line.get_xdata()[0], line.get_ydata()[0]) for line in axes.get_lines()}
     assert marks == {"w": (0.5, 1.5), "v": (-1.0, 0.0)}
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == list(marks)
     assert axes.get_aspect() == 1.0
     assert axes.get_title() == "A bowl"
     with Image.open(tmp_path / "plot.png") as image:

@@ -141,6 +141,8 @@ def test_the_band_is_students_interval_of_95_percent(drawn: list[Any], tmp_path:
     half = 4.302653 * np.sqrt((4 + 1 + 9) / 2) / np.sqrt(3)
     np.testing.assert_allclose([at[1].min(), at[1].max()], [3 - half, 3 + half], rtol=1e-6)
     np.testing.assert_allclose([at[2].min(), at[2].max()], [4, 4])
+    ticks = axes.get_xticks()
+    assert (ticks == ticks.round()).all(), "rounds are whole"
 
 
 def test_the_box_is_the_quartiles_and_the_whiskers_are_the_tails(drawn: list[Any], tmp_path: Path) -> None:
