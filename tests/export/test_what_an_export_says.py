@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import tailorfl
 from tailorfl.errors import ModelError
 from tailorfl.experiments.deployed import restore
+from tailorfl.export import folder
 from tailorfl.export.folder import TOLERANCE, difference, export, loaded, sample_for
 from tailorfl.export.formats import TOLERANCE as OTHER_PROGRAMS
 from tailorfl.export.formats import _compared
@@ -166,3 +167,21 @@ def test_a_merged_model_has_no_lora_and_the_same_outputs(name: str, head: str) -
     assert not lora_layers(found)
     with torch.no_grad():
         torch.testing.assert_close(found(x), net(x), atol=1e-5, rtol=1e-5)
+
+
+def test_what_was_merged_may_differ_by_more_than_what_was_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a tolerance that nothing meets each of them is refused where it is the one that counts."""
+    pytest.importorskip("transformers")
+    data, model = {"samples": 60, "clients": 2}, {"name": "vit", "lora": 2}
+    tailorfl.run(
+        QUICK, method="fedlora", data=data, model=model, rounds=1, eval={"every": 0}, out=tmp_path / "run"
+    )
+    for tolerance, merge in (("MERGED", True), ("TOLERANCE", False)):
+        with monkeypatch.context() as patch:
+            patch.setattr(folder, tolerance, -1.0)
+            (one,) = export(tmp_path / "run", tmp_path / tolerance, clients=["0"], merge=not merge)
+            assert one.off["model.py"] < 1e-6
+            with pytest.raises(ModelError, match="gives other outputs"):
+                export(tmp_path / "run", tmp_path / tolerance / "again", clients=["0"], merge=merge)
