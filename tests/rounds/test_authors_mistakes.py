@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from tailorfl import Client, Context, Method, Simulation, Term
 from tailorfl.data.build import build as build_federation
 from tailorfl.engines.make import make_engine
-from tailorfl.errors import ClientError, DivergenceError, TailorflError
+from tailorfl.errors import ClientError, ConfigError, DivergenceError, TailorflError
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
@@ -223,6 +223,73 @@ def fine(seen):
     return seen.mean(seen.outputs.square().sum(1))
 
 
+class SetsItself(Mine):
+    def local(self, client, state, received):
+        self.seen = received
+        return state, client.fit(received)
+
+
+class ServerSetsItself(Mine):
+    def aggregate(self, server, replies):
+        self.last = server
+        return super().aggregate(server, replies)
+
+
+class NoAggregate(Method):
+    """A global model that every client trains, and that nobody puts together again."""
+
+    name: ClassVar[str] = "no_aggregate"
+    title: ClassVar[str] = "No aggregate"
+    paper: ClassVar[str] = "none"
+    has_personal: ClassVar[bool] = False
+
+    def server_state(self, ctx):
+        return ctx.init
+
+    def broadcast(self, server, clients):
+        return server
+
+    def local(self, client, state, received):
+        return state, client.fit(received)
+
+
+class RepliesForNothing(NoAggregate):
+    has_personal: ClassVar[bool] = True
+    has_global: ClassVar[bool] = False
+
+
+class Silent(RepliesForNothing):
+    def local(self, client, state, received):
+        return state, tree.empty()
+
+
+def means(self, server, replies):
+    return TensorDict({**server, "w": replies.mean()})
+
+
+class Deeper(Mine):
+    """Replies with a model inside a group, so that the next round receives one."""
+
+    def local(self, client, state, received):
+        return state, TensorDict({"model": client.fit(received)})
+
+    aggregate = means
+
+
+class OneNumber(Mine):
+    def local(self, client, state, received):
+        return state, TensorDict({"value": client.loss(received)})
+
+    aggregate = means
+
+
+class OneTensor(Mine):
+    def local(self, client, state, received):
+        return state, client.fit(received).select("head.bias")
+
+    aggregate = means
+
+
 class Fails(Mine):
     def local(self, client, state, received):
         raise ValueError("no such luck")
@@ -254,6 +321,50 @@ def test_a_mistake_is_named_with_method_client_round_and_stage(
     assert "client" in said
     assert ("round 1" if stage == "local" else "round 2") in said  # models are deployed before the next round
     assert all(word in said for word in words), said
+
+
+@engines
+@pytest.mark.parametrize(
+    ("method", "call", "entries", "lacking"),
+    [
+        (Deeper, "client.fit", "model/head.weight, model/head.bias", "head.weight, head.bias"),
+        (OneNumber, "client.loss", "value", "head.weight, head.bias"),
+        (OneTensor, "client.fit", "head.bias", "head.weight"),
+    ],
+)
+def test_what_is_no_model_is_named_where_a_model_is_wanted(
+    engine: str, method: type[Method], call: str, entries: str, lacking: str, federation: Any
+) -> None:
+    """A reply of another structure than the broadcast shows a round later, at the clients."""
+    sim = simulation(method(), federation, engine)
+    sim.step()
+    with pytest.raises(ClientError) as caught:
+        sim.step()
+    said = str(caught.value)
+    assert f"round 2: {call} takes a model, but got {entries}, which lacks {lacking}." in said
+    assert "aggregate()" in said
+
+
+@engines
+@pytest.mark.parametrize(("method", "name"), [(SetsItself, "seen"), (ServerSetsItself, "last")])
+def test_a_method_does_not_set_its_own_attributes(
+    engine: str, method: type[Method], name: str, federation: Any
+) -> None:
+    with pytest.raises(ClientError) as caught:
+        simulation(method(), federation, engine).step()
+    assert f"{method.__name__}: self.{name} cannot be set" in str(caught.value)
+    assert "client_state()" in str(caught.value)
+
+
+def test_a_global_model_that_no_round_changes_is_refused_before_the_first(federation: Any) -> None:
+    with pytest.raises(ConfigError, match=r"NoAggregate defines no aggregate\(server, replies\)"):
+        simulation(NoAggregate(), federation, "auto")
+
+
+def test_replies_of_which_nothing_is_made_are_refused(federation: Any) -> None:
+    with pytest.raises(ClientError, match=r"replies with head.weight, head.bias, but RepliesForNothing"):
+        simulation(RepliesForNothing(), federation, "auto").step()
+    assert whole(simulation(Silent(), federation, "auto")) == 1
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "auto"])
@@ -343,8 +454,12 @@ def test_replies_that_differ_between_rounds_are_named(
 @parted
 def test_a_method_may_send_in_some_rounds_only(engine: str, federation: Any) -> None:
     sim = parted_simulation(TakesTurns(), federation, engine)
+    moved = []
     for _ in range(4):
+        before = sim.server["w"]["head.weight"].clone()
         sim.step()
+        moved.append(not torch.equal(before, sim.server["w"]["head.weight"]))
+    assert moved == [True, False, True, False]
 
 
 @parted

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.errors import TailorflError
+from tailorfl.errors import ClientError, TailorflError, first_few
+from tailorfl.hooks import check_hooks
 from tailorfl.models.layers import Groups, layer_groups
 from tailorfl.training import looks, operations, tree
 from tailorfl.training.asked import Asked, resolved, run_fit
@@ -40,6 +41,10 @@ RUN = Length()
 
 class Client:
     """One client inside `local` or `personal`; made by an engine, never by a method."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_hooks(cls, Client)
 
     def __init__(self, cohort: Cohort, position: Tensor) -> None:
         self._cohort, self._position = cohort, position
@@ -142,6 +147,8 @@ class Client:
             ConfigError: momentum with adamw.
             TailorflError: other arguments that do not fit together.
         """
+        if isinstance(start, TensorDict):
+            self._check_model("client.fit", start)
         components: Mapping[str, TensorDict] = {"": start} if isinstance(start, TensorDict) else start
         terms = (term,) if isinstance(term, Term) else tuple(term)
         asked = Asked(train, prox, direction, tuple(given), terms, length, optimizer, purpose)
@@ -162,6 +169,7 @@ class Client:
             TailorflError: under sample-level privacy, which does not cover a look without noise.
         """
         self._refuse_look(f"client.loss(..., '{part}')", part)
+        self._check_model("client.loss", state)
         names = tuple(str(n) for n in state.keys())  # noqa: SIM118
         call = looks.Loss(self._cohort, part, names)
         return operations.apply(call, self._position, *[state.get(n) for n in names])[0]
@@ -190,6 +198,7 @@ class Client:
             ClientError: `of` failed, or does not return an entry for each sample.
         """
         self._refuse_look("client.summed(...)")
+        self._check_model("client.summed", state)
         packed = Packed.of((state, tuple(given)))
         call = looks.Summed(self._cohort, of, packed.form, self._classes() if by_class else None, most)
         return operations.apply(call, self._position, *packed.leaves)[0]
@@ -229,6 +238,7 @@ class Client:
             TailorflError: as `loss` does.
         """
         self._refuse_look("client.fisher(...)")
+        self._check_model("client.fisher", state)
         names = tuple(str(n) for n in state.keys())  # noqa: SIM118
         return operations.apply(Fisher(self._cohort, names), self._position, *[state.get(n) for n in names])[
             0
@@ -241,6 +251,17 @@ class Client:
                 f"sums by class need a task of classification, but '{source.name}' is one of {source.task}"
             )
         return source.outputs
+
+    def _check_model(self, call: str, state: TensorDict) -> None:
+        """Check that a state has all tensors of the model. Raises ClientError with what it has."""
+        absent = [name for name in self.names if name not in state]
+        if absent:
+            entries = first_few([path for path, _ in tree.leaves(state)], 5) or "nothing"
+            raise ClientError(
+                f"{self.who}, round {self.round + 1}: {call} takes a model, but got {entries}, which lacks "
+                f"{first_few(absent, 5)}. Give it the model alone (an entry 'w/bias' is that of state['w']); if it was "
+                "received, look at what local() replies, aggregate() makes of it and broadcast() sends"
+            )
 
     def _refuse_look(self, what: str, part: str = "train") -> None:
         if self.config.dp is not None:
@@ -263,6 +284,7 @@ class Client:
                 "predict_public() needs a public set, but the federation has none; set `needs_public` of the "
                 "method so that a run says so at its start"
             )
+        self._check_model("client.predict_public", state)
         names = tuple(str(n) for n in state.keys())  # noqa: SIM118
         call = looks.PublicOutputs(self._cohort, public, names)
         return operations.apply(call, self._position, *[state.get(n) for n in names])[0]

@@ -23,7 +23,8 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Broadcast, PerArchitecture, Replies
 from tailorfl.core.reduction import Facts, Reduction
-from tailorfl.errors import ConfigError, unknown
+from tailorfl.errors import ClientError, ConfigError, unknown
+from tailorfl.hooks import check_hooks
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 from tailorfl.settings.experiment import Sampling, Weights
@@ -85,6 +86,27 @@ class Method(BaseModel):
     participation: Literal["sampled", "all"] = Field(
         default="sampled", description="which clients train in a round; only the sampled ones are aggregated"
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        check_hooks(cls, Method, Method.__class_vars__)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            super().__setattr__(name, value)
+        except ValueError as error:
+            cls = type(self)
+            remedy = (
+                f"make another one with {cls.__name__}({name}=...)"
+                if name in cls.model_fields
+                else "return what a client keeps as the new state of local() (it starts from client_state()), what the "
+                "server keeps from aggregate() (from server_state()), and put numbers to look at into client.metrics"
+            )
+            raise ClientError(
+                f"{cls.__name__}: self.{name} cannot be set: a method does not change, since its clients run at "
+                f"once and in any order; {remedy}"
+            ) from error
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -263,6 +285,16 @@ def _load_entry_points() -> None:
             register(loaded)
         elif not isinstance(loaded, ModuleType):
             log.warning("'%s' is neither a method nor a module with methods and is left out", entry.value)
+
+
+def check_aggregates(method: Method) -> None:
+    """Check that the global model of a method, if it has one, can change. Raises ConfigError if it cannot."""
+    if method.has_global and type(method).aggregate is Method.aggregate:
+        raise ConfigError(
+            f"{type(method).__name__} defines no aggregate(server, replies), so that no round would change its global "
+            "model: return the server's new state there, such as replies.mean(), or set "
+            "has_global: ClassVar[bool] = False if the method has no global model"
+        )
 
 
 def needs_public(method: Method) -> ConfigError:

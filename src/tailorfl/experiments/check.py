@@ -46,7 +46,7 @@ def check(config: ExperimentConfig) -> None:
 
 def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
     import tailorfl.methods  # noqa: F401  registers the library's methods
-    from tailorfl.core.method import make_method, needs_one_architecture, needs_public
+    from tailorfl.core.method import check_aggregates, make_method, needs_one_architecture, needs_public
     from tailorfl.evaluation.selection import refuse_private
     from tailorfl.experiments.jobs import Job
     from tailorfl.experiments.making import train_config
@@ -57,6 +57,7 @@ def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
     from tailorfl.rounds.robust import check_robust
 
     made = make_method(method.name, method.options)
+    check_aggregates(made)
     if made.needs_public and config.data.public is None:
         raise needs_public(made)
     architectures = config.model_of(method).architectures

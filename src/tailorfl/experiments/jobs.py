@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailorfl.errors import RunError
 from tailorfl.experiments.names import slug
+from tailorfl.hooks import check_hooks
 from tailorfl.runs import manifest
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
@@ -72,6 +73,10 @@ def trouble(place: Path) -> str:
 
 class Observer:
     """What a progress display is told. This one shows nothing; override what you want to show."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_hooks(cls, Observer)
 
     def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
         """Job number `position` (from 1) of `total` begins; `resumed_from` rounds are already done."""

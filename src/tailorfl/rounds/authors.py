@@ -16,7 +16,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.method import Method
 from tailorfl.engines.failures import unsupported
-from tailorfl.errors import ClientError, TailorflError
+from tailorfl.errors import ClientError, TailorflError, first_few
 from tailorfl.models.mapping import physical
 from tailorfl.training import operations, tree
 
@@ -100,6 +100,16 @@ def shapes_of_replies(
             "before; an entry of a reply keeps its shape and dtype: give what is new a name of its own"
         )
     return {**before, **now}
+
+
+def check_replies_used(method: Method, replied: Sequence[str]) -> None:
+    """Check that a method whose clients reply has an `aggregate`; `replied` are the entries of the replies."""
+    if replied and type(method).aggregate is Method.aggregate:
+        raise ClientError(
+            f"{method.title}: 'local' replies with {first_few(replied, 5)}, but {type(method).__name__} defines no "
+            "aggregate(server, replies), so that nothing is made of it: define that, or reply with tree.empty() of "
+            "tailorfl.training"
+        )
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Traffic
-from tailorfl.core.method import Method
+from tailorfl.core.method import Method, check_aggregates
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.engines.auto import Auto, keep_choice
@@ -66,6 +66,7 @@ class FederatedRun:
         features: FeatureSettings = FEATURES,
     ) -> None:
         keep_freed_memory()
+        check_aggregates(method)
         if not 0 < fraction <= 1:
             raise ConfigError(f"fraction must lie in (0, 1], but is {fraction}")
         self.method, self.train = method, train

@@ -15,7 +15,7 @@ from tailorfl.engines.precision import at_server
 from tailorfl.engines.results import Updates
 from tailorfl.errors import ConfigError
 from tailorfl.rounds.acceptance import NOT_FINITE, TOO_FEW, Acceptance
-from tailorfl.rounds.authors import changed_replies_named, shapes_of_replies
+from tailorfl.rounds.authors import changed_replies_named, check_replies_used, shapes_of_replies
 from tailorfl.rounds.client_code import WORK
 from tailorfl.rounds.divergence import check_server
 from tailorfl.rounds.federated_run import FederatedRun
@@ -208,6 +208,7 @@ class Simulation(FederatedRun):
 
     def _aggregated(self, server: TensorDict, replies: Replies) -> TensorDict:
         now = [path for path, _ in tree.leaves(replies.stack)]
+        check_replies_used(self.method, now)
         before = set[str]().union(*self._replied.values())
         with changed_replies_named(self.method, self.round, now, before), at_server(self.engine.precision):
             return self.method.aggregate(server, replies)
