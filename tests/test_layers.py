@@ -24,7 +24,7 @@ ARROW = [
 ]  # fmt: skip
 BESIDE = {"models", "data"}
 # Modules that every layer stands on, and that see none (but errors are raised everywhere).
-GROUND = {"archives", "errors", "hashing", "hooks", "printable", "modules", "hub"}
+GROUND = {"archives", "arguments", "errors", "hashing", "hooks", "printable", "modules", "hub"}
 THEORY_SEES = {"core", "privacy", "training", "models", "data", "settings"}
 OPTIONAL = {
     "transformers", "peft", "flwr", "ray", "opacus", "tensorboard", "optuna", "datasets", "torchvision",
@@ -97,7 +97,8 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 def allowed(layer: str) -> set[str]:
     """The layers that a module of `layer` may import; "" is the package itself, the door to all of them."""
     if layer in GROUND:
-        return {layer, "errors"} if layer in ("modules", "hooks") else {layer}
+        sees = {"modules": {"errors"}, "hooks": {"errors"}, "arguments": {"errors", "printable"}}
+        return {layer, *sees.get(layer, ())}
     if layer == "settings":
         return {layer, "errors", "printable"}
     if layer in BESIDE:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tailorfl.core.method import Method, register
     from tailorfl.data.build import build as build_federation
     from tailorfl.data.federation import Federation
+    from tailorfl.data.in_memory import Data
     from tailorfl.data.source import Source
     from tailorfl.experiments.config import load as load_config
     from tailorfl.experiments.jobs import Job, Observer
@@ -125,7 +126,7 @@ def run(
     extend: bool = False,
     overwrite: bool = False,
     observer: Observer | None = None,
-    source: Source | None = None,
+    source: Data | None = None,
     force: bool = False,
     imports: Sequence[str] = (),
     progress: bool | None = None,
@@ -141,14 +142,17 @@ def run(
             are what to add (`seeds=5`, `methods=["fedrep"]`, `rounds=100`).
         overwrite: replace the experiment in `out`.
         observer: told of the progress, see `tailorfl.Observer`.
-        source: your own data in place of `data.name`, see `tailorfl.data.own`.
+        source: your own data in place of `data.name`: a Source (`tailorfl.data.own`), or what `data` may be below.
         force: go on though settings, data or versions are not those that it was started with; the report says so.
         imports: modules, or files `NAME.py`, whose models, methods and data a file of settings may name as
             `module:name`. Importing runs them. Those that stand in `settings` need not be named again.
         progress: whether to show progress and warnings on stderr; None: in a terminal, an interactive Python or a
             notebook, unless there is an observer.
         settings: in place of the config's: `rounds=20`, `methods=["local", "ditto"]`, `train={"lr": 0.1}`.
-            Groups are merged key by key, so `train={"lr": 0.1}` leaves the other training settings.
+            Groups are merged key by key, so `train={"lr": 0.1}` leaves the other training settings. `data` may also be
+            data in memory: a DataFrame with `label="outcome", client="hospital"` and further options of `from_table`;
+            a DataFrame of each client by name, with `label`; or a torch Dataset of (x, y) with `clients=[...]`, whose
+            each sample is. Other settings of the data then stand in `data={...}` and the data in `source`.
 
     Raises:
         TailorflError: the settings, data or model cannot be used; the message says why and what to do.
@@ -178,7 +182,7 @@ def compare(
     extend: bool = False,
     overwrite: bool = False,
     observer: Observer | None = None,
-    source: Source | None = None,
+    source: Data | None = None,
     force: bool = False,
     imports: Sequence[str] = (),
     progress: bool | None = None,
@@ -287,7 +291,7 @@ def pretrain(
     resume: bool = False,
     overwrite: bool = False,
     watch: Watcher | None = None,
-    source: Source | None = None,
+    source: Data | None = None,
     imports: Sequence[str] = (),
     **settings: Any,
 ) -> Pretrained:
@@ -300,7 +304,7 @@ def pretrain(
         resume: continue the pretraining of `out` from its last finished epoch.
         overwrite: replace `out`.
         watch: told of the progress.
-        source: your own data in place of `data.name`.
+        source: your own data in place of `data.name`, as for `run`.
         imports, settings: as for `run`, as errors are.
     """
     from tailorfl.experiments.api import pretrain as pretrain_here
@@ -316,7 +320,7 @@ def bench(
     *,
     seconds: float = 20.0,
     profile: bool = False,
-    source: Source | None = None,
+    source: Data | None = None,
     watch: Callable[[str], None] | None = None,
     imports: Sequence[str] = (),
     **settings: Any,
@@ -327,7 +331,7 @@ def bench(
         config: as for `run`; its first method and seed are measured.
         seconds: how long to measure, beside building data and model.
         profile: also tell which operators take the time, and how near to the machine's limits a round is.
-        source: your own data in place of `data.name`.
+        source: your own data in place of `data.name`, as for `run`.
         watch: told what is being done.
         imports, settings: as for `run`, as errors are.
     """

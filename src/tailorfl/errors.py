@@ -84,6 +84,12 @@ def nearest(name: str, options: Iterable[str], cutoff: float = 0.5) -> str | Non
 def unknown(kind: str, name: str, options: Iterable[str]) -> ConfigError:
     """A ConfigError for a name that does not exist, with the nearest valid name and all of them."""
     known = sorted(options)
+    if not isinstance(name, str):
+        return ConfigError(
+            f"{kind} should be a text, but is a {type(name).__name__}. Valid: {', '.join(known)}."
+        )
+    if "\n" in name:  # rows of a table, say, which are nobody's to read in a message
+        return ConfigError(f"{kind} is a text of {len(name):,} characters. Valid: {', '.join(known)}.")
     hint = nearest(name, known)
     suggestion = f" Did you mean '{hint}'?" if hint else ""
     return ConfigError(f"unknown {kind} '{name}'.{suggestion} Valid: {', '.join(known)}.")

@@ -1,13 +1,19 @@
 """Texts that terminals, tables and pages show as they are: no escape code, no line end, nothing that turns text round.
 
 Settings with such characters are refused, names out of data are cleaned, and what the command line says of anything
-else (a file's name, say) is cleaned where it is printed.
+else (a file's name, say) is cleaned where it is printed. Of values that may be rows of data only their kind is shown.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
+LONGEST_SHOWN = 80
+"""Characters of a text that a message quotes."""
+MOST_SHOWN = 10
+"""Numbers of a list that a message quotes."""
 _HARMFUL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, line and paragraph ends, marks of the direction of writing, and halves of characters."""
 
@@ -28,6 +34,29 @@ def visible(text: str, but: str = "") -> str:
     clinic\\n\\x1b[31m7
     """
     return _HARMFUL.sub(lambda found: found[0] if found[0] in but else _written(found[0]), text)
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message may quote it: short texts and numbers as they are, of all else only what kind it is.
+
+    Whatever could be a row of somebody's data (a frame, an array, a list with texts in it, a text of several lines) is
+    never quoted.
+
+    >>> print(shown("mlp"), shown([16, 16]), shown(["Miller", 61]))
+    'mlp' [16, 16] a list of 2 values
+    """
+    if isinstance(value, str):
+        whole = len(value) <= LONGEST_SHOWN and harmful(value) is None
+        return repr(value) if whole else f"a text of {len(value):,} characters"
+    if value is None or isinstance(value, int | float | complex):
+        return repr(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        numbers = all(one is None or isinstance(one, int | float) for one in value)
+        name = "list" if isinstance(value, list) else type(value).__name__
+        return repr(value) if numbers and len(value) <= MOST_SHOWN else f"a {name} of {len(value):,} values"
+    if isinstance(value, Mapping):
+        return f"a mapping of {len(value):,} values"
+    return f"a {type(value).__name__}"
 
 
 def _written(character: str) -> str:

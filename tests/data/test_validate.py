@@ -62,9 +62,12 @@ class TestErrors:
             validate(federation)
 
     def test_not_finite_numbers_of_nobody_are_ignored(self) -> None:
+        """Sample 19 is nobody's; as soon as the server has it, it is named."""
         federation = healthy()
         federation.source.x[19] = float("nan")
         validate(federation)
+        with pytest.raises(DataError, match=r"1 samples .* sample 19 of the server"):
+            validate(replace(federation, server=rows(19)))
 
     def test_not_finite_target(self) -> None:
         target = torch.zeros(20, 1)

@@ -469,6 +469,23 @@ class TestCommand:
         )
         assert "--runs" in CliRunner().invoke(app, ["claims", "--keep", "kept"]).output
 
+    def test_outside_a_clone_it_says_where_results_lie(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        for options in ([], ["--json"]):
+            done = CliRunner().invoke(app, ["claims", "fedoa", *options])
+            said = done.stderr.replace("\n", " ")
+            assert "results/evidence" in said
+            assert "clone" in said
+            assert "--runs" in said
+        without = [line["verdict"] for line in json.loads(done.stdout)].count("not run")
+        (tmp_path / "results").mkdir()
+        (tmp_path / "results" / "evidence").symlink_to(ROOT / "results" / "evidence")
+        done = CliRunner().invoke(app, ["claims", "fedoa", "--json"])
+        assert [line["verdict"] for line in json.loads(done.stdout)].count("not run") < without
+        assert "clone" not in done.stderr
+
 
 class TestDeclared:
     def test_there_are_claims_of_all_five_papers(self) -> None:

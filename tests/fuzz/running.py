@@ -29,12 +29,12 @@ if __name__ == "__main__":
 
 import torch
 
-from fuzz import combinations, data, folders, names, settings
+from fuzz import calls, combinations, data, folders, names, settings
 from tailorfl.errors import TailorflError
 
 PATIENCE = 20
 """Seconds of processor time for one case, which takes a fraction of one."""
-KINDS = ("settings", "combinations", "data", "data", "folders", "names")
+KINDS = ("settings", "combinations", "data", "data", "folders", "names", "calls")
 
 
 class Endless(BaseException):
@@ -74,6 +74,7 @@ def run_case(kind: str, seed: int, root: Path) -> str:
         "combinations": combinations.case,
         "data": data.case,
         "names": names.case,
+        "calls": calls.case,
         "folders": lambda r, folder: folders.case(r, folder, root),
     }
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():

@@ -60,6 +60,15 @@ def pixels(path: Path) -> np.ndarray:
         return np.asarray(image.convert("RGB")).astype(int)
 
 
+def longest_run(ink: np.ndarray) -> int:
+    """How long the longest unbroken horizontal line of a picture is."""
+    longest = here = np.zeros(len(ink), dtype=int)
+    for column in ink.T:
+        here = np.where(column, here + 1, 0)
+        longest = np.maximum(longest, here)
+    return int(longest.max())
+
+
 def share_of(picture: np.ndarray, colour: str) -> float:
     target = [int(colour[start : start + 2], 16) for start in (1, 3, 5)]
     return float((np.abs(picture - target).max(axis=2) < 12).mean())
@@ -234,11 +243,19 @@ def test_heavy_packages_load_when_needed_and_pyplot_never(tmp_path: Path) -> Non
 
 def test_many_labels_leave_room_for_the_lines(tmp_path: Path) -> None:
     """A legend higher than the figure would squeeze them away; matplotlib then only warns."""
-    many = rounds_frame(tuple(f"method {i}" for i in range(40)), seeds=1)
+    few, many = (rounds_frame(tuple(f"method {i}" for i in range(n)), seeds=1) for n in (4, 40))
     for plot in (plots.metric_per_round, plots.metric_by_bytes):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            plot(many, tmp_path / "many.png")
+        sizes = []
+        for frame in (few, many):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                plot(frame, tmp_path / "plot.png")
+            ink = pixels(tmp_path / "plot.png").min(axis=-1) < 200
+            sizes.append(
+                (longest_run(ink), longest_run(ink.T))
+            )  # the axes, as wide and high as the room for lines
+        assert sizes[1][0] >= sizes[0][0] > 500
+        assert sizes[1][1] == sizes[0][1] > 300
 
 
 @pytest.mark.parametrize("label", ["[/x] $a$", r"$\frac{$", "50 $", "_{"])

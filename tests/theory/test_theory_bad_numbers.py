@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -97,7 +98,30 @@ SINGLE = [
     ("function", "good", "_"), CASES, ids=[getattr(f, "__qualname__", "") for f, _, _ in CASES]
 )
 def test_good_numbers_are_taken(function: Callable[..., Any], good: dict[str, Any], _: Any) -> None:
-    function(**good)
+    found = numbers_of(function(**good))
+    assert found
+    assert all(map(math.isfinite, found))
+
+
+def test_what_good_numbers_give() -> None:
+    """λL/(λ+L) and λμ/(λ+μ), and what a round of 5 clients sends."""
+    found = moreau.moreau_constants(mu=1.0, smoothness=2.0, lam=0.5)
+    assert (found.global_smoothness, found.global_convexity) == pytest.approx((0.5 * 2 / 2.5, 0.5 / 1.5))
+    cost = perfed_ckt.transmission_cost("perfed_ckt", clients=5, rounds=3, clusters=2)
+    assert (
+        cost.up * 2 == cost.down * 5
+    )  # clients send one set of predictions each, and receive one of each cluster
+    once = perfed_ckt.transmission_cost("perfed_ckt", clients=5, rounds=1, clusters=2)
+    assert (cost.up, cost.down) == (3 * once.up, 3 * once.down)
+
+
+def numbers_of(value: Any) -> list[float]:
+    """All numbers in a result, which may be a number, an array or a dataclass."""
+    if dataclasses.is_dataclass(value):
+        return [n for field in dataclasses.fields(value) for n in numbers_of(getattr(value, field.name))]
+    if isinstance(value, float | int):
+        return [float(value)]
+    return value.ravel().tolist() if isinstance(value, np.ndarray) else []
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,13 @@ def command(
         raise ConfigError("--keep keeps the numbers of result folders; name them with --runs FOLDER")
     evidence = gathered(runs or ([KEPT] if KEPT.is_dir() and any(KEPT.iterdir()) else []))
     outcomes = {name: (one, judge_paper(one, evidence)) for name, one in found.items()}
+    if not evidence:
+        say(
+            stderr(),
+            f"No results were given, and {KEPT} is not in this folder, so no claim that needs runs is judged. The "
+            f"project's repository has the numbers of its runs there: call this in a clone of it, or with --runs CLONE/{KEPT}. "
+            "Results of your own are named with --runs FOLDER.",
+        )
     if keep is not None:
         claims = [claim for one in chosen(None).values() for claim in one.claims]
         for one in evidence:
@@ -73,12 +80,6 @@ def command(
     out = stdout()
     for paper_, some in outcomes.values():
         _show(out, paper_.title, some)
-    if not evidence:
-        say(
-            out,
-            "no results were given or found: name result folders of recipes with --runs FOLDER",
-            style="dim",
-        )
 
 
 def _show(console: Console, title: str, outcomes: Sequence[Outcome]) -> None:

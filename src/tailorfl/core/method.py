@@ -18,6 +18,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from tailorfl import modules
+from tailorfl.arguments import check_kind
 from tailorfl.core.answers import Memory
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
@@ -27,6 +28,7 @@ from tailorfl.errors import ClientError, ConfigError, unknown
 from tailorfl.hooks import check_hooks
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
+from tailorfl.printable import shown
 from tailorfl.settings.experiment import Sampling, Weights
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
@@ -324,7 +326,7 @@ def find_method(name: str) -> type[Method]:
         found = modules.find(name)
         if not (isinstance(found, type) and issubclass(found, Method)):
             raise ConfigError(
-                f"method '{name}' should be a class made from tailorfl.Method, but is {found!r}"[:300]
+                f"method '{name}' should be a class made from tailorfl.Method, but is {shown(found)}"
             )
         for attribute, value in (("name", name), ("title", found.__name__), ("paper", "")):
             if not hasattr(found, attribute):
@@ -342,6 +344,8 @@ def make_method(name: str, options: dict[str, Any] | None = None) -> Method:
     Raises:
         ConfigError: unknown method, unknown or invalid hyper-parameter; names the nearest valid one.
     """
+    check_kind("method", name, str)
+    check_kind("options of a method", options, None, Mapping)
     cls = find_method(name)
     options = dict(options or {})
     for key in options:
@@ -352,4 +356,4 @@ def make_method(name: str, options: dict[str, Any] | None = None) -> Method:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(p) for p in first["loc"])
-        raise ConfigError(f"method '{name}': {where} = {first['input']!r}: {first['msg']}") from error
+        raise ConfigError(f"method '{name}': {where} = {shown(first['input'])}: {first['msg']}") from None

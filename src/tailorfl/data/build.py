@@ -5,11 +5,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 from numpy.random import Generator
 
+from tailorfl.arguments import check_kind, check_texts
 from tailorfl.data.corruptions import corrupted_sets
 from tailorfl.data.dealing import capped, deal_rows, fitting_partition, official_part
 from tailorfl.data.federation import Federation
@@ -23,6 +26,7 @@ from tailorfl.data.source import Source
 from tailorfl.data.splits import Split, read_split, split_clients
 from tailorfl.data.validate import validate
 from tailorfl.errors import ConfigError, unknown
+from tailorfl.printable import shown
 from tailorfl.settings.data import Augmentation, DataConfig, Normalisation
 
 _SET = DataConfig()
@@ -47,7 +51,7 @@ def build(
     shifts: Mapping[str, Any] | None = None,
     normalise: Normalisation = _SET.normalise,
     augment: Augmentation = _SET.augment,
-    path: str | None = None,
+    path: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> Federation:
@@ -72,6 +76,24 @@ def build(
         MissingExtraError: if corruptions are asked for and their package is not installed.
     """
     _check(seed, normalise, corruptions)
+    check_kind("name", name, str)
+    check_kind("source", source, Source, None)
+    check_kind("path", path, str, Path, None)
+    check_kind("partition", partition, str, None)
+    for what, options_ in (
+        ("options", options),
+        ("partition_options", partition_options),
+        ("shifts", shifts),
+    ):
+        check_kind(what, options_, Mapping, None)
+    for what, count in (("clients", clients), ("samples", samples), ("public_samples", public_samples)):
+        check_kind(what, count, Integral, None)
+    check_kind("split", split, str, Mapping, None)
+    check_kind("public", public, str, Source, None)
+    check_kind("augment", augment, str)
+    check_kind("corruptions", corruptions, Mapping, None)
+    check_texts("heldout_clients", heldout_clients, Integral, str)
+    check_texts("heldout_domain", heldout_domain, str, None)
     loader = name if source is None else None
     source = _load(name, path, options, samples) if source is None else source
     if augment != "none":
@@ -120,8 +142,8 @@ def public_set(public: str | Source, samples: int | None, source: Source, seed: 
 
 def _check(seed: int, normalise: str, corruptions: Mapping[str, Any] | None) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ConfigError(f"seed must be a whole number of at least 0, but is {seed!r}")
-    if normalise not in get_args(Normalisation):
+        raise ConfigError(f"seed must be a whole number of at least 0, but is {shown(seed)}")
+    if not isinstance(normalise, str) or normalise not in get_args(Normalisation):
         raise unknown("normalisation", normalise, get_args(Normalisation))
     if normalise != "none" and corruptions is not None:
         raise ConfigError(
@@ -178,7 +200,9 @@ def _without(rows: Ints, *others: Ints) -> Ints:
     return rows
 
 
-def _load(name: str, path: str | None, options: Mapping[str, Any] | None, samples: int | None) -> Source:
+def _load(
+    name: str, path: str | Path | None, options: Mapping[str, Any] | None, samples: int | None
+) -> Source:
     given = dict(options or {})
     if path is not None:
         given["path"] = path

@@ -16,6 +16,7 @@ from tailorfl.data.labels import check_classes
 from tailorfl.data.source import Task
 from tailorfl.data.words import in_order, words_in
 from tailorfl.errors import DataError, nearest
+from tailorfl.printable import shown
 
 
 def need_columns(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> None:
@@ -26,7 +27,7 @@ def need_columns(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> None
             hint = nearest(column, known)
             suggestion = f" Did you mean '{hint}'?" if hint else ""
             raise DataError(
-                f"table '{name}' has no column '{column}'.{suggestion} Columns: {', '.join(known)}."
+                f"table '{name}' has no column {shown(column)}.{suggestion} Columns: {', '.join(known)}."
             )
     repeated = sorted({column for column in columns if columns.count(column) > 1})
     if repeated:
@@ -86,8 +87,7 @@ def numeric(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> Tensor:
         plain = values if pd.api.types.is_numeric_dtype(values) else values.astype(str)
         parsed = pd.to_numeric(plain, errors="coerce")
         if parsed.isna().any():
-            first = values[parsed.isna()].iloc[0]
-            raise bad_cell(name, column, parsed.isna(), f"is not a number (for example '{str(first)[:50]}')")
+            raise bad_cell(name, column, parsed.isna(), "is not a number")
         with np.errstate(over="ignore"):
             array = parsed.to_numpy(dtype=np.float32)
         if not np.isfinite(array).all():

@@ -21,8 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tailorfl.arguments import check_kind, check_texts
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, DataError, MissingExtraError, unknown
+from tailorfl.printable import shown
 from tailorfl.settings.data import CorruptionConfig
 
 KINDS = (
@@ -104,16 +106,18 @@ def _read(options: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...],
         if option not in _OPTIONS:
             raise unknown("corruption option", str(option), _OPTIONS)
     kinds = options.get("kinds", _SET.kinds)
+    check_texts("corruption kinds", kinds, str)
     chosen: Sequence[str] = KINDS if kinds == "all" else [kinds] if isinstance(kinds, str) else list(kinds)
     for kind in chosen:
         if kind not in KINDS:
-            raise unknown("corruption", str(kind), KINDS)
+            raise unknown("corruption", kind, KINDS)
+    check_kind("corruption severities", options.get("severities", SEVERITIES), list, tuple)
     severities = tuple(options.get("severities", SEVERITIES))
     if not severities or any(severity not in SEVERITIES for severity in severities):
-        raise ConfigError(f"corruption severities must be numbers from 1 to 5, but are {list(severities)}")
+        raise ConfigError(f"corruption severities must be numbers from 1 to 5, but are {shown(severities)}")
     samples = options.get("samples", _SET.samples)
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise ConfigError(f"corruption samples must be a whole number of at least 1, but is {samples!r}")
+        raise ConfigError(f"corruption samples must be a whole number of at least 1, but is {shown(samples)}")
     return tuple(chosen), severities, samples
 
 

@@ -16,6 +16,7 @@ from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.source import Source
 from tailorfl.data.splits import evenly_spaced, random_starts
 from tailorfl.errors import ConfigError, DataError
+from tailorfl.printable import shown
 
 DEFAULT_CLIENTS = 20
 DEFAULT_BINS = 10
@@ -113,7 +114,7 @@ def deal_rows(
 def _heldout_count(heldout: int | Sequence[str]) -> int:
     if isinstance(heldout, (bool, str)) or (isinstance(heldout, int) and heldout < 0):
         raise ConfigError(
-            f"heldout_clients must be a number of at least 0 or a list of client names, but is {heldout!r}"
+            f"heldout_clients must be a number of at least 0 or a list of client names, but is {shown(heldout)}"
         )
     return heldout if isinstance(heldout, int) else len(set(heldout))
 
@@ -141,7 +142,9 @@ def _labels(
 def _binned(source: Source, bins: Any) -> Ints:
     """`[samples]` int64 bin of the first target, equally many samples in each as far as equal targets allow."""
     if isinstance(bins, bool) or not isinstance(bins, int) or bins < 2:
-        raise ConfigError(f"partition option 'bins' must be a whole number of at least 2, but is {bins!r}")
+        raise ConfigError(
+            f"partition option 'bins' must be a whole number of at least 2, but is {shown(bins)}"
+        )
     target = source.y[:, 0].double().numpy()
     edges = np.unique(np.quantile(target, np.arange(1, bins) / bins))
     return np.searchsorted(edges, target, side="right").astype(np.int64)

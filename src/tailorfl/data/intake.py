@@ -66,7 +66,9 @@ def real_tensor(values: Any, what: str) -> Tensor:
     try:
         found = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise DataError(f"{what} must be an array of numbers, but cannot be read as one: {error}") from error
+        raise DataError(
+            f"{what} must be an array of numbers, but cannot be read as one: it is a {type(values).__name__}"
+        ) from error
     if found.is_complex():
         raise DataError(
             f"{what} holds complex numbers, of which only the real part would be kept; give real and imaginary parts "
@@ -97,12 +99,15 @@ def client_ids(clients: Any, name: str) -> pd.Series[Any]:
         if ids.dtype.kind == "U":
             "".join(ids.flat).encode()  # halves of characters, which no table and no file can hold
     except (TypeError, ValueError) as error:
-        raise DataError(f"source '{name}': clients cannot be read as one id a sample: {error}") from error
+        raise DataError(
+            f"source '{name}': clients cannot be read as one id a sample: {type(error).__name__}"
+        ) from error
     if ids.ndim != 1 or (
         ids.dtype == object and any(isinstance(one, list | tuple | dict | set) for one in ids)
     ):
         raise DataError(
-            f"source '{name}': clients should be names or numbers, one a sample, got {str(clients)[:80]!r}"
+            f"source '{name}': clients should be names or numbers, one a sample, got a {type(clients).__name__} of "
+            f"shape {list(ids.shape)}"
         )
     return pd.Series(ids, name="clients")
 
@@ -175,13 +180,13 @@ def check_roles(
     """Raises DataError where the columns that mean something are not given by name."""
     for what, given in (("client", client), ("split", split)):
         if given is not None and not isinstance(given, str):
-            raise DataError(f"{what} should be the name of a column, got {str(given)[:50]!r}")
+            raise DataError(f"{what} should be the name of a column, got a {type(given).__name__}")
     lists = {"label": label, "features": features, "words": words, "na_values": na_values}
     for what, given in lists.items():
         several = isinstance(given, list | tuple) and all(isinstance(one, str) for one in given)
         if not (several or isinstance(given, str) or (given is None and what == "features")):
             raise DataError(
-                f"{what} should be the name of a column or a list of names, got {str(given)[:50]!r}"
+                f"{what} should be the name of a column or a list of names, got a {type(given).__name__}"
             )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import pandas as pd
 import torch
 
+from tailorfl.arguments import check_kind
 from tailorfl.data.columns import (
     need_columns,
     outputs_of,
@@ -59,6 +60,7 @@ def from_tensors(
         DataError: for lengths that differ, images with the channels last, classes that are no whole numbers or are
             counted from 1, missing ids, NaN or infinity.
     """
+    check_kind("task", task, str)
     classes = named(y) if task in ("classification", "binary") else None
     features = real_tensor(x, f"source '{name}': x")
     targets = real_tensor(y, f"source '{name}': y") if classes is None else classes[0]
@@ -114,6 +116,9 @@ def from_table(
     Raises:
         DataError: for an unreadable file, missing columns, empty or non-numeric cells (names column and row).
     """
+    check_kind("path", path, str, Path, pd.DataFrame)
+    check_kind("task", task, str)
+    check_kind("constants", constants, str, Path, Constants, None)
     if task not in get_args(Task):
         raise unknown("task", str(task), get_args(Task))
     check_roles(label, client, features, split, words, na_values)

@@ -127,9 +127,14 @@ def load_source(name: str, **options: Any) -> Source:
         found = loader(**options)
     except (OSError, TypeError, ValueError, OverflowError, EOFError) as error:
         # What loaders did not look for: a path that no file system takes, an option of another type.
-        raise DataError(f"data source '{name}' cannot be read with {options}: {error}") from error
+        plain = {key: value for key, value in options.items() if isinstance(value, str | int | float | None)}
+        raise DataError(
+            f"data source '{name}' cannot be read with {plain}: {error if plain == options else type(error).__name__}"
+        ) from error
     if not isinstance(found, Source):
-        raise DataError(f"data source '{name}' should return a tailorfl.Source, but returned {found!r}"[:300])
+        raise DataError(
+            f"data source '{name}' should return a tailorfl.Source, but returned a {type(found).__name__}"
+        )
     return found
 
 
@@ -145,9 +150,8 @@ def loader_of(name: str) -> Callable[..., Source]:
             return lambda: found
         if not callable(found):
             raise ConfigError(
-                f"data source '{name}' should be a function that returns a tailorfl.Source, but is {found!r}"[
-                    :300
-                ]
+                f"data source '{name}' should be a function that returns a tailorfl.Source, but is a "
+                f"{type(found).__name__}"
             )
         return cast(Callable[..., Source], found)
     if name not in _SOURCES:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tailorfl.data.rows import Ints, Rows
 from tailorfl.errors import ConfigError, unknown
+from tailorfl.printable import shown
 
 Floats = NDArray[np.float64]
 
@@ -82,7 +83,7 @@ def read_split(split: str | Mapping[str, Any] | None, official: bool) -> Split:
     if isinstance(test, str):
         if test not in OFFICIAL:
             raise ConfigError(
-                f"split test={test!r} is unknown; give a share, {', '.join(map(repr, OFFICIAL))}"
+                f"split test={shown(test)} is unknown; give a share, {', '.join(map(repr, OFFICIAL))}"
             )
         if not official:
             raise ConfigError(
@@ -218,5 +219,5 @@ def _ascending(rows: Ints, client: Ints, samples: int) -> Ints:
 
 def _share(part: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -_TOLERANCE <= value <= 1.0:
-        raise ConfigError(f"split {part}={value!r} must be a share from 0 to 1")
+        raise ConfigError(f"split {part}={shown(value)} must be a share from 0 to 1")
     return max(0.0, float(value))

@@ -60,7 +60,7 @@ class Record(BaseModel):
             place = ".".join(map(str, first["loc"])) or "it"
             raise DataError(
                 f"{where or f'a {cls.__name__}'} is not as expected: {place}: {first['msg']}"
-            ) from error
+            ) from None
 
 
 class Columns(Record):

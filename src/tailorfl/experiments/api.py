@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from tailorfl.arguments import check_kind
 from tailorfl.benchmark.measure import Watch, measure
 from tailorfl.benchmark.result import Bench
+from tailorfl.data.in_memory import OF_DATASETS, ROLES, Data, as_source, is_data
 from tailorfl.data.registry import GIVEN
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
@@ -41,12 +43,15 @@ def run(
     extend: bool,
     overwrite: bool,
     observer: Observer | None,
-    source: Source | None,
+    source: Data | None,
     force: bool,
     progress: bool | None,
     methods: Sequence[str] | None = None,
 ) -> ExperimentResult:
     """Loads, checks and runs an experiment; see `tailorfl.run`. `methods` are run where none are named."""
+    check_kind("out", out, str, Path, None)
+    check_kind("progress", progress, bool, None)
+    settings, source = _with_source(settings, source)
     folder = None if out is None else Path(out)
     chosen, way = _chosen(config, settings, folder, source, methods, resume, extend, overwrite, force)
     check(chosen)
@@ -108,6 +113,7 @@ def reproduce(
     progress: bool | None,
 ) -> dict[str, ExperimentResult]:
     """Runs every variant of an experiment; see `tailorfl.reproduce`."""
+    check_kind("out", out, str, Path, None)
     place = None if out is None else Path(out)
     name_modules(settings)
     given = load(config, settings, scale=scale)
@@ -127,9 +133,11 @@ def pretrain(
     resume: bool,
     overwrite: bool,
     watch: Watcher | None,
-    source: Source | None,
+    source: Data | None,
 ) -> Pretrained:
     """Loads, checks and runs a pretraining; see `tailorfl.pretrain`."""
+    check_kind("out", out, str, Path, None)
+    settings, source = _with_source(settings, source)
     if resume:
         if out is None or config is not None or settings:
             raise ConfigError(
@@ -150,10 +158,11 @@ def bench(
     *,
     seconds: float,
     profile: bool,
-    source: Source | None,
+    source: Data | None,
     watch: Watch | None,
 ) -> Bench:
     """Loads, checks, builds and measures an experiment; see `tailorfl.bench`."""
+    settings, source = _with_source(settings, source)
     chosen = _loaded(config, settings, source)
     check(chosen)
     if chosen.variants:
@@ -176,6 +185,18 @@ def bench(
     sim = built(chosen.engine.features)
     anew = None if sim.features is None else built("off")
     return measure(sim, chosen, anew=anew, seconds=seconds, profile=profile, watch=told)
+
+
+def _with_source(settings: Mapping[str, Any], source: Data | None) -> tuple[Mapping[str, Any], Source | None]:
+    """Return the settings without what says something of data in memory, and these as a source; None without any."""
+    data = settings.get("data") if source is None else source
+    if source is None and not is_data(data):
+        return settings, None
+    said = {name: settings[name] for name in settings if name in ROLES | OF_DATASETS}
+    left = {name: value for name, value in settings.items() if name not in said}
+    if source is None:
+        del left["data"]
+    return left, as_source(data, said)
 
 
 def _loaded(

@@ -15,11 +15,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tailorfl.arguments import check_kind
 from tailorfl.errors import ConfigError, nearest, unknown
 from tailorfl.experiments.mistakes import Elsewhere, explain
 from tailorfl.experiments.overrides import SHORT_FORMS, apply, as_list
 from tailorfl.experiments.places import meant, written
 from tailorfl.experiments.reading import MOST_CHARACTERS, Loader, check_values, parsed
+from tailorfl.printable import shown
 from tailorfl.settings.experiment import ExperimentConfig
 
 log = logging.getLogger(__name__)
@@ -47,8 +49,10 @@ def load(
     Raises:
         ConfigError: the settings have mistakes; names the place of each, what was expected, the nearest key.
     """
-    if isinstance(given, Mapping):
-        check_values(given, "the settings")  # before they are copied
+    check_kind("config", given, str, Path, Mapping, ExperimentConfig, None)
+    for values in (given, overrides):
+        if isinstance(values, Mapping):
+            check_values(values, "the settings")  # before they are copied
     if isinstance(overrides, Mapping):
         check_values(overrides, "the settings")
     raw = _plain(given)
@@ -149,7 +153,7 @@ def _parse(raw: Mapping[str, Any], where: str, python: Mapping[str, Any]) -> Exp
     try:
         return ExperimentConfig.model_validate(raw)
     except ValidationError as error:
-        raise explain(error, ExperimentConfig, raw, where, _elsewhere(raw, python)) from error
+        raise explain(error, ExperimentConfig, raw, where, _elsewhere(raw, python)) from None
 
 
 def _elsewhere(plain: Mapping[str, Any], python: Mapping[str, Any]) -> Elsewhere:
@@ -206,4 +210,4 @@ def _flat(group: Any) -> dict[str, Any]:
 
 
 def _kind(value: Any) -> str:
-    return "a list" if isinstance(value, list) else f"{value!r}"[:60]
+    return "a list" if isinstance(value, list) else shown(value)

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from tailorfl.errors import ConfigError, nearest
+from tailorfl.printable import shown
 from tailorfl.settings.listing import groups_in
 
 Place = tuple[str | int, ...]
@@ -92,7 +93,7 @@ def _say(mistake: Any, place: Place, schema: type[BaseModel], elsewhere: Elsewhe
         expected = EXPECTED.get(kind, plain)
     if isinstance(value, Mapping | BaseModel):
         return (" " if place else ""), expected
-    return f" = {value!r}: ", expected
+    return f" = {shown(value)}: ", expected
 
 
 def _place(loc: Sequence[str | int], given: Any, kind: str) -> Place:

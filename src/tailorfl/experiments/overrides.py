@@ -12,6 +12,7 @@ from tailorfl.experiments.mistakes import dotted
 from tailorfl.experiments.places import takes_list, written
 from tailorfl.experiments.reading import Loader, parsed
 from tailorfl.modules import name_in
+from tailorfl.printable import shown
 from tailorfl.settings.experiment import ExperimentConfig
 
 GROUPS = ("data", "model", "train", "engine", "eval")
@@ -56,9 +57,11 @@ def _changes(overrides: Sequence[str] | Mapping[str, Any]) -> Iterator[tuple[lis
         return
     for key, value in overrides.items():
         if isinstance(value, Mapping) and key in GROUPS:
-            yield from (([key, inner], deepcopy(item)) for inner, item in value.items())
+            yield from (
+                ([key, inner], _separated([key, inner], deepcopy(item))) for inner, item in value.items()
+            )
         else:
-            yield [key], deepcopy(value)
+            yield [key], _separated([key], deepcopy(value))
 
 
 _LIST = re.compile(r"([^,\[\]{}'\"]+,)+[^,\[\]{}'\"]*$")
@@ -73,9 +76,14 @@ def _split(override: str) -> tuple[list[str], Any]:
     path = key.strip().split(".")
     what = f"the value of '{override[:80]}'"
     value = parsed(text, Loader, what)
-    if isinstance(value, str) and value == text.strip() and _LIST.match(value) and takes_list(path):
-        return path, [parsed(part, Loader, what) for part in value.split(",") if part]
-    return path, value
+    return path, _separated(path, value) if value == text.strip() else value
+
+
+def _separated(path: list[str], value: Any) -> Any:
+    """Return the list that a text such as `local,fedavg` is where a list may stand; any other value as it is."""
+    if not (isinstance(value, str) and _LIST.match(value) and takes_list(path)):
+        return value
+    return [parsed(part, Loader, f"the value of {dotted(path)}") for part in value.split(",") if part]
 
 
 def _set(raw: dict[str, Any], path: list[str], value: Any) -> None:
@@ -107,7 +115,7 @@ def _enter(group: Any, place: list[str], step: str) -> Any:
         inner = group[step] = [{"name": m} if isinstance(m, str) else m for m in as_list(inner)]
     if not isinstance(inner, dict | list):
         raise ConfigError(
-            f"{dotted([*place, step])} = {inner!r} has no settings inside it that could be changed"
+            f"{dotted([*place, step])} = {shown(inner)} has no settings inside it that could be changed"
         )
     return inner
 

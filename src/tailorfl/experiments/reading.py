@@ -142,6 +142,13 @@ def _problem(value: Any, allowed: str) -> str | None:
             return f"holds the character {found!r}, which would change how a terminal or a page shows it; leave it out"
     elif isinstance(value, int) and not -LARGEST <= value <= LARGEST:
         return f"is a whole number of {value.bit_length()} bits; numbers here lie within ±{LARGEST}"
+    elif hasattr(value, "__len__") and not isinstance(
+        value, Mapping | list | tuple | set | frozenset | bytes
+    ):
+        return (
+            f"is a {type(value).__name__}, and no setting can be that; hand data over as tailorfl.run(data=..., "
+            "label=..., client=...), or make a Source of them by a function of tailorfl.data.own"
+        )
     elif isinstance(value, complex):
         return f"is {value}, a complex number; numbers here are real"
     return None

@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from tailorfl.errors import MissingExtraError, ModelError
+from tailorfl.printable import shown
 
 QUERY_VALUE = (("query", "value"), ("q_proj", "v_proj"), ("q_lin", "v_lin"), ("q", "v"))
 """What families of models call the two projections."""
@@ -48,7 +49,7 @@ def find_targets(base: nn.Module, wanted: Sequence[str] | None = None) -> list[s
     names = list(linear_layers(base))
     if wanted is not None:
         if isinstance(wanted, str) or not wanted:
-            raise ModelError(f"lora_targets is a list of names such as [query, value], got {wanted!r}.")
+            raise ModelError(f"lora_targets is a list of names such as [query, value], got {shown(wanted)}.")
         ends = {end: [n for n in names if n == end or n.endswith(f".{end}")] for end in wanted}
         if absent := [end for end, found in ends.items() if not found]:
             raise ModelError(

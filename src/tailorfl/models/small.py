@@ -12,6 +12,7 @@ from tailorfl.errors import ModelError
 from tailorfl.models.dropout import Dropout
 from tailorfl.models.norm import make_norm
 from tailorfl.models.shapes import after_window, check_choice, image_shape, vector_length
+from tailorfl.printable import shown
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -85,7 +86,9 @@ def _sizes(model: str, hidden: int | Sequence[int]) -> tuple[int, ...]:
         or not isinstance(sizes, Sequence)
         or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
     ):
-        raise ModelError(f"model '{model}' takes hidden as a list of widths such as [200], got {hidden!r}.")
+        raise ModelError(
+            f"model '{model}' takes hidden as a list of widths such as [200], got {shown(hidden)}."
+        )
     return tuple(sizes)
 
 

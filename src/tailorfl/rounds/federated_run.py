@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from tailorfl.arguments import check_kind, check_texts
 from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Traffic
 from tailorfl.core.method import Method, check_aggregates
 from tailorfl.data.federation import Federation
@@ -65,6 +67,7 @@ class FederatedRun:
         robust: RobustConfig = DEFAULT.server.robust,
         features: FeatureSettings = FEATURES,
     ) -> None:
+        _check_kinds(method, federation, model, train, assignment, seed, fraction)
         keep_freed_memory()
         check_aggregates(method)
         if not 0 < fraction <= 1:
@@ -313,3 +316,15 @@ def _as_it_is(source: Source) -> Source:
 def _place(group: Group) -> str:
     """Where a checkpoint holds the private states of a group's clients."""
     return f"clients/{group.name}/" if group.name else "clients/"
+
+
+def _check_kinds(
+    method: Any, federation: Any, model: Any, train: Any, assignment: Any, seed: Any, fraction: Any
+) -> None:
+    check_kind("method", method, Method)
+    check_kind("federation", federation, Federation)
+    check_kind("model", model, Model, Mapping)
+    check_kind("train", train, TrainConfig)
+    check_texts("assignment", assignment)
+    check_kind("seed", seed, Integral)
+    check_kind("fraction", fraction, Real)

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from tailorfl.printable import shown
 from tailorfl.settings.base import Named, Number, Settings, Whole
 from tailorfl.settings.data import DataConfig
 from tailorfl.settings.deploy import DeployConfig
@@ -214,7 +215,7 @@ def check_published(key: str, value: Any) -> None:
     if not isinstance(value, Mapping):
         if value is None or isinstance(value, list | tuple):
             raise ValueError(
-                f"has {key} = {value!r}, which is neither a note (a text) nor numbers such as {{mean: 0.9}}"
+                f"has {key} = {shown(value)}, which is neither a note (a text) nor numbers such as {{mean: 0.9}}"
             )
         return
     for column, number in value.items():
@@ -222,9 +223,9 @@ def check_published(key: str, value: Any) -> None:
         for one in number if several else [number]:
             if isinstance(one, bool) or not isinstance(one, int | float) or not math.isfinite(one):
                 wanted = "a list of numbers" if column == CLIENTS else "a number"
-                raise ValueError(f"has {key}.{column} = {number!r}, which should be {wanted}")
+                raise ValueError(f"has {key}.{column} = {shown(number)}, which should be {wanted}")
         if column == CLIENTS and not several:
-            raise ValueError(f"has {key}.{column} = {number!r}, which should be a list of numbers")
+            raise ValueError(f"has {key}.{column} = {shown(number)}, which should be a list of numbers")
 
 
 def labels(methods: Iterable[MethodConfig]) -> list[str]:

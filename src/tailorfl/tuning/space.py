@@ -21,6 +21,7 @@ from tailorfl.errors import ConfigError
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import train_config
 from tailorfl.experiments.tuned import value_of
+from tailorfl.printable import shown
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 
 log = logging.getLogger(__name__)
@@ -217,8 +218,9 @@ def check(config: ExperimentConfig, line: MethodConfig, space: Space) -> None:
                 changed(config, line, {key: value})
             except ConfigError as error:
                 raise ConfigError(
-                    f"search: {line.label} cannot be tuned with {key} = {value!r}: {error}; change its values with "
-                    f"search.methods.{line.label}.{key.removeprefix('method.')}, or leave the setting alone (null)"
+                    f"search: {line.label} cannot be tuned with {key} = {shown(value)}: {error}; change its "
+                    f"values with search.methods.{line.label}.{key.removeprefix('method.')}, or leave the setting "
+                    "alone (null)"
                 ) from error
 
 
@@ -315,7 +317,7 @@ def _parsed(key: str, given: Any, whole: bool) -> Dimension:
         both_whole = whole and low == round(low) and high == round(high)
         return Range(low, high, log, both_whole)
     raise ConfigError(
-        f"search: {key} = {given!r} should be a list of values such as [0.01, 0.1], a range such as {{low: 0.01, "
+        f"search: {key} = {shown(given)} should be a list of values such as [0.01, 0.1], a range such as {{low: 0.01, "
         "high: 1, log: true}, or null to leave the setting as it is"
     )
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tailorfl.data.rows import Ints, Rows
 from tailorfl.errors import ConfigError, DataError
+from tailorfl.printable import shown
 
 Floats = NDArray[np.float64]
 
@@ -197,14 +198,14 @@ def require_number(name: str, value: float, low: float, high: float = math.inf) 
         or value == math.inf
     ):
         bounds = f"of at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-        raise ConfigError(f"partition option '{name}' must be a number {bounds}, but is {value!r}")
+        raise ConfigError(f"partition option '{name}' must be a number {bounds}, but is {shown(value)}")
 
 
 def require_whole(name: str, value: int, low: int) -> None:
     """Raise ConfigError unless option `name` is a whole number of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
         raise ConfigError(
-            f"partition option '{name}' must be a whole number of at least {low}, but is {value!r}"
+            f"partition option '{name}' must be a whole number of at least {low}, but is {shown(value)}"
         )
 
 
