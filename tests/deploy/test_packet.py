@@ -44,6 +44,31 @@ def test_equal_tensors_of_different_memory_stay_apart() -> None:
     assert torch.equal(found["b"], w2)
 
 
+@pytest.mark.parametrize(
+    ("value", "kind", "usable"),
+    [
+        (3, int, True),
+        (True, int, False),
+        (True, bool, True),
+        (3, bool, False),
+        (0.5, (int, float), True),
+        ("3", int, False),
+        ("a", str, True),
+        (None, str, False),
+        ([1], list, True),
+    ],
+)
+def test_a_fact_is_of_the_kind_that_is_asked_for(value: object, kind: type, usable: bool) -> None:
+    packet = Packet.decoded(Packet("train", {"fact": value}, {}).encoded())
+    if usable:
+        assert packet.fact("fact", kind) == value
+    else:
+        with pytest.raises(MessageError, match="'train' has no usable 'fact'"):
+            packet.fact("fact", kind)
+    with pytest.raises(MessageError, match="no usable 'other'"):
+        packet.fact("other", kind)
+
+
 def test_names_are_no_bomb() -> None:
     packet = Packet("train", {}, {"w": torch.zeros(10_000)})
     many = {f"w{i}": "w" for i in range(1000)}

@@ -265,6 +265,34 @@ class TestGates:
         (why,) = self.why(**{fact: bad})
         assert why.startswith(f"{gate}: ")
 
+    @pytest.mark.parametrize("line", ["a", "b"])
+    @pytest.mark.parametrize(
+        ("fact", "bad", "gate"),
+        [
+            ("fact.took_part.mean", 9.0, "took part: clients took part 9.0 times"),
+            ("fact.took_part.least", 4.0, "took part: a client took part 4.0 times"),
+            ("fact.inside_grid", 0.0, "inside grid: a tuned value lies at the edge"),
+        ],
+    )
+    def test_one_line_that_fails_is_enough(self, fact: str, bad: float, gate: str, line: str) -> None:
+        found = evidence(self.NUMBERS, **self.GOOD)
+        rows = tuple({**row, fact: bad} if row["label"] == line else row for row in found.rows)
+        (outcome,) = judge_paper(paper(BETTER, gates=self.ALL), [replace(found, rows=rows)])
+        assert outcome.why[0].startswith(gate)
+        assert outcome.status == "not tested"
+
+    @pytest.mark.parametrize("line", ["a", "b"])
+    def test_the_rate_has_fallen_where_it_has_in_every_line(self, line: str) -> None:
+        """Both curves moved by three points; a line whose rate has not fallen should not move."""
+        found = evidence(
+            {"a": [0.7, 0.71, 0.69], "b": [0.6, 0.61, 0.6]}, **{**self.GOOD, "fact.change": 0.03}
+        )
+        for rate, status in ((0.1, "holds"), (0.2, "not tested")):
+            left = {"a": 0.1, "b": 0.1, line: rate}
+            rows = tuple({**row, "fact.rate_left": left[row["label"]]} for row in found.rows)
+            (outcome,) = judge_paper(paper(BETTER, gates=["settled"]), [replace(found, rows=rows)])
+            assert outcome.status == status
+
     @pytest.mark.parametrize(("slope", "settled"), [(0.003, True), (0.009, False)])
     def test_the_verdict_must_stand_if_the_curves_go_on(self, slope: float, settled: bool) -> None:
         # a is .006 above b, within .0005 of it in every seed, and falls while b rises.

@@ -249,6 +249,25 @@ def test_a_round_that_reaches_nobody_waits_for_the_first() -> None:
     assert (never.answered, never.seconds) == ((), 0.0)
 
 
+def test_of_those_that_answer_at_once_as_many_count_as_are_wanted() -> None:
+    """Four answer in the very second in which the second one is enough: the first two by number."""
+    chosen, clients = settings(speed=10.0, over_selection=1.0), (1, 2, 4, 5)
+    system = System.of(chosen, 0, NAMES)
+    for wanted in (1, 2, 3, 4):
+        found = system.round(1, 0.0, clients, clients, dict.fromkeys(clients, Work(30.0, 0, 0)), wanted)
+        assert {a.seconds for a in found.answers} == {found.seconds}
+        assert found.answered == clients[:wanted]
+        assert [a.fate for a in found.answers] == ["accepted"] * wanted + ["late"] * (4 - wanted)
+
+
+def test_intervals_that_touch_are_one() -> None:
+    """A client that is there until 5 and from 5 on is not away at 5."""
+    touching = Listed({0: [(5.0, 8.0), (0.0, 5.0), (9.0, 10.0)]})
+    assert [touching.until(0, t, 0) for t in (0.0, 4.0, 5.0, 7.0)] == [8.0] * 4
+    assert touching.until(0, 8.0, 0) is None
+    assert touching.next(0, 8.0) == 9.0
+
+
 def test_more_are_asked_and_the_first_ones_count() -> None:
     sim = simulation("fedavg", system=settings(speed=10.0, over_selection=0.5), fraction=0.4)
     for _ in range(4):

@@ -64,8 +64,8 @@ def command(
         say(
             stderr(),
             f"No results were given, and {KEPT} is not in this folder, so no claim that needs runs is judged. The "
-            f"project's repository has the numbers of its runs there: call this in a clone of it, or with --runs CLONE/{KEPT}. "
-            "Results of your own are named with --runs FOLDER.",
+            "project's repository has the numbers of its runs there: call this in a clone of it, or with "
+            f"--runs CLONE/{KEPT}. Results of your own are named with --runs FOLDER.",
         )
     if keep is not None:
         claims = [claim for one in chosen(None).values() for claim in one.claims]
