@@ -19,7 +19,7 @@ from tailorfl.data.source import Source
 from tailorfl.errors import RunError
 from tailorfl.experiments.config import load
 from tailorfl.experiments.extending import extended
-from tailorfl.experiments.fingerprint import changes, digests
+from tailorfl.experiments.fingerprint import changes, decisive, digests
 from tailorfl.experiments.result import ExperimentResult
 
 TINY: dict[str, Any] = {
@@ -126,3 +126,17 @@ def test_a_setting_that_did_not_exist_is_a_change_where_it_is_not_its_default() 
     assert len(list(changes(kept, {**kept, "rounds": rounds + 1}))) == 1
     assert len(list(changes({**kept, "rounds": rounds}, kept))) == 1
     assert len(list(changes(kept, {**kept, "method": {"lam": 1.0}}))) == 1
+
+
+def test_what_decides_the_numbers_of_a_job_are_the_settings_of_its_own_method() -> None:
+    lines = [
+        "local",
+        {"name": "ditto", "label": "one", "lam": 0.1},
+        {"name": "ditto", "label": "two", "lam": 0.2},
+    ]
+    written = load(None, {**TINY, "methods": lines}).to_dict()
+    for label, lam in (("one", 0.1), ("two", 0.2)):
+        assert decisive(written, label)["method"]["lam"] == lam
+    assert decisive(written, "three")["method"] == {}
+    assert "rounds" in decisive(written, "one")
+    assert "rounds" not in decisive(written, "one", longer=True)
