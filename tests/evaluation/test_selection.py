@@ -228,7 +228,9 @@ def test_an_experiment_goes_on_with_what_was_chosen_wherever_states_lie(tmp_path
 
 def test_the_table_says_which_rounds_were_chosen(tmp_path: Path) -> None:
     result = run_experiment(parse(SETTINGS), tmp_path / "out")
-    chosen = pd.read_csv(tmp_path / "out" / "ditto" / "seed-0" / "selection.csv")["round"]
+    listed = pd.read_csv(tmp_path / "out" / "ditto" / "seed-0" / "selection.csv")
+    assert list(listed.columns) == ["client", "round", "val/accuracy", "val/loss"]
+    chosen = listed["round"]
     assert result.table["selected_round"]["ditto"] == pytest.approx(chosen.mean())
     assert np.isnan(result.table["selected_round"]["fedavg"])
     head, _, *rows = (tmp_path / "out" / "comparison.md").read_text().splitlines()

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional
 
 import tailorfl
 from tailorfl.errors import ModelError
@@ -95,6 +96,36 @@ def test_a_late_client_has_the_metrics_of_the_steps_that_its_model_took(run: Pat
         assert one.facts["metrics"]["test"]["mse"] == oak[name]
         assert one.facts["metrics"].keys() == {"test"}
         assert one.off.keys() == {"model.py"}, "further forms are written where they are asked for"
+
+
+FACTOR = 1.5
+
+
+class Joined(nn.Module):
+    """Uses torch, a part of it, a number of the module around it and a method and a number of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.shift = nn.Linear(3, 4), 0.25
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([functional.relu(self.inside(x)), self.more(x)], 1) * FACTOR
+
+    def more(self, x: Tensor) -> Tensor:
+        return x + self.shift
+
+
+def test_a_forward_pass_of_torch_alone_is_written_as_code() -> None:
+    torch.manual_seed(0)
+    network, x = Joined(), torch.randn(5, 3)
+    space: dict[str, Any] = {}
+    exec(written(network), space)
+    made = space["network"]()
+    made.load_state_dict(network.state_dict())
+    assert torch.equal(made(x), network(x))
+    assert type(made) is not Joined
+    with pytest.raises(NotWritable, match="two places"):
+        written(nn.Sequential(part := nn.Linear(3, 3), part))
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
