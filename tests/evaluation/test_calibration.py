@@ -151,3 +151,18 @@ def test_runs_measure_what_is_asked_for_and_can_be_led_by_it(tmp_path: Path) -> 
             method="local", data="synthetic_linear", model="linear", rounds=1, seeds=1, out=tmp_path / "no",
             eval={"metrics": ["ece"]},
         )  # fmt: skip
+
+
+def test_bins_hold_equal_numbers_of_samples_also_where_confidences_are_alike() -> None:
+    """Samples of one confidence share their accuracy: ½ of 0.6, 1 of 0.9; each of the six is a bin of its own."""
+    confidence = np.array([0.6, 0.6, 0.9, 0.9, 0.9, 0.9])
+    found = Reliability.binned(confidence, np.array([True, False, True, True, True, True]))
+    assert found.samples.tolist() == [1] * 6
+    assert found.error == pytest.approx((2 * 0.1 + 4 * 0.1) / 6)
+
+
+def test_as_many_bins_as_are_asked_for() -> None:
+    found = Reliability.binned(np.array([0.9, 0.6, 0.8, 0.7]), np.array([True, False, True, True]), bins=2)
+    assert found.samples.tolist() == [2, 2]
+    assert found.confidence.tolist() == pytest.approx([0.65, 0.85])
+    assert found.accuracy.tolist() == [0.5, 1.0]

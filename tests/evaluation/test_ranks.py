@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.special import betainc
 from scipy.stats import friedmanchisquare, wilcoxon
 
 from tailorfl.evaluation.ranks import holm, ranking
@@ -115,3 +116,23 @@ def test_holm_by_hand() -> None:
     some = holm([math.nan, 0.02, 0.03])
     assert math.isnan(some[0])
     assert some[1:] == pytest.approx([0.04, 0.04])
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (6, 4)])
+def test_iman_davenport_is_the_analysis_of_variance_of_ranks(shape: tuple[int, int]) -> None:
+    """Mean square between methods over that of what methods and federations leave, with k − 1 and (n − 1)(k − 1)."""
+    scores = np.random.default_rng(1).normal(size=shape) + 0.2 * np.arange(shape[1])
+    found = ranking(scores)
+    n, k = shape
+    places = np.array([[1 + sum(other > own for other in row) for own in row] for row in scores], dtype=float)
+    methods, rows, mean = places.mean(0), places.mean(1, keepdims=True), places.mean()
+    between = n * ((methods - mean) ** 2).sum() / (k - 1)
+    rest = ((places - methods - rows + mean) ** 2).sum() / ((n - 1) * (k - 1))
+    assert 0 < found.f < math.inf
+    assert found.f == pytest.approx(between / rest)
+    assert found.f_p == pytest.approx(upper_tail(between / rest, k - 1, (n - 1) * (k - 1)))
+
+
+def upper_tail(ratio: float, upper: int, lower: int) -> float:
+    """P(F > ratio) by the incomplete beta function."""
+    return float(betainc(lower / 2, upper / 2, lower / (lower + upper * ratio)))

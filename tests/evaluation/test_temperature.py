@@ -79,3 +79,19 @@ def test_what_has_no_best_temperature_ends_at_a_bound_or_has_none() -> None:
     assert fitted(said(0 * right, y)) == 1.0
     assert fitted(said(right[: FEWEST - 1], y[: FEWEST - 1])) is None
     assert fitted(said(right * np.nan, y)) is None
+
+
+def test_as_few_samples_as_are_enough_have_the_temperature_of_scipy() -> None:
+    given = drawn("classification", 3.0, FEWEST)
+
+    def loss(log_t: float) -> float:
+        return float(log_loss(given.y, probabilities("classification", given.outputs, np.exp(log_t))))
+
+    by_scipy = minimize_scalar(loss, bounds=(-3, 3), method="bounded", options={"xatol": 1e-9}).x
+    assert fitted(given) == pytest.approx(np.exp(by_scipy), rel=1e-4)
+
+
+def test_one_output_that_is_no_number_leaves_no_temperature() -> None:
+    given = drawn("classification", 1.0, FEWEST)
+    given.outputs[7, 2] = np.inf
+    assert fitted(given) is None

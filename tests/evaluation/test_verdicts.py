@@ -201,3 +201,36 @@ def test_kendalls_tau_is_that_of_all_permutations() -> None:
     here = concordance(tuple(means))  # the published order is descending
     assert order.tau == pytest.approx(here / 6)
     assert order.tau_p == pytest.approx(np.mean([one >= here for one in every]))
+
+
+def test_an_order_has_the_p_value_and_the_difference_of_its_weakest_pair() -> None:
+    values = order_of({"a": 0.9, "b": 0.8, "c": 0.79, "d": 0.77}, width=0.02)
+    order = judge_order(values, PUBLISHED)
+    by_scipy = {
+        (one, two): (
+            np.mean(values[one]) - np.mean(values[two]),
+            stats.ttest_rel(values[one], values[two]).pvalue,
+        )
+        for one, two, _ in order.pairs
+    }
+    assert len({round(p, 6) for _, p in by_scipy.values()}) == len(by_scipy) == 5
+    assert order.judged.p_value == pytest.approx(max(p for _, p in by_scipy.values()), rel=1e-6)
+    assert order.judged.estimate == pytest.approx(min(gap for gap, _ in by_scipy.values()))
+
+
+@pytest.mark.parametrize(
+    ("means", "verdict"),
+    [
+        ({"a": 0.8, "b": 0.7, "c": 0.9}, "does not hold"),  # (a, c) is backwards, (a, b) is not
+        ({"a": 0.8, "b": 0.85, "c": 0.9}, "reversed"),
+        ({"a": 0.8, "b": 0.7, "c": 0.75}, "holds"),
+    ],
+)
+def test_an_order_is_reversed_where_more_pairs_are_backwards_than_forwards(
+    means: dict[str, float], verdict: str
+) -> None:
+    """Published far enough apart are a and b, and a and c alone."""
+    values = order_of(means, width=0.001)
+    order = judge_order(values, {label: PUBLISHED[label] for label in "abc"})
+    assert len(order.pairs) == 2
+    assert order.judged.verdict == verdict

@@ -21,7 +21,7 @@ from tailorfl.engines.make import make_engine
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
-from tailorfl.rounds.features import Featured
+from tailorfl.rounds.features import Featured, Table
 from tailorfl.rounds.frozen_front import FeatureSettings
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.system import MaliciousConfig, SystemConfig
@@ -335,3 +335,23 @@ def test_beyond_the_bound_they_lie_in_a_file(images: Federation, tmp_path: Path)
     )  # not all digits that there are
     samples = own + len(images.shifted["noisy"]) + 40
     assert sim.features.bytes == samples * 64 * 8  # 8 x 8 channels of one pixel, in float64
+
+
+@pytest.mark.parametrize("used", [32, 40, 64, 65])
+def test_what_is_computed_at_once_are_the_features_of_all_that_somebody_has(
+    images: Federation, used: int
+) -> None:
+    """Rows in an order of their own: the first `used`, in whole blocks of 32, have numbers; the others have none."""
+    sim = simulation(images, head_only(), "fedavg", AUTO)
+    assert sim.features is not None
+    front = sim.features.tables[0].front
+    order = np.random.default_rng(0).permutation(len(images.source)).astype(np.int64)
+    table = Table(images.source, front, order, used, None)
+    table.fill(torch.device("cpu"))
+    computed = min(-(-used // 32) * 32, len(order))
+    wanted = front(images.source.take(torch.from_numpy(order[:computed])))
+    assert torch.isfinite(table.values[torch.from_numpy(order[:computed])]).all()
+    torch.testing.assert_close(table.values[torch.from_numpy(order[:computed])], wanted)
+    assert table.values[torch.from_numpy(order[computed:])].isnan().all()
+    table.ensure(torch.from_numpy(order[-1:]))
+    assert torch.isfinite(table.values[torch.from_numpy(order[-1:])]).all()

@@ -193,3 +193,25 @@ def test_the_gain_of_ones_own_is_what_the_mean_model_loses_on_the_other_half() -
     ]
     np.testing.assert_allclose(gain_of_own(found), expected, rtol=1e-5)
     assert min(expected) > 0.1
+
+
+def test_the_noise_of_gradients_is_that_of_plain_torch() -> None:
+    """ρ² = √(S at own halves · S at the other ones), means of two, S the unbiased variance of single gradients."""
+    data = federation()
+    found = run_pilot(data, objective(data), TrainConfig(), seed=5)
+
+    def variance(theta: torch.Tensor, rows: np.ndarray) -> float:
+        x = data.source.x[torch.from_numpy(rows)].double()
+        y = data.source.y[torch.from_numpy(rows)].double()[:, 0]
+        slopes = []
+        for one, target in zip(x, y, strict=True):
+            w = theta.double().clone().requires_grad_()
+            slopes.append(torch.autograd.grad((w @ one - target).square() / 2, w)[0].numpy())
+        return float(np.var(slopes, axis=0, ddof=1).sum())
+
+    for k, rho in enumerate(gradient_noise(found)):
+        first, second = found.models[0][k], found.models[1][k]
+        one, other = found.halves[k]
+        inside = (variance(first, one) + variance(second, other)) / 2
+        across = (variance(first, other) + variance(second, one)) / 2
+        assert rho == pytest.approx(np.sqrt(inside * across), rel=1e-6)

@@ -259,3 +259,12 @@ def test_what_cannot_be_is_told():
         client.fit(start, term=Term(lambda seen, a: seen.loss, given=(0.5,)))  # type: ignore[arg-type]
     with pytest.raises(TailorflError, match="one model at a time"):
         client.fit({"a": start, "b": start}, term=Term(prototypes), direction=lambda s, g: s)
+
+
+@pytest.mark.parametrize(
+    "refused", [{"public": 0}, {"public": 1, "replaces": True}, {"public": 1, "keeps": ("kept",)}]
+)
+def test_a_term_on_public_samples_takes_one_at_least_and_is_added(refused: dict[str, Any]) -> None:
+    assert Term(lambda seen: seen.loss, public=1).public == 1
+    with pytest.raises(TailorflError, match="public"):
+        Term(lambda seen: seen.loss, **refused)
