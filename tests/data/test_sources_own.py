@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,8 @@ import torch
 from PIL import Image
 
 from tailorfl.data.build import build
+from tailorfl.data.columns import MOST_COLUMNS, need_columns
+from tailorfl.data.folder import from_client_folder
 from tailorfl.data.own import from_datasets, from_folder, from_table, from_tensors
 from tailorfl.data.registry import load_source
 from tailorfl.errors import DataError, MissingExtraError
@@ -381,3 +384,29 @@ def test_datasets_mistakes_are_named(frame: pd.DataFrame) -> None:
         from_datasets(dataset, label="outcome")
     with pytest.raises(DataError, match=r"no column 'agee'. Did you mean 'age'"):
         from_datasets(dataset, label="outcome", features=["agee"])
+
+
+@pytest.mark.parametrize(
+    ("size", "word"),
+    [
+        ((100_000, 100_000), "10,000,000,000 pixels"),
+        ((0, 5), "two whole numbers"),
+        ((5,), "two whole numbers"),
+        ((5.5, 5), "two whole numbers"),
+        (5, "two whole numbers"),
+    ],
+)
+def test_a_size_that_no_image_can_have_is_refused_before_any_is_made(
+    tmp_path: Path, size: Any, word: str
+) -> None:
+    save(tmp_path, "north/ill/a.png", 3)
+    for load in (from_folder, from_client_folder):
+        with pytest.raises(DataError, match=word):
+            load(tmp_path, size=size)
+
+
+def test_a_table_of_too_many_columns_is_refused() -> None:
+    wide = pd.DataFrame(np.zeros((2, MOST_COLUMNS + 1), dtype=np.int8)).add_prefix("c")
+    with pytest.raises(DataError, match=r"50,001 columns.*from_tensors"):
+        from_table(wide, label="c0", client="c1")
+    need_columns("wide", wide.iloc[:, 1:], list(wide.columns[1:]))

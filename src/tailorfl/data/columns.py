@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,18 @@ from tailorfl.data.words import in_order, words_in
 from tailorfl.errors import DataError, nearest
 from tailorfl.printable import shown
 
+MOST_COLUMNS = 50_000
+"""Of a table: each is looked at for words and gaps, which takes half a millisecond."""
+
 
 def need_columns(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> None:
     """Nothing if a table has these columns, none of them twice. Raises DataError with the nearest name."""
-    known = [str(column) for column in frame.columns]
+    known = dict.fromkeys(str(column) for column in frame.columns)
+    if len(known) > MOST_COLUMNS:
+        raise DataError(
+            f"table '{name}' has {len(known):,} columns; at most {MOST_COLUMNS:,} are looked at one by one. Hand so "
+            "many numbers over as an array: from_tensors(x, y, clients) of tailorfl.data.own"
+        )
     for column in columns:
         if column not in known:
             hint = nearest(column, known)
@@ -29,7 +38,7 @@ def need_columns(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> None
             raise DataError(
                 f"table '{name}' has no column {shown(column)}.{suggestion} Columns: {', '.join(known)}."
             )
-    repeated = sorted({column for column in columns if columns.count(column) > 1})
+    repeated = sorted(column for column, times in Counter(columns).items() if times > 1)
     if repeated:
         raise DataError(
             f"table '{name}': column '{repeated[0]}' is used for two things (label, client, split, feature)"

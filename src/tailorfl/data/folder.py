@@ -19,6 +19,7 @@ from torch import Tensor
 from tailorfl.data.scaling import PRIVATE_SCALING, PUBLIC_CHANNEL, Channels, PrivateScaling
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError, unknown
+from tailorfl.printable import shown
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -61,6 +62,7 @@ def from_folder(
         DataError: for a missing folder, no images, an image at another depth, unreadable files or mixed
             sizes.
     """
+    _check_size(size)
     root = Path(path).expanduser()
     if not root.is_dir():
         raise DataError(f"image folder '{root}' does not exist or is not a folder")
@@ -103,6 +105,7 @@ def from_client_folder(
     Raises:
         DataError: as in `from_folder`.
     """
+    _check_size(size)
     root = Path(path).expanduser()
     if not root.is_dir():
         raise DataError(
@@ -124,6 +127,19 @@ def from_client_folder(
         std=std,
         info={"classes": tuple(str(name) for name in classes), **scaled},
     )
+
+
+def _check_size(size: Any) -> None:
+    """Check that images can be made this large. Raises DataError if not."""
+    if size is None:
+        return
+    pair = isinstance(size, list | tuple) and len(size) == 2
+    if not pair or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in size):
+        raise DataError(f"size should be (height, width), two whole numbers above 0, but is {shown(size)}")
+    if size[0] * size[1] > MOST_PIXELS:
+        raise DataError(
+            f"size={shown(size)} is {size[0] * size[1]:,} pixels an image; at most {MOST_PIXELS:,} are made"
+        )
 
 
 def _images(root: Path, group: str) -> Iterator[Path]:
