@@ -66,9 +66,10 @@ def deployed(
     """Runs an experiment with clients in this process."""
     there = members(folder) if nodes is None and post is None else nodes or {}
     within = InProcess({node: member.answer for node, member in there.items()}) if post is None else post
-    deployment = Deployment(Roster(within))
+    config = for_deployment(config)
+    deployment = Deployment(Roster(within), folder / "out", config)
     try:
-        return run_experiment(for_deployment(config), folder / "out", venue=deployment.venue, **how)
+        return run_experiment(config, folder / "out", venue=deployment.venue, **how)
     finally:
         if isinstance(within, InProcess):
             within.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from PIL import Image
 
 from deploy.federating import deployed, experiment, private_state, same, server_state, simulated
+from deploy.tampering import trace_of
 from tailorfl.deploy.joining import member_of
 from tailorfl.export.predict import predict
 from tailorfl.settings.experiment import ExperimentConfig
@@ -124,13 +126,14 @@ def test_privacy_asks_for_public_constants(level: str, tmp_path: Path) -> None:
     )
 
 
-def test_images_of_other_sizes_are_refused_by_name(tmp_path: Path) -> None:
+def test_images_of_other_sizes_are_left_out_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = tmp_path / "files"
     write_images(files)
     for file in (files / "east").rglob("*.png"):
         Image.open(file).resize((9, 9)).save(file)
-    with pytest.raises(Exception, match=r"'east' and 'north' differ in x: .*data\.options\.size"):
-        deployed(of_files("folder", files, "logistic", {}), tmp_path, clients(tmp_path, files))
+    result = deployed(of_files("folder", files, "logistic", {}), tmp_path, clients(tmp_path, files))
+    assert re.search(r"'east' is left out: .*'east' differ in x: .*data\.options\.size", caplog.text)
+    assert {i for one in trace_of(result) for i in one.sampled} == {1, 2}
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,7 @@ import torch
 
 from deploy.tampering import packed
 from tailorfl.deploy.packet import Packet
-from tailorfl.deploy.remote import check_norm
 from tailorfl.errors import MessageError
-from tailorfl.training import tree
 
 
 def test_a_tensor_under_two_names_travels_once() -> None:
@@ -81,14 +79,3 @@ def test_names_are_no_bomb() -> None:
 def test_bad_names_are_refused(same: object) -> None:
     with pytest.raises(MessageError, match="cannot be read"):
         Packet.decoded(packed(Packet("train", {}, {"w": torch.zeros(3)}), same=same))
-
-
-def test_the_bound_of_a_change_is_its_norm() -> None:
-    sent = tree.nest([("w", torch.zeros(3, 4)), ("running", torch.zeros(2))])
-    reply = {"w": torch.full((3, 4), 2.0), "running": torch.tensor([1.0, 0.0]), "steps": torch.tensor(10**6)}
-    check_norm(reply, sent, 7.01)  # 12 · 4 + 1 = 49
-    check_norm(reply, sent, None)
-    with pytest.raises(MessageError, match=r"by 7 \(L2 norm\), more than deploy.max_norm = 6.99"):
-        check_norm(reply, sent, 6.99)
-    with pytest.raises(MessageError, match="max_norm"):
-        check_norm({"new": torch.full((100,), 1.0)}, sent, 9.9)  # what was not sent counts from zero

@@ -83,6 +83,7 @@ class Agreement:
         """Returns what stands for the job, its method, its settings, and the models' structure, in every message."""
         job = self.job
         about = {
+            "name": self.experiment.get("name"),
             "experiment": deciding(self.experiment),
             "method": job.method.model_dump(mode="json"),
             "rounds": job.rounds,

@@ -8,7 +8,10 @@ from pathlib import Path
 from tailorfl.deploy.post import Post
 from tailorfl.deploy.roster import Roster
 from tailorfl.deploy.serving import Deployment, for_deployment
+from tailorfl.errors import ConfigError
 from tailorfl.experiments.check import check
+from tailorfl.experiments.config import load
+from tailorfl.experiments.folders import experiment_in
 from tailorfl.experiments.jobs import Observer
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.runner import run_experiment
@@ -38,8 +41,14 @@ def host_experiment(
     """
     config = for_deployment(config)
     check(config)
+    name = config.name
     config, way = resumed(out, config)
-    deployment = Deployment(Roster(post, config.deploy.max_bytes, told), told)
+    if way == "resume" and experiment_in(out).name != name:
+        raise ConfigError(
+            f"'{out}' holds the experiment '{experiment_in(out).name}', not '{name}'; choose another folder (--out)"
+        )
+    deployment = Deployment(Roster(post, config.deploy.max_bytes, told), out, config, way != "new")
     result = run_experiment(config, out, way=way, observer=observer, venue=deployment.venue)
+    deployment.hand_over_the_rest()
     deployment.goodbye()
     return result

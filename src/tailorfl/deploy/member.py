@@ -24,7 +24,17 @@ from tailorfl.deploy.agreement import Agreement
 from tailorfl.deploy.handover import hand_over
 from tailorfl.deploy.local_run import LocalRun, as_message
 from tailorfl.deploy.own_data import OwnData
-from tailorfl.deploy.packet import LARGEST, PROTOCOL, VERSION, Packet, all_finite, failure, flat
+from tailorfl.deploy.packet import (
+    LARGEST,
+    PROTOCOL,
+    SAME_MINOR,
+    VERSION,
+    Packet,
+    all_finite,
+    compatible,
+    failure,
+    flat,
+)
 from tailorfl.deploy.slots import NEVER, Slots, uses_as_facts
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import (
@@ -138,10 +148,9 @@ class Member:
 
     def _hello(self, asked: Packet) -> Packet:
         theirs = asked.fact("version", str)
-        if theirs != VERSION:
+        if not compatible(theirs):
             raise MessageError(
-                f"the server has tailorfl {theirs[:40]}, but client '{self.data.name}' has "
-                f"{VERSION}; install the same version on both"
+                f"the server has tailorfl {theirs[:40]}, but client '{self.data.name}' has {VERSION}; {SAME_MINOR}"
             )
         facts = {"name": self.data.name, "protocol": PROTOCOL, "version": VERSION}
         return Packet("hello", {**facts, "torch": torch.__version__})

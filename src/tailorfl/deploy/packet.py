@@ -23,7 +23,9 @@ from tailorfl.training import tree
 PROTOCOL = 1
 """Of messages; server and clients have the same."""
 VERSION = version("tailorfl")
-"""Of tailorfl; server and clients have the same."""
+"""Of tailorfl; server and clients have the same up to the last number."""
+SAME_MINOR = "install versions on both that differ in the last number alone"
+"""What to do about two versions that are not compatible."""
 LARGEST = 2**31
 """Bytes of a packet, at most."""
 DIGEST = 32
@@ -135,6 +137,11 @@ class Packet:
 def flat(name: str, given: TensorDict) -> dict[str, Tensor]:
     """Returns the leaves of a tree as tensors of a packet, which `Packet.part(name)` puts together again."""
     return {f"{name}/{path}": tensor for path, tensor in tree.leaves(given)}
+
+
+def compatible(other: str) -> bool:
+    """Return whether another version of tailorfl may take part: one that differs in the last number alone."""
+    return other.split(".")[:2] == VERSION.split(".")[:2]
 
 
 def failure(reason: str, code: str = "refused") -> Packet:

@@ -6,7 +6,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,11 +16,20 @@ from torch import Tensor
 
 from tailorfl.core.messages import Broadcast, PerClient
 from tailorfl.deploy.agreement import Agreement
+from tailorfl.deploy.checks import (
+    change_of,
+    check_change,
+    largest_changes,
+    metrics_of,
+    records_of,
+    stacked,
+    unlike_the_others,
+)
 from tailorfl.deploy.packet import Packet, all_finite, flat, same_shape
-from tailorfl.deploy.roster import Answer, Roster
+from tailorfl.deploy.roster import Answer, Roster, named
 from tailorfl.deploy.slots import NEVER, uses_from_facts
 from tailorfl.engines.results import Updates
-from tailorfl.errors import MessageError
+from tailorfl.errors import DivergenceError, MessageError, RunError
 from tailorfl.evaluation.predictions import Kept
 from tailorfl.evaluation.protocols import Protocol
 from tailorfl.evaluation.selection import Selection
@@ -30,11 +39,17 @@ from tailorfl.rounds.acceptance import Answer as Became
 from tailorfl.rounds.client_code import WORK, counted
 from tailorfl.rounds.groups import Group, by_group, message_for
 from tailorfl.rounds.one_round import Collected, RoundResult, Trained
+from tailorfl.rounds.sampling import sample_clients
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.deploy import DeployConfig
 from tailorfl.training import tree
 
 log = logging.getLogger(__name__)
+
+LOOK = 1.0
+"""Seconds between two looks whether clients have come (back)."""
+LEFT = "left"
+"""Code of the refusal of a client that leaves for good."""
 
 
 @dataclass
@@ -44,11 +59,63 @@ class Line:
     roster: Roster
     agreement: Agreement
     settings: DeployConfig
+    gone: set[str] = field(default_factory=set)
+    """Names of the clients that have left for good; shared by all jobs."""
     acked: dict[int, int] = field(default_factory=dict)
     """Client -> the last round (from 1) in which its reply was accepted."""
+    changes: dict[int, float] = field(default_factory=dict)
+    """Client -> the largest change by a reply of its that was accepted."""
     digest: str = ""
     evaluation_bytes: int = 0
     """Of all messages about evaluations, which simulations do not count."""
+
+    def until_enough(
+        self,
+        ask: Callable[[Sequence[int]], Mapping[int, Answer]],
+        clients: Sequence[int],
+        counting: Collection[int],
+        needed: int,
+        what: str,
+    ) -> dict[int, Answer]:
+        """Ask clients until `needed` of those that count have answered; where fewer do, nothing goes on meanwhile.
+
+        Args:
+            ask: returns what became of the question to each client.
+            clients: whom to ask.
+            counting: whose answers count.
+            needed: how many of these.
+            what: is paused, for messages.
+
+        Raises:
+            RunError: they have not within `deploy.wait_seconds`.
+        """
+        answers, names = dict(ask(clients)), self.agreement.names
+        begin, attempt = time.monotonic(), 0
+        while sum(answers[i].replied for i in counting) < needed:
+            missing = [i for i in clients if not answers[i].replied and names[i] not in self.gone]
+            there = sum(answers[i].replied or i in missing for i in counting)
+            waited = time.monotonic() - begin
+            if waited > self.settings.wait_seconds or there < needed:
+                raise RunError(
+                    f"{what} needs {needed} answers and has {sum(answers[i].replied for i in counting)}, after a pause "
+                    f"of {waited:.0f} s; without an answer: "
+                    + "; ".join(f"'{names[i]}' ({answers[i].reason})" for i in missing[:10])
+                    + ". The same command goes on from here; system.min_replies says how many answers are needed, "
+                    "deploy.wait_seconds how long they are waited for"
+                )
+            if not attempt:
+                self.roster.told(
+                    f"{what} is paused: {needed} answers are needed, so it waits for "
+                    f"{named([names[i] for i in missing])}, for {self.settings.wait_seconds:.0f} s at most"
+                )
+            attempt += 1
+            time.sleep(LOOK)
+            # Who refuses has a reason, which may take long to mend: asked again after 1, 2, 4, 8, ... looks.
+            seldom = attempt & (attempt - 1) == 0
+            answers |= ask([i for i in missing if seldom or answers[i].fate != "refused"])
+        if attempt:
+            self.roster.told(f"{what} goes on")
+        return answers
 
 
 class Remote(Simulation):
@@ -57,38 +124,47 @@ class Remote(Simulation):
     line: Line
 
     def attach(self, line: Line) -> None:
-        """Says how clients are reached."""
+        """Set how clients are reached."""
         line.digest = line.agreement.digest(self)
         self.line = line
 
+    @property
+    def members(self) -> list[int]:
+        """The clients that have not left."""
+        return [i for i, name in enumerate(self.line.agreement.names) if name not in self.line.gone]
+
+    def needed(self, clients: Collection[int]) -> int:
+        """Return how many of clients must answer: `system.min_replies`, by default a majority."""
+        return self.min_replies or (len(clients) // 2 + 1 if clients else 0)
+
     # -- asking ---------------------------------------------------------------------------------------------
 
-    def asked(self, packets: Mapping[int, Packet], seconds: float) -> dict[int, Answer]:
-        """Asks clients; those that do not know the job (any more) are told of it and asked once more."""
-        names = self.line.agreement.names
-        roster = self.line.roster
-        roster.refresh()
-        found = roster.ask({names[i]: packet for i, packet in packets.items()}, seconds)
-        new = [i for i in packets if found[names[i]].code == "unknown-job"]
+    def asked(self, packets: Mapping[int, Packet]) -> dict[int, Answer]:
+        """Ask clients; those that do not know the job (any more) are told of it and asked once more."""
+        line, names, seconds = self.line, self.line.agreement.names, self.line.settings.round_seconds
+        line.roster.refresh()
+        answers = line.roster.ask({names[i]: packet for i, packet in packets.items()}, seconds)
+        new = [i for i in packets if answers[names[i]].code == "unknown-job"]
         if new:
-            self.set_up(new, seconds)
-            found |= roster.ask({names[i]: packets[i] for i in new}, seconds)
-        return {i: found[names[i]] for i in packets}
+            agreed = self.set_up(new)
+            again = {names[i]: packets[i] for i in new if agreed[i].packet is not None}
+            answers |= {names[i]: agreed[i] for i in new} | line.roster.ask(again, seconds)
+        for i in packets:
+            if answers[names[i]].code == LEFT and names[i] not in line.gone:
+                line.gone.add(names[i])
+                line.roster.told(f"client '{names[i]}' has left for good")
+        return {i: answers[names[i]] for i in packets}
 
-    def set_up(self, clients: Sequence[int], seconds: float) -> dict[int, Answer]:
-        """Tells clients of the job, and returns what they say to it."""
-        names = self.line.agreement.names
+    def set_up(self, clients: Sequence[int]) -> dict[int, Answer]:
+        """Tell clients of the job, and return what they say to it."""
+        names, seconds = self.line.agreement.names, self.line.settings.round_seconds
         question = Packet("setup", self.line.agreement.facts())
         answers = self.line.roster.ask({names[i]: question for i in clients}, seconds)
         for i in clients:
             answer = answers[names[i]]
             if answer.packet is not None and answer.packet.facts.get("digest") != self.line.digest:
-                answers[names[i]] = Answer(
-                    None,
-                    "refused",
-                    "it makes another model or other settings of the experiment",
-                    "fingerprint",
-                )
+                reason = "it makes another model or other settings of the experiment"
+                answers[names[i]] = Answer(None, "refused", reason, "fingerprint")
             if answers[names[i]].packet is None:
                 log.warning("client '%s' has not agreed: %s", names[i], answers[names[i]].reason)
         return {i: answers[names[i]] for i in clients}
@@ -111,12 +187,28 @@ class Remote(Simulation):
         training: tuple[int, ...] | None = None,
         acceptance: Acceptance | None = None,
     ) -> RoundResult:
-        """Runs the next round with the clients that are there; notes whose replies were accepted."""
+        """Run the next round with the clients that are there; note whose replies were accepted."""
+        self._changes: dict[int, float] = {}
         result = super().step(sampled, training, acceptance)
         assert result.acceptance is not None
-        taken = [a.client for a in result.acceptance.answers if a.fate == "accepted"]
-        self.line.acked |= dict.fromkeys(taken, self.round)
+        for client in (a.client for a in result.acceptance.answers if a.fate == "accepted"):
+            self.line.acked[client] = self.round
+            self.line.changes[client] = max(self.line.changes.get(client, 0.0), self._changes[client])
         return result
+
+    def sample(self, round: int) -> tuple[int, ...]:
+        """Return the clients of a round, of those that have not left."""
+        there = self.members
+        if len(there) == self.participants:
+            return super().sample(round)
+        sizes, secret = self.population.sizes[there], self.cohort_is_secret
+        drawn = sample_clients(self.seed, round, sizes, self.fraction, self.sampling, secret) if there else ()
+        return tuple(there[k] for k in drawn)
+
+    def trainees(self, sampled: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the clients that train, of those that have not left."""
+        there = set(self.members)
+        return tuple(i for i in super().trainees(sampled) if i in there)
 
     def _collect(
         self,
@@ -125,7 +217,7 @@ class Remote(Simulation):
         training: tuple[int, ...],
         acceptance: Acceptance | None,
     ) -> Collected:
-        """Asks those that train for their replies; who gives none, or a bad one, took no part."""
+        """Ask those that train for their replies; who gives none, or a bad one, takes no part."""
         begin, number = time.monotonic(), self.round + 1
         packets: dict[int, Packet] = {}
         payloads: dict[int, TensorDict] = {}
@@ -135,87 +227,138 @@ class Remote(Simulation):
                 payloads[client] = one_payload(message_for(message, group, (k,)))
                 facts = self._question(client, number, attempt=secrets.token_hex(8))
                 packets[client] = Packet("train", facts, flat("received", payloads[client]))
-        answers = self.asked(packets, self.line.settings.round_seconds)
+
+        def ask(clients: Sequence[int]) -> dict[int, Answer]:
+            answers = self.asked({i: packets[i] for i in clients})
+            for group, where in by_group(self.groups, clients):
+                answers |= self._judged(
+                    group, {clients[k]: answers[clients[k]] for k in where}, packets, payloads
+                )
+            return answers
+
+        answers = self.line.until_enough(ask, training, sampled, self.needed(sampled), f"round {number}")
         parts: list[Trained] = []
         for group, where in by_group(self.groups, training):
-            ids = [training[k] for k in where]
-            like, named = self._reply_like(group, ids[0], payloads[ids[0]])
-            good: list[tuple[int, Packet]] = []
-            for client in ids:
-                answers[client] = self._judged(
-                    client, answers[client], packets[client], like, named, payloads[client]
-                )
-                packet = answers[client].packet
-                if packet is not None:
-                    good.append((client, packet))
-            if good:
-                there = [where[ids.index(client)] for client, _ in good]
-                parts.append(self._part(group, good, message_for(message, group, there)))
+            there = [k for k in where if answers[training[k]].packet is not None]
+            if there:
+                replies = {training[k]: answers[training[k]].packet for k in there}
+                parts.append(self._part(group, replies, message_for(message, group, there)))
+        if training and not parts and any(a.code == "not-finite" for a in answers.values()):
+            raise DivergenceError(
+                f"round {number}: all clients that answered diverged (updates are NaN or infinite); lower train.lr"
+            )
         told = tuple(self._told(client, answers[client]) for client in sorted(answers))
         return Collected(parts, Acceptance(number, sampled, told, time.monotonic() - begin, simulated=False))
 
     def _told(self, client: int, answer: Answer) -> Became:
-        """What the trace says of a client."""
+        """Return what the trace says of a client."""
         fate: Fate = "accepted" if answer.fate == "answered" else answer.fate
         reason = NOT_FINITE if answer.code == "not-finite" else answer.reason
         return Became(client, fate, answer.seconds, "" if fate == "accepted" else reason)
 
-    def _reply_like(
-        self, group: Group, client: int, payload: TensorDict
-    ) -> tuple[dict[str, Tensor], set[str]]:
-        """What a reply of a group looks like, and the names of the numbers beside it; no sample is looked at."""
-        _, (_, replies, metrics) = counted(group, self.cohort((client,)), payload, self.local)
-        return dict(tree.leaves(replies[0])), {name for name, _ in tree.leaves(metrics)} - {WORK}
-
     def _judged(
         self,
+        group: Group,
+        answers: Mapping[int, Answer],
+        packets: Mapping[int, Packet],
+        payloads: Mapping[int, TensorDict],
+    ) -> dict[int, Answer]:
+        """Return the answers of clients of a group; in place of a bad one a refusal that says what is wrong with it."""
+        judged, changes = dict(answers), dict[int, float]()
+        first = next(iter(answers))
+        # What a reply looks like; no sample is looked at.
+        _, (_, replies, metrics) = counted(group, self.cohort((first,)), payloads[first], self.local)
+        like, names = dict(tree.leaves(replies[0])), {name for name, _ in tree.leaves(metrics)} - {WORK}
+
+        def refuse(client: int, error: MessageError) -> None:
+            judged[client] = replace(
+                answers[client], packet=None, fate="refused", reason=str(error), code="reply"
+            )
+
+        for client, answer in answers.items():
+            if answer.packet is not None:
+                try:
+                    changes[client] = self._checked(
+                        client, answer.packet, packets[client], like, names, payloads
+                    )
+                except MessageError as error:
+                    refuse(client, error)
+        for client, largest in self._largest(group, changes).items():
+            try:
+                check_change(changes[client], largest)
+                self._changes[client] = changes[client]
+            except MessageError as error:
+                refuse(client, error)
+        for client, answer in judged.items():
+            if answer.packet is None:
+                name = self.federation.names[client]
+                log.warning("round %d: '%s' takes no part: %s", self.round + 1, name, answer.reason)
+        return judged
+
+    def _checked(
+        self,
         client: int,
-        answer: Answer,
+        packet: Packet,
         asked: Packet,
         like: Mapping[str, Tensor],
-        named: set[str],
-        payload: TensorDict,
-    ) -> Answer:
-        """Returns an answer, or in its place a refusal that says what is wrong with it."""
-        name, number, packet = self.federation.names[client], self.round + 1, answer.packet
-        if packet is None:
-            log.warning("round %d: '%s' takes no part: %s", number, name, answer.reason)
-            return answer
-        try:
-            if packet.fact("digest", str) != self.line.digest:
-                raise MessageError("its reply is of another job, model or method")
-            if packet.fact("round", int) != number or packet.fact("attempt", str) != asked.facts["attempt"]:
-                raise MessageError(
-                    f"its reply is of round {packet.facts['round']}, or of an earlier question"
-                )
-            reply = {n.removeprefix("reply/"): t for n, t in packet.tensors.items()}
-            same_shape(reply, like, "its reply")
-            bad = all_finite(reply)
-            if bad:
-                raise MessageError(f"its reply holds NaN or infinity in '{bad}'")
-            check_norm(reply, payload, self.line.settings.max_norm)
-            if metrics_of(packet).keys() != named:
-                raise MessageError(f"it reports other numbers than {', '.join(sorted(named)) or 'none'}")
-            if not 0 <= packet.fact("gradients", int) < 2**53:
-                raise MessageError("a message 'train' has no usable 'gradients': no number of samples")
-            uses_from_facts(packet.fact("uses", list))
-        except MessageError as error:
-            log.warning("round %d: the reply of '%s' is refused: %s", number, name, error)
-            return replace(answer, packet=None, fate="refused", reason=str(error), code="reply")
-        return answer
+        names: set[str],
+        payloads: Mapping[int, TensorDict],
+    ) -> float:
+        """Return by how much a reply changes what was sent. Raises MessageError where it is not what was asked for."""
+        if packet.fact("digest", str) != self.line.digest:
+            raise MessageError("its reply is of another job, model or method")
+        if (
+            packet.fact("round", int) != self.round + 1
+            or packet.fact("attempt", str) != asked.facts["attempt"]
+        ):
+            raise MessageError(f"its reply is of round {packet.facts['round']}, or of an earlier question")
+        reply = {n.removeprefix("reply/"): t for n, t in packet.tensors.items()}
+        same_shape(reply, like, "its reply")
+        bad = all_finite(reply)
+        if bad:
+            raise MessageError(f"its reply holds NaN or infinity in '{bad}'")
+        metrics_of(packet, names, self._may_lack(client))
+        if not 0 <= packet.fact("gradients", int) < 2**53:
+            raise MessageError("a message 'train' has no usable 'gradients': no number of samples")
+        uses_from_facts(packet.fact("uses", list))
+        return change_of(reply, payloads[client])
+
+    def _may_lack(self, client: int) -> bool:
+        """Whether a client has no samples of a part, so that a loss may be no number."""
+        return not all(len(part[client]) for part in (self.federation.train, self.federation.val))
+
+    def _largest(self, group: Group, changes: Mapping[int, float]) -> dict[int, float]:
+        """Return how large the changes by clients of a group may be, from all that were accepted and the present ones.
+
+        Client-level privacy clips every update, and counts on one client's reply not deciding whose others count.
+        """
+        bound = self.line.settings.max_norm
+        if bound == "auto" and self.client_dp is None:
+            heard = {**changes, **self._changes, **self.line.changes}
+            heard = {i: change for i, change in heard.items() if i in group.clients}
+            largest = largest_changes(heard, {i: int(self.population.sizes[i]) for i in heard})
+            return {i: largest[i] for i in changes}
+        return dict.fromkeys(changes, bound if isinstance(bound, float) else math.inf)
 
     def _part(
-        self, group: Group, good: Sequence[tuple[int, Packet]], message: TensorDict | PerClient
+        self, group: Group, answers: Mapping[int, Packet | None], message: TensorDict | PerClient
     ) -> Trained:
-        """The part of a round that clients of a group are, from their replies."""
-        replies = stacked([dict(tree.leaves(packet.part("reply"))) for _, packet in good])
-        work = [torch.tensor(packet.fact("gradients", int)) for _, packet in good]
-        metrics = stacked([{**metrics_of(p), WORK: w} for (_, p), w in zip(good, work, strict=True)])
+        """Return the part of a round that clients of a group are, from their replies."""
+        packets = {client: packet for client, packet in answers.items() if packet is not None}
+        replies = stacked([dict(tree.leaves(packet.part("reply"))) for packet in packets.values()])
+        metrics = stacked(
+            [
+                {**metrics_of(p, p.facts["metrics"], True), WORK: torch.tensor(p.fact("gradients", int))}
+                for p in packets.values()
+            ]
+        )
         record = self._record()
         if record is not None:
-            record.uses = {client: uses_from_facts(packet.facts["uses"]) for client, packet in good}
-        found = Updates(replies, metrics, torch.ones(len(good), dtype=torch.bool))
-        return self.trained(group, tuple(client for client, _ in good), found, message, record)
+            record.uses = {
+                client: uses_from_facts(packet.facts["uses"]) for client, packet in packets.items()
+            }
+        updates = Updates(replies, metrics, torch.ones(len(packets), dtype=torch.bool))
+        return self.trained(group, tuple(packets), updates, message, record)
 
     # -- evaluation -----------------------------------------------------------------------------------------
 
@@ -232,15 +375,31 @@ class Remote(Simulation):
                 found[client] = Packet(kind, facts, parts)
         return found
 
+    def evaluated(self, client: int, packet: Packet, sets: Sequence[str]) -> list[Record]:
+        """Return the records of a client's evaluation, and book what its training for it has used.
+
+        Raises:
+            MessageError: they cannot be used.
+        """
+        parts = {"val": self.federation.val, "local": self.federation.test}
+        samples = {name: len(parts[name][client]) for name in parts if name in sets}
+        records = records_of(packet, client, self.round, samples)
+        uses = uses_from_facts(packet.fact("uses", list))
+        if uses:
+            self.ledger.settle("deployment", {client: uses})
+        return records
+
     def dump(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Adds whose replies were accepted last, and when."""
+        """Add whose replies were accepted last, and how large they were."""
         tensors, facts = super().dump()
-        return tensors, {**facts, "acked": {str(c): r for c, r in self.line.acked.items()}}
+        acked, changes = ({str(i): v for i, v in of.items()} for of in (self.line.acked, self.line.changes))
+        return tensors, {**facts, "acked": acked, "changes": changes}
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Restores what `dump` returned."""
+        """Restore what `dump` returned."""
         super().load(tensors, facts)
-        self.line.acked = {int(c): int(r) for c, r in facts["acked"].items()}
+        self.line.acked = {int(i): int(r) for i, r in facts["acked"].items()}
+        self.line.changes = {int(i): float(v) for i, v in facts.get("changes", {}).items()}
 
 
 def evaluate_remotely(
@@ -250,93 +409,51 @@ def evaluate_remotely(
     selection: Selection | None = None,
     kept: Kept | None = None,
 ) -> list[Record]:
-    """Returns the records of all clients that answer, each measured by itself on its own parts.
+    """Return the records of all clients that answer, each measured by itself on its own parts.
 
     `selection` and `kept` would be of samples that are elsewhere: there are none.
     """
     assert isinstance(sim, Remote)
-    clients = range(sim.federation.num_clients)
-    packets = sim.questions_about_models("evaluate", clients, sets=list(protocol.sets))
-    answers = sim.asked(packets, sim.line.settings.round_seconds)
-    sim.line.evaluation_bytes += sum(a.bytes_down + a.bytes_up for a in answers.values())
-    records: list[Record] = []
-    for client, answer in answers.items():
+    records: dict[int, list[Record]] = {}
+
+    def ask(clients: Sequence[int]) -> dict[int, Answer]:
+        answers = sim.asked(sim.questions_about_models("evaluate", clients, sets=list(protocol.sets)))
+        sim.line.evaluation_bytes += sum(a.bytes_down + a.bytes_up for a in answers.values())
+        for client, answer in answers.items():
+            problem = answer.reason
+            try:
+                if answer.packet is not None:
+                    records[client] = sim.evaluated(client, answer.packet, protocol.sets)
+            except MessageError as error:
+                problem = str(error)
+            if client not in records:
+                name = sim.federation.names[client]
+                log.warning("round %d: '%s' was not evaluated: %s", sim.round, name, problem)
+        return answers
+
+    members = sim.members
+    sim.line.until_enough(
+        ask, members, members, sim.needed(members), f"the evaluation after round {sim.round}"
+    )
+    for client in unlike_the_others(records):
         name = sim.federation.names[client]
-        if answer.packet is None:
-            log.warning("round %d: '%s' was not evaluated: %s", sim.round, name, answer.reason)
-            continue
-        try:
-            records += records_of(answer.packet, client, sim.round)
-            uses = uses_from_facts(answer.packet.fact("uses", list))
-            if uses:
-                sim.ledger.settle("deployment", {client: uses})
-        except MessageError as error:
-            log.warning("round %d: the evaluation of '%s' is refused: %s", sim.round, name, error)
+        log.warning(
+            "round %d: '%s' was not evaluated: its metrics are not those of most clients", sim.round, name
+        )
+        del records[client]
+    rows = [row for client in sorted(records) for row in records[client]]
     if "participants" in protocol.sets:
         took = set(participants)
-        records += [
-            {**row, "set": "participants"}
-            for row in records
-            if row["set"] == "local" and row["client"] in took
+        rows += [
+            {**row, "set": "participants"} for row in rows if row["set"] == "local" and row["client"] in took
         ]
-    return sorted(records, key=lambda row: (row["model"], row["set"], row["client"]))
-
-
-def records_of(packet: Packet, client: int, round: int) -> list[Record]:
-    """Returns the records that a client sent. Raises MessageError where they are none of its own."""
-    found: list[Record] = []
-    for row in packet.fact("records", list):
-        if not isinstance(row, dict) or row.get("client") != client or row.get("round") != round:
-            raise MessageError(f"a record is not of client {client} after round {round}: {str(row)[:80]}")
-        if row.get("set") not in ("val", "local") or row.get("model") not in ("personal", "global"):
-            raise MessageError(f"a record is of no set or model that was asked for: {str(row)[:80]}")
-        numbers = {k: math.nan if v is None else v for k, v in row.items()}
-        if any(not isinstance(v, str) and not is_number(v) for v in numbers.values()):
-            raise MessageError(f"a record holds something else than numbers: {str(row)[:80]}")
-        found.append(numbers)
-    return found
-
-
-def metrics_of(packet: Packet) -> dict[str, Tensor]:
-    """Returns the numbers that a client reports, 0-d. Raises MessageError where they are none."""
-    found = packet.fact("metrics", dict)
-    if any(not is_number(v) and v is not None for v in found.values()):
-        raise MessageError(f"what it reports is no number: {str(found)[:80]}")
-    return {str(k): torch.tensor(math.nan if v is None else float(v)) for k, v in found.items()}
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value that came as JSON is a number that fits into a float."""
-    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**53)
+    return sorted(rows, key=lambda row: (row["model"], row["set"], row["client"]))
 
 
 def one_payload(message: TensorDict | PerClient) -> TensorDict:
-    """Returns what one client gets of a message that is meant for it alone."""
+    """Return what one client gets of a message that is meant for it alone."""
     if isinstance(message, PerClient):
         (row,) = message.rows
         payload: TensorDict = message.payloads[row]
         return payload
     return message
-
-
-def check_norm(reply: Mapping[str, Tensor], payload: TensorDict, bound: float | None) -> None:
-    """Raises MessageError where a reply changes what was sent by more than `bound` (L2 norm of all numbers)."""
-    if bound is None:
-        return
-    sent, square = dict(tree.leaves(payload)), 0.0
-    for name, tensor in reply.items():
-        if tensor.is_floating_point():
-            like = sent.get(name)
-            change = tensor if like is None or like.shape != tensor.shape else tensor - like
-            square += float(change.double().square().sum())
-    if math.sqrt(square) > bound:
-        raise MessageError(
-            f"its reply changes what was sent by {math.sqrt(square):.3g} (L2 norm), more than deploy.max_norm = "
-            f"{bound:g}"
-        )
-
-
-def stacked(parts: Sequence[Mapping[str, Tensor]]) -> TensorDict:
-    """Returns tensors of several clients, [clients, ...]; only those that all have."""
-    names = [n for n in parts[0] if all(n in part for part in parts)]
-    return tree.nest(((n, torch.stack([part[n] for part in parts])) for n in names), [len(parts)])

@@ -8,7 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tailorfl.deploy.packet import LARGEST, PROTOCOL, VERSION, Packet
+import torch
+
+from tailorfl.deploy.packet import LARGEST, PROTOCOL, SAME_MINOR, VERSION, Packet, compatible
 from tailorfl.deploy.post import Arrival, Kind, Letter, Post
 from tailorfl.errors import MessageError, first_few
 
@@ -48,6 +50,11 @@ class Answer:
     bytes_down: int = 0
     bytes_up: int = 0
 
+    @property
+    def replied(self) -> bool:
+        """Whether the client has done what was asked, also where its training has diverged."""
+        return self.packet is not None or self.code == "not-finite"
+
 
 class Roster:
     """The clients that can be reached through a post.
@@ -61,7 +68,7 @@ class Roster:
     def __init__(
         self, post: Post, largest: int = LARGEST, told: Callable[[str], None] = lambda sentence: None
     ) -> None:
-        self.post, self.largest, self._told = post, largest, told
+        self.post, self.largest, self.told = post, largest, told
         self._names: dict[int, str] = {}
         self._refused: set[int] = set()
         self._late: dict[str, int] = {}  # ticket of a letter that was not answered in time -> node
@@ -76,21 +83,21 @@ class Roster:
         """From now on these clients are the federation, and others are turned away."""
         self._members = tuple(names)
 
-    def refresh(self) -> frozenset[str]:
-        """Returns the names of the clients that are there; new nodes are asked who they are."""
+    def refresh(self, seconds: float = HELLO_SECONDS) -> frozenset[str]:
+        """Return the names of the clients that are there; new nodes have `seconds` to say who they are."""
         there = self.post.nodes()
         self._probe()
         self._names = {node: name for node, name in self._names.items() if node in there}
         self._refused &= set(there)
         self._silent &= set(there)
         new = [n for n in there if n not in self._names and n not in self._refused and not self._waits(n)]
-        for node, answer in self._exchange(dict.fromkeys(new, _HELLO), HELLO_SECONDS).items():
+        for node, answer in self._exchange(dict.fromkeys(new, _HELLO), seconds).items():
             self._meet(node, answer, there[node])
         present = frozenset(self._names.values())
         for name in sorted(present - self._present):
-            self._told(f"client '{name}' is there ({len(present)} in all)")
+            self.told(f"client '{name}' is there ({len(present)} in all)")
         for name in sorted(self._present - present):
-            self._told(f"client '{name}' is gone")
+            self.told(f"client '{name}' is gone")
         self._present = present
         return present
 
@@ -101,9 +108,14 @@ class Roster:
             return
         try:
             name = answer.packet.fact("name", str)
-            version = answer.packet.fact("version", str)
-            if version != VERSION:
-                raise MessageError(f"it has tailorfl {version[:40]}, the server {VERSION}")
+            version, torch_version = answer.packet.fact("version", str), answer.packet.fact("torch", str)
+            if not compatible(version):
+                raise MessageError(f"it has tailorfl {version[:40]}, the server {VERSION}: {SAME_MINOR}")
+            if (version, torch_version) != (VERSION, torch.__version__):
+                self.told(
+                    f"client '{name[:80]}' has tailorfl {version[:40]} and torch {torch_version[:40]}, the server "
+                    f"{VERSION} and {torch.__version__}: a replay of the trace is equal to rounding, not to the bit"
+                )
             if registered and name != registered:
                 raise MessageError(f"it calls itself '{name[:80]}', but its key is that of '{registered}'")
             if self._members is not None and name not in self._members:
@@ -123,10 +135,17 @@ class Roster:
             del self._names[other]
         self._names[node] = name
 
+    def leave_out(self, name: str, reason: str) -> None:
+        """Turn the client of a name away."""
+        for node in [n for n, taken in self._names.items() if taken == name]:
+            del self._names[node]
+            self._turn_away(node, f"'{name}': {reason}")
+        self._present -= {name}
+
     def _turn_away(self, node: int, reason: str) -> None:
-        """Tells a node why it is not wanted, without waiting for what it says to that."""
+        """Tell a node why it is not wanted, without waiting for what it says to that."""
         self._refused.add(node)
-        self._told(f"a node is turned away: {reason}")
+        self.told(f"a node is turned away: {reason}")
         self.post.send([Letter(node, "query", goodbye(reason).encoded())], HELLO_SECONDS)
 
     def ask(
@@ -257,6 +276,6 @@ def goodbye(turned_away: str = "") -> Packet:
     return Packet("goodbye", {"turned_away": turned_away[:500]})
 
 
-def missing(wanted: Collection[str], present: Collection[str]) -> str:
-    """Returns who is not there, for a message."""
-    return first_few([f"'{name}'" for name in sorted(set(wanted) - set(present))], 10)
+def named(names: Collection[str]) -> str:
+    """Return names of clients for a message."""
+    return first_few([f"'{name}'" for name in sorted(names)], 10)

@@ -11,28 +11,35 @@ from typing import Any
 from tailorfl.core.method import make_method
 from tailorfl.data.build import public_set
 from tailorfl.data.federation import Federation
-from tailorfl.data.hollow import PARTS, hollow_federation, hollow_source
+from tailorfl.data.hollow import PARTS, hollow_federation, hollow_source, source_facts
 from tailorfl.data.public import subset
 from tailorfl.data.source import Source
 from tailorfl.data.summaries import Record
 from tailorfl.deploy.agreement import Agreement
+from tailorfl.deploy.checks import check_alike, check_finite, check_sizes, largest_group, read_description
 from tailorfl.deploy.member import OWN_SETS
+from tailorfl.deploy.membership import Clients, Membership, Sizes
 from tailorfl.deploy.own_files import form_of
 from tailorfl.deploy.own_table import CONSTANTS
 from tailorfl.deploy.packet import Packet
-from tailorfl.deploy.remote import Line, Remote, evaluate_remotely
-from tailorfl.deploy.roster import Answer, Roster, goodbye, missing
+from tailorfl.deploy.remote import LOOK, Line, Remote, evaluate_remotely
+from tailorfl.deploy.roster import Answer, Roster, goodbye, named
 from tailorfl.errors import ConfigError, DataError, MessageError, RunError
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.experiments.venue import Venue
+from tailorfl.experiments.written_out import with_all_options
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.files import decode, encode
+from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import DEFAULT, ExperimentConfig
 
 log = logging.getLogger(__name__)
 
-LOOK, GOODBYE_SECONDS = 0.2, 5.0
-"""Seconds between two looks whether enough clients are there, and for which the last message is waited for."""
+RETURN_SECONDS = 30.0
+"""How long a server that was started again waits for the clients of its federation to come back."""
+GOODBYE_SECONDS = 10.0
+"""How long the last word to all clients may take."""
 
 
 def for_deployment(config: ExperimentConfig) -> ExperimentConfig:
@@ -93,200 +100,329 @@ class Deployment:
 
     Args:
         roster: who can be reached.
-        told: what is called with a sentence for the person who looks on.
+        out: the result folder.
+        config: the experiment.
+        begun: whether the folder has some of it, which is gone on with.
     """
 
-    def __init__(self, roster: Roster, told: Callable[[str], None] = lambda sentence: None) -> None:
-        self.roster, self._told = roster, told
-        self._known: dict[int, tuple[Federation, dict[str, Any], Any]] = {}
+    def __init__(self, roster: Roster, out: Path, config: ExperimentConfig, begun: bool = False) -> None:
+        self.roster, self.out, self.told = roster, out, roster.told
+        self.config = with_all_options(config)
+        self.membership = Membership.of(out, self.config, begun)
+        self._known: dict[int, Clients] = {}
+        self._without: dict[str, str] = {}
 
     @property
     def venue(self) -> Venue:
         """What an experiment is run with."""
         return Venue(self._federation, self._simulation, evaluate_remotely, self._done)
 
+    # -- before the first round -----------------------------------------------------------------------------
+
     def _federation(
         self, config: ExperimentConfig, seed: int, source: Any = None, said: set[str] | None = None
     ) -> Federation:
-        """Waits for enough clients and returns the federation that they describe."""
-        present = self._wait(config)
-        question = Packet("describe", {"experiment": config.to_dict(), "seed": seed})
-        answers = self.roster.ask(dict.fromkeys(sorted(present), question), config.deploy.round_seconds)
-        described = {name: _described(name, answer) for name, answer in answers.items()}
-        names = _in_order(described)
-        shares, prepared = described[names[0]]["index"] is not None, None
-        if shares:
-            sizes = _sizes({name: described[name]["sizes"] for name in names})
-            facts = _common([(n, described[n]["source"]) for n in names])
+        """Return the federation that clients describe, once there are enough; or the one that has begun."""
+        clients = self.membership.clients.get(str(seed))
+        if clients is None:
+            clients = self._described(config, seed)
+            self.membership.clients[str(seed)] = clients
+            self.membership.save()
         else:
-            sizes, facts, prepared = self._own_files(config, seed, {name: described[name] for name in names})
-        if not any(sizes["test"]):
-            raise DataError("no client has test samples, so nothing could be measured; see data.split")
-        public, server = self._of_server(config, seed, facts, shares)
-        federation = hollow_federation(hollow_source(facts), names, sizes, public=public, server=server)
-        self._known[id(federation)] = federation, facts, prepared
-        self.roster.close_to(names)
-        self._told(f"{len(names)} clients with {sum(sizes['train']):,} training samples: {', '.join(names)}")
+            self._wait_for_return(clients.names)
+        self.roster.close_to([name for name in clients.names if name not in self.membership.gone])
+        public, server = self._of_server(config, seed, clients)
+        federation = hollow_federation(
+            hollow_source(clients.source), clients.names, clients.sizes, public=public, server=server
+        )
+        self._known[id(federation)] = clients
+        samples = sum(clients.sizes["train"])
+        self.told(
+            f"{len(clients.names)} clients with {samples:,} training samples: {', '.join(clients.names)}"
+        )
         return federation
 
-    def _wait(self, config: ExperimentConfig) -> frozenset[str]:
-        """Waits for the clients that there must be, and returns their names."""
-        wanted = config.deploy.clients or config.data.clients
+    def _described(self, config: ExperimentConfig, seed: int) -> Clients:
+        """Wait for enough clients with data that fit together; who describes none such is turned away by name."""
+        wanted, seconds = config.deploy.clients or config.data.clients, config.deploy.wait_seconds
         if wanted is None:
             raise ConfigError("say how many clients there must be to begin: deploy.clients=4")
-        self._told(f"waiting for {wanted} clients, for {config.deploy.wait_seconds:.0f} s at most")
+        self.told(f"waiting for {wanted} clients, for {seconds:.0f} s at most")
+        question = Packet("describe", {"experiment": config.to_dict(), "seed": seed})
+        described, left_out = dict[str, Mapping[str, Any]](), dict[str, str]()
         begin = time.monotonic()
-        while len(present := self.roster.refresh()) < wanted:
-            if time.monotonic() - begin > config.deploy.wait_seconds:
+        while True:
+            present = self.roster.refresh()
+            if len(present) > wanted:
+                raise ConfigError(
+                    f"{len(present)} clients are there, but the experiment is for {wanted}: "
+                    f"{', '.join(sorted(present))}; set deploy.clients={len(present)}"
+                )
+            described = {name: facts for name, facts in described.items() if name in present}
+            if len(present) == wanted:
+                new = dict.fromkeys(sorted(present - described.keys()), question)
+                answers, refused = self.roster.ask(new, config.deploy.round_seconds), dict[str, str]()
+                described |= _read(
+                    answers, lambda _, packet: read_description(packet, config.deploy.max_samples), refused
+                )
+                if described and len(described) + len(refused) == wanted:
+                    refused |= _unfit(config, seed, described)
+                    if not refused:
+                        break
+                for name, reason in refused.items():
+                    self.roster.leave_out(name, reason)
+                    described.pop(name, None)
+                left_out |= refused
+                if refused and not described:
+                    raise RunError(f"no client can take part: {_listed(refused)}")
+            if time.monotonic() - begin > seconds:
                 raise RunError(
-                    f"after {config.deploy.wait_seconds:.0f} s {len(present)} of {wanted} clients are there"
+                    f"after {seconds:.0f} s {len(described) or len(present)} of {wanted} clients are there"
                     + (f": {', '.join(sorted(present))}" if present else "")
+                    + (f"; turned away: {_listed(left_out)}" if left_out else "")
                     + "; start the others, or wait longer (deploy.wait_seconds)"
                 )
             time.sleep(LOOK)
-        if len(present) > wanted:
-            raise ConfigError(
-                f"{len(present)} clients are there, but the experiment is for {wanted}: {', '.join(sorted(present))}; "
-                f"set deploy.clients={len(present)}"
-            )
-        return present
+        names = sorted(described, key=lambda name: (described[name]["index"] or 0, name))
+        if described[names[0]]["index"] is None:
+            clients = self._own_files(config, seed, {name: described[name] for name in names})
+        else:
+            facts = dict(described[names[0]])
+            if facts["total"] != wanted:
+                raise ConfigError(
+                    f"the experiment's data have {facts['total']} clients, but {wanted} are here: {', '.join(names)}; "
+                    f"start one for each, or set data.clients={wanted}"
+                )
+            sizes: Sizes = {part: [int(described[name]["sizes"][part]) for name in names] for part in PARTS}
+            clients = Clients(names, sizes, dict(facts["source"]), None, shared=True)
+        if not any(clients.sizes["test"]):
+            raise DataError("no client has test samples, so nothing could be measured; see data.split")
+        return clients
+
+    def _wait_for_return(self, names: Sequence[str]) -> None:
+        """Give the clients of a federation that has begun a moment to come back."""
+        members = set(names) - self.membership.gone
+        seconds = min(RETURN_SECONDS, self.config.deploy.wait_seconds)
+        begin = time.monotonic()
+        while (absent := members - self.roster.refresh()) and time.monotonic() - begin < seconds:
+            if time.monotonic() - begin < LOOK:
+                self.told(f"waiting for {named(absent)} to come back, for {seconds:.0f} s at most")
+            time.sleep(LOOK)
 
     def _own_files(
         self, config: ExperimentConfig, seed: int, described: Mapping[str, Mapping[str, Any]]
-    ) -> tuple[dict[str, list[int]], dict[str, Any], dict[str, Any]]:
-        """(sizes, what a model has to know, by what samples are prepared) of clients with files of their own."""
+    ) -> Clients:
+        """Return clients with files of their own; who tells nothing usable of them stays out, for good."""
         form = form_of(config.data)
-        names, rows = list(described), [int(found["sizes"]["all"]) for found in described.values()]
-        facts = {"experiment": config.to_dict(), "seed": seed, "names": names, "rows": rows}
-        question = Packet("summarise", {**facts, "given": CONSTANTS in config.data.options})
-        answers = self.roster.ask(dict.fromkeys(names, question), config.deploy.round_seconds)
-        told = {name: _told_of(name, answer, form.told) for name, answer in answers.items()}
+        names, rows = list(described), {name: int(facts["sizes"]["all"]) for name, facts in described.items()}
+        asked = {"experiment": config.to_dict(), "seed": seed, "names": names, "rows": list(rows.values())}
+        question = Packet("summarise", {**asked, "given": CONSTANTS in config.data.options})
+        told, refused = dict[str, tuple[dict[str, int], Record]](), dict[str, str]()
+
+        def read(name: str, packet: Packet) -> tuple[dict[str, int], Record]:
+            sizes = packet.fact("sizes", dict)
+            check_sizes(sizes, PARTS, rows[name])
+            return sizes, form.told.from_dict(packet.fact("summary", dict), "its summary")
+
+        begin = time.monotonic()
+        while missing := [name for name in names if name not in (*told, *refused)]:
+            if time.monotonic() - begin > config.deploy.wait_seconds:
+                refused |= dict.fromkeys(missing, "it does not answer")
+                break
+            self.roster.refresh()
+            answers = self.roster.ask(dict.fromkeys(missing, question), config.deploy.round_seconds)
+            told |= _read(answers, read, refused)
+            if len(told) + len(refused) < len(names):
+                time.sleep(LOOK)
         features = [str(name) for name in described[names[0]]["source"]["features"]]
-        prepared, source = form.common(config.data, features, rows, [summary for _, summary in told.values()])
-        return _sizes({name: sizes for name, (sizes, _) in told.items()}), source, prepared
+
+        def common(group: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+            try:
+                prepared, source = form.common(
+                    config.data, features, list(rows.values()), [told[name][1] for name in group]
+                )
+            except (ArithmeticError, ValueError, LookupError, TypeError, RuntimeError) as error:
+                raise DataError(f"no constants can be made of what they tell: {error}") from error
+            check_finite(prepared)
+            return prepared, source
+
+        fitting, others = largest_group(list(told), common)
+        refused |= others
+        if len(fitting) <= len(names) // 2:
+            raise RunError(f"too few clients can take part: {_listed(refused)}")
+        for name, reason in refused.items():
+            log.warning("'%s' is left out: %s", name, reason)
+            self.roster.leave_out(name, reason)
+            self.membership.gone.add(name)
+        prepared, source = common(fitting)
+        lengths: Sizes = {part: [told[n][0][part] if n in fitting else 0 for n in names] for part in PARTS}
+        return Clients(names, lengths, source, prepared, shared=False)
 
     def _of_server(
-        self, config: ExperimentConfig, seed: int, facts: Mapping[str, Any], shares: bool
+        self, config: ExperimentConfig, seed: int, clients: Clients
     ) -> tuple[Source | None, Source | None]:
-        """The public set, and labelled samples of the server's own."""
-        if shares:  # the experiment's own data, which every process can read
+        """Return the public set, and labelled samples of the server's own."""
+        if clients.shared:  # the experiment's own data, which every process can read
             whole = make_federation(config, seed, None, set())
             own = subset(whole.source, whole.server, whole.source.name) if len(whole.server) else None
             return whole.public, own
         if config.data.public is None:
             return None, None
-        return public_set(config.data.public, config.data.public_samples, hollow_source(facts), seed), None
+        source = hollow_source(clients.source)
+        return public_set(config.data.public, config.data.public_samples, source, seed), None
 
-    def _simulation(self, job: Job, federation: Federation, folder: Path | None = None) -> Simulation:
-        """Returns a job's run before its first round, with the clients that agree to it."""
-        _, facts, prepared = self._known[id(federation)]
-        sizes: dict[str, tuple[int, ...]] = {p: tuple(federation.sizes(p).tolist()) for p in PARTS}
-        agreement = Agreement(
-            job.config.to_dict(), job.method.label, job.seed, federation.names, sizes, facts, prepared
-        )
-        sim = make_simulation(job, federation, folder, Remote)
-        sim.attach(Line(self.roster, agreement, job.config.deploy))
+    def _simulation(self, job: Job, federation: Federation, folder: Path | None = None) -> Remote:
+        """Return a job's run before its first round, with the clients that agree to it."""
+        sim = self._remote(job, federation, folder)
         self.roster.refresh()
-        answers = sim.set_up(range(len(federation.names)), job.config.deploy.round_seconds)
-        refused = {i: a for i, a in answers.items() if a.fate == "refused"}
-        if refused:
-            i, answer = next(iter(refused.items()))
-            raise RunError(
-                f"client '{federation.names[i]}' does not take part in {job.name}: {answer.reason}"
-            )
+        answers = sim.set_up(sim.members)
+        refused = {federation.names[i]: a.reason for i, a in answers.items() if a.fate == "refused"}
+        if len(sim.members) - len(refused) < sim.needed(sim.members):
+            raise RunError(f"too few clients take part in {job.name}: {_listed(refused)}")
         absent = [federation.names[i] for i, a in answers.items() if a.packet is None]
         if absent:
-            log.warning("%s begins without %s", job.name, missing(absent, ()))
+            log.warning("%s begins without %s", job.name, named(absent))
         return sim
 
-    def _done(self, sim: Simulation) -> None:
-        """Sends the last message of a job: clients write the models that they deploy."""
-        assert isinstance(sim, Remote)
-        packets = sim.questions_about_models("finish", range(sim.federation.num_clients))
-        answers = sim.asked(packets, sim.line.settings.round_seconds)
-        for client, answer in answers.items():
-            if answer.packet is None:
-                log.warning(
-                    "'%s' has not got its last message: %s", sim.federation.names[client], answer.reason
-                )
-        handed = sum(
-            a.packet is not None and a.packet.facts.get("exported") is True for a in answers.values()
+    def _remote(self, job: Job, federation: Federation, folder: Path | None = None) -> Remote:
+        clients = self._known[id(federation)]
+        sizes: dict[str, tuple[int, ...]] = {p: tuple(federation.sizes(p).tolist()) for p in PARTS}
+        agreement = Agreement(
+            job.config.to_dict(),
+            job.method.label,
+            job.seed,
+            federation.names,
+            sizes,
+            clients.source,
+            clients.prepared,
         )
-        self._told(f"{handed} of {len(answers)} clients have written their models to their own disks")
+        sim = make_simulation(job, federation, folder, Remote)
+        sim.attach(Line(self.roster, agreement, job.config.deploy, self.membership.gone))
+        return sim
+
+    # -- after the last round -------------------------------------------------------------------------------
+
+    def _done(self, sim: Simulation) -> None:
+        """Send the last message of a job to all that are there."""
+        assert isinstance(sim, Remote)
+        self._hand_over(sim, sim.members)
+
+    def _hand_over(self, sim: Remote, clients: Sequence[int]) -> None:
+        """Send the last message of a job: clients write the models that they deploy."""
+        job, names = sim.line.agreement.job, sim.line.agreement.names
+        handed = self.membership.handed.setdefault(str(job.folder), set())
+        answers = sim.asked(sim.questions_about_models("finish", clients))
+        for client, answer in answers.items():
+            if answer.packet is not None:
+                handed.add(names[client])
+                continue
+            log.warning("'%s' has no model of %s yet: %s", names[client], job.name, answer.reason)
+            if answer.fate == "refused":
+                self._without[names[client]] = f"it has no model of {job.name}: {answer.reason}"
+        self.membership.save()
+        self.told(
+            f"{len(handed)} of {len(sim.members)} clients have their models of {job.name} on their own disks"
+        )
+
+    def hand_over_the_rest(self) -> None:
+        """Wait for the clients that have not got a job's last message, and send it; at most `deploy.wait_seconds`."""
+        begin, said, seconds = time.monotonic(), False, self.config.deploy.wait_seconds
+        while missing := self._missing():
+            absent = sorted(set[str]().union(*(names for _, names in missing)))
+            if time.monotonic() - begin > seconds:
+                self.told(
+                    f"{named(absent)} did not come for the last model within {seconds:.0f} s; the same command hands "
+                    "it out later"
+                )
+                break
+            if not said:
+                self.told(f"waiting for {named(absent)} to fetch the last model, for {seconds:.0f} s at most")
+                said = True
+            present = self.roster.refresh()
+            for job, names in missing:
+                if names & present:
+                    federation = self._federation(self.config, self.config.data.seed_of(job.seed))
+                    sim = self._remote(job, federation)
+                    checkpoint = RunStore.open(self.out / job.folder, readonly=True).latest_checkpoint()
+                    if checkpoint is None:
+                        raise RunError(
+                            f"'{self.out / job.folder}' has no checkpoint any more; restore it from a copy"
+                        )
+                    sim.load(*checkpoint[1:])
+                    self._hand_over(sim, [federation.names.index(name) for name in names & present])
+            time.sleep(LOOK)
+
+    def _missing(self) -> list[tuple[Job, set[str]]]:
+        """Return the finished jobs whose last message somebody lacks, and who."""
+        missing: list[tuple[Job, set[str]]] = []
+        for job in (
+            Job(self.config, method, seed) for seed in self.config.seeds for method in self.config.methods
+        ):
+            clients = self.membership.clients.get(str(self.config.data.seed_of(job.seed)))
+            if clients is None or not (self.out / job.folder / "config.json").is_file():
+                continue
+            if RunStore.open(self.out / job.folder, readonly=True).status != "finished":
+                continue
+            has = self.membership.handed.get(str(job.folder), set())
+            if lacking := set(clients.names) - self.membership.gone - has - self._without.keys():
+                missing.append((job, lacking))
+        return missing
 
     def goodbye(self) -> None:
-        """Tells all clients that there is nothing more."""
-        present = self.roster.refresh()
-        self.roster.ask(dict.fromkeys(present, goodbye()), GOODBYE_SECONDS)
+        """Tell all clients that there is nothing more; those that lack a model, why."""
+        present = self.roster.refresh(GOODBYE_SECONDS)
+        self.roster.ask({name: goodbye(self._without.get(name, "")) for name in present}, GOODBYE_SECONDS)
 
 
-def _described(name: str, answer: Answer) -> Mapping[str, Any]:
-    """What a client said of its data. Raises RunError where it did not, or it cannot be used."""
-    if answer.packet is None:
-        raise RunError(f"client '{name}' does not describe its data: {answer.reason}")
-    packet = answer.packet
-    try:
-        sizes, _ = packet.fact("sizes", dict), packet.fact("source", dict)
-        if packet.facts.get("index") is not None:
-            packet.fact("index", int)
-            _check_sizes(sizes, PARTS)
-        else:
-            _check_sizes(sizes, ("all",))
-            packet.fact("source", dict)["features"]
-    except (MessageError, KeyError) as error:
-        raise RunError(f"what client '{name}' says of its data cannot be used: {error}") from error
-    return packet.facts
+def _read(
+    answers: Mapping[str, Answer], read: Callable[[str, Packet], Any], refused: dict[str, str]
+) -> dict[str, Any]:
+    """Return what usable answers say, and note in `refused` why others are not; who has not answered is in neither."""
+    usable: dict[str, Any] = {}
+    for name, answer in answers.items():
+        try:
+            if answer.packet is not None:
+                usable[name] = read(name, answer.packet)
+            elif answer.fate == "refused":
+                refused[name] = answer.reason
+        except (MessageError, DataError) as error:
+            refused[name] = f"what it says of its data cannot be used: {error}"
+    return usable
 
 
-def _told_of(name: str, answer: Answer, kind: type[Record]) -> tuple[dict[str, int], Record]:
-    """(sizes, what it tells) of a client with a file of its own. Raises RunError where it has not told them."""
-    if answer.packet is None:
-        raise RunError(f"client '{name}' does not summarise its data: {answer.reason}")
-    try:
-        sizes = answer.packet.fact("sizes", dict)
-        _check_sizes(sizes, PARTS)
-        return sizes, kind.from_dict(answer.packet.fact("summary", dict), "its summary")
-    except (MessageError, DataError) as error:
-        raise RunError(f"what client '{name}' tells of its data cannot be used: {error}") from error
+def _unfit(
+    config: ExperimentConfig, seed: int, descriptions: Mapping[str, Mapping[str, Any]]
+) -> dict[str, str]:
+    """Return the clients whose description does not fit to those of most, and why."""
+    shared = any(facts["index"] is not None for facts in descriptions.values())
+    whole = make_federation(config, seed, None, set()) if shared else None
 
-
-def _check_sizes(sizes: Mapping[str, Any], parts: Sequence[str]) -> None:
-    if any(not isinstance(sizes.get(part), int) or sizes[part] < 0 for part in parts):
-        raise MessageError(f"its sizes are {str(sizes)[:80]}")
-
-
-def _sizes(told: Mapping[str, Mapping[str, int]]) -> dict[str, list[int]]:
-    """Returns the sizes of all clients by part."""
-    return {part: [int(sizes[part]) for sizes in told.values()] for part in PARTS}
-
-
-def _in_order(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Returns the clients in the order of their numbers: those that data give them, or that of their names."""
-    numbered = {name: found["index"] for name, found in described.items() if found["index"] is not None}
-    if not numbered:
-        return sorted(described)
-    if len(numbered) < len(described):
-        raise ConfigError(
-            "some clients have files of their own (--data) and others have not; give all of them one"
-        )
-    totals = {found["total"] for found in described.values()}
-    if sorted(numbered.values()) != list(range(len(described))) or totals != {len(described)}:
-        raise ConfigError(
-            f"the experiment's data have {min(totals)} clients, but {len(described)} are here: "
-            f"{', '.join(sorted(described))}; start one for each, or set data.clients={len(described)}"
-        )
-    return sorted(numbered, key=lambda name: numbered[name])
-
-
-def _common(facts: list[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Returns what all clients say of their data alike. Raises DataError where they differ; says who and in what."""
-    (first, found), *others = facts
-    for name, other in others:
-        differing = [key for key in found if key != "name" and found[key] != other.get(key)]
-        if differing:
-            key = differing[0]
-            raise DataError(
-                f"the data of '{first}' and '{name}' differ in {key}: {str(found[key])[:120]} and "
-                f"{str(other.get(key))[:120]}; one model must fit both"
+    def check(names: Sequence[str]) -> None:
+        kinds = {descriptions[name]["index"] is None for name in names}
+        if len(kinds) > 1:
+            raise ConfigError(
+                "some clients have files of their own (--data) and others have not; give all of them one"
             )
-    return dict(found)
+        if whole is None or True in kinds:
+            check_alike([(name, descriptions[name]["source"]) for name in names])
+            return
+        taken = set[int]()
+        for name in names:
+            facts, number = descriptions[name], descriptions[name]["index"]
+            if not 0 <= number < len(whole) or number in taken or facts["total"] != len(whole):
+                raise DataError(
+                    f"'{name}' says that it is client {number + 1} of {facts['total']}, but the experiment's data have "
+                    f"{len(whole)} clients, each once"
+                )
+            taken.add(number)
+            sizes = {part: int(whole.sizes(part)[number]) for part in PARTS}
+            if facts["sizes"] != sizes or facts["source"] != decode(encode(source_facts(whole.source))):
+                raise DataError(
+                    f"'{name}' has other samples than the experiment's data give client {number + 1}"
+                )
+
+    return largest_group(list(descriptions), check)[1]
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    return "; ".join(f"'{name}': {reason}" for name, reason in reasons.items())[:1000]

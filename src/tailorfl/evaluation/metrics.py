@@ -21,6 +21,7 @@ counts as wrong wherever samples are counted, and makes metrics that rank or ave
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,15 @@ METRICS: dict[str, tuple[str, ...]] = {
     "generation": ("rouge1", "rouge1_precision", "rouge1_recall", "token_accuracy"),
 }
 LOWER_IS_BETTER = frozenset({"mse", "deviance", "mae", "loss", "sharpness", "brier", "ece"})
+RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("accuracy", "balanced_accuracy", "macro_f1", "auc", "c_index", "ece"), (0.0, 1.0)),
+    **dict.fromkeys(("rouge1", "rouge1_precision", "rouge1_recall"), (0.0, 100.0)),
+    **dict.fromkeys(("mse", "deviance", "mae"), (0.0, math.inf)),
+    "token_accuracy": (0.0, 1.0),
+    "brier": (0.0, 2.0),
+    "r2": (-math.inf, 1.0),
+}
+"""The lowest and the highest value that a metric can have; of others nothing is known."""
 PAIR_BLOCK = 1 << 22  # most pairs that `concordance_index` compares at once: keeps it within tens of MB
 
 

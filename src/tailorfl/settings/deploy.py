@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from tailorfl.settings.base import Number, Settings, Whole
 
@@ -21,7 +21,10 @@ class DeployConfig(Settings):
         description="a round ends after so long, without the clients that have not answered",
     )
     wait_seconds: Number = Field(
-        default=600.0, gt=0, description="how long the server waits for enough clients before it gives up"
+        default=600.0,
+        gt=0,
+        description="how long the server waits for clients: for enough to begin, in a pause for want of replies, and "
+        "at the end for those that have not fetched their model",
     )
     lost_state: Literal["refuse", "restart"] = Field(
         default="refuse",
@@ -30,8 +33,18 @@ class DeployConfig(Settings):
     max_bytes: Whole = Field(
         default=2**30, ge=1024, description="a message of more bytes is refused by whoever receives it"
     )
-    max_norm: Number | None = Field(
-        default=None,
-        gt=0,
-        description="a reply whose change of what was sent has a larger L2 norm is refused",
+    max_samples: Whole = Field(
+        default=10**7, ge=1, description="a client that says it has more samples is turned away"
     )
+    max_norm: Number | Literal["auto"] | None = Field(
+        default="auto",
+        description="a reply whose change of what was sent has a larger L2 norm is refused; auto: 10 × the median of "
+        "the clients', null: no bound",
+    )
+
+    @field_validator("max_norm")
+    @classmethod
+    def _above_zero(cls, given: float | str | None) -> float | str | None:
+        if isinstance(given, float) and given <= 0:
+            raise ValueError("should be above 0")
+        return given

@@ -1,0 +1,231 @@
+"""What a server takes from a client: each check names what is wrong with one client's answer, or lets it pass."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median_low
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from tailorfl.data.hollow import PARTS
+from tailorfl.deploy.packet import Packet
+from tailorfl.errors import DataError, MessageError, TailorflError
+from tailorfl.evaluation.metrics import RANGES
+from tailorfl.evaluation.summary import OF_RECORD, Record
+from tailorfl.settings.base import LARGEST_FLOAT
+from tailorfl.training import tree
+
+TIMES = 10.0
+"""A reply may change what was sent by so many times the median of the clients' changes."""
+LARGEST_NUMBER = 1e12
+"""Of a loss or metric that has no range of its own."""
+ROUNDING = 1e-6
+"""By so much a metric may leave its range."""
+
+
+def read_description(packet: Packet, most: int) -> Mapping[str, Any]:
+    """Return the facts of a client's data.
+
+    Raises:
+        MessageError: they cannot be used, or a client has more than `most` samples.
+    """
+    sizes, source = packet.fact("sizes", dict), packet.fact("source", dict)
+    shared = packet.facts.get("index") is not None
+    if shared:
+        packet.fact("index", int)
+        packet.fact("total", int)
+    elif not isinstance(source.get("features"), list):
+        raise MessageError("it names no features of its data")
+    check_sizes(sizes, PARTS if shared else ("all",), most)
+    return packet.facts
+
+
+def check_sizes(sizes: Mapping[str, Any], parts: Sequence[str], most: int) -> None:
+    """Raise MessageError where sizes are no numbers of samples, or add up to more than `most`."""
+    if any(type(sizes.get(part)) is not int or sizes[part] < 0 for part in parts):
+        raise MessageError(f"its sizes are {str(sizes)[:80]}, but expected are numbers of samples")
+    if sum(sizes[part] for part in parts) > most:
+        raise MessageError(
+            f"its sizes are {str(sizes)[:80]}, but a client has at most {most:,} samples (deploy.max_samples)"
+        )
+
+
+def largest_group(
+    names: Sequence[str], check: Callable[[Sequence[str]], object]
+) -> tuple[list[str], dict[str, str]]:
+    """Return the most clients that fit together, and why each of the others does not fit to them.
+
+    Args:
+        names: of the clients.
+        check: raises a TailorflError where what these clients say does not fit together.
+
+    Raises:
+        TailorflError: that of `check`, where no group is the largest: nobody can tell who is right.
+    """
+    everyone = list(names)
+    without = [[n for n in names if n != one] for one in names] if len(names) > 2 else []
+    fitting = [group for group in [everyone, *without] if not _reason(check, group)]
+    if everyone not in fitting and len(fitting) != 1:
+        fitting, left = [], everyone
+        while left:
+            group: list[str] = []
+            for name in left:
+                group += [] if _reason(check, [*group, name]) else [name]
+            fitting.append(group)
+            left = [name for name in left if name not in group] if group else []
+        fitting.sort(key=len, reverse=True)
+        if len(fitting[0]) == len(fitting[1] if len(fitting) > 1 else ()):
+            check(everyone)
+    best = fitting[0]
+    return best, {name: _reason(check, [*best, name]) for name in names if name not in best}
+
+
+def _reason(check: Callable[[Sequence[str]], object], names: Sequence[str]) -> str:
+    """Return why clients do not fit together; "" where they do."""
+    try:
+        check(names)
+    except TailorflError as error:
+        return str(error)
+    return ""
+
+
+def check_alike(facts: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """Raise DataError where clients say different things of their data; name two of them and the difference."""
+    (first, known), *others = facts
+    for name, other in others:
+        for key in known:
+            if key != "name" and known[key] != other.get(key):
+                raise DataError(
+                    f"the data of '{first}' and '{name}' differ in {key}: {str(known[key])[:120]} and "
+                    f"{str(other.get(key))[:120]}; one model must fit both"
+                )
+
+
+def check_finite(value: Any, name: str = "") -> None:
+    """Raise DataError where constants made of what clients tell hold a number that models cannot calculate with."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            check_finite(part, str(key))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            check_finite(part, name)
+    elif isinstance(value, int | float) and not abs(value) <= LARGEST_FLOAT:
+        raise DataError(f"the constants of all clients' samples hold {value:g} ({name})")
+
+
+def change_of(reply: Mapping[str, Tensor], payload: TensorDict) -> float:
+    """Return by how much a reply changes what was sent: the L2 norm over all numbers that are no integers."""
+    sent, square = dict(tree.leaves(payload)), 0.0
+    for name, tensor in reply.items():
+        if tensor.is_floating_point():
+            like = sent.get(name)
+            change = tensor if like is None or like.shape != tensor.shape else tensor - like
+            square += float(change.double().square().sum())
+    return math.sqrt(square)
+
+
+def largest_changes(changes: Mapping[int, float], samples: Mapping[int, int]) -> dict[int, float]:
+    """Return how large a reply of each client may be: `TIMES` the lower median, more for one with more samples.
+
+    A client that has k times the median number of training samples does k times as many steps, so k times as much is
+    allowed. The lower median of one number per client is never beyond those of the honest ones as long as these are
+    more than half.
+
+    Args:
+        changes: client -> the largest change of its that was accepted, or else the present one.
+        samples: client -> its training samples.
+    """
+    sizes = [change for change in changes.values() if change > 0]
+    if not sizes:
+        return dict.fromkeys(changes, math.inf)
+    usual, share = median_low(sizes), max(1, median_low(samples[i] for i in changes))
+    return {i: TIMES * usual * max(1.0, samples[i] / share) for i in changes}
+
+
+def check_change(change: float, largest: float) -> None:
+    """Raise MessageError where a reply changes what was sent by more than `largest`."""
+    if change > largest:
+        raise MessageError(
+            f"its reply changes what was sent by {change:.3g} (L2 norm), more than deploy.max_norm = {largest:.3g}"
+        )
+
+
+def metrics_of(packet: Packet, names: Iterable[str], may_lack: bool) -> dict[str, Tensor]:
+    """Return the numbers that a client reports beside its reply, 0-d.
+
+    Args:
+        packet: the answer.
+        names: of the numbers that the method reports.
+        may_lack: whether a number may be missing (NaN), as of a client without samples of a part.
+
+    Raises:
+        MessageError: they are others, or no numbers that a training can have.
+    """
+    metrics = packet.fact("metrics", dict)
+    for name, value in metrics.items():
+        if value is not None or not may_lack:
+            check_number(name, value)
+    if metrics.keys() != set(names):
+        raise MessageError(f"it reports other numbers than {', '.join(sorted(names)) or 'none'}")
+    return {k: torch.tensor(math.nan if v is None else float(v)) for k, v in metrics.items()}
+
+
+def check_number(name: str, value: Any) -> None:
+    """Raise MessageError where a value that came as JSON is no number, or none that a metric can have."""
+    low, high = RANGES.get(name, (-LARGEST_NUMBER, LARGEST_NUMBER))
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    low, high = max(low - ROUNDING, -LARGEST_NUMBER), min(high + ROUNDING, LARGEST_NUMBER)
+    if not number or not low <= value <= high:
+        raise MessageError(
+            f"what it reports is no number from {low:g} to {high:g}: {name[:40]} = {str(value)[:40]}"
+        )
+
+
+def records_of(packet: Packet, client: int, round: int, samples: Mapping[str, int]) -> list[Record]:
+    """Return the records that a client sent.
+
+    Args:
+        packet: the answer.
+        client, round: whose, and after how many rounds.
+        samples: set that was asked for -> how many samples the client has in it.
+
+    Raises:
+        MessageError: they are none of its own, or no numbers that metrics can be.
+    """
+    records: list[Record] = []
+    for row in packet.fact("records", list):
+        if not isinstance(row, dict) or row.get("client") != client or row.get("round") != round:
+            raise MessageError(f"a record is not of client {client} after round {round}: {str(row)[:80]}")
+        if row.get("set") not in samples or row.get("model") not in ("personal", "global"):
+            raise MessageError(f"a record is of no set or model that was asked for: {str(row)[:80]}")
+        if row.get("samples") != samples[row["set"]] or "loss" not in row:
+            raise MessageError(f"a record has other samples than the client, or no loss: {str(row)[:80]}")
+        for name, value in row.items():
+            if name not in OF_RECORD and value is not None:
+                check_number(name, value)
+        records.append({k: math.nan if v is None else v for k, v in row.items()})
+    if len({(row["set"], row["model"]) for row in records}) < len(records):
+        raise MessageError("it has two records of one set and model")
+    return records
+
+
+def unlike_the_others(records: Mapping[int, Sequence[Record]]) -> set[int]:
+    """Return the clients whose records have other metrics, sets or models than those of most clients."""
+    kinds = {
+        client: frozenset((row["set"], row["model"], frozenset(row)) for row in rows)
+        for client, rows in records.items()
+    }
+    if not kinds:
+        return set()
+    ((usual, _),) = Counter(kinds.values()).most_common(1)
+    return {client for client, kind in kinds.items() if kind != usual}
+
+
+def stacked(parts: Sequence[Mapping[str, Tensor]]) -> TensorDict:
+    """Return tensors of several clients, [clients, ...]."""
+    return tree.nest(((n, torch.stack([part[n] for part in parts])) for n in parts[0]), [len(parts)])

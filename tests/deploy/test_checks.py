@@ -1,0 +1,158 @@
+"""What a server takes from a client, without any message: bounds, ranges, and who of several is to blame."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from tailorfl.deploy.checks import (
+    LARGEST_NUMBER,
+    TIMES,
+    change_of,
+    check_change,
+    check_finite,
+    check_number,
+    check_sizes,
+    largest_changes,
+    largest_group,
+    unlike_the_others,
+)
+from tailorfl.errors import DataError, MessageError
+from tailorfl.training import tree
+
+
+def test_a_change_is_the_norm_of_what_differs() -> None:
+    sent = tree.nest([("w", torch.zeros(3, 4)), ("running", torch.zeros(2))])
+    reply = {"w": torch.full((3, 4), 2.0), "running": torch.tensor([1.0, 0.0]), "steps": torch.tensor(10**6)}
+    assert change_of(reply, sent) == 7.0  # 12 · 4 + 1 = 49
+    assert change_of({"new": torch.full((100,), 1.0)}, sent) == 10.0  # what was not sent counts from zero
+    assert change_of({"w": torch.full((3, 4), 3e38)}, sent) == pytest.approx(3e38 * math.sqrt(12))
+    check_change(7.0, 7.0)
+    with pytest.raises(MessageError, match="max_norm"):
+        check_change(7.0, 6.99)
+
+
+@pytest.mark.parametrize("clients", [2, 3, 4, 5, 9])
+@pytest.mark.parametrize("lie", [1e-30, 1e30])
+def test_less_than_half_of_the_clients_cannot_move_the_bound_beyond_the_honest(
+    clients: int, lie: float
+) -> None:
+    liars = (clients - 1) // 2
+    honest = {i: 1.0 + i / 100 for i in range(clients - liars)}
+    changes = {**honest, **dict.fromkeys(range(clients - liars, clients), lie)}
+    largest = largest_changes(changes, dict.fromkeys(changes, 50))
+    assert all(
+        TIMES * min(honest.values()) <= bound <= TIMES * max(honest.values()) for bound in largest.values()
+    )
+
+
+def test_a_client_with_more_samples_may_change_more() -> None:
+    largest = largest_changes({0: 1.0, 1: 1.0, 2: 40.0}, {0: 10, 1: 10, 2: 500})
+    assert largest == {0: TIMES, 1: TIMES, 2: 50 * TIMES}
+
+
+def test_replies_that_change_nothing_make_no_bound() -> None:
+    assert largest_changes({0: 0.0, 1: 0.0}, {0: 5, 1: 5}) == {0: math.inf, 1: math.inf}
+    assert largest_changes({0: 0.0, 1: 0.0, 2: 3.0}, {0: 5, 1: 5, 2: 5})[2] == 3.0 * TIMES
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("accuracy", 1e6),
+        ("accuracy", -0.1),
+        ("auc", 1.1),
+        ("rouge1", 101.0),
+        ("r2", 2.0),
+        ("mse", -1.0),
+        ("loss", 1e308),
+        ("loss", math.inf),
+        ("loss", -2 * LARGEST_NUMBER),
+        ("mse", math.inf),
+        ("loss", "low"),
+        ("loss", True),
+        ("train", 10**400),
+        ("loss", None),
+    ],
+)
+def test_a_metric_outside_its_range(name: str, value: Any) -> None:
+    with pytest.raises(MessageError, match=name):
+        check_number(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("accuracy", 1), ("accuracy", 0.0), ("rouge1", 100.0), ("loss", 1e9), ("r2", -50.0)]
+)
+def test_a_metric_within_its_range(name: str, value: float) -> None:
+    check_number(name, value)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"all": 10**9}, {"all": -1}, {"all": True}, {"all": 2.0}, {"all": 1e300}, {}, {"all": "5"}]
+)
+def test_sizes_that_nobody_has(sizes: dict[str, Any]) -> None:
+    with pytest.raises(MessageError, match="sizes"):
+        check_sizes(sizes, ("all",), 10**7)
+
+
+def test_sizes_count_together() -> None:
+    check_sizes({"train": 6, "val": 0, "test": 4}, ("train", "val", "test"), 10)
+    with pytest.raises(MessageError, match="max_samples"):
+        check_sizes({"train": 6, "val": 1, "test": 4}, ("train", "val", "test"), 10)
+
+
+def alike(kinds: dict[str, str]) -> Any:
+    """A check that lets clients of one kind pass."""
+
+    def check(names: Sequence[str]) -> None:
+        if len({kinds[name] for name in names}) > 1 or "bad" in {kinds[name] for name in names}:
+            raise DataError(f"{[kinds[name] for name in names]}")
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("kinds", "wanted"),
+    [
+        ("aaa", "012"),
+        ("baa", "12"),
+        ("aba", "02"),
+        ("abaab", "023"),
+        ("bbaaa", "234"),
+        (("bad", "a"), "1"),
+        (("a", "bad", "a"), "02"),
+    ],
+)
+def test_the_most_clients_that_fit_together(kinds: Sequence[str], wanted: str) -> None:
+    names = [str(i) for i in range(len(kinds))]
+    fitting, others = largest_group(names, alike(dict(zip(names, kinds, strict=True))))
+    assert fitting == list(wanted)
+    assert list(others) == [name for name in names if name not in wanted]
+
+
+@pytest.mark.parametrize("kinds", ["ab", "abab", "abc", ("bad",)])
+def test_where_nobody_can_tell_who_is_right(kinds: Sequence[str]) -> None:
+    names = [str(i) for i in range(len(kinds))]
+    with pytest.raises(DataError):
+        largest_group(names, alike(dict(zip(names, kinds, strict=True))))
+
+
+def test_constants_are_finite() -> None:
+    check_finite(
+        {"columns": {"age": {"mean": 3.0, "classes": ["a"]}}, "rows": [1, 2], "given": False, "x": None}
+    )
+    for value in (math.inf, math.nan, 1e300):
+        with pytest.raises(DataError, match="mean"):
+            check_finite({"columns": {"age": {"mean": value}}})
+
+
+def test_records_with_other_metrics_than_most() -> None:
+    usual = [{"set": "val", "model": "global", "loss": 1.0, "accuracy": 0.5}]
+    odd = [{"set": "val", "model": "global", "loss": 1.0, "zeal": 0.5}]
+    assert unlike_the_others({}) == set()
+    assert unlike_the_others({0: usual, 1: odd, 2: usual}) == {1}
+    assert unlike_the_others({0: usual, 1: [], 2: usual}) == {1}
