@@ -74,16 +74,16 @@ class Line:
         ask: Callable[[Sequence[int]], Mapping[int, Answer]],
         clients: Sequence[int],
         counting: Collection[int],
-        needed: int,
+        enough: Callable[[Collection[int]], int],
         what: str,
     ) -> dict[int, Answer]:
-        """Ask clients until `needed` of those that count have answered; where fewer do, nothing goes on meanwhile.
+        """Ask clients until enough of those that count have answered; where fewer do, nothing goes on meanwhile.
 
         Args:
             ask: returns what became of the question to each client.
             clients: whom to ask.
             counting: whose answers count.
-            needed: how many of these.
+            enough: of so many clients that have not left, how many must answer.
             what: is paused, for messages.
 
         Raises:
@@ -91,17 +91,19 @@ class Line:
         """
         answers, names = dict(ask(clients)), self.agreement.names
         begin, attempt = time.monotonic(), 0
-        while sum(answers[i].replied for i in counting) < needed:
+        while True:
+            staying = [i for i in counting if names[i] not in self.gone]
+            needed, replies = enough(staying), sum(answers[i].replied for i in staying)
+            if replies >= needed:
+                break
             missing = [i for i in clients if not answers[i].replied and names[i] not in self.gone]
-            there = sum(answers[i].replied or i in missing for i in counting)
             waited = time.monotonic() - begin
-            if waited > self.settings.wait_seconds or there < needed:
+            if waited > self.settings.wait_seconds or len(staying) < needed:
+                reasons = "; ".join(f"'{names[i]}' ({answers[i].reason})" for i in missing[:10])
                 raise RunError(
-                    f"{what} needs {needed} answers and has {sum(answers[i].replied for i in counting)}, after a pause "
-                    f"of {waited:.0f} s; without an answer: "
-                    + "; ".join(f"'{names[i]}' ({answers[i].reason})" for i in missing[:10])
-                    + ". The same command goes on from here; system.min_replies says how many answers are needed, "
-                    "deploy.wait_seconds how long they are waited for"
+                    f"{what} needs {needed} answers and has {replies}, after a pause of {waited:.0f} s; without an "
+                    f"answer: {reasons}. The same command goes on from here; system.min_replies says how many answers "
+                    "are needed, deploy.wait_seconds how long they are waited for"
                 )
             if not attempt:
                 self.roster.told(
@@ -236,7 +238,7 @@ class Remote(Simulation):
                 )
             return answers
 
-        answers = self.line.until_enough(ask, training, sampled, self.needed(sampled), f"round {number}")
+        answers = self.line.until_enough(ask, training, sampled, self.needed, f"round {number}")
         parts: list[Trained] = []
         for group, where in by_group(self.groups, training):
             there = [k for k in where if answers[training[k]].packet is not None]
@@ -432,9 +434,7 @@ def evaluate_remotely(
         return answers
 
     members = sim.members
-    sim.line.until_enough(
-        ask, members, members, sim.needed(members), f"the evaluation after round {sim.round}"
-    )
+    sim.line.until_enough(ask, members, members, sim.needed, f"the evaluation after round {sim.round}")
     for client in unlike_the_others(records):
         name = sim.federation.names[client]
         log.warning(
