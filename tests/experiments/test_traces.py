@@ -11,8 +11,11 @@ import pytest
 import tailorfl
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.experiments.curves import sections, to_target
+from tailorfl.experiments.jobs import Job
+from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.runs.files import read_lines
 from tailorfl.runs.store import RunStore
+from tailorfl.settings.experiment import ExperimentConfig
 
 SMALL: dict[str, Any] = {
     "seeds": [0],
@@ -159,3 +162,32 @@ def test_tables_without_a_system_say_nothing_of_it(tmp_path: Path) -> None:
     assert "answered" not in result.markdown
     assert to_target(result, 0.05)["simulated_seconds"].isna().all()
     assert "Simulated time" not in sections(result, 0.05)[0].head
+
+
+@pytest.mark.parametrize(("given", "wanted"), [({}, "sequential"), ({"name": "vectorized"}, "vectorized")])
+def test_a_trace_of_real_clients_is_played_again_as_they_trained(
+    given: dict[str, Any], wanted: str, tmp_path: Path
+) -> None:
+    """Each by itself, unless the user says otherwise; one of a simulation with whatever is quickest."""
+    file = trace_file(tmp_path)
+    config = ExperimentConfig.model_validate({**SMALL, "engine": given})
+    engines = {}
+    for simulated in (False, True):
+        lines = [{**json.loads(line), "simulated": simulated} for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        system = config.system.model_copy(update={"trace": str(file)})
+        job = Job(config.model_copy(update={"system": system}), config.methods[0], 0)
+        engines[simulated] = make_simulation(job, make_federation(config, 0)).engine.name
+    assert engines == {False: wanted, True: given.get("name", "auto")}
+
+
+def test_a_table_over_rounds_without_effect_says_so_first(tmp_path: Path) -> None:
+    settings = {**SMALL, "methods": ["fedavg"], "system": {"trace": str(trace_file(tmp_path))}}
+    usual = tailorfl.run(settings, out=tmp_path / "usual")
+    assert usual.without_effect == []
+    idle = tailorfl.run(
+        {**settings, "system": {**settings["system"], "min_replies": 5}}, out=tmp_path / "idle"
+    )
+    (sentence,) = idle.without_effect
+    assert sentence.startswith("3 of 3 rounds of fedavg, seed 0")
+    assert (tmp_path / "idle" / "comparison.md").read_text().splitlines()[0] == sentence

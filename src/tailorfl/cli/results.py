@@ -54,6 +54,8 @@ def show_comparison(console: Console, result: ExperimentResult, name: str) -> No
         columns.sort(key=lambda column: FIRST.index(column.key) if column.key in FIRST else len(FIRST))
         table = rich_table(frame, columns, seeds=len(counts) > 1)
     table.title = Text(title)
+    for line in result.without_effect:
+        say(console, line, style="bold yellow")
     show_table(console, table)
     show_reductions(console, result.reductions)
     for line in result.worst_clients:

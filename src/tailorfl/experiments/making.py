@@ -92,6 +92,12 @@ def make_simulation(
     # Clients elsewhere have their own samples, which nobody else may go through.
     here = kind in (Simulation, Buffered)
     engine = config.engine
+    if (
+        trace is not None and trace.is_deployed
+    ):  # each client trained alone, and passed through frozen layers every time
+        alone = {"name": ("auto", "sequential"), "features": ("auto", "off")}
+        replayed = {key: then for key, (usual, then) in alone.items() if getattr(engine, key) == usual}
+        engine = engine.model_copy(update=replayed)
     features = FeatureSettings(
         engine.features if here else "off",
         engine.features_memory,
@@ -105,12 +111,12 @@ def make_simulation(
             models if several else next(iter(models.values())),
             replace(train_config(job), dp=sample_dp),
             assignment=owners,
-            engine=make_engine(**config.engine.arguments),
+            engine=make_engine(**engine.arguments),
             seed=job.seed,
             fraction=config.fraction,
             sampling=config.sampling,
             weights=config.weights,
-            state_folder=folder if config.engine.states == "disk" else None,
+            state_folder=folder if engine.states == "disk" else None,
             client_dp=client_dp,
             robust=config.server.robust,
             system=config.system,

@@ -51,8 +51,10 @@ def summary_of(
     `metric` is the one that comes first.
     """
     frame = store.clients()
-    final = frame[frame["round"] == sim.round]
     model, _ = headline(sim)
+    if frame.empty:
+        raise TailorflError(f"no client was evaluated after round {sim.round}, so there is no result")
+    final = frame[frame["round"] == sim.round]
     rows = [{str(k): v for k, v in row.items()} for row in final.to_dict("records")]
     own = final[(final["model"] == model) & (final["set"] == "local")]
     if own.empty:

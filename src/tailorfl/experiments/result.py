@@ -229,10 +229,29 @@ class ExperimentResult:
         return table.rename(index={label: f"{label} {MARK}" for label in self.reductions})
 
     @property
+    def without_effect(self) -> list[str]:
+        """Return a sentence for every job some of whose rounds changed nothing, since too few clients replied."""
+        sentences = []
+        for summary, store in self.jobs:
+            rounds = store.rounds()
+            if {"absent", "clients"} <= set(rounds):
+                idle = sum(set(r["clients"]) <= set(r["absent"]) for r in rounds.to_dict("records"))
+                if idle:
+                    job = f"{summary['label']}, seed {summary['seed']}"
+                    sentences.append(
+                        f"{idle} of {len(rounds)} rounds of {job} had no effect: too few clients replied"
+                    )
+        return sentences
+
+    @property
     def markdown(self) -> str:
-        """The comparison as Markdown, and below it a note for every marked line."""
+        """The comparison as Markdown, above it rounds without effect, below it a note for every marked line."""
         table = render(self.marked(self.table), self.columns, "markdown")
-        return table + "".join(f"\n{line}\n" for line in (*self.remarks, *self.worst_clients))
+        return (
+            "".join(f"{line}\n\n" for line in self.without_effect)
+            + table
+            + "".join(f"\n{line}\n" for line in (*self.remarks, *self.worst_clients))
+        )
 
     @property
     def remarks(self) -> list[str]:

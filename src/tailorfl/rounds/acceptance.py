@@ -126,6 +126,11 @@ class Trace:
         """Yields the rounds in order."""
         return (self._rounds[number] for number in sorted(self._rounds))
 
+    @property
+    def is_deployed(self) -> bool:
+        """Whether real clients recorded it, each of which trained by itself in a process of its own."""
+        return any(not one.simulated for one in self)
+
     def of(self, round: int) -> Acceptance:
         """Returns what happened in a round; the first is 1.
 
