@@ -110,8 +110,14 @@ def test_the_next_round_is_taken(asked: Asked) -> None:
 
 
 HELLO = {"name": "north", "version": VERSION, "protocol": PROTOCOL, "torch": torch.__version__}
+MAJOR, MINOR, PATCH = VERSION.split(".")[:3]
 TURNED_AWAY: dict[str, tuple[dict[str, object], str, str]] = {
     "another version": ({"version": "0.0.1"}, "", "it has tailorfl 0.0.1, the server"),
+    "a later minor version": (
+        {"version": f"{MAJOR}.{int(MINOR) + 1}.{PATCH}"},
+        "",
+        f"it has tailorfl {MAJOR}.{int(MINOR) + 1}.{PATCH}, the server {VERSION}",
+    ),
     "no version": ({"version": None}, "", "no usable 'version'"),
     "no name": ({"name": 5}, "", "no usable 'name'"),
     "the name of another key": ({}, "south", "it calls itself 'north', but its key is that of 'south'"),
@@ -137,6 +143,20 @@ def test_turned_away(case: str) -> None:
     assert len(said) == 1
     assert said[0].startswith("a node is turned away: ")
     assert words in said[0]
+
+
+def test_versions_that_differ_in_the_last_number_are_compatible(tmp_path: Path) -> None:
+    """Both sides take them, and the server says that numbers are equal to rounding alone."""
+    other, said = f"{MAJOR}.{MINOR}.{int(PATCH) + 5}", list[str]()
+    post = InProcess({7: lambda question: Packet("hello", {**HELLO, "version": other}).encoded()})
+    try:
+        assert Roster(post, told=said.append).refresh() == frozenset({"north"})
+    finally:
+        post.close()
+    assert any(other in sentence and VERSION in sentence for sentence in said)
+    member = members(tmp_path, 1)[100]
+    asked = Packet("hello", {"version": other, "protocol": PROTOCOL}).encoded()
+    assert Packet.decoded(member.answer(asked)).kind == "hello"
 
 
 def test_two_nodes_with_one_name() -> None:
