@@ -25,8 +25,9 @@ from deploy.tampering import (
 )
 from tailorfl.deploy.hosting import host_experiment
 from tailorfl.deploy.member import Member
+from tailorfl.deploy.membership import take_off
 from tailorfl.deploy.packet import Packet
-from tailorfl.errors import RunError
+from tailorfl.errors import ConfigError, RunError
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.settings.experiment import ExperimentConfig
 
@@ -245,8 +246,7 @@ def test_a_client_leaves_for_good(field: Field, options: dict[str, Any]) -> None
     config = small(rounds=6, deploy={"wait_seconds": 0.5}, **options)
 
     def meddle(node: int, asked: Packet, body: bytes, ask: Ask) -> bytes:
-        if node == 101 and asked.kind == "train" and asked.facts["round"] >= 2:
-            return packed(Packet("failure", {"reason": "it has left for good", "code": "left"}))
+        field.people[101].leaves = asked.kind == "train" and asked.facts["round"] >= 2
         return ask(body)
 
     field.meddle = meddle
@@ -255,9 +255,25 @@ def test_a_client_leaves_for_good(field: Field, options: dict[str, Any]) -> None
     left = next(one.round for one in trace for a in one.answers if a.fate == "refused")
     assert all(1 not in one.asked for one in trace if one.round > left)
     assert all(one.sampled for one in trace)
-    assert "client '1' has left for good" in field.said
+    assert "1 left for good" in field.said
+    assert field.people[101].ended
     assert field.asked("finish") == [100, 102]
     is_replayed(config, field.folder, result)
     first = len(field.passed)
     field.host(config)
     assert 101 not in {node for node, q, _ in field.passed[first:] if Packet.decoded(q).kind == "finish"}
+
+
+def test_the_operator_takes_a_client_off_while_the_server_waits_for_it(field: Field) -> None:
+    config = small(rounds=4, deploy={"wait_seconds": 20.0})
+    out = field.folder / "out"
+    with pytest.raises(ConfigError, match="'1'"):
+        take_off(out, "1")  # there is no federation yet
+    field.meddle = leaving(field, 101, 102, after=2)
+    field.on["round 3 is paused"] = lambda: [take_off(out, name) for name in ("1", "2")]
+    result = field.host(config)
+    with pytest.raises(ConfigError, match="'7'"):
+        take_off(out, "7")
+    assert "1, 2 left for good" in field.said
+    assert [one.asked for one in trace_of(result)] == [(0, 1, 2)] * 3 + [(0,)]
+    is_replayed(config, field.folder, result)

@@ -26,6 +26,7 @@ from tailorfl.deploy.local_run import LocalRun, as_message
 from tailorfl.deploy.own_data import OwnData
 from tailorfl.deploy.packet import (
     LARGEST,
+    LEFT,
     PROTOCOL,
     SAME_MINOR,
     VERSION,
@@ -94,6 +95,8 @@ class Member:
     ) -> None:
         self.data, self.folder, self.largest, self._told = data, folder, largest, told
         self._tasks: dict[str, Task] = {}
+        self.leaves = False
+        """Whether it answers nothing any more but that it leaves for good."""
         self.ended = False
         """Whether the server has said that there is nothing more."""
         self.turned_away = ""
@@ -104,7 +107,9 @@ class Member:
         try:
             asked = Packet.decoded(data, self.largest)
             log.debug("asked: %s", asked.kind)
-            found = self._answers[asked.kind](asked)
+            found = (
+                self._left() if self.leaves and asked.kind != "hello" else self._answers[asked.kind](asked)
+            )
         except (MessageError, ConfigError) as error:  # of what the server has sent
             self._told(f"refused: {error}")
             found = failure(str(error), type(error).__name__)
@@ -135,6 +140,11 @@ class Member:
             "goodbye": self._goodbye,
             "failure": self._not_asked,
         }
+
+    def _left(self) -> Packet:
+        self.ended = True
+        self._told("the server knows that this client leaves for good")
+        return failure("it leaves for good", LEFT)
 
     def _not_asked(self, asked: Packet) -> Packet:
         raise MessageError("a failure is no question")

@@ -5,17 +5,18 @@ A server that is started again knows by it whose data it has been told of, who h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tailorfl.errors import RunError
+from tailorfl.errors import RunError, unknown
 from tailorfl.experiments.fingerprint import deciding
-from tailorfl.runs.files import decode, encode, write_text
+from tailorfl.runs.files import append_lines, decode, encode, write_text
 from tailorfl.settings.experiment import ExperimentConfig
 
-NAME = "federation.json"
+NAME, LEFT = "federation.json", "left"
+"""The file of a federation, and that of the names of clients that its operator has taken off, one a line."""
 Sizes = dict[str, list[int]]
 
 
@@ -78,6 +79,16 @@ class Membership:
                 f"'{path}', which says who takes part in the federation, is damaged ({error}); restore it from a copy"
             ) from error
 
+    def leave(self, names: Iterable[str], told: Callable[[str], None]) -> None:
+        """Take clients off for good, with those that the operator has taken off meanwhile."""
+        file = self.path.with_name(LEFT)
+        listed = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        new = {*names, *(name.strip() for name in listed if name.strip())} - self.gone
+        if new:
+            self.gone |= new
+            self.save()
+            told(f"{', '.join(sorted(new))} left for good")
+
     def save(self) -> None:
         """Write the file."""
         facts = {
@@ -88,3 +99,17 @@ class Membership:
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_text(self.path, encode(facts, indent=1))
+
+
+def take_off(out: Path, name: str) -> None:
+    """Take a client off a federation for good; its server, also one that runs, does not wait for it any more.
+
+    Raises:
+        ConfigError: the federation in a result folder has no such client.
+    """
+    path = out / NAME
+    clients = decode(path.read_text(encoding="utf-8"))["clients"] if path.is_file() else {}
+    names = {name for one in clients.values() for name in one["names"]}
+    if name not in names:
+        raise unknown(f"client of the federation in '{out}'", name, names)
+    append_lines(out / LEFT, [name])

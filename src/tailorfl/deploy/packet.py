@@ -24,6 +24,8 @@ PROTOCOL = 1
 """Of messages; server and clients have the same."""
 VERSION = version("tailorfl")
 """Of tailorfl; server and clients have the same up to the last number."""
+LEFT = "left"
+"""Code of the refusal of a client that leaves a federation for good."""
 SAME_MINOR = "install versions on both that differ in the last number alone"
 """What to do about two versions that are not compatible."""
 LARGEST = 2**31

@@ -25,7 +25,8 @@ from tailorfl.deploy.checks import (
     stacked,
     unlike_the_others,
 )
-from tailorfl.deploy.packet import Packet, all_finite, flat, same_shape
+from tailorfl.deploy.membership import Membership
+from tailorfl.deploy.packet import LEFT, Packet, all_finite, flat, same_shape
 from tailorfl.deploy.roster import Answer, Roster, named
 from tailorfl.deploy.slots import NEVER, uses_from_facts
 from tailorfl.engines.results import Updates
@@ -48,8 +49,6 @@ log = logging.getLogger(__name__)
 
 LOOK = 1.0
 """Seconds between two looks whether clients have come (back)."""
-LEFT = "left"
-"""Code of the refusal of a client that leaves for good."""
 
 
 @dataclass
@@ -59,8 +58,7 @@ class Line:
     roster: Roster
     agreement: Agreement
     settings: DeployConfig
-    gone: set[str] = field(default_factory=set)
-    """Names of the clients that have left for good; shared by all jobs."""
+    membership: Membership
     acked: dict[int, int] = field(default_factory=dict)
     """Client -> the last round (from 1) in which its reply was accepted."""
     changes: dict[int, float] = field(default_factory=dict)
@@ -92,11 +90,11 @@ class Line:
         answers, names = dict(ask(clients)), self.agreement.names
         begin, attempt = time.monotonic(), 0
         while True:
-            staying = [i for i in counting if names[i] not in self.gone]
+            staying = [i for i in counting if names[i] not in self.membership.gone]
             needed, replies = enough(staying), sum(answers[i].replied for i in staying)
             if replies >= needed:
                 break
-            missing = [i for i in clients if not answers[i].replied and names[i] not in self.gone]
+            missing = [i for i in clients if not answers[i].replied and names[i] not in self.membership.gone]
             waited = time.monotonic() - begin
             if waited > self.settings.wait_seconds or len(staying) < needed:
                 reasons = "; ".join(f"'{names[i]}' ({answers[i].reason})" for i in missing[:10])
@@ -133,7 +131,9 @@ class Remote(Simulation):
     @property
     def members(self) -> list[int]:
         """The clients that have not left."""
-        return [i for i, name in enumerate(self.line.agreement.names) if name not in self.line.gone]
+        return [
+            i for i, name in enumerate(self.line.agreement.names) if name not in self.line.membership.gone
+        ]
 
     def needed(self, clients: Collection[int]) -> int:
         """Return how many of clients must answer: `system.min_replies`, by default a majority."""
@@ -151,10 +151,7 @@ class Remote(Simulation):
             agreed = self.set_up(new)
             again = {names[i]: packets[i] for i in new if agreed[i].packet is not None}
             answers |= {names[i]: agreed[i] for i in new} | line.roster.ask(again, seconds)
-        for i in packets:
-            if answers[names[i]].code == LEFT and names[i] not in line.gone:
-                line.gone.add(names[i])
-                line.roster.told(f"client '{names[i]}' has left for good")
+        line.membership.leave((name for name, a in answers.items() if a.code == LEFT), line.roster.told)
         return {i: answers[names[i]] for i in packets}
 
     def set_up(self, clients: Sequence[int]) -> dict[int, Answer]:
@@ -191,6 +188,7 @@ class Remote(Simulation):
     ) -> RoundResult:
         """Run the next round with the clients that are there; note whose replies were accepted."""
         self._changes: dict[int, float] = {}
+        self.line.membership.leave((), self.line.roster.told)
         result = super().step(sampled, training, acceptance)
         assert result.acceptance is not None
         for client in (a.client for a in result.acceptance.answers if a.fate == "accepted"):

@@ -297,7 +297,7 @@ class Deployment:
             clients.prepared,
         )
         sim = make_simulation(job, federation, folder, Remote)
-        sim.attach(Line(self.roster, agreement, job.config.deploy, self.membership.gone))
+        sim.attach(Line(self.roster, agreement, job.config.deploy, self.membership))
         return sim
 
     # -- after the last round -------------------------------------------------------------------------------
