@@ -7,6 +7,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -122,11 +123,13 @@ class Remote(Simulation):
     """A simulation whose clients are asked through a roster. `line` is set right after it is made."""
 
     line: Line
+    gone: AbstractSet[str] = frozenset()
+    """Names of the clients that have left for good."""
 
     def attach(self, line: Line) -> None:
         """Set how clients are reached."""
         line.digest = line.agreement.digest(self)
-        self.line = line
+        self.line, self.gone = line, line.membership.gone
 
     @property
     def members(self) -> list[int]:
