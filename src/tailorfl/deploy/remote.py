@@ -134,9 +134,7 @@ class Remote(Simulation):
     @property
     def members(self) -> list[int]:
         """The clients that have not left."""
-        return [
-            i for i, name in enumerate(self.line.agreement.names) if name not in self.line.membership.gone
-        ]
+        return [i for i in range(self.participants) if self.federation.names[i] not in self.gone]
 
     def needed(self, clients: Collection[int]) -> int:
         """Return how many of clients must answer: `system.min_replies`, by default a majority."""
