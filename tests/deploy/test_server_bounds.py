@@ -131,6 +131,25 @@ def test_a_slow_rise_is_refused_once_it_is_ten_times_the_others(tmp_path: Path) 
     assert {became(result, round, 0).fate for round in range(1, 7)} == {"accepted"}
 
 
+@pytest.mark.parametrize("number", [10**6, -(10**6)])
+def test_a_reply_that_names_what_is_not_there(number: int, tmp_path: Path) -> None:
+    """It does not end the others by an error of the aggregation."""
+    config = small("fedfomo", rounds=3)
+
+    def lie(asked: Packet, answer: bytes) -> bytes:
+        if not is_training(asked, 2):
+            return answer
+        packet = Packet.decoded(answer)
+        named = {n: t if t.is_floating_point() else t * 0 + number for n, t in packet.tensors.items()}
+        return packed(replace(packet, tensors=named))
+
+    result = run_with(config, tmp_path, lie)
+    assert became(result, 2, 1).fate == "refused"
+    assert "cannot be aggregated" in became(result, 2, 1).reason
+    assert {became(result, 2, client).fate for client in (0, 2)} == {"accepted"}
+    is_replayed(config, tmp_path, result)
+
+
 LOSSES: dict[str, Any] = {"1e308": 1e308, "none": None, "infinite": math.inf, "negative": -1e15}
 
 

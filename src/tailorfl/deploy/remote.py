@@ -31,7 +31,7 @@ from tailorfl.deploy.packet import LEFT, Packet, all_finite, flat, same_shape
 from tailorfl.deploy.roster import Answer, Roster, named
 from tailorfl.deploy.slots import NEVER, uses_from_facts
 from tailorfl.engines.results import Updates
-from tailorfl.errors import DivergenceError, MessageError, RunError
+from tailorfl.errors import DivergenceError, MessageError, RunError, TailorflError
 from tailorfl.evaluation.predictions import Kept
 from tailorfl.evaluation.protocols import Protocol
 from tailorfl.evaluation.selection import Selection
@@ -39,7 +39,7 @@ from tailorfl.evaluation.summary import Record
 from tailorfl.rounds.acceptance import NOT_FINITE, Acceptance, Fate
 from tailorfl.rounds.acceptance import Answer as Became
 from tailorfl.rounds.client_code import WORK, counted
-from tailorfl.rounds.groups import Group, by_group, message_for
+from tailorfl.rounds.groups import Group, by_group, gather, message_for
 from tailorfl.rounds.one_round import Collected, RoundResult, Trained
 from tailorfl.rounds.sampling import sample_clients
 from tailorfl.rounds.simulation import Simulation
@@ -284,9 +284,12 @@ class Remote(Simulation):
                     )
                 except MessageError as error:
                     refuse(client, error)
+        numbered = any(not t.is_floating_point() for t in like.values())
         for client, largest in self._largest(group, changes).items():
             try:
                 check_change(changes[client], largest)
+                if numbered:
+                    self._try(group, client, answers[client].packet, payloads[client])
                 self._changes[client] = changes[client]
             except MessageError as error:
                 refuse(client, error)
@@ -323,6 +326,16 @@ class Remote(Simulation):
             raise MessageError("a message 'train' has no usable 'gradients': no number of samples")
         uses_from_facts(packet.fact("uses", list))
         return change_of(reply, payloads[client])
+
+    def _try(self, group: Group, client: int, packet: Packet | None, payload: TensorDict) -> None:
+        """Raise MessageError where whole numbers of a reply name what is not there, so that it cannot be aggregated."""
+        try:
+            part = self._part(group, {client: packet}, payload)
+            self.method.aggregate(self.server, gather({group.name: self.replies(part)}))
+        except (TailorflError, RuntimeError, LookupError, ValueError, TypeError, OverflowError) as error:
+            raise MessageError(
+                f"its reply cannot be aggregated: {type(error).__name__}: {error}"[:300]
+            ) from error
 
     def _may_lack(self, client: int) -> bool:
         """Whether a client has no samples of a part, so that a loss may be no number."""
