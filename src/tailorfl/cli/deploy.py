@@ -111,6 +111,9 @@ def client(
     stay: Annotated[
         bool, typer.Option("--stay", help="Wait for further experiments when one is over.")
     ] = False,
+    leave: Annotated[
+        bool, typer.Option("--leave", help="Tell the server that this client leaves for good, and end.")
+    ] = False,
     imports: Imports = None,
     log_format: Format = LogFormat.text,
     log_level: Level = LogLevel.info,
@@ -122,8 +125,21 @@ def client(
 
     with service_log(name or (data.stem if data is not None else "client"), log_format, log_level) as told:
         member = member_of(state=state, data=data, name=name, largest=max_bytes, told=told)
+        member.leaves = leave
         told(f"connects to {server}; private states are kept in '{state}'")
         run_client(member, server, keys, told=told, stay=stay)
+
+
+@app.command("leave")
+def leave_command(
+    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="The server's result folder.")],
+    client: Annotated[str, typer.Argument(help="The client's name.")],
+) -> None:
+    """Take a client off a federation for good: its server, also one that runs, waits for it no more."""
+    from tailorfl.deploy.membership import take_off
+
+    take_off(results, client)
+    say(stdout(), f"'{client}' is neither asked nor waited for from the next round on")
 
 
 @app.command("keys")

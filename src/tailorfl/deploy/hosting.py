@@ -10,7 +10,6 @@ from tailorfl.deploy.roster import Roster
 from tailorfl.deploy.serving import Deployment, for_deployment
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.check import check
-from tailorfl.experiments.config import load
 from tailorfl.experiments.folders import experiment_in
 from tailorfl.experiments.jobs import Observer
 from tailorfl.experiments.result import ExperimentResult

@@ -48,7 +48,7 @@ from tailorfl.training import tree
 
 log = logging.getLogger(__name__)
 
-LOOK = 1.0
+LOOK = 0.2
 """Seconds between two looks whether clients have come (back)."""
 
 

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 RETURN_SECONDS = 30.0
 """How long a server that was started again waits for the clients of its federation to come back."""
-GOODBYE_SECONDS = 10.0
+GOODBYE_SECONDS = 5.0
 """How long the last word to all clients may take."""
 
 
