@@ -6,7 +6,8 @@ clients do that hold only their own file; other numbers through `tailorfl.data.n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from tailorfl.data.cells import kind_of, numbers_of, tidy
+from tailorfl.data.cells import kind_of, numbers_of, tidy, words_of
 from tailorfl.data.columns import numeric
 from tailorfl.data.constants import Constants, combine, read_constants
 from tailorfl.data.federation import Federation
@@ -30,6 +31,9 @@ from tailorfl.settings.data import Normalisation
 
 TABLE = "table"
 """Key of `Source.info`: the `RawTable` that a source was read from, until it is prepared."""
+
+GIVEN = "given"
+"""Key of `Source.info`: `given_digest` of the source that these samples were prepared of."""
 
 PREPARATION = "preparation"
 """Key of `Source.info`: the `Preparation` that made `Source.x` of a table."""
@@ -55,12 +59,24 @@ class RawTable:
         Raises:
             DataError: a number that float32 cannot hold.
         """
-        columns = []
+        columns = [
+            numbers_of(name, column, values) if is_number else np.full(len(values), np.nan)
+            for column, values, is_number in self._features()
+        ]
+        return torch.from_numpy(np.stack(columns, axis=1).astype(np.float32))
+
+    def feed(self, digest: Any) -> None:
+        """Add to a digest what `numbers` leaves out: what columns mean, and those of words."""
+        digest.update(self.roles.model_dump_json().encode())
+        for column, values, is_number in self._features():
+            if not is_number:
+                digest.update(repr((column, words_of(values))).encode())
+
+    def _features(self) -> Iterator[tuple[str, pd.Series[Any], bool]]:
+        """(name, cells, whether they are numbers) of every feature."""
         for column in self.roles.inputs(self.frame):
             values = tidy(self.frame[column], self.roles.na_values)
-            known = column not in self.roles.words and kind_of(values) == "number"
-            columns.append(numbers_of(name, column, values) if known else np.full(len(values), np.nan))
-        return torch.from_numpy(np.stack(columns, axis=1).astype(np.float32))
+            yield column, values, column not in self.roles.words and kind_of(values) == "number"
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +99,17 @@ class Preparation:
         """Returns the constants as JSON can hold them."""
         own = {name: constants.to_dict() for name, constants in self.own.items()}
         return {**self.everyone.to_dict(), **({"clients": own} if own else {})}
+
+
+def given_digest(source: Source) -> str:
+    """Return a digest of the samples as they were given, which is the same for every seed."""
+    if GIVEN in source.info:
+        return str(source.info[GIVEN])
+    digest = hashlib.blake2b(digest_size=16)
+    source.feed(digest)
+    if TABLE in source.info:
+        source.info[TABLE].feed(digest)
+    return digest.hexdigest()
 
 
 def plain(source: Source) -> Source:
@@ -145,6 +172,8 @@ def prepared(federation: Federation, by: Normalisation) -> Federation:
         ConfigError: medians are asked for and the statistics are federated.
         DataError: a column cannot be prepared, see `combine`; features are neither floats nor a table.
     """
+    given = federation.source
+    federation = replace(federation, source=replace(given, info={**given.info, GIVEN: given_digest(given)}))
     table: RawTable | None = federation.source.info.get(TABLE)
     if table is None:
         if PREPARATION in federation.source.info:

@@ -136,6 +136,15 @@ class Source:
         """The samples `rows` as `take_augmented` gives them, and their targets."""
         return self.take_augmented(rows, keys), self.targets(rows)
 
+    def feed(self, digest: Any) -> None:
+        """Add to a digest what the samples are: their numbers, their task and how images are normalised."""
+        facts = (self.name, self.task, self.outputs, self.mean, self.std, self.augment)
+        digest.update(repr(facts).encode())
+        for tensor in (self.x, self.y, self.test, self.credit):
+            if tensor is not None:
+                digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
+                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+
     @property
     def original(self) -> Source:
         """The samples as they were given: another data set where these are what a network made of them."""

@@ -16,7 +16,7 @@ from tailorfl.errors import ConfigError, ModelError, RunError, unknown
 from tailorfl.evaluation.judges import Answers
 from tailorfl.evaluation.portions import Portions
 from tailorfl.evaluation.selection import Selection
-from tailorfl.experiments.fingerprint import digests
+from tailorfl.experiments.fingerprint import data_change, digests
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.landscape import GLOBAL, restored
 from tailorfl.models.layers import head_name
@@ -162,8 +162,7 @@ def restore(
     """
     job, sim, selection = restored(Path(folder), method, seed, source)
     store = RunStore.open(Path(folder) / job.folder, readonly=True)
-    had = store.config.get("data")
-    if isinstance(had, dict) and had != digests(sim.given):
+    if data_change(store.config, digests(sim.given), sim.given.source):
         raise RunError(
             f"the data are not those that '{folder}' was made with, and models that look at data once more before they "
             "are deployed would be others; bring the data back as they were"

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tailorfl.data.federation import Federation
-from tailorfl.data.preparing import PREPARATION, Preparation
+from tailorfl.data.preparing import GIVEN, PREPARATION, Preparation, given_digest
 from tailorfl.data.scaling import SCALING, Scaling
 from tailorfl.data.source import Source
 from tailorfl.data.text import TEXTS
@@ -53,6 +52,8 @@ FORCED = "forced.json"
 """Where a result folder says what was different when it was resumed all the same."""
 NAMED = ("classes", "features", "tokenizer", "pad", "vocabulary", TEXTS)
 """What of a source's `info` names numbers."""
+PREPARED = "samples"
+"""What folders note in place of `GIVEN` that were written before it: a digest of prepared samples."""
 MOST = 8
 """Differences that a message lists."""
 
@@ -80,9 +81,10 @@ def processor() -> str:
 
 
 def digests(federation: Federation) -> dict[str, str]:
-    """Returns digests of the samples, and of which client has which for what (with public and shifted samples)."""
-    samples = hashlib.blake2b(digest_size=16)
-    _add_source(samples, federation.source)
+    """Return digests of what was given, and of which client has which samples for what.
+
+    The first is the same for every seed; the second has public and shifted samples too.
+    """
     dealt = hashlib.blake2b(digest_size=16)
     for part in (federation.part("train"), federation.part("val"), federation.part("test")):
         for array in (part.values, part.starts, part.stops):
@@ -90,24 +92,49 @@ def digests(federation: Federation) -> dict[str, str]:
     dealt.update(np.ascontiguousarray(federation.server).tobytes())
     dealt.update(repr((federation.num_clients, federation.names)).encode())
     if federation.public is not None:
-        _add_source(dealt, federation.public)
+        federation.public.feed(dealt)
     for name, source in federation.shifted.items():
         dealt.update(name.encode())
-        _add_source(dealt, source)
-    return {"samples": samples.hexdigest(), "dealt": dealt.hexdigest()}
+        source.feed(dealt)
+    return {GIVEN: given_digest(federation.source), "dealt": dealt.hexdigest()}
 
 
-def _add_source(digest: Any, source: Source) -> None:
-    facts = (source.name, source.task, source.outputs, source.mean, source.std, source.augment)
-    digest.update(repr(facts).encode())
-    for tensor in (source.x, source.y, source.test, source.credit):
-        if tensor is not None:
-            _add_tensor(digest, tensor)
+def samples_of(stored: Mapping[str, Any]) -> str | None:
+    """Return the digest of the samples that a job's folder notes; older folders call it otherwise."""
+    data = stored.get("data") or {}
+    found: str | None = data.get(GIVEN, data.get(PREPARED))
+    return found
 
 
-def _add_tensor(digest: Any, tensor: Tensor) -> None:
-    digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
-    digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+def data_change(
+    stored: Mapping[str, Any], now: Mapping[str, str], source: Source, same_seed: bool = True
+) -> str:
+    """Return how the data of a job's folder differ from those of today, "" where they do not or none are noted.
+
+    Args:
+        stored: what the folder notes, as `made_with` returns it.
+        now: the `digests` of today's federation.
+        source: of today's federation.
+        same_seed: whether both were made with the same seed, and so deal the samples alike.
+    """
+    before, now = stored.get("data"), dict(now)
+    if not isinstance(before, dict):
+        return ""
+    if GIVEN not in before and GIVEN in source.info:
+        if not same_seed:
+            version = stored.get("environment", environment())["tailorfl"]
+            return (
+                f"tailorfl {version} wrote it without a digest of the data before data.normalise, so other seeds "
+                "cannot be compared with it"
+            )
+        prepared = hashlib.blake2b(digest_size=16)
+        source.feed(prepared)
+        now[GIVEN] = prepared.hexdigest()
+    if samples_of(stored) != now[GIVEN]:
+        return "the samples were others"
+    if same_seed and before.get("dealt") != now["dealt"]:
+        return "the samples were dealt to clients in another way"
+    return ""
 
 
 def made_with(job: Job, federation: Federation) -> dict[str, Any]:
@@ -141,17 +168,14 @@ def other_settings(jobs: Sequence[Job], out: Path, *, longer: bool = False) -> I
             yield f"{job.name}: {change}"
 
 
-def other_data(jobs: Sequence[Job], out: Path, job: Job, found: Mapping[str, str]) -> Iterator[str]:
-    """Yields which of the jobs that lie in a folder were made of other data than those `found` for a `job`."""
+def other_data(jobs: Sequence[Job], out: Path, job: Job, federation: Federation) -> Iterator[str]:
+    """Yield which of the jobs that lie in a folder were made of other data than the federation of a `job`."""
+    now = digests(federation)
     for other, stored in _stored(jobs, out):
-        had = stored.get("data")
-        if not isinstance(had, dict):
-            continue
         same_seed = other.config.data.seed_of(other.seed) == job.config.data.seed_of(job.seed)
-        if had.get("samples") != found["samples"]:
-            yield f"{other.name}: the samples were others"
-        elif same_seed and had.get("dealt") != found["dealt"]:
-            yield f"{other.name}: the samples were dealt to clients in another way"
+        change = data_change(stored, now, federation.source, same_seed)
+        if change:
+            yield f"{other.name}: {change}"
 
 
 def refuse(out: Path, differences: Sequence[str], force: bool) -> None:

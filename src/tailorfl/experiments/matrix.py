@@ -15,6 +15,7 @@ import numpy as np
 
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.evaluation.ranks import Ranking, ranking
+from tailorfl.experiments.fingerprint import samples_of
 from tailorfl.experiments.merging import merge
 from tailorfl.experiments.page.look import Look
 from tailorfl.experiments.result import ExperimentResult
@@ -141,8 +142,8 @@ def by_federation(found: Mapping[Path, ExperimentResult]) -> dict[str, list[Path
     """Returns which folders hold experiments on the same data, by the name of the first of them."""
     groups: dict[str, list[Path]] = {}
     for folder, result in found.items():
-        facts = result.jobs[0][1].config.get("data") or {}
-        same = encode([result.config.data.model_dump(mode="json"), facts.get("samples")])
+        samples = samples_of(result.jobs[0][1].config)
+        same = encode([result.config.data.model_dump(mode="json"), samples])
         groups.setdefault(same, []).append(folder)
     names: dict[str, list[Path]] = {}
     for folders in groups.values():

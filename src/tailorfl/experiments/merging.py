@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.experiments.extending import methods_of
-from tailorfl.experiments.fingerprint import changes, decisive
+from tailorfl.experiments.fingerprint import changes, decisive, samples_of
 from tailorfl.experiments.names import slug
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.variants import results
@@ -132,7 +132,7 @@ def _facts(label: str | None, store: RunStore) -> dict[str, Any]:
     stored = store.config
     settings = decisive(stored.get("experiment", {}), label or "", longer=label is None)
     versions = {k: v for k, v in stored.get("environment", {}).items() if k in ("tailorfl", "torch")}
-    return {**settings, "version": versions, "samples": (stored.get("data") or {}).get("samples")}
+    return {**settings, "version": versions, "samples": samples_of(stored)}
 
 
 def _kind(label: str, store: RunStore) -> str:

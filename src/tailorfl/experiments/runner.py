@@ -106,7 +106,7 @@ def run_experiment(
                 _say_leading(config, first_metric(config, federation.source), federation, said)
                 facts = made_with(job, federation)
                 if resume:
-                    refuse(out, list(other_data(jobs, out, job, facts["data"])), force)
+                    refuse(out, list(other_data(jobs, out, job, federation)), force)
             sim = venue.simulation(job, federation, folder)
             if not begun:  # only now: data or a model that cannot be used replace no earlier experiment
                 _begin(config, jobs, out, way, tuning)
