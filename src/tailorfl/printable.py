@@ -7,7 +7,9 @@ else (a file's name, say) is cleaned where it is printed. Of values that may be 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 LONGEST_SHOWN = 80
@@ -57,6 +59,15 @@ def shown(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"a mapping of {len(value):,} values"
     return f"a {type(value).__name__}"
+
+
+def quoted(path: str | Path) -> str:
+    """Return a path as a shell takes it, for commands that somebody is to type.
+
+    >>> print(quoted("my runs/a"))
+    'my runs/a'
+    """
+    return shlex.quote(str(path))
 
 
 def _written(character: str) -> str:

@@ -355,7 +355,7 @@ def test_without_a_sound_checkpoint_the_records_are_left_alone(stopped: Path) ->
     result = CliRunner().invoke(app, ["run", "--resume", "out"])
     assert result.exit_code == 1
     assert "no usable checkpoint in 'out/local/seed-0'" in result.stderr
-    assert "restore the files from a copy, or start again under another name" in result.stderr
+    assert "restore the files from a copy, or move the folder away" in result.stderr
     assert "Traceback" not in result.output
     assert (stopped / "rounds.jsonl").read_bytes() == before
 

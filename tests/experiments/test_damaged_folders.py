@@ -17,6 +17,7 @@ from tailorfl.cli.main import app
 from tailorfl.errors import RunError, TailorflError
 from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Job, Observer
+from tailorfl.experiments.landscape import landscape
 from tailorfl.experiments.report import write_report
 from tailorfl.experiments.result import ExperimentResult
 
@@ -99,6 +100,15 @@ class Stop(Observer):
             raise KeyboardInterrupt
 
 
+class StopAt(Observer):
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def round_done(self, job: Job, done: Any) -> None:
+        if done.round == self.round:
+            raise KeyboardInterrupt
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("stopped") / "run"
@@ -166,3 +176,134 @@ def test_a_folder_without_a_finished_job_names_a_few(tmp_path: Path) -> None:
         ExperimentResult.load(tmp_path)
     assert str(error.value).count("was not started") == 5
     assert str(error.value).endswith("local, seed 4: was not started; and 3 more")
+
+
+PLAIN = {**{k: v for k, v in TINY.items() if k != "train"}, "methods": ["ditto"], "seeds": 1}
+PLAIN |= {"model": {"name": "mlp", "hidden": [4]}, "engine": "sequential"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tailorfl.run(PLAIN, out=tmp_path_factory.mktemp("models") / "a run").path
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(bytes(content))
+
+
+def exported(folder: Path, into: Path) -> tuple[int, str]:
+    words = ["export", str(folder), "--client", "0", "--out", str(into), "--overwrite"]
+    found = CliRunner().invoke(app, words)
+    return found.exit_code, " ".join(found.output.split())
+
+
+@pytest.mark.parametrize("harm", [flip, cut, Path.unlink], ids=["flipped", "cut", "deleted"])
+@pytest.mark.parametrize("name", ["checkpoint-000004.json", "checkpoint-000004.safetensors"])
+def test_a_finished_job_without_its_last_checkpoint_gives_no_older_model(
+    models: Path, tmp_path: Path, name: str, harm: Callable[[Path], None]
+) -> None:
+    """Refused by whoever needs the model, in the table all the same, and made again as `check` advises."""
+    folder = Path(shutil.copytree(models, tmp_path / "a run"))
+    job = folder / "ditto" / "seed-0"
+    wanted = (job / "checkpoint-000004.safetensors").read_bytes()
+    numbers = ExperimentResult.load(folder).table.drop(columns=["seconds", "seconds_ci"])
+    harm(job / name)
+    code, said = exported(folder, tmp_path / "out")
+    assert code != 0
+    assert "ditto, seed 0" in said
+    assert f"--resume '{folder}'" in said
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(RunError, match="checkpoint"):
+        landscape(folder, ["0"], points=2)
+    with pytest.raises(RunError, match="checkpoint"):
+        tailorfl.predict(folder, tmp_path / "none.csv", client="0")
+    assert ExperimentResult.load(folder).table["seeds"].tolist() == [1]
+    code, said = checked(folder)
+    assert code != 0
+    assert f"--resume '{folder}'" in said
+    again = tailorfl.run(None, out=folder, resume=True)
+    assert checked(folder)[0] == 0
+    assert (job / "checkpoint-000004.safetensors").read_bytes() == wanted
+    assert again.table.drop(columns=["seconds", "seconds_ci"]).equals(numbers)
+    assert exported(folder, tmp_path / "out")[0] == 0
+
+
+def test_a_finished_job_of_which_every_checkpoint_is_damaged_is_done_anew(
+    models: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(models, tmp_path / "run"))
+    job = folder / "ditto" / "seed-0"
+    wanted = (job / "checkpoint-000004.safetensors").read_bytes()
+    for file in job.glob("checkpoint-*.json"):
+        file.write_bytes(b"")
+    assert checked(folder)[0] != 0
+    tailorfl.run(None, out=folder, resume=True)
+    assert checked(folder)[0] == 0
+    assert (job / "checkpoint-000004.safetensors").read_bytes() == wanted
+
+
+def test_an_older_checkpoint_is_not_needed_and_its_damage_goes_with_resume(
+    models: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(models, tmp_path / "run"))
+    job = folder / "ditto" / "seed-0"
+    flip(job / "checkpoint-000002.safetensors")
+    assert checked(folder)[0] != 0
+    assert exported(folder, tmp_path / "out")[0] == 0
+    rounds = (job / "rounds.jsonl").read_bytes()
+    tailorfl.run(None, out=folder, resume=True)
+    assert checked(folder)[0] == 0
+    assert (job / "rounds.jsonl").read_bytes() == rounds  # nothing was trained again
+
+
+def test_a_finished_job_without_any_checkpoint_is_kept(models: Path, tmp_path: Path) -> None:
+    """As where they were deleted to save space."""
+    folder = Path(shutil.copytree(models, tmp_path / "run"))
+    for file in folder.rglob("checkpoint-*"):
+        file.unlink()
+    before = (folder / "ditto" / "seed-0" / "rounds.jsonl").read_bytes()
+    assert checked(folder)[0] == 0
+    tailorfl.run(None, out=folder, resume=True)
+    assert (folder / "ditto" / "seed-0" / "rounds.jsonl").read_bytes() == before
+
+
+def test_models_are_of_the_settings_that_they_were_trained_with(models: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(models, tmp_path / "run"))
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    settings["model"]["activation"] = "tanh"  # weights of the same shapes
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    code, said = exported(folder, tmp_path / "out")
+    assert code != 0
+    assert "model.activation" in said
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "rounds.jsonl", "clients.jsonl"])
+def test_a_doubled_line_is_gone_after_resuming(tmp_path: Path, name: str) -> None:
+    settings = {**PLAIN, "system": {"dropout": 0.3}}
+    whole = tailorfl.run(settings, out=tmp_path / "whole")
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        tailorfl.run(settings, out=out, observer=StopAt(3))
+    file = out / "ditto" / "seed-0" / name
+    first, *others = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([first, first, *others]))
+    again = tailorfl.run(None, out=out, resume=True)
+    wanted = (tmp_path / "whole" / "ditto" / "seed-0" / name).read_bytes()
+    assert file.read_bytes().count(b"\n") == wanted.count(b"\n")
+    timed = ["seconds", "seconds_ci"]
+    assert again.table.drop(columns=timed).equals(whole.table.drop(columns=timed))
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "rounds.jsonl"])
+def test_two_records_of_a_round_are_refused(tmp_path: Path, name: str) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        tailorfl.run({**PLAIN, "system": {"dropout": 0.3}}, out=out, observer=StopAt(3))
+    file = out / "ditto" / "seed-0" / name
+    first, *others = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([first, first.replace(b"}", b', "more": 1}'), *others]))
+    with pytest.raises(RunError, match=rf"{name}'.* 1\b"):
+        tailorfl.run(None, out=out, resume=True)
+    assert "damaged" in checked(out)[1]

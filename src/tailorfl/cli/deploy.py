@@ -11,9 +11,10 @@ import typer
 from tailorfl.cli.arguments import Imports, Quiet, experiment, given
 from tailorfl.cli.screen import say, stdout
 from tailorfl.cli.service_log import Format, Level, LogFormat, LogLevel, service_log
-from tailorfl.cli.state import State, quoted
+from tailorfl.cli.state import State
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.names import slug
+from tailorfl.printable import quoted
 
 app = typer.Typer(
     name="deploy",

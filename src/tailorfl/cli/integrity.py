@@ -8,6 +8,7 @@ from rich.console import Console
 
 from tailorfl.cli.screen import print_json, say
 from tailorfl.errors import RunError
+from tailorfl.printable import quoted
 
 
 def show_integrity(console: Console, folder: Path, as_json: bool = False) -> None:
@@ -38,5 +39,5 @@ def show_integrity(console: Console, folder: Path, as_json: bool = False) -> Non
     if damaged:
         raise RunError(
             f"{damaged} jobs of '{folder}' are damaged; restore them from a copy, or do them again with "
-            f"--resume {folder}"
+            f"--resume {quoted(folder)} (first move away the folders of those that are not finished)"
         )

@@ -11,8 +11,9 @@ from rich.console import Console
 from tailorfl.cli.arguments import Imports, Quiet, again, experiment, like_run
 from tailorfl.cli.listing import AsJson
 from tailorfl.cli.screen import print_json, say, stdout
-from tailorfl.cli.state import State, quoted
+from tailorfl.cli.state import State
 from tailorfl.errors import ConfigError
+from tailorfl.printable import quoted
 
 
 def command(

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from tailorfl.cli.arguments import again, experiment
 from tailorfl.cli.screen import print_json, remark, say, show_table, stderr, stdout
-from tailorfl.cli.state import State, quoted
+from tailorfl.cli.state import State
 from tailorfl.errors import ConfigError
+from tailorfl.printable import quoted
 
 if TYPE_CHECKING:
     from tailorfl.experiments.result import ExperimentResult

@@ -23,10 +23,3 @@ class State:
     def done(self) -> None:
         """Nothing is under way any more."""
         self.begun = None
-
-
-def quoted(path: Path) -> str:
-    """Returns a path as a shell takes it."""
-    import shlex
-
-    return shlex.quote(str(path))

@@ -13,8 +13,9 @@ import typer
 from tailorfl.cli.arguments import Imports, again, experiment
 from tailorfl.cli.running import Request as Running
 from tailorfl.cli.screen import say, stderr, stdout
-from tailorfl.cli.state import State, quoted
+from tailorfl.cli.state import State
 from tailorfl.errors import ConfigError
+from tailorfl.printable import quoted
 
 if TYPE_CHECKING:
     from tailorfl.settings.experiment import ExperimentConfig

@@ -19,6 +19,7 @@ from tailorfl.experiments.fingerprint import changes, deciding
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.privacy import privacy_of
 from tailorfl.experiments.written_out import with_all_options
+from tailorfl.runs import checkpoints
 from tailorfl.runs.amending import amend, reconfigure, record_of
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
@@ -130,6 +131,26 @@ def reopen(jobs: Sequence[Job], out: Path) -> None:
         _reopen(job, out / job.folder)
 
 
+def discard_damage(job: Job, folder: Path) -> bool:
+    """Delete what is damaged of a finished job: a checkpoint, or all of it; return whether nothing is to do again.
+
+    All of it goes where records are damaged, or no checkpoint is left from which its last rounds could be done again.
+    """
+    store = RunStore.open(folder, readonly=True)
+    records = store.problems()
+    damage = records or store.checkpoint_problems()
+    if not damage:
+        return True
+    with RunStore.open(folder) as opened:
+        opened.drop_damaged_checkpoints()
+    if records or not checkpoints.rounds(folder):
+        log.warning("%s is done again: %s", job.name, ", ".join(damage))
+        RunStore.discard(folder)
+        return False
+    log.warning("checkpoints of %s are made again where they are needed: %s", job.name, ", ".join(damage))
+    return not store.checkpoint_problems()
+
+
 def tied(job: Job) -> str:
     """Returns why the rounds of a job so far are not the first ones of a longer run; "" where they are."""
     settings = {**job.config.train.model_dump(), **job.method.train}
@@ -147,10 +168,8 @@ def tied(job: Job) -> str:
 
 def _reopen(job: Job, folder: Path) -> None:
     """Takes back what the last round of a job did because it was the last."""
-    damage = RunStore.open(folder, readonly=True).problems()
-    if damage:
-        log.warning("%s is done again: %s", job.name, ", ".join(damage))
-        RunStore.discard(folder)
+    discard_damage(job, folder)
+    if not (folder / "config.json").is_file():
         return
     with RunStore.open(folder) as store:
         rounds = store.rounds()["round"].tolist()

@@ -150,8 +150,10 @@ def made_with(job: Job, federation: Federation) -> dict[str, Any]:
     }
 
 
-def other_settings(jobs: Sequence[Job], out: Path, *, longer: bool = False) -> Iterator[str]:
-    """Yields how the settings and versions of the jobs that lie in a folder differ from today's.
+def other_settings(
+    jobs: Sequence[Job], out: Path, *, longer: bool = False, versions: bool = True
+) -> Iterator[str]:
+    """Yield how the settings, and the `versions`, of the jobs that lie in a folder differ from today's.
 
     `longer`: they may have fewer rounds.
     """
@@ -162,8 +164,8 @@ def other_settings(jobs: Sequence[Job], out: Path, *, longer: bool = False) -> I
             for e in (stored.get("experiment", {}), job.config.to_dict())
         )
         had = {k: v for k, v in stored.get("environment", {}).items() if k in here}
-        if "environment" not in stored:
-            had = here  # written before versions were kept
+        if "environment" not in stored or not versions:
+            had = here  # or it was written before versions were kept
         for change in (*changes(then, now), *changes({"version": had}, {"version": here})):
             yield f"{job.name}: {change}"
 

@@ -9,8 +9,8 @@ from tailorfl.errors import RunError
 from tailorfl.experiments.jobs import other_job
 from tailorfl.experiments.names import slug
 from tailorfl.experiments.variants import expand
-from tailorfl.runs import checkpoints
-from tailorfl.runs.store import RunStore
+from tailorfl.runs.reading import numbers
+from tailorfl.runs.store import TRACE, RunStore
 from tailorfl.settings.experiment import ExperimentConfig
 
 
@@ -30,13 +30,14 @@ def job_problems(place: Path) -> list[tuple[bool, str]]:
         return [(False, "not started")]
     store = RunStore.open(place, readonly=True)
     try:
-        told = (*store.problems(), *other_job(store), *checkpoints.problems(place))
+        told = (*store.problems(), *other_job(store), *store.checkpoint_problems())
         found = [(True, text) for text in told]
         status = store.status
-        rounds = store.rounds()["round"].tolist()
         store.clients()
+        for name in ("rounds.jsonl", TRACE):
+            rounds = numbers(place / name)
+            if rounds != list(range(1, len(rounds) + 1)):
+                found.append((True, f"{name} has holes, or several records of a round"))
     except RunError as error:
         return [(True, str(error))]
-    if rounds != list(range(1, len(rounds) + 1)):
-        found.append((True, "rounds.jsonl has holes"))
     return found if status == "finished" else [*found, (False, f"not finished ({status})")]

@@ -17,10 +17,12 @@ from torch import Tensor
 from tailorfl.errors import ConfigError, RunError, unknown
 from tailorfl.evaluation.landscape import losses, plane_through, random_plane
 from tailorfl.evaluation.selection import Selection
+from tailorfl.experiments.fingerprint import forced, other_settings
 from tailorfl.experiments.folders import check_source, experiment_in
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.experiments.one_job import make_selection
+from tailorfl.printable import quoted
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.files import write_text
 from tailorfl.runs.store import RunStore
@@ -131,7 +133,7 @@ def restored(
 
     Raises:
         ConfigError: no such line or seed; data of your own are missing, or given where there were none.
-        RunError: there is no checkpoint.
+        RunError: there is no checkpoint, the newest is damaged, or the settings are not those of the job.
     """
     config = experiment_in(folder)
     labels = [m.label for m in config.methods]
@@ -143,16 +145,14 @@ def restored(
     job = Job(config, chosen, config.seeds[0] if seed is None else seed)
     check_source(folder, source)
     place = folder / job.folder
-    found = (
-        RunStore.open(place, readonly=True).latest_checkpoint() if (place / "config.json").is_file() else None
-    )
+    found = _newest(job, place, folder) if (place / "config.json").is_file() else None
     if found is None:
         if (place / "summary.json").is_file():
             raise RunError(
                 f"'{place}' is finished, but its checkpoint-* files, which hold the models, are gone; bring them back "
                 "from a copy, or move the folder away and do the job again with --resume"
             )
-        raise RunError(f"'{place}' has no checkpoint yet; continue the run with --resume {folder}")
+        raise RunError(f"'{place}' has no checkpoint yet; continue the run with --resume {quoted(folder)}")
     sim = make_simulation(job, make_federation(config, config.data.seed_of(job.seed), source))
     _, tensors, facts = found
     sim.load(tensors, facts)
@@ -160,6 +160,24 @@ def restored(
     if selection is not None:
         selection.load(tensors)
     return job, sim, selection
+
+
+def _newest(job: Job, place: Path, folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
+    """The newest checkpoint of a job, whose settings are still those that it was made with."""
+    store = RunStore.open(place, readonly=True)
+    differences = [] if forced(folder) else list(other_settings([job], folder, longer=True, versions=False))
+    if differences:
+        raise RunError(
+            f"'{folder / 'config.yaml'}' does not say what the models were made with ({'; '.join(differences)}); "
+            "restore it from a copy"
+        )
+    try:
+        return store.newest_checkpoint()
+    except RunError as error:
+        raise RunError(
+            f"the newest state of {job.name} is lost ({error}), and an older one would be another model; restore it "
+            f"from a copy, or do its last rounds again with --resume {quoted(folder)}"
+        ) from error
 
 
 def _state(sim: Simulation, job: Job, name: str, selection: Selection | None) -> TensorDict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -115,19 +116,24 @@ def _keep_engine(sim: Simulation, store: RunStore) -> None:
 
 
 def _check_records(store: RunStore, rounds: int, traced: bool) -> None:
-    """Raises RunError where the records of the rounds that a checkpoint has behind it are not all there."""
+    """Raises RunError where the records of the rounds that a checkpoint has behind it are not all there once."""
     done, clients = store.rounds(), store.clients()
-    lost = sorted(set(range(1, rounds + 1)) - set(done["round"].tolist()))
     measured = [c for c in done.columns if c.startswith(MODELS)]
     evaluated = done["round"][done[measured].notna().any(axis=1)] if measured else done["round"][:0]
-    unseen = sorted(set(evaluated.tolist()) - set(clients["round"].tolist()))
-    untold = sorted(set(range(1, rounds + 1)) - set(numbers(store.path / TRACE))) if traced else []
-    for name, rounds_lost in (("rounds.jsonl", lost), ("clients.jsonl", unseen), (TRACE, untold)):
-        if rounds_lost:
-            raise RunError(
-                f"'{store.path / name}' has lost the records of rounds {listed(rounds_lost)}, so this job's curves "
-                "would have holes; restore the file from a copy, or move the job's folder away to do it anew"
-            )
+    wanted = Counter(range(1, rounds + 1))
+    records = {"rounds.jsonl": Counter(done["round"].tolist())}
+    if traced:
+        records[TRACE] = Counter(numbers(store.path / TRACE))
+    lost = {name: wanted - noted for name, noted in records.items()}
+    lost["clients.jsonl"] = Counter(set(evaluated.tolist()) - set(clients["round"].tolist()))
+    several = {name: noted - wanted for name, noted in records.items()}
+    for what, files in (("has lost the records", lost), ("has several records", several)):
+        for name, rounds_of in files.items():
+            if rounds_of:
+                raise RunError(
+                    f"'{store.path / name}' {what} of rounds {listed(sorted(rounds_of))}, so this job's curves would "
+                    "be wrong; restore the file from a copy, or move the job's folder away to do it anew"
+                )
 
 
 def _evaluate_again(

@@ -19,7 +19,7 @@ from tailorfl.errors import DivergenceError
 from tailorfl.evaluation.leading import dominated
 from tailorfl.experiments.curves import first_metric
 from tailorfl.experiments.due import left_out
-from tailorfl.experiments.extending import is_longer, reopen
+from tailorfl.experiments.extending import discard_damage, is_longer, reopen
 from tailorfl.experiments.faults import told
 from tailorfl.experiments.fingerprint import FORCED, made_with, other_data, other_settings, refuse
 from tailorfl.experiments.folders import (
@@ -134,14 +134,10 @@ def run_experiment(
 
 
 def _is_kept(job: Job, folder: Path, way: Way) -> bool:
-    """Whether a job is finished and whole; one that is damaged is deleted, to be done again."""
+    """Whether a job is finished and whole; what is damaged of it is deleted, to be done again."""
     if not _is_finished(folder) or (way == "extend" and is_longer(job, folder)):
         return False
-    damage = RunStore.open(folder, readonly=True).problems()
-    if damage:
-        log.warning("%s, seed %d, is done again: %s", job.method.label, job.seed, ", ".join(damage))
-        RunStore.discard(folder)
-    return not damage
+    return discard_damage(job, folder)
 
 
 def _is_finished(folder: Path) -> bool:

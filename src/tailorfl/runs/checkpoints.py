@@ -64,7 +64,7 @@ def load_latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] |
     if damage:
         raise RunError(
             f"no usable checkpoint in '{folder}': {'; '.join(damage)}; "
-            "restore the files from a copy, or start again under another name"
+            "restore the files from a copy, or move the folder away to start anew"
         )
     return None
 
@@ -85,9 +85,9 @@ def load(folder: Path, round: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     raise RunError(problem)
 
 
-def problems(folder: Path) -> list[str]:
-    """Returns what is wrong with the checkpoints of a folder, a sentence each."""
-    found = []
+def problems(folder: Path) -> dict[int, str]:
+    """Return what is wrong with the checkpoints of a folder, a sentence for the round of each that is damaged."""
+    found = {}
     for round in rounds(folder):
         path = _tensors_path(folder, round)
         try:
@@ -95,7 +95,8 @@ def problems(folder: Path) -> list[str]:
             problem = _changed(path, facts) or _damage(path, facts["bytes"], facts["sha256"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"{path.stem} cannot be read ({error!r})"
-        found += [problem] if problem else []
+        if problem:
+            found[round] = problem
     return found
 
 

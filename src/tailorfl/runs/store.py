@@ -45,7 +45,7 @@ from tailorfl.runs.files import (
     sync,
     write_text,
 )
-from tailorfl.runs.reading import parsed, table
+from tailorfl.runs.reading import numbers, parsed, table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -212,11 +212,45 @@ class RunStore:
         """Round, tensors, meta of the newest sound checkpoint or None (see `checkpoints.load_latest`)."""
         return checkpoints.load_latest(self.path)
 
+    def newest_checkpoint(self) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
+        """Round, tensors, meta of the newest checkpoint or None; in no case those of an older one.
+
+        Raises RunError if it is damaged, or if it is not of the last round of a finished run.
+        """
+        there = checkpoints.rounds(self.path)
+        if not there:
+            return None
+        if self._lost_checkpoint:
+            raise RunError(self._lost_checkpoint)
+        return there[-1], *checkpoints.load(self.path, there[-1])
+
+    def checkpoint_problems(self) -> list[str]:
+        """What is wrong with the checkpoints, a sentence each; a finished run may do without any."""
+        lost = self._lost_checkpoint
+        return [*checkpoints.problems(self.path).values(), *([lost] if lost else [])]
+
+    def drop_damaged_checkpoints(self) -> None:
+        """Delete the checkpoints that are damaged."""
+        self._check_writable()
+        checkpoints.remove(self.path, list(checkpoints.problems(self.path)))
+
+    @property
+    def _lost_checkpoint(self) -> str:
+        """What is said of a finished run whose checkpoints end before its last round, "" of all others."""
+        there = checkpoints.rounds(self.path)
+        if not there or self.status != "finished":
+            return ""
+        last = max(numbers(self.path / "rounds.jsonl"), default=0)
+        return "" if there[-1] >= last else f"the checkpoint of the last round, {last}, is missing"
+
     def truncate_after(self, round: int) -> None:
-        """Forget all records, checkpoints and results of rounds later than `round`, to resume a run there."""
+        """Forget all records, checkpoints and results of rounds later than `round`, to resume a run there.
+
+        Of lines that are there twice, which no run writes, one is kept.
+        """
         self._check_writable()
         for name in _RECORDS:
-            lines = read_lines(self.path / name)
+            lines = list(dict.fromkeys(read_lines(self.path / name)))
             records = zip(lines, parsed(self.path / name, lines), strict=True)
             keep_lines(self.path / name, [line for line, record in records if record["round"] <= round])
         checkpoints.remove_after(self.path, round)
