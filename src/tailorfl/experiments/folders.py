@@ -43,6 +43,15 @@ def experiment_in(folder: Path) -> ExperimentConfig:
     file = folder / "config.yaml"
     if not file.is_file():
         raise ConfigError(f"'{folder}' is no result folder: it has no config.yaml; check the name")
+    return whole_experiment(file)
+
+
+def whole_experiment(file: Path) -> ExperimentConfig:
+    """Return the experiment in a file that this library wrote.
+
+    Raises:
+        ConfigError: it cannot be read, or has lost what every such file has.
+    """
     written = read(file)
     lost = [key for key in ALWAYS if key not in written]
     if lost:

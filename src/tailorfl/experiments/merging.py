@@ -7,7 +7,6 @@ A client is better off than with Local only where Local had the very same data a
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +17,7 @@ from tailorfl.experiments.fingerprint import changes, decisive, samples_of
 from tailorfl.experiments.names import slug
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.variants import results
-from tailorfl.runs.files import encode, reporting
+from tailorfl.runs.files import digest_of, reporting
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
 
@@ -136,16 +135,12 @@ def _facts(label: str | None, store: RunStore) -> dict[str, Any]:
 
 
 def _kind(label: str, store: RunStore) -> str:
-    return _digest(_facts(label, store))
+    return digest_of(_facts(label, store))
 
 
 def _company(store: RunStore) -> str:
     """What Local must share with a method to be its measure: everything but the method, and who has which samples."""
-    return _digest({**_facts(None, store), "dealt": (store.config.get("data") or {}).get("dealt")})
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(encode(value).encode()).hexdigest()
+    return digest_of({**_facts(None, store), "dealt": (store.config.get("data") or {}).get("dealt")})
 
 
 def _unlike(parts: Mapping[Path, ExperimentResult]) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,6 @@ too. Nothing is pickled.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from collections.abc import Collection, Mapping
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailorfl.errors import RunError
-from tailorfl.runs.files import decode, encode, replacing, reporting, sha256, write_text
+from tailorfl.runs.files import decode, digest_of, encode, replacing, reporting, sha256, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +43,7 @@ def save(
         _write_tensors(part, tensors)
         facts = {"bytes": part.stat().st_size, "sha256": sha256(part)}
     about = {"round": round, **facts, "meta": meta}
-    write_text(path.with_suffix(".json"), encode({**about, "digest": _digest(encode(about))}, indent=1))
+    write_text(path.with_suffix(".json"), encode({**about, "digest": digest_of(about)}, indent=1))
     there = rounds(folder)
     remove(folder, there[:-KEPT] if keep is None else [r for r in there if r != round and r not in keep])
 
@@ -152,13 +151,9 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def _changed(path: Path, facts: dict[str, Any]) -> str | None:
     """What is wrong with the meta data of a checkpoint; files of before there were digests have none."""
     digest = facts.pop("digest", None)
-    if digest is None or _digest(encode(facts)) == digest:
+    if digest is None or digest_of(facts) == digest:
         return None
     return f"{path.with_suffix('.json').name} is not what was written"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _damage(path: Path, size: int, digest: str) -> str | None:

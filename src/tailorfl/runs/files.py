@@ -99,6 +99,11 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def digest_of(value: Any) -> str:
+    """The sha256 of a value as `encode` writes it, in hexadecimal digits."""
+    return hashlib.sha256(encode(value).encode()).hexdigest()
+
+
 def append_lines(path: Path, lines: Sequence[str], *, wait: bool = True) -> None:
     """Append lines in one write and wait until they are on the disk; if that fails, the file keeps its former length.
 

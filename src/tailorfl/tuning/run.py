@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,19 @@ from typing import Any
 from tailorfl import modules
 from tailorfl.errors import ConfigError, RunError, WorkerError
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
-from tailorfl.experiments.config import load
-from tailorfl.experiments.folders import check_name, new_folder
+from tailorfl.experiments.folders import check_name, new_folder, whole_experiment
 from tailorfl.experiments.tuned import NAME
-from tailorfl.runs.files import FolderLock, decode, encode, reporting, write_text
+from tailorfl.printable import quoted
+from tailorfl.runs.files import (
+    PART,
+    FolderLock,
+    decode,
+    digest_of,
+    encode,
+    reporting,
+    sha256,
+    write_text,
+)
 from tailorfl.runs.signals import ended_in_order
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.tuning.budget import Budget, parse, tuned_on
@@ -136,13 +145,21 @@ def begin(folder: Path, plan: Plan) -> None:
     check_name(folder)
     with reporting(folder, "create the folder"):
         folder.mkdir(parents=True, exist_ok=True)
-        if any(path.name != ".lock" for path in folder.iterdir()):
+        if not all(_may_stand(path, plan) for path in folder.iterdir()):
             raise RunError(
-                f"'{folder}' is not empty; go on with the tuning in it by --resume {folder}, or choose another folder "
-                "with --out"
+                f"'{folder}' is not empty; go on with the tuning in it by --resume {quoted(folder)}, or choose another "
+                "folder with --out"
             )
     write_text(folder / EXPERIMENT, plan.asked.to_yaml())
-    write_text(folder / REQUEST, encode(asdict(plan.request), indent=1))
+    facts = {**asdict(plan.request), "experiment": sha256(folder / EXPERIMENT)}
+    write_text(folder / REQUEST, encode({**facts, "digest": digest_of(facts)}, indent=1))
+
+
+def _may_stand(path: Path, plan: Plan) -> bool:
+    """Whether a file in the folder of a new tuning is what a beginning of the same was killed over."""
+    if path.name == EXPERIMENT and path.is_file():
+        return path.read_bytes() == plan.asked.to_yaml().encode()
+    return path.name == ".lock" or path.name.endswith(PART)
 
 
 def discard(folder: Path) -> None:
@@ -167,12 +184,34 @@ def plan_in(folder: Path) -> Plan:
     """
     check_name(folder)
     if not (folder / REQUEST).is_file():
-        raise ConfigError(f"'{folder}' has no tuning that could go on: it has no {REQUEST}; check the name")
+        raise ConfigError(
+            f"'{folder}' has no tuning that could go on: it has no {REQUEST}; check the name, or begin the tuning "
+            f"there (--out {quoted(folder)})"
+        )
     try:
-        request = Request(**decode((folder / REQUEST).read_text(encoding="utf-8")))
+        facts = decode((folder / REQUEST).read_text(encoding="utf-8"))
+        request, digest = _request(facts), facts.pop("digest", None)
+        if digest is not None and digest != digest_of(facts):
+            raise ValueError("it is not what was written")
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"'{folder / REQUEST}' is damaged: {error}; restore it from a copy") from error
-    return plan(load(folder / EXPERIMENT), request)
+    experiment = whole_experiment(folder / EXPERIMENT)
+    if digest is not None and facts["experiment"] != sha256(folder / EXPERIMENT):
+        raise ConfigError(
+            f"'{folder / EXPERIMENT}' is not what the tuning was begun with; restore it from a copy, or tune what "
+            "it is now in another folder (--out)"
+        )
+    return plan(experiment, request)
+
+
+def _request(facts: Any) -> Request:
+    """The request that a file holds, none of whose parts may be missing; ValueError where one is."""
+    if not isinstance(facts, dict):
+        raise ValueError("it holds no named values")
+    for field in fields(Request):
+        if type(facts.get(field.name)) is not type(field.default):
+            raise ValueError(f"{field.name} is {facts.get(field.name, 'missing')!r}")
+    return Request(**{field.name: facts[field.name] for field in fields(Request)})
 
 
 def tune(folder: Path, plan: Plan, *, workers: int = 1, watch: Watch | None = None) -> Tuning:
@@ -188,15 +227,12 @@ def tune(folder: Path, plan: Plan, *, workers: int = 1, watch: Watch | None = No
         trainer = Trainer(plan.config, folder)
         metric = trainer.metric()
         samples = plan.budget.trials * trainer.allowance()
-        ledger = Ledger(folder)
-        try:
+        with Ledger.opened(folder) as ledger:
             searches = _searches(folder, plan, samples, metric, ledger, watch)
             watch.began(samples * len(searches), sum(search.used for search in searches.values()))
             with _crew(trainer, folder, workers) as send:
                 _work(searches, send, workers)
             tuned = [search.tuned() for search in searches.values()]
-        finally:
-            ledger.close()
         found = Tuning(folder, plan, samples, metric, tuned)
         write_text(folder / NAME, encode(found.as_json(), indent=1))
         chosen = {one.label: one.chosen for one in tuned}
@@ -276,8 +312,8 @@ def _crew(trainer: Trainer, folder: Path, workers: int) -> Iterator[Send]:
         yield lambda stretch: pool.submit(_train, stretch)
     except BrokenProcessPool as error:
         raise WorkerError(
-            f"a worker process of the tuning was lost; go on with: tailorfl tune --resume {folder}, with fewer workers "
-            "where memory was short"
+            f"a worker process of the tuning was lost; go on with: tailorfl tune --resume {quoted(folder)}, "
+            "with fewer workers where memory was short"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +16,14 @@ import torch
 import tailorfl.methods as _methods  # noqa: F401  registers the library's methods, in worker processes too
 from tailorfl.data.federation import Federation
 from tailorfl.engines.auto import keep_choice
-from tailorfl.errors import ConfigError, DataError, DivergenceError, MemoryLimitError, ModelError
+from tailorfl.errors import (
+    ConfigError,
+    DataError,
+    DivergenceError,
+    MemoryLimitError,
+    ModelError,
+    RunError,
+)
 from tailorfl.evaluation.leading import leading
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.evaluation.summary import means
@@ -26,10 +35,14 @@ from tailorfl.experiments.names import slug
 from tailorfl.experiments.one_job import make_selection
 from tailorfl.experiments.saving import Saver
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs import checkpoints
+from tailorfl.runs.files import decode, encode, is_locked
 from tailorfl.runs.signals import raise_if_told
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.tuning.space import changed
+
+log = logging.getLogger(__name__)
 
 FAILURES = (ConfigError, DataError, DivergenceError, MemoryLimitError, ModelError)
 """What a trial's own values can bring about; a full disk or a lost process ends the tuning instead."""
@@ -121,17 +134,19 @@ class Trainer:
                 sim = make_simulation(job, self.federation(seed), place)
                 if stretch.engine is not None:
                     keep_choice(sim.engine, stretch.engine)
-                scores.append(self._train(job, sim, place, stretch.share))
+                scores.append(self._train(job, sim, place, stretch.share, stretch.values))
             except FAILURES as error:
                 samples += 0 if sim is None else sim.gradients
                 return Outcome(None, samples, time.perf_counter() - begin, str(error), engine)
             samples, engine = samples + sim.gradients, sim.engine.name
         return Outcome(math.fsum(scores) / len(scores), samples, time.perf_counter() - begin, "", engine)
 
-    def _train(self, job: Job, sim: Simulation, place: Path, share: float) -> float:
+    def _train(
+        self, job: Job, sim: Simulation, place: Path, share: float, values: Mapping[str, Any]
+    ) -> float:
         """The validation metric of one seed after a share of the rounds; raises DataError where it has none."""
-        exists = (place / "config.json").is_file()
-        identity = {"method": job.method.name, "seed": job.seed}
+        identity = {"method": job.method.name, "seed": job.seed, "values": dict(values)}
+        exists = _goes_on(place, identity)
         with RunStore.open(place) if exists else RunStore.create(place, identity, overwrite=True) as store:
             selection = make_selection(job.config, sim, place)
             found = store.latest_checkpoint() if exists else None
@@ -161,6 +176,26 @@ class Trainer:
     @property
     def _protocol(self) -> Protocol:
         return Protocol(("val",), generation=self.config.eval.generation)
+
+
+def _goes_on(place: Path, identity: Mapping[str, Any]) -> bool:
+    """Whether a folder has a sound state of this very trial; what else lies there is deleted."""
+    if not place.exists():
+        return False
+    try:
+        store = RunStore.open(place, readonly=True)
+        damaged = checkpoints.problems(place)
+        if (
+            store.config == decode(encode(identity))
+            and store.status
+            and damaged.keys() < {*checkpoints.rounds(place)}
+        ):
+            return True
+    except RunError as error:
+        log.warning("a trial is trained again: %s", error)
+    if not is_locked(place):  # by a process that outlived another one, which RunStore tells of
+        shutil.rmtree(place)
+    return False
 
 
 def _shared(limit: Limit, share: float) -> Limit:

@@ -6,15 +6,28 @@ leaves it as begun, and it is trained on with the same values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from tailorfl.errors import MissingExtraError
+from tailorfl.errors import MissingExtraError, RunError
+from tailorfl.runs.files import digest_of
 from tailorfl.tuning.space import Choice, Dimension, Space
 
 FILE = "trials.db"
+REMEDY = "restore it from a copy, or move it away and --resume, and all trials are trained again"
+UNWRITABLE = (
+    "SQLITE_FULL",
+    "SQLITE_IOERR",
+    "SQLITE_READONLY",
+    "SQLITE_CANTOPEN",
+    "SQLITE_BUSY",
+    "SQLITE_PERM",
+)
+"""How the names of SQLite's errors begin that are of the disk and not of the file's content."""
 State = Literal["running", "complete", "pruned", "failed"]
 
 
@@ -82,17 +95,35 @@ class Ledger:
     """The trials of all methods. One process writes it; `optuna-dashboard` and others may read it."""
 
     def __init__(self, folder: Path) -> None:
-        self._optuna = load_optuna()
+        """Used by `opened`, which says what is wrong with the file."""
+        self._optuna, self._file = load_optuna(), folder / FILE
         from sqlalchemy import URL
 
-        place = URL.create("sqlite", database=str(folder / FILE)).render_as_string(hide_password=False)
+        place = URL.create("sqlite", database=str(self._file)).render_as_string(hide_password=False)
         self._storage = self._optuna.storages.RDBStorage(place)
         self._studies: dict[str, Any] = {}
 
-    def close(self) -> None:
-        """Gives the file back."""
-        self._storage.remove_session()
-        self._storage.engine.dispose()
+    @classmethod
+    @contextmanager
+    def opened(cls, folder: Path) -> Iterator[Self]:
+        """Yield the ledger of a folder, which is begun where there is none.
+
+        Raises:
+            RunError: its file is damaged, or cannot be written, now or while the block runs.
+        """
+        optuna = load_optuna()
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            _check_pages(folder / FILE)
+            ledger = cls(folder)
+            try:
+                yield ledger
+            finally:
+                ledger._storage.remove_session()
+                ledger._storage.engine.dispose()
+        except (SQLAlchemyError, sqlite3.Error, optuna.exceptions.OptunaError) as error:
+            raise _as_library_error(folder / FILE, error) from error
 
     def open(self, label: str, higher_is_better: bool) -> list[Trial]:
         """Returns the trials of a method, in order; its study is begun where there is none."""
@@ -102,7 +133,10 @@ class Ledger:
             direction="maximize" if higher_is_better else "minimize",
             load_if_exists=True,
         )
-        return [_read(frozen) for frozen in self._studies[label].get_trials(deepcopy=False)]
+        try:
+            return [_read(frozen) for frozen in self._studies[label].get_trials(deepcopy=False)]
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
+            raise RunError(f"'{self._file}' is damaged ({error}); {REMEDY}") from error
 
     def begin(self, label: str, trial: Trial, space: Space) -> None:
         """Writes a trial down before it is trained."""
@@ -112,7 +146,7 @@ class Ledger:
                 state=self._optuna.trial.TrialState.RUNNING,
                 params=dict(trial.values),
                 distributions=kinds,
-                user_attrs={"values": dict(trial.values)},
+                user_attrs={"values": dict(trial.values), "begun": _digest(trial)},
             )
         )
 
@@ -120,6 +154,7 @@ class Ledger:
         """Writes down, at once, what a trial has that goes on."""
         scores = {str(step): score for step, score in trial.scores.items()}
         so_far = {"scores": scores, "rungs": dict(trial.rungs), "seconds": trial.seconds}
+        so_far["digest"] = _digest(replace(trial, score=None, samples=0, reason=""))
         self._live(label, trial.number).set_user_attr("so_far", so_far)
 
     def tell(self, label: str, trial: Trial) -> None:
@@ -127,6 +162,7 @@ class Ledger:
         live = self._live(label, trial.number)
         for key in ("samples", "seconds", "reason", "score", "rungs"):
             live.set_user_attr(key, getattr(trial, key))
+        live.set_user_attr("digest", _digest(trial))
         reported: Mapping[int, float] = (
             self._studies[label].get_trials(deepcopy=False)[trial.number].intermediate_values
         )
@@ -164,21 +200,55 @@ def _shown(dimension: Dimension) -> Any:
 
 
 def _read(frozen: Any) -> Trial:
-    """A trial of the file."""
+    """A trial of the file. ValueError where it is not what was written; older ones have no digest to tell that."""
     said = frozen.user_attrs
     name = frozen.state.name.lower()
     trial = Trial(frozen.number, said["values"])
     if name == "running":
         so_far = said.get("so_far", {"scores": {}, "rungs": {}, "seconds": 0.0})
         scores = {int(step): score for step, score in so_far["scores"].items()}
-        return replace(trial, scores=scores, rungs=so_far["rungs"], seconds=so_far["seconds"])
-    return replace(
-        trial,
-        state="failed" if name == "fail" else name,
-        score=said["score"],
-        samples=said["samples"],
-        seconds=said["seconds"],
-        reason=said["reason"],
-        scores=dict(frozen.intermediate_values),
-        rungs=said["rungs"],
-    )
+        trial = replace(trial, scores=scores, rungs=so_far["rungs"], seconds=so_far["seconds"])
+        digest = so_far.get("digest") if "so_far" in said else said.get("begun")
+    else:
+        trial = replace(
+            trial,
+            state="failed" if name == "fail" else name,
+            score=said["score"],
+            samples=said["samples"],
+            seconds=said["seconds"],
+            reason=said["reason"],
+            scores=dict(frozen.intermediate_values),
+            rungs=said["rungs"],
+        )
+        digest = said.get("digest")
+    if digest not in (None, _digest(trial)):
+        raise ValueError(f"trial {trial.number} is not what was written")
+    return trial
+
+
+def _digest(trial: Trial) -> str:
+    return digest_of(asdict(trial))
+
+
+def _check_pages(file: Path) -> None:
+    """Raises RunError where a file of trials has damaged pages, of which SQLite tells only when it comes to them."""
+    if not file.is_file():
+        return
+    with closing(sqlite3.connect(file)) as connection:
+        ((said, *_), *_) = connection.execute("PRAGMA integrity_check(1)")
+    if said != "ok":
+        raise RunError(f"'{file}' is damaged ({' '.join(str(said).split())}); {REMEDY}")
+
+
+def _as_library_error(file: Path, error: BaseException) -> RunError:
+    """What a database refused, as the library says it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, sqlite3.Error):
+        cause = getattr(cause, "orig", None) or cause.__cause__
+    kind = getattr(cause, "sqlite_errorname", None) or ""
+    said = (str(cause or error).strip() or type(error).__name__).splitlines()[0]
+    if kind.startswith(UNWRITABLE):
+        return RunError(
+            f"cannot write '{file}' ({said}); free some space, or see that it may be written, then go on with --resume"
+        )
+    return RunError(f"'{file}' is damaged ({said}); {REMEDY}")
