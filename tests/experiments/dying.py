@@ -16,7 +16,7 @@ from tailorfl.experiments.result import ExperimentResult
 from tailorfl.rounds.simulation import Simulation
 
 label, last, current, seen = "", 0, "", 0
-real_job, real_write, real_finish = runner.run_job, checkpoints._write_tensors, store.RunStore.finish
+real_job, real_write, real_finish = runner.run_job, checkpoints.write_tensors, store.RunStore.finish
 
 
 def before(owner: Any, name: str, half: Callable[..., None] | None = None) -> None:
@@ -60,7 +60,7 @@ POINTS: dict[str, Callable[[], None]] = {
     # the clients have trained, the server has not aggregated
     "round": lambda: before(Simulation, "_count"),
     # half of a checkpoint's tensors
-    "tensors": lambda: before(checkpoints, "_write_tensors", half_a_file),
+    "tensors": lambda: before(checkpoints, "write_tensors", half_a_file),
     # the tensors of a checkpoint are there, its JSON file is not
     "facts": lambda: before(checkpoints, "write_text"),
     # half of a record

@@ -14,8 +14,8 @@ from tailorfl.experiments.fingerprint import decisive, environment, meaning
 from tailorfl.experiments.keeping import temperature_of
 from tailorfl.runs.files import encode
 
-FORMAT = 1
-"""Of model.json; a reader refuses higher ones."""
+FORMAT = 2
+"""Of an export; a reader refuses higher ones. Since 2 there is a manifest, with a digest of every file."""
 PARTS = {"val": "validation", "local": "test"}
 """Sets of records and what they are called for somebody who gets one model."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,13 +20,17 @@ from tailorfl.errors import ConfigError, ModelError, RunError
 from tailorfl.experiments.deployed import Deployed, Restored, restore
 from tailorfl.experiments.landscape import GLOBAL
 from tailorfl.experiments.names import check_distinct, slug
-from tailorfl.export.facts import facts_of
+from tailorfl.export.facts import FORMAT, facts_of
 from tailorfl.export.formats import ONNX, TORCHSCRIPT, write_onnx, write_torchscript
 from tailorfl.export.source_code import NotWritable, written
 from tailorfl.export.transformer import code, head_of, is_transformer, merged, write_parts
 from tailorfl.export.written_model import lines_for, text_of
 from tailorfl.models.lora import lora_layers
-from tailorfl.runs.files import encode, replacing, reporting, write_text
+from tailorfl.runs import manifest
+from tailorfl.runs.checkpoints import write_tensors
+from tailorfl.runs.files import decode, encode, replacing, replacing_folder, write_text
+
+log = logging.getLogger(__name__)
 
 FACTS = "model.json"
 TOLERANCE = 1e-6
@@ -141,10 +146,15 @@ def write(
     torchscript: bool = False,
 ) -> Exported:
     """Writes one model into a folder and compares what was written with it, see `export`."""
-    with reporting(place, "write the model into"):
-        if place.is_dir():
-            shutil.rmtree(place)
-        place.mkdir(parents=True)
+    with replacing_folder(place) as part:
+        facts, off = _write_into(part, place, run, model, merge, onnx, torchscript)
+    return Exported(place, facts, off)
+
+
+def _write_into(
+    part: Path, place: Path, run: Restored, model: Deployed, merge: bool, onnx: bool, torchscript: bool
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Writes one model into a folder that will be called `place`; returns its facts and by how much outputs differ."""
     facts = facts_of(run, model)
     who = "the global model" if model.client is None else f"the model of {model.name}"
     title = f"{who[0].upper()}{who[1:]}, made by {run.job.method.label} in {model.round} rounds."
@@ -154,41 +164,88 @@ def write(
             raise ConfigError("--merge adds LoRA to the weights of its base, but this model has no LoRA")
         module = merged(module)
     try:
-        network, program = _written(model, facts, place, merge), False
+        network, program = _written(model, facts, part, place, merge), False
         facts["files"] = {"code": "model.py", "weights": "model.safetensors"}
     except NotWritable as reason:
         network, program = "", True
-        _program(module, sample, place / "model.pt2", str(reason))
+        _program(module, sample, part / "model.pt2", str(reason))
         facts["files"] = {"code": "model.py", "weights": "model.pt2"}
-    write_text(place / "model.py", text_of(title, network, facts, program=program))
-    write_text(place / FACTS, encode(facts, indent=1))
+    write_text(part / "model.py", text_of(title, network, facts, program=program))
+    write_text(part / FACTS, encode(facts, indent=1))
+    manifest.write(part, _files(part, facts))
     slack = MERGED if merge else TOLERANCE
-    off = {"model.py": difference(model.module, loaded(place).load(), sample, place, slack)}
+    off = {"model.py": difference(model.module, loaded(part).load(), sample, place, slack)}
     if onnx:
-        off[ONNX] = write_onnx(module, sample, place / ONNX)
+        off[ONNX] = write_onnx(module, sample, part / ONNX)
     if torchscript:
-        off[TORCHSCRIPT] = write_torchscript(module, sample, place / TORCHSCRIPT)
-    return Exported(place, facts, off)
+        off[TORCHSCRIPT] = write_torchscript(module, sample, part / TORCHSCRIPT)
+    shutil.rmtree(part / "__pycache__", ignore_errors=True)  # of `loaded`
+    manifest.write(part, _files(part, facts))
+    return facts, off
 
 
-def _written(model: Deployed, facts: dict[str, Any], place: Path, merge: bool) -> str:
+def _files(folder: Path, facts: Mapping[str, Any]) -> list[str]:
+    """The files of an export, those of a base model beside it too, as a path from its folder names them."""
+    base = facts.get("transformer", {}).get("base", ".")
+    found = [(folder, Path()), *([(folder / base, Path(base))] if base.startswith("..") else [])]
+    return sorted(
+        str(name / path.relative_to(place))
+        for place, name in found
+        for path in place.rglob("*")
+        if path.is_file() and path.name != manifest.NAME and path.parent.name != "__pycache__"
+    )
+
+
+def checked(folder: Path) -> dict[str, Any]:
+    """Return the facts of an export, all of whose files are as they were written.
+
+    Raises:
+        RunError: they are not, or a newer version wrote them.
+    """
+    problems = manifest.problems(folder, (FACTS, "model.py"))
+    is_old = not (folder / manifest.NAME).is_file()
+    try:
+        facts: dict[str, Any] = decode((folder / FACTS).read_bytes())
+        lost = [key for key in ("format", "name", "inputs", "reading") if key not in facts]
+        if lost:
+            raise ValueError(f"it lacks {', '.join(lost)}")
+        if is_old and facts["format"] > 1:
+            problems = [f"{manifest.NAME} is missing"]
+        if not problems and facts["format"] > FORMAT:
+            raise RunError(
+                f"'{folder}' was exported by a newer tailorfl (format {facts['format']}); update it"
+            )
+    except (OSError, ValueError, TypeError) as error:
+        problems = problems or [f"{FACTS} cannot be read ({error})"]
+    if problems:
+        raise RunError(
+            f"the exported model '{folder}' is damaged ({', '.join(problems)}); restore it from a copy, or write it "
+            "again with tailorfl export"
+        )
+    if is_old:
+        log.warning(
+            "'%s' was exported before exports had digests, so damage to it cannot be noticed; export it again",
+            folder,
+        )
+    return facts
+
+
+def _written(model: Deployed, facts: dict[str, Any], part: Path, place: Path, merge: bool) -> str:
     """Writes the weights, and returns the code of the network; NotWritable where there is none."""
     if not is_transformer(model.module):
         network = written(model.module)
-        tensors(model.module.state_dict(), place / "model.safetensors")
+        tensors(model.module.state_dict(), part / "model.safetensors")
         return network
     attention = facts["architecture"].get("attention", "eager")
-    facts["transformer"] = write_parts(model.module, model.live, place, attention, merge=merge)
-    tensors(head_of(model.module), place / "model.safetensors")
+    facts["transformer"] = write_parts(model.module, model.live, part, place, attention, merge=merge)
+    tensors(head_of(model.module), part / "model.safetensors")
     return code(model.module)
 
 
 def tensors(named: Mapping[str, Tensor], path: Path) -> None:
     """Writes tensors as safetensors, tied ones under every name."""
-    from safetensors.torch import save_file
-
     with replacing(path) as part:
-        save_file({n: t.detach().clone().contiguous() for n, t in named.items()}, part)
+        write_tensors(part, named)
 
 
 def sample_for(run: Restored, model: Deployed) -> Tensor:

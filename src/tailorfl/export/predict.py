@@ -20,12 +20,12 @@ from tailorfl.data.intake import read_table
 from tailorfl.data.own_text import tokenized
 from tailorfl.data.registry import load_source
 from tailorfl.data.text import TEXTS
-from tailorfl.errors import ConfigError, DataError
+from tailorfl.errors import ConfigError, DataError, ModelError
 from tailorfl.experiments.deployed import restore
 from tailorfl.export.facts import facts_of
-from tailorfl.export.folder import FACTS, loaded
+from tailorfl.export.folder import FACTS, checked, loaded
 from tailorfl.export.written_model import text_of
-from tailorfl.runs.files import decode, replacing
+from tailorfl.runs.files import replacing
 
 if TYPE_CHECKING:
     from torch import nn
@@ -85,13 +85,21 @@ def _model(
 ) -> tuple[nn.Module, Mapping[str, Callable[..., Any]], dict[str, Any]]:
     """The network, what prepares its inputs and reads its outputs, and its facts."""
     if (folder / FACTS).is_file():
-        facts = decode((folder / FACTS).read_bytes())
+        facts = checked(folder)
         if client not in (None, facts["name"]):
             raise ConfigError(
                 f"'{folder}' is the model of {facts['name']}, not of {client}; leave out --client"
             )
         module = loaded(folder)
-        return module.load(), vars(module), facts
+        try:
+            return module.load(), vars(module), facts
+        except (
+            Exception
+        ) as error:  # whatever the code of an export raises, as one without digests that is damaged
+            raise ModelError(
+                f"the exported model '{folder}' cannot be loaded ({type(error).__name__}: {error}); restore it from a "
+                "copy, or write it again with tailorfl export"
+            ) from error
     if client is None:
         raise ConfigError(
             f"'{folder}' is a result folder, which has many models; say whose (--client NAME, or --client global), or "

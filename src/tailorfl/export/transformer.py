@@ -17,7 +17,8 @@ from tailorfl.models.bottleneck import Adapted
 from tailorfl.models.heads import Choice, Classifier, Language, Pooled, Reading, Tokens
 from tailorfl.models.lora import lora_layers
 from tailorfl.models.ranked import fold_ranks
-from tailorfl.runs.files import reporting
+from tailorfl.runs.checkpoints import system_errors
+from tailorfl.runs.files import replacing_folder, reporting
 
 BASE, ADAPTER = "base", "adapter"
 LEFT_OUT = {Reading: ("check",), Language: ("generate",)}
@@ -40,6 +41,7 @@ LOAD = '''
 def load(folder=Path(__file__).parent):
     """The trained network in evaluation mode: its base, the layers of its adapter, and its head."""
     folder = Path(folder)
+    check(folder)
     told = json.loads((folder / "model.json").read_text(encoding="utf-8"))["transformer"]
     base = transformers.{auto}.from_pretrained(
         folder / told["base"], attn_implementation=told["attention"], dtype=torch.float32
@@ -84,12 +86,13 @@ def _source(part: Any) -> str:
 
 
 def write_parts(
-    module: nn.Module, live: Collection[str], place: Path, attention: str, *, merge: bool
+    module: nn.Module, live: Collection[str], place: Path, home: Path, attention: str, *, merge: bool
 ) -> dict[str, Any]:
     """Writes base and adapter, and returns what model.json says under `transformer`.
 
     The base goes into a folder beside that of the model, where it is the same for all clients (`live` has none of its
-    tensors); else, and where LoRA is merged into it, into the model's own.
+    tensors); else, and where LoRA is merged into it, into the model's own. `place` is the folder that is written, and
+    `home` what it will be called.
 
     Raises:
         NotWritable: bottleneck adapters, of which PEFT has none.
@@ -107,11 +110,11 @@ def write_parts(
     base = place.parent / BASE if together else place / BASE
     bare = _without_lora(whole, merge=merge)
     if not (together and (base / "config.json").is_file()):
-        with reporting(base, "write the base model into"):
-            bare.save_pretrained(base)
+        with replacing_folder(base) as part, system_errors():
+            bare.save_pretrained(part)
     written = has_lora and not merge
     if written:
-        _write_adapter(whole, place / ADAPTER, base)
+        _write_adapter(whole, place / ADAPTER, (home.parent if together else home) / BASE)
     return {
         "base": f"../{BASE}" if together else BASE,
         "adapter": ADAPTER if written else None,
@@ -174,7 +177,7 @@ def _write_adapter(whole: Any, place: Path, base: Path) -> None:
         for name, tensor in whole.state_dict().items()
         if ".lora_" in name
     }
-    with reporting(place, "write the adapter into"):
+    with reporting(place, "write the adapter into"), system_errors():
         place.mkdir()
         settings.save_pretrained(place)
         save_file(found, place / "adapter_model.safetensors")

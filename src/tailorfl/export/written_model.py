@@ -17,20 +17,39 @@ from __future__ import annotations
 
 {imports}
 '''
-IMPORTS = ("from pathlib import Path", "import torch", "from safetensors.torch import load_file")
+IMPORTS = (
+    "import hashlib",
+    "import json",
+    "from pathlib import Path",
+    "import torch",
+    "from safetensors.torch import load_file",
+)
+CHECK = '''
+
+def check(folder):
+    """Fails where a file is not what manifest.json says, which was written last."""
+    files = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["files"]
+    for name in ("model.py", "{weights}", *files):
+        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != files[name]["sha256"]:
+            raise RuntimeError(f"{{folder / name}} is damaged: restore it from a copy, or export the model again")
+'''
 LOAD = '''
 
 def load(folder=Path(__file__).parent):
     """The trained network in evaluation mode."""
+    folder = Path(folder)
+    check(folder)
     net = network()
-    net.load_state_dict(load_file(Path(folder) / "model.safetensors"))
+    net.load_state_dict(load_file(folder / "model.safetensors"))
     return net.eval()
 '''
 PROGRAM = '''
 
 def load(folder=Path(__file__).parent):
     """The trained network in evaluation mode, a program of torch.export."""
-    return torch.export.load(Path(folder) / "model.pt2").module()
+    folder = Path(folder)
+    check(folder)
+    return torch.export.load(folder / "model.pt2").module()
 '''
 PREDICT = '''
 
@@ -62,6 +81,7 @@ def text_of(title: str, network: str, facts: Mapping[str, Any], *, program: bool
     parts = [
         HEAD.format(title=title.replace("\\", "").replace('"""', ""), beside=beside, imports=imports),
         network,
+        CHECK.format(weights="model.pt2" if program else "model.safetensors"),
         PROGRAM if program else "" if "def load(" in network else LOAD,
         f'\n\nLABELS = {tuple(names)!r}\n"""Names of what comes out, in order."""\n' if names else "",
         _prepare(inputs),

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ def save(
     """
     path = _tensors_path(folder, round)
     with replacing(path) as part:
-        _write_tensors(part, tensors)
+        write_tensors(part, tensors)
         facts = {"bytes": part.stat().st_size, "sha256": sha256(part)}
     about = {"round": round, **facts, "meta": meta}
     write_text(path.with_suffix(".json"), encode({**about, "digest": digest_of(about)}, indent=1))
@@ -126,9 +127,8 @@ def _tensors_path(folder: Path, round: int) -> Path:
     return folder / f"checkpoint-{round:06d}.safetensors"
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file; its errors of the operating system become OSErrors."""
-    from safetensors import SafetensorError
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file, tied tensors under every name; errors of the operating system become OSErrors."""
     from safetensors.torch import save_file
 
     plain: dict[str, Tensor] = {}
@@ -139,8 +139,17 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         is_slice = there.untyped_storage().nbytes() != there.numel() * there.element_size()
         plain[name] = there.clone() if is_slice or there.data_ptr() in written else there
         written.add(there.data_ptr())
-    try:
+    with system_errors():
         save_file(plain, path)
+
+
+@contextmanager
+def system_errors() -> Iterator[None]:
+    """Turn the errors of safetensors that are the operating system's into OSErrors."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
     except SafetensorError as error:
         number = _OS_ERROR.search(str(error))
         if number is None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -69,12 +70,39 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def remove_left_over(folder: Path) -> None:
-    """Deletes the temporary files of `replacing` whose process was killed while it wrote them."""
+    """Deletes the temporary files and folders of `replacing` whose process was killed while it wrote them."""
     for part in folder.glob(f".*.*{PART}"):
         number = part.name.removesuffix(PART).rpartition(".")[2]
         if number.isdigit() and not _is_alive(int(number)):
             with contextlib.suppress(OSError):  # somebody else was faster
-                part.unlink()
+                shutil.rmtree(part) if part.is_dir() else part.unlink()
+
+
+@contextlib.contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `path` that takes its place, and that of what lies there, when the block ends well.
+
+    If the block fails, `path` is as before and the folder is gone. Raises RunError where the file system refuses.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
+    parent = next(folder for folder in path.parents if folder.is_dir())
+    with reporting(path, "write"):
+        try:
+            part.mkdir(parents=True)
+            remove_left_over(path.parent)
+            yield part
+            if path.is_dir():
+                shutil.rmtree(path)
+            part.rename(path)
+            sync_folder(path.parent)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            for folder in path.parents:  # those that were made for it
+                if folder == parent:
+                    break
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+            raise
 
 
 def _is_alive(process: int) -> bool:

@@ -1,12 +1,12 @@
-"""The manifest of a finished run: size and sha256 of every file that its numbers are read from.
+"""The manifest of a folder: size and sha256 of every file that counts, so that whoever reads it notices damage.
 
-`manifest.json` is written when a run finishes, last of all. What was changed, cut or deleted afterwards is noticed by
-whoever reads the run; a run without a manifest is not finished, or was written before there were manifests.
+A finished run has one of all files that its numbers are read from, an export of all its files; `manifest.json` is
+written last of all. A folder without one is not finished, or was written before there were manifests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,27 @@ def write(folder: Path, names: Sequence[str]) -> None:
     write_text(folder / NAME, encode({"files": files}, indent=1))
 
 
-def problems(folder: Path) -> list[str]:
-    """Returns what is no longer as the manifest says, a sentence each; nothing where there is no manifest."""
+def problems(folder: Path, needed: Collection[str] = ()) -> list[str]:
+    """Return what is no longer as the manifest says, a sentence each; nothing where there is no manifest.
+
+    A manifest that does not name every file of `needed` is damaged itself.
+    """
     file = folder / NAME
     if not file.exists():
         return []
     try:
         files: dict[str, dict[str, Any]] = decode(file.read_bytes())["files"]
-        return [text for name, facts in files.items() if (text := _problem(folder / name, facts))]
+        if lost := [name for name in needed if name not in files]:
+            return [f"{NAME} has lost {', '.join(lost)}"]
+        return [text for name, facts in files.items() if (text := _problem(folder, name, facts))]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return [f"{NAME} cannot be read ({error!r})"]
 
 
-def _problem(path: Path, facts: dict[str, Any]) -> str | None:
-    if not path.is_file():
-        return f"{path.name} is missing"
-    return None if _facts(path) == facts else f"{path.name} is not what was written"
+def _problem(folder: Path, name: str, facts: dict[str, Any]) -> str | None:
+    if not (folder / name).is_file():
+        return f"{name} is missing"
+    return None if _facts(folder / name) == facts else f"{name} is not what was written"
 
 
 def _facts(path: Path) -> dict[str, Any]:
