@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 import tailorfl
 from export.exporting import assert_apart, assert_gives, note
 from methods.settings import one_of
-from tailorfl.errors import ConfigError, MissingExtraError, ModelError
+from tailorfl.errors import ConfigError, MissingExtraError, ModelError, RunError
 from tailorfl.experiments.deployed import restore
-from tailorfl.export.folder import export, loaded
+from tailorfl.export.folder import checked, export, loaded
 
 QUICK: dict[str, Any] = {
     "seeds": [0], "rounds": 1, "engine": "sequential", "eval": {"every": 0, "final": ["local"]},
@@ -83,6 +83,14 @@ def test_lora_leaves_in_the_format_of_peft(kind: str, tmp_path: Path) -> None:
         assert_apart([ash.path])
     else:
         assert_gives(ash.path)
+    for file in (tmp_path / "out" / "base" / "config.json", ash.path / "adapter" / "adapter_config.json"):
+        content = file.read_bytes()
+        file.write_bytes(content.replace(b"}", b" }", 1))
+        with pytest.raises(RuntimeError, match=rf"{file.name} is damaged"):
+            loaded(ash.path).load()
+        with pytest.raises(RunError, match=rf"{file.name} is not what was written"):
+            checked(ash.path)
+        file.write_bytes(content)
 
 
 @pytest.mark.parametrize("merge", [False, True])

@@ -19,6 +19,7 @@ from tailorfl.experiments.fingerprint import changes, deciding
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.privacy import privacy_of
 from tailorfl.experiments.written_out import with_all_options
+from tailorfl.printable import quoted
 from tailorfl.runs import checkpoints
 from tailorfl.runs.amending import amend, reconfigure, record_of
 from tailorfl.runs.store import RunStore
@@ -93,7 +94,7 @@ def other_experiment(kept: ExperimentConfig, given: ExperimentConfig, out: Path)
         if then != now:
             raise RunError(
                 f"'{out}' was started with {name} {then}, but is to go on with {now}; add methods, seeds or rounds "
-                f"with --extend {out}, or leave out the settings to go on with its own"
+                f"with --extend {quoted(out)}, or leave out the settings to go on with its own"
             )
     before = methods_of(kept)
     found = list(changes(_shared(kept), _shared(given)))

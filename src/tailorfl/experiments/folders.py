@@ -10,7 +10,7 @@ from typing import Any
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.experiments.config import load, read
 from tailorfl.experiments.names import slug
-from tailorfl.printable import harmful
+from tailorfl.printable import harmful, quoted
 from tailorfl.runs.files import FolderLock, reporting
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
@@ -110,8 +110,8 @@ def check_folder(out: Path, resume: bool, overwrite: bool) -> None:
         raise RunError(f"'{out}' cannot be resumed: it has no config.yaml; start it without --resume")
     if exists and not resume and not overwrite:
         raise RunError(
-            f"'{out}' already holds an experiment; continue it with --resume {out}, replace it with --overwrite, "
-            "or choose another folder with --out"
+            f"'{out}' already holds an experiment; continue it with --resume {quoted(out)}, replace it with "
+            "--overwrite, or choose another folder with --out"
         )
 
 

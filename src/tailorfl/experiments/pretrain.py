@@ -32,6 +32,7 @@ from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.experiments.names import slug
 from tailorfl.models.module_tensors import tensors_of
 from tailorfl.models.weights import save_weights
+from tailorfl.printable import quoted
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
 from tailorfl.runs.files import encode, reporting, write_text
@@ -193,7 +194,7 @@ def check_output(weights: Path, resume: bool, overwrite: bool) -> None:
     begun = (running(weights) / "config.yaml").is_file()
     if (weights.exists() or begun) and not overwrite:
         what = (
-            f"was begun and not finished; continue it with --resume {weights}"
+            f"was begun and not finished; continue it with --resume {quoted(weights)}"
             if begun
             else "exists already; use it"
         )

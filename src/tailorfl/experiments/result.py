@@ -13,6 +13,7 @@ from tailorfl.evaluation.seeds import paired
 from tailorfl.evaluation.summary import summarize
 from tailorfl.experiments.jobs import trouble
 from tailorfl.experiments.names import slug
+from tailorfl.printable import quoted
 from tailorfl.runs import plots
 from tailorfl.runs.files import remove_left_over, write_text
 from tailorfl.runs.store import RunStore
@@ -88,7 +89,7 @@ class ExperimentResult:
                 jobs.append((dict(store.summary or {}), store))
         if not jobs:
             raise RunError(
-                f"'{folder}' has no finished job yet; continue it with --resume {folder}. "
+                f"'{folder}' has no finished job yet; continue it with --resume {quoted(folder)}. "
                 f"{first_few(missing, 5, '; ')}"
             )
         return cls(folder, jobs, missing)

@@ -20,6 +20,7 @@ from tailorfl.experiments.names import slug
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.runner import run_experiment
 from tailorfl.experiments.starting import Way
+from tailorfl.printable import quoted
 from tailorfl.runs.files import reporting, write_text
 from tailorfl.settings.experiment import ExperimentConfig
 
@@ -90,5 +91,5 @@ def results(folder: Path) -> dict[str, ExperimentResult]:
         n: ExperimentResult.load(place) for n, place in found.items() if (place / "config.yaml").is_file()
     }
     if not done:
-        raise RunError(f"'{folder}' has no finished job yet; continue it with --resume {folder}")
+        raise RunError(f"'{folder}' has no finished job yet; continue it with --resume {quoted(folder)}")
     return done

@@ -12,6 +12,7 @@ from tailorfl.evaluation.summary import mean
 from tailorfl.experiments.differences import differences
 from tailorfl.experiments.page.look import Look
 from tailorfl.experiments.page.parts import Cell, Code, Part, Table
+from tailorfl.printable import quoted
 from tailorfl.runs.tables import MISSING, Column, cells
 
 if TYPE_CHECKING:
@@ -159,9 +160,9 @@ def what_was_run(result: ExperimentResult) -> Part:
     rows = [(name, "; ".join(values)) for name, values in made.items()]
     part.tables.append(Table.of("Versions, machine and data of the jobs", ("", "of the jobs"), rows))
     part.notes.append("The same again, from the settings below in a file, or from the result folder:")
-    folder = " ".join(str(path) for path in result.folders)
+    folders = " ".join(quoted(path) for path in result.folders)
     part.code.append(
-        Code(f"tailorfl compare config.yaml --out again\ntailorfl report {folder} --out report.html")
+        Code(f"tailorfl compare config.yaml --out again\ntailorfl report {folders} --out report.html")
     )
     part.code.append(Code(f"# config.yaml\n{result.config.to_yaml()}"))
     return part

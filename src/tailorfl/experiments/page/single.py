@@ -12,6 +12,7 @@ from tailorfl.experiments.keeping import TASKS
 from tailorfl.experiments.page.look import INK, Look
 from tailorfl.experiments.page.parts import Cell, Chart, Part, Table, number
 from tailorfl.experiments.single_clients import Clients, clients_of
+from tailorfl.printable import quoted
 from tailorfl.runs import predictions
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def single_clients(result: ExperimentResult, look: Look) -> tuple[list[Part], di
         return [], {}, [f"{what}: predictions of test samples were not kept (eval.predictions)."]
     lines = sum(len(np.unique(one.client)) for one in said.values())
     if lines > MOST_LINES or sum(len(one.y) for one in said.values()) > MOST_SAMPLES:
-        return [], {}, [f"{what}: too many for a page; tailorfl gains {result.path.name} prints them."]
+        return [], {}, [f"{what}: too many for a page; tailorfl gains {quoted(result.path)} prints them."]
     clients = clients_of(result, seed)
     part = Part("single", "Single clients", clients.notes, [_table(clients)])
     of_classes = {label: one for label, one in said.items() if one.task in TASKS}
