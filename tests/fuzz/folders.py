@@ -1,22 +1,33 @@
-"""Random damage to result folders, of a finished experiment and of one that was interrupted."""
+"""Random damage to result folders (finished, interrupted), to a tuning that was stopped, and to an exported model."""
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import torch
 
 import tailorfl
 from fuzz.data import damaged
+from tailorfl.data.own import from_table
 from tailorfl.errors import TailorflError
+from tailorfl.experiments.config import load
+from tailorfl.experiments.deployed import restore
+from tailorfl.experiments.faults import told as as_library_errors
 from tailorfl.experiments.folders import experiment_in
 from tailorfl.experiments.integrity import job_problems, jobs_of
 from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.report import write_report
 from tailorfl.experiments.result import ExperimentResult
+from tailorfl.export.folder import export
+from tailorfl.export.predict import predict
+from tailorfl.rounds.simulation import Simulation
+from tailorfl.tuning import run as tuning
 
 SETTINGS: dict[str, Any] = {
     "methods": ["local", "ditto"],
@@ -39,31 +50,89 @@ class Stop(Observer):
             raise KeyboardInterrupt
 
 
+SEARCHED: dict[str, Any] = {
+    **{key: value for key, value in SETTINGS.items() if key not in ("eval", "seeds")},
+    "methods": ["fedprox"],
+    "search": {"train.lr": [0.05, 0.5, 2.0]},
+    "engine": "sequential",
+}
+TOWNS = pd.DataFrame(
+    {
+        "town": ["ash", "elm"] * 30,
+        "age": np.random.default_rng(0).normal(60, 9, 60).round(1),
+        "pain": ["dull", "sharp", "none"] * 20,
+    }
+).assign(sick=lambda table: np.where(table["age"] > 60, "yes", "no"))
+KINDS = ("finished", "interrupted", "tuning", "exported")
+
+
 def make(root: Path) -> None:
-    """Makes the two folders that all cases begin with."""
+    """Makes the folders that all cases begin with."""
     tailorfl.run(SETTINGS, out=root / "finished")
     try:
         tailorfl.run(SETTINGS, out=root / "interrupted", observer=Stop())
     except KeyboardInterrupt:
-        return
-    raise AssertionError("the run was not interrupted")
+        pass
+    else:
+        raise AssertionError("the run was not interrupted")
+    plan = tuning.plan(load(SEARCHED), tuning.Request("3x3"))
+    for name in ("tuned", "tuning"):
+        tuning.begin(root / name, plan)
+    tuning.tune(root / "tuned", plan)
+    if not (process := os.fork()):
+        step, calls = Simulation.step, []
+
+        def dies(sim: Simulation) -> Any:
+            calls.append(1)
+            if len(calls) == 6:
+                os._exit(0)
+            return step(sim)
+
+        Simulation.step = dies  # type: ignore[method-assign]
+        tuning.tune(root / "tuning", plan)
+        os._exit(1)
+    assert os.waitpid(process, 0)[1] == 0, "the tuning was not stopped"
+    source = from_table(TOWNS, label="sick", client="town")
+    settings = {**SETTINGS, "data": {"normalise": "federated"}, "methods": ["local"], "seeds": 1}
+    tailorfl.run(settings, out=root / "towns", source=source)
+    export(root / "towns", root, clients=["ash"], source=source)
+    (root / "ash").rename(root / "exported")
 
 
 def case(random_: random.Random, folder: Path, root: Path) -> None:
-    """Damages a copy and reads it, and now and then resumes it.
+    """Damages a copy and does with it whatever people do.
 
     Raises:
         TailorflError: as it should.
-        AssertionError: a number is wrong, or a row gone without a word.
+        AssertionError: a number is wrong, a row gone without a word, or what was advised is of no use.
     """
-    kind = random_.choice(["finished", "interrupted"])
+    kind = random_.choice(KINDS)
     out = Path(shutil.copytree(root / kind, folder / "run"))
     told = harm(out, random_)
+    with as_library_errors():
+        if kind == "exported":
+            pd.testing.assert_frame_equal(predict(out, TOWNS), predict(root / kind, TOWNS))
+        elif kind == "tuning":
+            found = tuning.tune(out, tuning.plan_in(out))
+            wanted = tuning.tune(root / "tuned", tuning.plan_in(root / "tuned"))
+            assert trials(found) == trials(wanted), "other trials"
+            assert found.experiment.read_bytes() == wanted.experiment.read_bytes(), "other settings chosen"
+        else:
+            _use(out, kind, told, random_, root)
+
+
+def trials(found: tuning.Tuning) -> list[Any]:
+    """What was tried of every method, without times."""
+    return [(t.label, [{**one.plain(), "seconds": 0} for one in t.trials], t.chosen) for t in found.methods]
+
+
+def _use(out: Path, kind: str, told: str, random_: random.Random, root: Path) -> None:
+    """Reads a damaged result folder, looks at it, takes a model out, and now and then resumes it."""
     right = numbers(ExperimentResult.load(root / "finished"))
     wanted = right if kind == "finished" else right.drop(index=[("ditto", 1)])
     settings = told == "config.yaml"
-    answers = 0
-    for step in ("read", "check", "resume"):
+    finished = outputs(root / "finished")
+    for step in ("read", "check", "model", "resume"):
         try:
             if step == "read":
                 result = ExperimentResult.load(out)
@@ -71,13 +140,30 @@ def case(random_: random.Random, folder: Path, root: Path) -> None:
                 if random_.random() < 0.03:
                     write_report(result)
             elif step == "check":
-                for _, place in jobs_of(out, experiment_in(out)):
-                    job_problems(place)
+                checked(out)
+            elif step == "model":
+                assert kind == "interrupted" or torch.equal(outputs(out), finished), "another model"
             elif random_.random() < 0.3:
                 again = tailorfl.run(None, out=out, resume=True)
                 compare(numbers(again), right, again.missing, settings)
+                assert settings or not (damage := checked(out)), f"still damaged: {damage}"
+                torch.testing.assert_close(outputs(out), finished, atol=1e-5, rtol=1e-4)
         except TailorflError:
-            answers += 1
+            pass
+
+
+def checked(out: Path) -> list[str]:
+    """What `tailorfl check` finds damaged."""
+    jobs = jobs_of(out, experiment_in(out))
+    return [text for _, place in jobs for is_damage, text in job_problems(place) if is_damage]
+
+
+def outputs(out: Path) -> torch.Tensor:
+    """What the model of a client says, as an export of it would."""
+    run = restore(out, "ditto", 0)
+    with torch.no_grad():
+        found: torch.Tensor = next(run.models([0])).module(run.sim.given.source.take(torch.arange(5)))
+    return found
 
 
 def harm(out: Path, random_: random.Random) -> str:
@@ -86,7 +172,7 @@ def harm(out: Path, random_: random.Random) -> str:
         path for path in out.rglob("*") if path.is_file() and path.name != ".lock" and path.suffix != ".png"
     )
     hit = random_.choice(files)
-    how = random_.randrange(9)
+    how = random_.randrange(11)
     if how == 0:
         hit.unlink()
     elif how == 1:
@@ -99,7 +185,10 @@ def harm(out: Path, random_: random.Random) -> str:
         return "config.yaml" if "config.yaml" in (hit.name, other.name) else hit.name
     elif how == 3:
         jobs = sorted(path.parent for path in out.glob("*/seed-*/config.json"))
-        one, two = random_.sample(jobs, 2)
+        one, two = random_.sample(jobs, 2) if len(jobs) > 1 else (hit, random_.choice(files))
+        if one.is_file():
+            two.write_bytes(one.read_bytes())
+            return two.name
         if random_.random() < 0.5:
             one.rename(out / "aside")
             two.rename(one)
@@ -118,8 +207,17 @@ def harm(out: Path, random_: random.Random) -> str:
             )
         )
     elif how == 6:
-        shutil.rmtree(hit.parent if hit.parent != out else random_.choice(sorted(out.glob("*/seed-*"))))
+        below = sorted(path for path in out.rglob("*") if path.is_dir()) or [out]
+        shutil.rmtree(hit.parent if hit.parent != out else random_.choice(below))
         return "job"
+    elif how == 7:
+        lines = hit.read_bytes().splitlines(keepends=True) or [b"\n"]
+        place = random_.randrange(len(lines))
+        hit.write_bytes(b"".join([*lines[:place], lines[place], *lines[place:]]))
+    elif how == 8:
+        content = bytearray(hit.read_bytes() or b"\n")
+        content[random_.randrange(len(content))] ^= 1 << random_.randrange(8)
+        hit.write_bytes(bytes(content))
     else:
         hit.write_bytes(damaged(hit.read_bytes(), random_) if hit.stat().st_size else b"\n")
     return hit.name

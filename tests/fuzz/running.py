@@ -106,6 +106,7 @@ def main() -> int:
     )
     parser.add_argument("cases", type=int, nargs="?", default=300)
     parser.add_argument("--seed", type=int, default=0, help="of the first case")
+    parser.add_argument("--kind", choices=sorted(set(KINDS)), help="cases of this kind alone")
     parser.add_argument("--only", nargs=2, metavar=("KIND", "SEED"))
     given = parser.parse_args()
     logging.getLogger("tailorfl").setLevel(logging.CRITICAL)
@@ -121,7 +122,7 @@ def main() -> int:
         folders.make(root)
         begin = time.perf_counter()
         for number in range(given.seed, given.seed + given.cases):
-            kind = kind_of(number)
+            kind = given.kind or kind_of(number)
             try:
                 found[kind, run_case(kind, number, root)] += 1
             except (Exception, Endless) as error:
