@@ -19,8 +19,10 @@ from tailorfl.data.own_text import from_texts
 from tailorfl.data.source import Source
 from tailorfl.errors import RunError
 from tailorfl.experiments.deployed import restore
+from tailorfl.experiments.fingerprint import samples_of
 from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.matrix import by_federation
+from tailorfl.experiments.report import write_report
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.runs import manifest
 
@@ -166,3 +168,11 @@ def test_folders_that_digest_prepared_samples_are_opened_or_refused_with_their_v
     else:
         with pytest.raises(RunError, match=r"local, seed 0: .*tailorfl 0\.1\.0"):
             tailorfl.run(out=tmp_path / "run", extend=True, seeds=[0, 1], source=source)
+
+
+def test_a_report_has_the_digest_of_the_samples(tmp_path: Path) -> None:
+    ran("by client", tmp_path / "run", [0])
+    result = ExperimentResult.load(tmp_path / "run")
+    digest = samples_of(result.jobs[0][1].config)
+    assert digest is not None
+    assert any(digest in page.read_text() for page in write_report(result))

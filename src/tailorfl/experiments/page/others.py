@@ -10,6 +10,7 @@ import numpy as np
 from tailorfl.evaluation.seeds import interval
 from tailorfl.evaluation.summary import mean
 from tailorfl.experiments.differences import differences
+from tailorfl.experiments.fingerprint import samples_of
 from tailorfl.experiments.page.look import Look
 from tailorfl.experiments.page.parts import Cell, Code, Part, Table
 from tailorfl.printable import quoted
@@ -174,7 +175,7 @@ def _facts(summary: dict[str, Any], stored: dict[str, Any]) -> Iterator[tuple[st
     yield "engine", str(summary.get("engine", MISSING))
     yield "data", str(stored.get("source", MISSING))
     if isinstance(stored.get("data"), dict):
-        yield "digest of the samples", str(stored["data"].get("samples", MISSING))
+        yield "digest of the samples", samples_of(stored) or MISSING
     yield "clients", str(summary.get("clients", MISSING))
     yield "rounds", str(summary["rounds"])
     yield "seed", str(summary["seed"])
