@@ -151,3 +151,26 @@ def test_variants_are_put_together_each() -> None:
     assert [int(part.table["seeds"].iloc[0]) for part in merged.values()] == [2, 2]
     invoke("report", "job-0", "job-1", "--out", "out")
     assert Path("out/a/report.html").is_file()
+
+
+def test_folders_of_one_name_are_told_apart_by_their_ways() -> None:
+    for place, lr in (("a/run", 0.05), ("b/run", 0.3)):
+        tailorfl.run({**TINY, "methods": ["local"], "seeds": 1, "train": {"lr": lr}}, out=place)
+    merged = tailorfl.merge(["a/run", "b/run"], "out")[""]
+    assert list(merged.table.index) == ["local (a/run)", "local (b/run)"]
+
+
+def test_local_with_the_same_samples_dealt_otherwise_is_no_measure() -> None:
+    for place, method, alpha in (("a", "local", 0.1), ("b", "ditto", 5.0)):
+        data = {**TINY["data"], "partition": "dirichlet", "partition_options": {"alpha": alpha}}
+        tailorfl.run({**TINY, "methods": [method], "seeds": 1, "data": data}, out=place)
+    share = tailorfl.merge(["a", "b"], "out")[""].table["share_beating_local"]
+    assert share.isna()["ditto"]
+
+
+def test_the_table_is_in_the_order_of_the_seeds_and_the_settings_of_the_first_folder() -> None:
+    for place, seeds, rounds in (("a", [3, 0], 2), ("b", [1], 2)):
+        tailorfl.run({**TINY, "methods": ["local"], "seeds": seeds, "rounds": rounds}, out=place)
+    merged = tailorfl.merge(["a", "b"], "out")[""]
+    assert [int(summary["seed"]) for summary, _ in merged.jobs] == [0, 1, 3]
+    assert merged.config.seeds == (0, 1, 3)

@@ -16,13 +16,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import tailorfl
 from tailorfl.cli.main import app
-from tailorfl.errors import RunError, TailorflError
+from tailorfl.errors import ModelError, RunError, TailorflError
 from tailorfl.experiments.deployed import restore
-from tailorfl.export.folder import FACTS, export, loaded
+from tailorfl.export.folder import FACTS, difference, export, loaded, sample_for
 from tailorfl.export.predict import predict
 from tailorfl.runs import manifest
 from tailorfl.runs.files import PART
@@ -218,3 +219,23 @@ def test_every_file_of_an_export_has_a_digest(home: Path) -> None:
     folder = home / "models" / "ash"
     names = {path.name for path in folder.iterdir() if path.name not in ("__pycache__", manifest.NAME)}
     assert set(json.loads((folder / manifest.NAME).read_text())["files"]) == names
+
+
+def test_what_is_written_is_tried_on_samples_of_its_own_client(home: Path) -> None:
+    run = restore(home / "run")
+    source, rows = run.sim.given.source, run.sim.given.train
+    ash, elm = (sample_for(run, model) for model in run.models([0, 1]))
+    assert torch.equal(ash, source.take(torch.as_tensor(rows[0][:4])))
+    assert torch.equal(elm, source.take(torch.as_tensor(rows[1][:4])))
+
+
+def test_outputs_are_compared_for_several_samples_and_for_one(tmp_path: Path) -> None:
+    module, sample = torch.nn.Linear(2, 1), torch.ones(3, 2)
+    assert difference(module, module, sample, tmp_path) == 0
+    for count in (1, 3):
+        with pytest.raises(ModelError, match=str(tmp_path)):
+            difference(module, lambda x, n=count: module(x) + (len(x) == n), sample, tmp_path)
+    with pytest.raises(ModelError):
+        difference(module, lambda x: module(x) * torch.nan, sample, tmp_path)
+    slightly = difference(module, lambda x: module(x) + 1e-3, sample, tmp_path, tolerance=1e-2)
+    assert slightly == pytest.approx(1e-3, rel=1e-2)
