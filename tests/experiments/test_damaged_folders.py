@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import tailorfl
 from tailorfl.cli.main import app
 from tailorfl.errors import RunError, TailorflError
+from tailorfl.experiments import fingerprint
 from tailorfl.experiments.config import load
 from tailorfl.experiments.jobs import Job, Observer
 from tailorfl.experiments.landscape import landscape
@@ -277,6 +278,21 @@ def test_models_are_of_the_settings_that_they_were_trained_with(models: Path, tm
     code, said = exported(folder, tmp_path / "out")
     assert code != 0
     assert "model.activation" in said
+
+
+def test_models_leave_a_folder_of_other_versions_and_one_that_was_resumed_by_force(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(models, tmp_path / "run"))
+    with monkeypatch.context() as patch:
+        patch.setattr(fingerprint, "environment", lambda: {"tailorfl": "9.9", "torch": "99"})
+        assert exported(folder, tmp_path / "out")[0] == 0
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    settings["train"]["lr"] = 0.5
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert exported(folder, tmp_path / "out")[0] != 0
+    tailorfl.run(None, out=folder, resume=True, force=True)
+    assert exported(folder, tmp_path / "out")[0] == 0
 
 
 @pytest.mark.parametrize("name", ["trace.jsonl", "rounds.jsonl", "clients.jsonl"])

@@ -154,10 +154,12 @@ def test_variants_are_put_together_each() -> None:
 
 
 def test_folders_of_one_name_are_told_apart_by_their_ways() -> None:
-    for place, lr in (("a/run", 0.05), ("b/run", 0.3)):
-        tailorfl.run({**TINY, "methods": ["local"], "seeds": 1, "train": {"lr": lr}}, out=place)
+    for place, lam in (("a/run", 0.5), ("b/run", 2.0)):
+        tailorfl.run({**TINY, "methods": [{"name": "ditto", "lam": lam}], "seeds": 1}, out=place)
     merged = tailorfl.merge(["a/run", "b/run"], "out")[""]
-    assert list(merged.table.index) == ["local (a/run)", "local (b/run)"]
+    assert list(merged.table.index) == ["ditto (a/run)", "ditto (b/run)"]
+    (method,) = merged.config.methods
+    assert method.options["lam"] == 0.5  # the first folder's
 
 
 def test_local_with_the_same_samples_dealt_otherwise_is_no_measure() -> None:
