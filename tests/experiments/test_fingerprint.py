@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from typer.testing import CliRunner
 
 import tailorfl
 from tailorfl.cli.main import app
-from tailorfl.data.build import build
 from tailorfl.data.own import from_tensors
 from tailorfl.engines import precision
 from tailorfl.errors import ConfigError, RunError
@@ -167,29 +165,6 @@ def test_lengths_in_steps_are_written_out_and_resumed(tmp_path: Path) -> None:
     assert "head_epochs" not in written[0]
     assert written[0]["head_steps"] == 2
     assert len(tailorfl.run(None, out=out, resume=True).jobs) == 2
-
-
-def test_every_part_of_what_was_dealt_is_in_the_digest() -> None:
-    own = from_tensors(np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 2, np.arange(60) % 3)
-    federation = build(source=own, partition="natural", public="tensors", public_samples=6, seed=0)
-    assert federation.public is not None
-    federation = replace(federation, shifted={"late": federation.public}, server=np.arange(2))
-    before = fingerprint.digests(federation)
-    other = replace(federation.public, x=federation.public.x + 1)
-    for change in (
-        {"server": np.arange(3)},
-        {"names": ("a", "b", "c")},
-        {"num_clients": 2},
-        {"public": None},
-        {"public": other},
-        {"shifted": {}},
-        {"shifted": {"early": federation.public}},
-        {"shifted": {"late": other}},
-        {"train": federation.val, "val": federation.train},
-    ):
-        after = fingerprint.digests(replace(federation, **change))
-        assert after["given"] == before["given"]
-        assert after["dealt"] != before["dealt"], change
 
 
 def test_what_was_forced_before_stays_noted(tmp_path: Path) -> None:

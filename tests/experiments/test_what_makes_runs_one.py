@@ -59,7 +59,7 @@ DEALT: dict[str, Callable[[Federation], Federation]] = {
 def test_what_clients_have_is_in_the_digest_of_the_deal(what: str) -> None:
     found = build(samples=150, clients=3, public="digits", public_samples=9, seed=0)
     first, other = digests(found), digests(DEALT[what](found))
-    assert other["samples"] == first["samples"]
+    assert other["given"] == first["given"]
     assert other["dealt"] != first["dealt"]
     assert {len(digest) for digest in first.values()} == {32}, "folders that exist have digests of 128 bits"
 
@@ -84,7 +84,7 @@ def test_shifted_sets_differ_by_their_samples_and_their_names() -> None:
 def test_what_samples_are_is_in_their_digest(changed: dict[str, Any]) -> None:
     found = build(source=own(), clients=2, seed=0)
     other = replace(found, source=replace(found.source, **changed))
-    assert digests(other)["samples"] != digests(found)["samples"]
+    assert digests(other)["given"] != digests(found)["given"]
 
 
 def test_results_on_other_samples_of_ones_own_stand_apart(tmp_path: Path) -> None:
