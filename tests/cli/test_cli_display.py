@@ -129,6 +129,7 @@ class TestComparison:
             table=frame,
             columns=self.COLUMNS,
             reductions=reductions,
+            without_effect=["2 of 5 rounds of ditto, seed 0 had no effect: too few clients replied"],
             worst_clients=["worst client of ditto: north"],
             marked=lambda table: table.rename(index={"ditto": "ditto †"}),
         )
