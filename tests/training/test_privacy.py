@@ -15,7 +15,7 @@ from tailorfl.methods.ascent import sam
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.plan import Length
-from tailorfl.training.sample_privacy import SampleDP, normal, private_gradient
+from tailorfl.training.sample_privacy import SampleDP, box_muller, normal, private_gradient
 from training.cohorts import (
     ENGINES,
     SIZES,
@@ -126,6 +126,22 @@ def test_normal_numbers_are_standard_normal():
     ordered = torch.sort(z).values
     law = 0.5 * (1 + torch.erf(ordered / math.sqrt(2)))
     assert float((law - torch.arange(1, 40_001) / 40_000).abs().max()) < 1.95 / math.sqrt(40_000)
+
+
+def test_normal_numbers_have_the_tails_of_the_law():
+    """24 bits would end at 5.9, and give whoever sees a number beyond it a certainty that no ε allows."""
+    zero = torch.zeros(1, dtype=torch.int64)
+    assert 8.5 < float(box_muller(zero, zero)) < 8.6  # the largest there is
+    assert float(box_muller(zero - 1, zero)) == 0.0
+    assert float(box_muller(zero, torch.tensor([-(2**63)]))) == pytest.approx(-8.57, abs=0.01)
+    # One bit of the last of 53 makes another number: between two neighbours of 24 bits there are 2^29 others.
+    near = box_muller(torch.tensor([1 << 40, (1 << 40) + (1 << 11)]), torch.zeros(2, dtype=torch.int64))
+    assert near[0] != near[1]
+    # Far out, where the density falls by half each 0.15: counted against the law, within five deviations.
+    z = normal(key(4), 0, torch.Size((2_000_000,))).abs()
+    for bound in (3.0, 4.0, 4.5):
+        expected = 2_000_000 * math.erfc(bound / math.sqrt(2))
+        assert int((z > bound).sum()) == pytest.approx(expected, abs=5 * math.sqrt(expected))
 
 
 def test_normal_numbers_are_functions_of_key_and_number():

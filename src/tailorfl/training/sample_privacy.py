@@ -83,13 +83,22 @@ class Release(NamedTuple):
 
 
 def normal(key: Tensor, number: int, shape: torch.Size) -> Tensor:
-    """Returns standard normal numbers, a function of (key, number), float32 of `shape` (Box-Muller)."""
+    """Return standard normal numbers, a function of (key, number), float32 of `shape`."""
     count = shape.numel()
-    stream = fold_key(key, number)
-    words = fold_key(stream, torch.arange(1, 2 * count + 1, device=key.device))
-    uniform = ((words >> 40) & 0xFFFFFF).to(torch.float64).add(0.5) / float(1 << 24)
-    radius = (-2.0 * uniform[:count].log()).sqrt()
-    return (radius * (2.0 * math.pi * uniform[count:]).cos()).to(torch.float32).reshape(shape)
+    words = fold_key(fold_key(key, number), torch.arange(1, 2 * count + 1, device=key.device))
+    return box_muller(words[:count], words[count:]).to(torch.float32).reshape(shape)
+
+
+def box_muller(radii: Tensor, angles: Tensor) -> Tensor:
+    """Return the standard normal numbers that random int64 words of equal shape make, float64 (Box and Muller, 1958).
+
+    Both uniforms have the 53 bits that a float64 holds: the smallest is 2^-53, so the numbers end at sqrt(106 ln 2) =
+    8.57, beyond which the normal law has a probability of 1e-17.
+    """
+    bits = 53
+    radius, angle = (((w >> (64 - bits)) & ((1 << bits) - 1)).to(torch.float64) for w in (radii, angles))
+    uniform = (radius + 1.0) / float(1 << bits)  # in (0, 1]
+    return (-2.0 * uniform.log()).sqrt() * (angle * (2.0 * math.pi / (1 << bits))).cos()
 
 
 def check_separable(loss: Loss, batch_buffers: Collection[str], terms: Sequence[Term] = ()) -> None:
