@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,7 @@ from tailorfl.data.summaries import Summary, made_roles, summarise
 from tailorfl.data.words import word_of
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.experiments.fingerprint import meaning
+from tailorfl.export.written_table import prepare_table
 
 NUMBERS = ["age", "dose"]
 WORDS = ["pain", "sex"]
@@ -239,6 +241,34 @@ def test_a_word_is_the_same_whatever_else_a_file_holds() -> None:
     held = np.array([36.5, 37, 38, 37.5])
     filled = np.array([held.mean(), 38, 37.5])
     np.testing.assert_allclose(x[:, 3], (filled - held.mean()) / held.std(ddof=1), atol=1e-6)
+
+
+def test_what_few_rows_have_is_not_told() -> None:
+    """Rare words are one level for all, and a column that hardly anybody filled is an empty one."""
+    frame = pd.DataFrame(
+        {
+            "pain": ["none"] * 4 + ["some"] * 3 + ["odd", "strange", "weird", None],
+            "vessels": [3.0, 1.0, *[None] * 9],
+            "age": range(11),
+            "y": [0, 1] * 5 + [0],
+        }
+    )
+    told = summarise(frame, made_roles("y", min_count=3), range(11))
+    assert told.columns["pain"].levels == ("(other)", "none", "some")
+    assert told.columns["pain"].count == 10
+    assert told.columns["vessels"].kind == "empty"
+    assert told.columns["age"].count == 11
+    # Of two rare words the level of all others would tell that these rows are there.
+    assert "(other)" not in summarise(frame, made_roles("y", min_count=3), range(9)).columns["pain"].levels
+    # A word that is rare here and common elsewhere is a level.
+    there = frame.assign(pain=["odd"] * 11, vessels=1.0)
+    constants = combine([told, summarise(there, made_roles("y", min_count=3), range(11))])
+    assert constants.names == ("pain=(other)", "pain=none", "pain=odd", "pain=some", "vessels", "age")
+    x = constants.inputs(frame)[:, :4]
+    assert x[6:].tolist() == [[0, 0, 0, 1], [0, 0, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    names: dict[str, Any] = {}
+    exec("import re, torch" + prepare_table(constants.to_dict()), names)
+    np.testing.assert_allclose(names["prepare"](frame.to_dict("records")), constants.inputs(frame), atol=1e-6)
 
 
 def test_what_does_not_fit_together_is_said(folder: Path) -> None:

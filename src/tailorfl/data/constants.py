@@ -17,7 +17,17 @@ from torch import Tensor
 from tailorfl.data.cells import numbers_of, tidy, words_of
 from tailorfl.data.columns import class_numbers, need_columns, numeric, target_tensor
 from tailorfl.data.rows import Ints
-from tailorfl.data.summaries import CLASSES, Columns, ColumnSummary, Finite, Record, Roles, Summary, moments
+from tailorfl.data.summaries import (
+    CLASSES,
+    OTHER,
+    Columns,
+    ColumnSummary,
+    Finite,
+    Record,
+    Roles,
+    Summary,
+    moments,
+)
 from tailorfl.data.words import in_order
 from tailorfl.errors import DataError
 
@@ -42,6 +52,8 @@ class NumberColumn(Record):
 
 class WordColumn(Record):
     """A word becomes a 0/1 column a level; a missing word and one that is no level are 0 in all of them.
+
+    Where `OTHER` is a level, a word that is no level is of that one.
 
     With `indicator` a column follows that is 1 where the cell was missing.
     """
@@ -106,7 +118,9 @@ class Constants(Columns):
                 blocks.append(((known - column.mean) / column.deviation)[:, None])
             else:
                 place = {level: number for number, level in enumerate(column.levels)}
-                codes = np.array([place.get(word or "", -1) for word in words_of(values)], dtype=np.int64)
+                other = place.get(OTHER, -1)
+                words = [-1 if word is None else place.get(word, other) for word in words_of(values)]
+                codes = np.array(words, dtype=np.int64)
                 blocks.append(codes[:, None] == np.arange(len(place)))
             if column.indicator:
                 blocks.append(values.isna().to_numpy(dtype=bool)[:, None])

@@ -95,6 +95,7 @@ def from_table(
     impute: Literal["mean", "median"] = "mean",
     indicator: bool = False,
     na_values: str | Sequence[str] = (),
+    min_count: int = 1,
     constants: str | Path | Constants | None = None,
 ) -> Source:
     """A source from a CSV, TSV or parquet file, a folder of such files, or a data frame, one row a sample.
@@ -110,7 +111,7 @@ def from_table(
             when a federation is built with `normalise`, after the split (`tailorfl.data.preparing`).
         task: what the label means.
         split: the column that holds "train" or "test"; None for no given split.
-        words, impute, indicator, na_values: how features are prepared, see `tailorfl.data.summaries.Roles`.
+        words, impute, indicator, na_values, min_count: how features are prepared, see `tailorfl.data.summaries.Roles`.
         constants: prepare the features at once by these, which looked at none of the rows; or a JSON file of them.
 
     Raises:
@@ -123,7 +124,7 @@ def from_table(
         raise unknown("task", str(task), get_args(Task))
     check_roles(label, client, features, split, words, na_values)
     name, frame, owners = owned_table(path, client)
-    roles = made_roles(label, client, features, task, split, words, impute, indicator, na_values)
+    roles = made_roles(label, client, features, task, split, words, impute, indicator, na_values, min_count)
     inputs = roles.inputs(frame)
     need_columns(name, frame, [*roles.label, *roles.others, *inputs])
     if not len(frame) or not inputs:

@@ -19,6 +19,7 @@ of a table. Training rows of a client that knows nothing of the others but their
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -36,6 +37,8 @@ from tailorfl.settings.base import listed
 
 CLASSES = ("classification", "binary")
 """Tasks whose label is a class."""
+OTHER = "(other)"
+"""The level that stands for all words too rare to be told, see `Roles.min_count`."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(allow_inf_nan=False, ge=0)]
@@ -90,6 +93,8 @@ class Roles(Record):
         impute: what fills the gaps of a number: the mean of training rows, or (of each client by itself) the median.
         indicator: whether each feature that is missing somewhere gets a column that says where.
         na_values: words that mean that a cell is empty, such as "?".
+        min_count: what fewer training rows of a client have is not told: rare words become the level "(other)", and a
+            column with fewer filled cells counts as empty there.
     """
 
     label: tuple[str, ...]
@@ -100,6 +105,7 @@ class Roles(Record):
     impute: Literal["mean", "median"] = "mean"
     indicator: bool = False
     na_values: tuple[str, ...] = ()
+    min_count: Annotated[int, Field(ge=1)] = 1
 
     def inputs(self, frame: pd.DataFrame) -> list[str]:
         """Returns the names of the feature columns of a table."""
@@ -119,6 +125,7 @@ def made_roles(
     impute: str = "mean",
     indicator: bool = False,
     na_values: str | Sequence[str] = (),
+    min_count: int = 1,
 ) -> Roles:
     """Returns the roles that options of the source `table` mean (`data.options` but for `constants`)."""
     return Roles.from_dict(
@@ -131,6 +138,7 @@ def made_roles(
             "impute": impute,
             "indicator": indicator,
             "na_values": listed(na_values),
+            "min_count": min_count,
         },
         "options of the table",
     )
@@ -208,10 +216,17 @@ def moments(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[int, float, 
 def _column(name: str, column: str, values: pd.Series[Any], roles: Roles) -> ColumnSummary:
     plain = tidy(values, roles.na_values)
     kind = kind_of(plain)
-    if kind == "empty":
-        return ColumnSummary(kind=kind)
+    if int(plain.notna().sum()) < roles.min_count:
+        return ColumnSummary(kind="empty")
     if kind == "word" or column in roles.words:
-        words = [word for word in words_of(plain) if word is not None]
-        return ColumnSummary(kind="word", count=len(words), levels=tuple(in_order(words)))
+        counts = Counter(word for word in words_of(plain) if word is not None)
+        return ColumnSummary(kind="word", count=counts.total(), levels=_levels(counts, roles.min_count))
     count, total, squares = moments(numbers_of(name, column, plain))
     return ColumnSummary(kind=kind, count=count, total=total, squares=squares)
+
+
+def _levels(counts: Mapping[str, int], least: int) -> tuple[str, ...]:
+    """Return the words that `least` rows have, in order, and `OTHER` if so many rows have one of the others."""
+    common = [word for word, count in counts.items() if count >= least]
+    rare = sum(count for count in counts.values() if count < least)
+    return tuple(in_order([*common, OTHER] if rare >= least else common))

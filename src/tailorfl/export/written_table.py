@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tailorfl.data.summaries import OTHER
+
 _NUMBERS = '''
 
 MEAN = torch.tensor({mean!r}, dtype=torch.float64)
@@ -40,7 +42,9 @@ def _inputs(cell, column):
     missing = word == "" or word in NA_VALUES
     flag = [float(missing)] if column["indicator"] else []
     if column["kind"] == "word":
-        return [float(word == level) for level in column["levels"]] + flag
+        levels = column["levels"]
+        word = word if missing or word in levels else {other!r}
+        return [float(word == level and not missing) for level in levels] + flag
     number = column["fill"] if missing else float(cell)
     return [(number - column["mean"]) / column["deviation"], *flag]
 
@@ -71,4 +75,6 @@ def prepare_table(preparation: Mapping[str, Any]) -> str:
         names = ", ".join(columns).replace("\\", "").replace('"""', "")
         return _NUMBERS.format(**held, width=len(columns), names=names)
     listed = "".join(f"    {name!r}: {column!r},\n" for name, column in columns.items())
-    return _CELLS.format(columns=f"{{\n{listed}}}", na_values=tuple(preparation["roles"]["na_values"]))
+    return _CELLS.format(
+        columns=f"{{\n{listed}}}", na_values=tuple(preparation["roles"]["na_values"]), other=OTHER
+    )
