@@ -40,6 +40,10 @@ class MessageError(TailorflError):
     """A message between a server and a client is refused: damaged, of another version, or not what was agreed."""
 
 
+class PolicyError(TailorflError):
+    """A client's own policy keeps something in."""
+
+
 class WorkerError(TailorflError):
     """A worker process or machine was lost, or could not be started."""
 

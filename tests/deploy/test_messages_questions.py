@@ -10,9 +10,22 @@ import pytest
 import torch
 
 from deploy.federating import experiment, members
-from deploy.tampering import Tampered, filled, hosted, packed, place_of, signed, with_facts, with_tensor
+from deploy.tampering import (
+    Ask,
+    LostError,
+    Tampered,
+    filled,
+    hosted,
+    is_training,
+    packed,
+    place_of,
+    signed,
+    with_facts,
+    with_tensor,
+)
 from tailorfl.deploy.member import Member
 from tailorfl.deploy.packet import PROTOCOL, VERSION, Packet, failure
+from tailorfl.deploy.policy import Policy
 from tailorfl.deploy.post import InProcess
 from tailorfl.deploy.roster import Roster
 
@@ -21,11 +34,18 @@ Asked = tuple[Member, bytes, Path]
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Asked:
-    """A client after two rounds, the last question "train" that it has answered, and its folder."""
+    """A client that has answered two rounds of three, the last question "train", and its folder."""
     folder = tmp_path_factory.mktemp("asked")
-    config = experiment("ditto", data={"name": "digits", "clients": 2, "samples": 200}, eval={"every": 0})
+    data = {"name": "digits", "clients": 2, "samples": 200}
+    config = experiment("ditto", data=data, eval={"every": 0}, rounds=3)
     there = members(folder, 2)
-    post = Tampered(there)
+
+    def meddle(node: int, asked: Packet, body: bytes, ask: Ask) -> bytes:
+        if is_training(asked, 3):
+            raise LostError
+        return ask(body)
+
+    post = Tampered(there, meddle)
     try:
         hosted(config, folder, post)
     finally:
@@ -81,7 +101,7 @@ CASES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "another federation": (
         lambda q: Packet("setup", {"experiment": {}}).encoded(),
-        "what is to be agreed on cannot be read",
+        "a message 'setup' has no usable 'names'",
     ),
 }
 
@@ -98,7 +118,7 @@ def test_refused_and_nothing_changes(case: str, asked: Asked) -> None:
 
 def test_too_many_bytes(asked: Asked) -> None:
     member, question, _ = asked
-    small = Member(member.data, member.folder, largest=1024)
+    small = Member(member.data, member.folder, policy=Policy(max_bytes=1024))
     answer = Packet.decoded(small.answer(question))
     assert "at most 1,024 are taken" in answer.facts["reason"]
 

@@ -19,7 +19,6 @@ from deploy.tampering import (
     hosted,
     is_replayed,
     is_training,
-    place_of,
     run_tampered,
     small,
     trace_of,
@@ -27,8 +26,8 @@ from deploy.tampering import (
 from tailorfl.deploy.joining import member_of
 from tailorfl.deploy.member import Member
 from tailorfl.deploy.packet import Packet
+from tailorfl.deploy.release_log import verified
 from tailorfl.deploy.slots import Slots
-from tailorfl.runs.files import decode, read_lines
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training import tree
 
@@ -98,6 +97,12 @@ def test_a_client_whose_folder_is_gone_begins_anew(tmp_path: Path, running: bool
     are_states(config, tmp_path, sim, trace)
 
 
+def used(folder: Path, client: int) -> list[tuple[int, list[Any]]]:
+    """Rounds and what private training used in them, as the client's log has it; what left again is not in it."""
+    entries = verified(folder / f"state-{client}")
+    return [(e["number"], e["uses"]) for e in entries if e["kind"] == "train" and e["uses"]]
+
+
 class Broken(Exception):
     """The server's machine is gone."""
 
@@ -145,10 +150,9 @@ def test_a_question_again(tmp_path: Path) -> None:
         result = hosted(config, tmp_path, post)
     finally:
         post.close()
-    ledger = place_of(config, tmp_path, 1) / "ledger.jsonl"
-    booked = ledger.read_bytes()
+    booked = used(tmp_path, 1)
     mine = [(q, a) for node, q, a in post.passed if node == 101 and Packet.decoded(q).kind == "train"]
-    assert len(mine) == len(read_lines(ledger)) == 3
+    assert len(mine) == len(booked) == 3
     assert there[101].answer(mine[-1][0]) == mine[-1][1]
     for question, _ in mine[:-1]:
         refused = Packet.decoded(there[101].answer(question))
@@ -158,7 +162,7 @@ def test_a_question_again(tmp_path: Path) -> None:
     setup = next(q for node, q, _ in post.passed if node == 101 and Packet.decoded(q).kind == "setup")
     assert there[101].answer(setup)
     assert there[101].answer(mine[-1][0]) == mine[-1][1]
-    assert ledger.read_bytes() == booked
+    assert used(tmp_path, 1) == booked
     is_replayed(config, tmp_path, result)
 
 
@@ -174,9 +178,9 @@ def test_what_was_not_accepted_is_in_the_ledger(tmp_path: Path) -> None:
 
     result, _ = run_tampered(config, tmp_path, meddle)
     assert became(result, 1, 1).fate == "lost"
-    lines = [decode(x) for x in read_lines(place_of(config, tmp_path, 1) / "ledger.jsonl")]
-    assert [line["round"] for line in lines] == [1, 2]
-    assert lines[0]["uses"] == lines[1]["uses"] != []
+    (first, uses), (second, other) = used(tmp_path, 1)
+    assert (first, second) == (1, 2)
+    assert uses == other != []
     is_replayed(config, tmp_path, result)
 
 
@@ -208,6 +212,6 @@ def test_a_crash_before_the_answer_leaves_is_in_the_ledger(
     finally:
         post.close()
     assert became(result, 1, 1).fate == "accepted"
-    lines = [decode(x) for x in read_lines(place_of(config, tmp_path, 1) / "ledger.jsonl")]
-    assert [line["round"] for line in lines] == [1]
-    assert lines[0]["uses"]
+    ((round, uses),) = used(tmp_path, 1)
+    assert round == 1
+    assert uses

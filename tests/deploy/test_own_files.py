@@ -12,6 +12,7 @@ import torch
 
 from deploy.federating import deployed, experiment, private_state, same, server_state, simulated
 from tailorfl.deploy.joining import member_of
+from tailorfl.deploy.policy import Policy
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.export.predict import predict
 from tailorfl.settings.experiment import ExperimentConfig
@@ -51,10 +52,17 @@ def of_files(
     return experiment(method, data=given, deploy=deploy or usual)
 
 
-def clients(folder: Path, files: Path) -> dict[int, Any]:
-    """The four wards as nodes, each with its own file."""
+FEW = Policy(min_count=1)
+"""Of such small tables a class or a word may be that of one row."""
+
+
+def clients(folder: Path, files: Path, config: ExperimentConfig, policy: Policy = FEW) -> dict[int, Any]:
+    """The four wards as nodes, each with its own file and the experiment that it has agreed to."""
     return {
-        7 + i: member_of(state=folder / f"state-{w}", data=files / f"{w}.csv") for i, w in enumerate(WARDS)
+        7 + i: member_of(
+            state=folder / f"state-{w}", data=files / f"{w}.csv", policy=policy, experiment=config
+        )
+        for i, w in enumerate(WARDS)
     }
 
 
@@ -64,6 +72,7 @@ def clients(folder: Path, files: Path) -> dict[int, Any]:
         (True, {"normalise": "federated"}),
         (True, {"normalise": "federated", "options": {"label": "outcome", "indicator": True}}),
         (True, {"normalise": "client", "options": {"label": "outcome", "impute": "median"}}),
+        (True, {"normalise": "federated", "options": {"label": "outcome", "min_count": 8}}),
         (False, {}),
         (False, {"normalise": "client", "split": {"train": 0.5, "test": 0.5}}),
     ],
@@ -74,7 +83,7 @@ def test_own_files_give_the_numbers_of_the_simulation(
     files = tmp_path / "files"
     write(files, gaps)
     config = of_files(files, **data)
-    result = deployed(config, tmp_path, clients(tmp_path, files))
+    result = deployed(config, tmp_path, clients(tmp_path, files, config))
     sim = simulated(config)
     same(server_state(result), dict(tree.leaves(sim.server)))
     for number, ward in enumerate(sorted(WARDS)):
@@ -86,7 +95,7 @@ def test_the_model_on_a_clients_disk_reads_its_raw_rows(tmp_path: Path) -> None:
     files = tmp_path / "files"
     write(files)
     config = of_files(files, normalise="federated")
-    deployed(config, tmp_path, clients(tmp_path, files))
+    deployed(config, tmp_path, clients(tmp_path, files, config))
     sim = simulated(config)
     number = sorted(WARDS).index("south")
     ((_, models),) = sim.personal_models((number,))
@@ -108,20 +117,21 @@ def test_tables_that_do_not_fit_together_are_refused_by_name(tmp_path: Path) -> 
     odd.to_csv(files / "west.csv", index=False)
     config = of_files(files, normalise="federated", deploy={"clients": 4, "wait_seconds": 1.0})
     with pytest.raises(RunError, match=r"3 of 4 clients are there: .*turned away: 'west': .*ache"):
-        deployed(config, tmp_path, clients(tmp_path, files))
+        deployed(config, tmp_path, clients(tmp_path, files, config))
 
 
 def test_some_with_files_and_some_without_are_refused(tmp_path: Path) -> None:
     files = tmp_path / "files"
     write(files)
-    nodes = clients(tmp_path, files) | {10: member_of(state=tmp_path / "s", name="3")}
+    config = of_files(files, deploy={"clients": 4, "wait_seconds": 1.0})
+    nodes = clients(tmp_path, files, config) | {10: member_of(state=tmp_path / "s", name="3")}
     with pytest.raises((ConfigError, RunError)):
-        deployed(of_files(files, deploy={"clients": 4, "wait_seconds": 1.0}), tmp_path, nodes)
+        deployed(config, tmp_path, nodes)
     config = experiment("ditto", data={"name": "digits", "clients": 4}, deploy={"clients": 4})
     with pytest.raises(
         RunError, match=r"have table, text_table, folder, but the experiment's data\.name is 'digits'"
     ):
-        deployed(config, tmp_path, clients(tmp_path, files))
+        deployed(config, tmp_path, clients(tmp_path, files, config))
 
 
 @pytest.mark.parametrize("level", ["sample", "client"])
@@ -133,5 +143,6 @@ def test_privacy_refuses_constants_of_samples(level: str, tmp_path: Path) -> Non
         "train": {"dp": {"level": level, "clip": 1.0, "noise": 1.0}},
         "weights": "uniform",
     }
+    config = of_files(files, private, normalise="federated")
     with pytest.raises(ConfigError, match=rf"one {level} changes all others.*data\.options\.constants"):
-        deployed(of_files(files, private, normalise="federated"), tmp_path, clients(tmp_path, files))
+        deployed(config, tmp_path, clients(tmp_path, files, config))

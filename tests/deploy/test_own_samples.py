@@ -15,6 +15,7 @@ from PIL import Image
 from deploy.federating import deployed, experiment, private_state, same, server_state, simulated
 from deploy.tampering import trace_of
 from tailorfl.deploy.joining import member_of
+from tailorfl.deploy.policy import Policy
 from tailorfl.export.predict import predict
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training import tree
@@ -60,10 +61,13 @@ def of_files(
     return experiment("ditto", data=given, model=model, deploy=where, **more)
 
 
-def clients(folder: Path, files: Path, ending: str = "") -> dict[int, Any]:
-    """The three wards as nodes, each with its own place."""
+def clients(folder: Path, files: Path, config: ExperimentConfig, ending: str = "") -> dict[int, Any]:
+    """The three wards as nodes, each with its own place and the experiment that it has agreed to."""
+    few = Policy(min_count=1)
     return {
-        7 + i: member_of(state=folder / f"state-{w}", data=files / f"{w}{ending}")
+        7 + i: member_of(
+            state=folder / f"state-{w}", data=files / f"{w}{ending}", policy=few, experiment=config
+        )
         for i, w in enumerate(WARDS)
     }
 
@@ -83,7 +87,7 @@ def test_images_give_the_numbers_of_the_simulation(options: dict[str, Any], tmp_
     files = tmp_path / "files"
     write_images(files)
     config = of_files("folder", files, "logistic", options)
-    is_simulated(config, tmp_path, clients(tmp_path, files))
+    is_simulated(config, tmp_path, clients(tmp_path, files, config))
     place = tmp_path / "state-south" / config.name / "ditto" / "seed-5" / "model"
     found = predict(place, files / "south" / "cat")
     assert len(found) == len(list((files / "south" / "cat").iterdir()))
@@ -101,7 +105,7 @@ def test_texts_give_the_numbers_of_the_simulation(binary: bool, tmp_path: Path) 
         "task": "binary" if binary else "classification",
     }
     config = of_files("text_table", files, BERT, options)
-    is_simulated(config, tmp_path, clients(tmp_path, files, ".csv"))
+    is_simulated(config, tmp_path, clients(tmp_path, files, config, ".csv"))
 
 
 @pytest.mark.parametrize("level", ["sample", "client"])
@@ -113,17 +117,11 @@ def test_privacy_asks_for_public_constants(level: str, tmp_path: Path) -> None:
     def of_private(options: dict[str, Any]) -> ExperimentConfig:
         return of_files("folder", files, "logistic", options, train=private, weights="uniform")
 
+    config = of_private({})
     with pytest.raises(Exception, match="scaling=public"):
-        deployed(
-            of_files("folder", files, "logistic", {}, train=private, weights="uniform"),
-            tmp_path,
-            clients(tmp_path, files),
-        )
-    is_simulated(
-        of_private({"scaling": "public"}),
-        tmp_path / "public",
-        clients(tmp_path / "public", files),
-    )
+        deployed(config, tmp_path, clients(tmp_path, files, config))
+    config = of_private({"scaling": "public"})
+    is_simulated(config, tmp_path / "public", clients(tmp_path / "public", files, config))
 
 
 def test_images_of_other_sizes_are_left_out_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -131,7 +129,8 @@ def test_images_of_other_sizes_are_left_out_by_name(tmp_path: Path, caplog: pyte
     write_images(files)
     for file in (files / "east").rglob("*.png"):
         Image.open(file).resize((9, 9)).save(file)
-    result = deployed(of_files("folder", files, "logistic", {}), tmp_path, clients(tmp_path, files))
+    config = of_files("folder", files, "logistic", {})
+    result = deployed(config, tmp_path, clients(tmp_path, files, config))
     assert re.search(r"'east' is left out: .*'east' differ in x: .*data\.options\.size", caplog.text)
     assert {i for one in trace_of(result) for i in one.sampled} == {1, 2}
 
@@ -146,16 +145,16 @@ def test_images_of_other_sizes_are_left_out_by_name(tmp_path: Path, caplog: pyte
 def test_what_images_cannot_be_is_refused(data: dict[str, Any], said: str, tmp_path: Path) -> None:
     files = tmp_path / "files"
     write_images(files)
+    config = of_files("folder", files, "logistic", {}, data=data)
     with pytest.raises(Exception, match=said):
-        deployed(of_files("folder", files, "logistic", {}, data=data), tmp_path, clients(tmp_path, files))
+        deployed(config, tmp_path, clients(tmp_path, files, config))
 
 
 def test_no_statistic_of_public_scaling_is_told(tmp_path: Path) -> None:
     files = tmp_path / "files"
     write_images(files)
-    node = clients(tmp_path, files)[7]
     for scaling, counts in (("public", 0), ("train", 3)):
         config = of_files("folder", files, "logistic", {"scaling": scaling})
-        told = node.data.summary(config, 5, 1, [24, 30, 39], False).summary
+        told = clients(tmp_path, files, config)[7].data.summary(config, 5, 1, [24, 30, 39]).summary
         assert len(told["pixels"]) == counts
         assert (told["source"]["mean"] is None) == (scaling == "train")

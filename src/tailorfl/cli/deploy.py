@@ -106,9 +106,18 @@ def client(
     ] = None,
     keys: Keys = None,
     insecure: Insecure = False,
-    max_bytes: Annotated[
-        int, typer.Option(metavar="BYTES", min=1024, help="A message of the server with more is refused.")
-    ] = 2**30,
+    policy: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What a server may ask, as `tailorfl deploy policy` writes it."),
+    ] = None,
+    experiment_file: Annotated[
+        Path | None,
+        typer.Option("--experiment", metavar="FILE", help="The only experiment that it takes part in."),
+    ] = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIGEST", help="An experiment that it takes part in; may be repeated."),
+    ] = None,
     stay: Annotated[
         bool, typer.Option("--stay", help="Wait for further experiments when one is over.")
     ] = False,
@@ -122,10 +131,20 @@ def client(
     """Take part in a federation with your own samples, which stay on this machine."""
     _check_keys(keys, insecure)
     from tailorfl.deploy.joining import member_of
+    from tailorfl.deploy.policy import DEFAULT_POLICY, Policy
     from tailorfl.deploy.running import run_client
+    from tailorfl.experiments.config import load
 
     with service_log(name or (data.stem if data is not None else "client"), log_format, log_level) as told:
-        member = member_of(state=state, data=data, name=name, largest=max_bytes, told=told)
+        member = member_of(
+            state=state,
+            data=data,
+            name=name,
+            told=told,
+            policy=DEFAULT_POLICY if policy is None else Policy.read(policy),
+            experiment=None if experiment_file is None else load(experiment_file),
+            accept=tuple(accept or ()),
+        )
         member.leaves = leave
         told(f"connects to {server}; private states are kept in '{state}'")
         run_client(member, server, keys, told=told, stay=stay)
@@ -184,3 +203,41 @@ def keys_command(
         for name in names:
             say(console, f"for the machine of {name}: {folder / 'clients' / slug(name)}")
         say(console, f"keep elsewhere:             {folder / keys.ROOT_KEY}")
+
+
+@app.command("policy")
+def policy_command(
+    experiment_file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[EXPERIMENT]", help="A YAML file; the policy allows what it needs."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file.")] = Path("policy.yaml"),
+) -> None:
+    """Write a policy: what a client lets a server ask of it."""
+    from tailorfl.deploy.policy import experiment_digest, template
+    from tailorfl.experiments.config import load
+    from tailorfl.runs.files import write_text
+
+    config = None if experiment_file is None else load(experiment_file)
+    if out.exists():
+        raise ConfigError(f"'{out}' exists already; choose another file (-o)")
+    write_text(out, template(config))
+    console = stdout()
+    say(console, f"{out} says what a client allows: tailorfl client ... --policy {quoted(out)}")
+    if config is not None:
+        say(console, f"the experiment's digest: {experiment_digest(config)}")
+
+
+@app.command("audit")
+def audit_command(
+    state: Annotated[Path, typer.Argument(metavar="STATE", help="The state folder of a client.")],
+) -> None:
+    """Print what has left a client, and check that no line of its log was changed or taken away."""
+    from tailorfl.deploy.release_log import NAME, table, verified
+
+    if not (state / NAME).is_file():
+        raise ConfigError(f"'{state}' has no {NAME}; give the --state folder of a client")
+    console, lines = stdout(), verified(state)
+    for row in table(lines):
+        say(console, row)
+    say(console, f"{len(lines)} lines, each as it was written")

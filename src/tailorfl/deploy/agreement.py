@@ -83,7 +83,7 @@ class Agreement:
         """Returns what stands for the job, its method, its settings, and the models' structure, in every message."""
         job = self.job
         about = {
-            "name": self.experiment.get("name"),
+            "name": self.experiment.get("name"),  # so an experiment under another name is another job
             "experiment": deciding(self.experiment),
             "method": job.method.model_dump(mode="json"),
             "rounds": job.rounds,

@@ -98,17 +98,13 @@ class LocalRun(Simulation):
         """Returns the global model that the server has sent."""
         return self.shared
 
-    def check_message(self, client: int, message: TensorDict) -> None:
-        """Nothing if a message fits the model and the method of this job; no sample is looked at.
-
-        What a method sends may differ between rounds. So tensors of the model must have its shapes and types (alone or
-        several of them stacked), and the method must get through the message where its training only counts.
+    def check_tensors(self, client: int, message: TensorDict) -> None:
+        """Check that what is named as a tensor of the model has its type and shape, alone or several of them stacked.
 
         Raises:
-            MessageError: it does not; says in what.
+            MessageError: it has another one; says which.
         """
-        group = self.group_of(client)
-        own = tree.tensors(group.context.init)
+        own = tree.tensors(self.group_of(client).context.init)
         for path, tensor in tree.leaves(message):
             like = own.get(path.rpartition("/")[2])
             if like is None:
@@ -119,14 +115,26 @@ class LocalRun(Simulation):
                     f"what the server sent: '{path}' is {tensor.dtype} of shape {list(tensor.shape)}, but this model's "
                     f"is {like.dtype} of shape {list(like.shape)}"
                 )
+
+    def foreseen_uses(self, client: int, message: TensorDict) -> Uses:
+        """Return what private training on a message would use; no sample is looked at.
+
+        What a method sends may differ between rounds, so the method must get through it where its training only counts.
+
+        Raises:
+            MessageError: it does not fit the method of this job.
+        """
+        self.check_tensors(client, message)
+        group = self.group_of(client)
         try:
-            counted(group, self.cohort((client,)), message, self.local)
+            record, _ = counted(group, self.cohort((client,)), message, self.local)
         except (TailorflError, RuntimeError, KeyError, ValueError, IndexError, TypeError) as error:
             raise MessageError(
                 f"what the server sent does not fit {self.method.title}: {type(error).__name__}: {error}"[
                     :400
                 ]
             ) from error
+        return record.uses.get(client, Uses())
 
 
 def as_message(parts: TensorDict) -> TensorDict:

@@ -1,8 +1,9 @@
 """A client of a real federation: answers what the server asks, and keeps its samples and private states to itself.
 
-A `Member` is asked one packet after another, by whatever post brings them, and answers each with one. What leaves it is
-in the tables of docs/deploy.md and nothing else: sizes, what a model must know of the data, replies as the method
-defines them, the numbers that it reports, and metrics of its models.
+A `Member` is asked one packet after another, by whatever transport brings them, and answers each with one. What leaves
+it is in the tables of docs/deploy.md and nothing else: sizes, what a model must know of the data, replies as the method
+defines them, the numbers that it reports, and metrics of its models. Its policy and its operator's consent decide which
+questions it answers, and each answer is in the log (`release_log`) before it leaves.
 """
 
 from __future__ import annotations
@@ -10,22 +11,20 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 
-from tailorfl.core.method import find_method
 from tailorfl.data.hollow import PARTS, hollow_federation, hollow_source
 from tailorfl.deploy.agreement import Agreement
 from tailorfl.deploy.handover import hand_over
 from tailorfl.deploy.local_run import LocalRun, as_message
-from tailorfl.deploy.own_data import OwnData
+from tailorfl.deploy.own_data import OwnData, Share
 from tailorfl.deploy.packet import (
-    LARGEST,
     LEFT,
     PROTOCOL,
     SAME_MINOR,
@@ -36,6 +35,8 @@ from tailorfl.deploy.packet import (
     failure,
     flat,
 )
+from tailorfl.deploy.policy import DEFAULT_POLICY, NO_CONSENT, Consent, Policy, described
+from tailorfl.deploy.release_log import Question, ReleaseLog
 from tailorfl.deploy.slots import NEVER, Slots, uses_as_facts
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import (
@@ -44,10 +45,12 @@ from tailorfl.errors import (
     DivergenceError,
     MemoryLimitError,
     MessageError,
+    PolicyError,
     RunError,
     TailorflError,
 )
 from tailorfl.evaluation.protocols import Protocol
+from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import make_simulation
 from tailorfl.experiments.names import slug
 from tailorfl.runs.files import decode, encode, reporting, write_text
@@ -61,23 +64,46 @@ OWN_SETS = ("val", "local")
 """The test sets that a client can look at by itself."""
 FAILURES: Mapping[type, str] = {
     DataError: "its data cannot be used",
+    PolicyError: "its policy does not allow it",
     RunError: "it cannot read or write its files",
     DivergenceError: "its training has diverged",
     MemoryLimitError: "its memory is too small",
 }
 """What the server is told of errors that speak of a client's own things."""
+UNLOGGED = ("hello", "goodbye")
+"""Answers that tell nothing but the client's name and versions."""
 Told = Callable[[str], None]
+_UNKNOWN = failure("this client has not agreed on that job, or with other settings", "unknown-job")
 
 
 @dataclass(frozen=True)
 class Task:
     """One job that this client has agreed on."""
 
-    agreement: Agreement
+    job: Job
     digest: str
     number: int
     run: LocalRun
     slots: Slots
+
+
+@dataclass(frozen=True)
+class Release:
+    """An answer, and what the log notes of it beside.
+
+    Attributes:
+        packet: the answer.
+        question: what it answers, where that is answered once.
+        content: digest of what it tells of samples, where it must be the same again.
+        uses: what private training used for it.
+        again: whether it has left before.
+    """
+
+    packet: Packet
+    question: Question | None = None
+    content: str = ""
+    uses: Uses | None = None
+    again: bool = False
 
 
 class Member:
@@ -86,15 +112,24 @@ class Member:
     Args:
         data: its samples; their `name` is the client's.
         folder: where private states are kept, a folder for each job.
-        largest: bytes of a message that are taken.
         told: what is called with a sentence for the person who looks on.
+        policy: what may be asked.
+        consent: what the operator has agreed to; it is asked for where samples are of the client's own file.
     """
 
     def __init__(
-        self, data: OwnData, folder: Path, largest: int = LARGEST, told: Told = lambda sentence: None
+        self,
+        data: OwnData,
+        folder: Path,
+        told: Told = lambda sentence: None,
+        policy: Policy = DEFAULT_POLICY,
+        consent: Consent = NO_CONSENT,
     ) -> None:
-        self.data, self.folder, self.largest, self._told = data, folder, largest, told
+        self.data, self.folder, self.policy, self.consent, self._told = data, folder, policy, consent, told
         self._tasks: dict[str, Task] = {}
+        self._log: ReleaseLog | None = None
+        self._experiment_name = ""
+        self._shown = ""
         self.leaves = False
         """Whether it answers nothing any more but that it leaves for good."""
         self.ended = False
@@ -103,32 +138,79 @@ class Member:
         """Why the server does not want this client."""
 
     def answer(self, data: bytes) -> bytes:
-        """Returns the answer to a packet; whatever goes wrong is an answer too, which says so."""
+        """Return the answer to a packet; whatever goes wrong is an answer too, which says so."""
+        release = Release(failure("it cannot read the message", "refused"))
+        self._experiment_name = ""
         try:
-            asked = Packet.decoded(data, self.largest)
+            asked = Packet.decoded(data, self.policy.max_bytes)
             log.debug("asked: %s", asked.kind)
             found = (
                 self._left() if self.leaves and asked.kind != "hello" else self._answers[asked.kind](asked)
             )
-        except (MessageError, ConfigError) as error:  # of what the server has sent
+            release = found if isinstance(found, Release) else Release(found)
+        except Exception as error:
+            release = Release(self._failed(error))
+        try:
+            return self._logged(release)
+        except RunError as error:
+            return self._failed(error).encoded()
+
+    def _failed(self, error: Exception) -> Packet:
+        if isinstance(error, MessageError | ConfigError):  # of what the server has sent
             self._told(f"refused: {error}")
-            found = failure(str(error), type(error).__name__)
-        except Exception as error:  # what is said of samples, files or a method's numbers stays here
-            if not isinstance(error, TailorflError):
-                log.exception("what the server asked for has failed")
-            self._told(f"failed: {type(error).__name__}: {error}")
-            kind = FAILURES.get(type(error), f"it has failed with {type(error).__name__}")
-            found = failure(f"{kind}; its own log says more", "failed")
-        return found if isinstance(found, bytes) else found.encoded()
+            return failure(str(error), type(error).__name__)
+        # what is said of samples, files or a method's numbers stays here
+        if not isinstance(error, TailorflError):
+            log.error("what the server asked for has failed", exc_info=error)
+        self._told(f"failed: {type(error).__name__}: {error}")
+        kind = FAILURES.get(type(error), f"it has failed with {type(error).__name__}")
+        return failure(f"{kind}; its own log says more", "failed")
+
+    def _logged(self, release: Release) -> bytes:
+        """Return the bytes of an answer, once a line about it is on the disk."""
+        data = release.packet.encoded()
+        if release.packet.kind not in UNLOGGED:
+            self.log.append(
+                release.packet,
+                len(data),
+                experiment=self._experiment_name,
+                question=release.question,
+                answer=release.content,
+                uses=release.uses,
+                again=release.again,
+                delta=self.policy.delta,
+            )
+        return data
+
+    @property
+    def log(self) -> ReleaseLog:
+        """What has left this client; read again where somebody else wrote to it, or the folder was taken away."""
+        if self._log is None or not self._log.is_current:
+            self._log = ReleaseLog(self.folder)
+        return self._log
 
     def close(self) -> None:
-        """Lets go of all folders."""
+        """Let go of all folders."""
         for task in self._tasks.values():
             task.slots.release()
         self._tasks.clear()
 
+    def without_model(self) -> str:
+        """Return why this client has no model of what it took part in last; "" where it has one."""
+        if self.leaves:
+            return ""
+        jobs = self.log.jobs
+        if not jobs:
+            return "the server has nothing more to do, and this client took part in nothing"
+        if not jobs[last := list(jobs)[-1]]:
+            return (
+                f"the server has nothing more to do, but this client has no model of its last job ({last[:8]}); its "
+                "private state is kept: start it again while the server runs"
+            )
+        return ""
+
     @property
-    def _answers(self) -> Mapping[str, Callable[[Packet], Packet | bytes]]:
+    def _answers(self) -> Mapping[str, Callable[[Packet], Packet | Release]]:
         return {
             "hello": self._hello,
             "describe": self._describe,
@@ -165,50 +247,93 @@ class Member:
         facts = {"name": self.data.name, "protocol": PROTOCOL, "version": VERSION}
         return Packet("hello", {**facts, "torch": torch.__version__})
 
+    # -- what it is asked to join ---------------------------------------------------------------------------
+
+    def _admitted(self, settings: Mapping[str, Any]) -> tuple[ExperimentConfig, str]:
+        """Return the part of an experiment that this client goes by, and the digest by which it was agreed to."""
+        try:
+            config = ExperimentConfig.model_validate(dict(settings))
+        except ValueError as error:
+            raise MessageError(f"the server's experiment cannot be read: {error}"[:400]) from error
+        self._experiment_name = config.name[:200]
+        own_file = not isinstance(self.data, Share)
+        admitted = self.policy.admitted(config, own_file=own_file)
+        if not own_file:
+            return admitted, ""
+        try:
+            return admitted, self.consent.check(config)
+        except MessageError:
+            if self._shown != (words := described(config)):
+                self._shown = words
+                self._told(words)
+            raise
+
     def _describe(self, asked: Packet) -> Packet:
-        config = self._experiment(asked.fact("experiment", dict))
+        config, _ = self._admitted(asked.fact("experiment", dict))
         found = self.data.described(config, asked.fact("seed", int))
         self._told(f"described its data: {sum(found.sizes.values())} samples")
         facts = {"index": found.index, "total": found.total, "sizes": found.sizes, "source": found.source}
         return Packet("describe", facts)
 
-    def _summarise(self, asked: Packet) -> Packet:
-        config, rows = self._experiment(asked.fact("experiment", dict)), asked.fact("rows", list)
-        names = asked.fact("names", list)
-        if (
-            self.data.name not in names
-            or len(rows) != len(names)
-            or not all(isinstance(n, int) for n in rows)
-        ):
-            raise MessageError("a message 'summarise' does not say how many rows each client has")
-        number, seed = names.index(self.data.name), asked.fact("seed", int)
-        found = self.data.summary(config, seed, number, rows, asked.fact("given", bool))
-        return Packet("summarise", {"sizes": found.sizes, "summary": found.summary})
-
-    def _experiment(self, given: Mapping[str, Any]) -> ExperimentConfig:
+    def _summarise(self, asked: Packet) -> Release:
+        config, digest = self._admitted(asked.fact("experiment", dict))
+        names, rows, seed = asked.fact("names", list), asked.fact("rows", list), asked.fact("seed", int)
+        self.policy.check_federation(names, rows)
+        if self.data.name not in names or seed not in config.seeds:
+            raise MessageError(
+                f"'summarise' is not for client '{self.data.name}' with a seed of the experiment"
+            )
+        question = Question("summarise", digest, seed, asked.digest())
+        before = self._only(question, "summary of this experiment and seed")
         try:
-            config = ExperimentConfig.model_validate(dict(given))
-        except ValueError as error:
-            raise MessageError(f"the server's experiment cannot be read: {error}"[:400]) from error
-        for method in config.methods:
-            find_method(method.name)  # code of a module is run only where this client has named it (--import)
-        return config
+            found = self.data.summary(config, seed, names.index(self.data.name), rows)
+            packet = Packet("summarise", {"sizes": found.sizes, "summary": found.summary})
+            content = packet.digest()
+            if self.policy.needs_noise and (found.summary.get("columns") or found.summary.get("pixels")):
+                raise PolicyError(
+                    "sums of its rows would leave without noise; the experiment needs data.options.constants (of "
+                    "images data.options.scaling=public)"
+                )
+            if before is not None and before[1] != content:
+                raise PolicyError("its summary would be another one than before: its file has changed since")
+        except (
+            DataError,
+            PolicyError,
+        ) as error:  # another question would tell where it is refused and where not
+            return Release(self._failed(error), question)
+        self._told(
+            f"told a summary of {found.sizes['train']} training rows to {len(names)} clients: {names[:20]}"
+        )
+        return Release(packet, question, content, again=before is not None)
+
+    def _only(self, question: Question, what: str) -> tuple[str, str] | None:
+        """Return the digests of an earlier (question, answer) of this number, which had to be the same question."""
+        before = self.log.answered(question)
+        if before is not None and before[0] != question.digest:
+            raise MessageError(
+                f"this client has given its {what} to another question already, and answers each once; begin under "
+                "another name"
+            )
+        return before
 
     def _setup(self, asked: Packet) -> Packet:
+        self.policy.check_federation(asked.fact("names", list), *asked.fact("sizes", dict).values())
         task = self._agreed(Agreement.read(asked.facts))
         known = f", goes on from round {task.slots.rounds[-1]}" if task.slots.rounds else ""
-        of = len(task.agreement.names)
-        self._told(f"agreed on {task.agreement.job.name}: client {task.number + 1} of {of}{known}")
+        self._told(
+            f"agreed on {task.job.name}: client {task.number + 1} of {len(task.run.federation)}{known}"
+        )
         return Packet("setup", {"digest": task.digest})
 
     def _agreed(self, agreement: Agreement) -> Task:
-        """Makes ready for a job, and keeps what was agreed on, so that this client can go on after its own restart."""
-        job = agreement.job
-        self._experiment(agreement.experiment)
+        """Make ready for a job, and keep what was agreed on, so that this client can go on after its own restart."""
+        config, _ = self._admitted(agreement.experiment)
+        job = replace(agreement.job, config=config)
         if self.data.name not in agreement.names:
             raise MessageError(f"the federation has no client '{self.data.name}'")
+        self.policy.check_model(config, job.method.label, agreement.source)
         number = agreement.names.index(self.data.name)
-        own = self.data.own(job.config, job.seed, number, agreement.prepared)
+        own = self.data.own(config, job.seed, number, agreement.prepared)
         for part in PARTS:
             if own.sizes[part] != agreement.sizes[part][number]:
                 raise MessageError(
@@ -221,110 +346,162 @@ class Member:
             agreement.names,
             agreement.sizes,
             own=(number, own),
-            public=self.data.public(job.config, job.seed, common),
+            public=self.data.public(config, job.seed, common),
         )
         run = make_simulation(job, federation, None, LocalRun)
-        run.engine = make_engine("sequential", precision=job.config.engine.precision)
+        run.engine = make_engine("sequential", precision=config.engine.precision)
         digest = agreement.digest(run)
-        if digest in self._tasks:
-            return self._tasks[digest]
-        about = {"experiment": job.config.name, "label": job.method.label, "seed": job.seed}
-        place = self.folder / slug(job.config.name) / job.folder
-        slots = Slots(place, {**about, "digest": digest, "client": self.data.name})
-        self._tasks[digest] = Task(agreement, digest, number, run, slots)
-        kept = self._kept(digest)
-        if not kept.is_file():
-            with reporting(kept, "write"):
-                kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_text(kept, encode(agreement.facts()))
+        if digest not in self._tasks:
+            self._check_disk()
+            about = {"experiment": config.name, "label": job.method.label, "seed": job.seed}
+            place = self.folder / slug(config.name) / job.folder
+            slots = Slots(place, {**about, "digest": digest, "client": self.data.name})
+            self._tasks[digest] = Task(job, digest, number, run, slots)
+            agreed = self._agreement_file(digest)
+            with reporting(agreed, "write"):
+                agreed.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_text(agreed, encode(agreement.facts()))
         return self._tasks[digest]
 
-    def _kept(self, digest: str) -> Path:
-        """Where what was agreed on is kept; Raises MessageError for what is no digest."""
+    def _agreement_file(self, digest: str) -> Path:
+        """Return where what was agreed on is kept. Raises MessageError for what is no digest."""
         if not _DIGEST.fullmatch(digest):
             raise MessageError(f"a job is named by a digest, but this is '{digest[:40]}'")
         return self.folder / "agreements" / f"{digest}.json"
 
     def _task(self, asked: Packet) -> Task | None:
-        """Returns the job that a message is about; None where there is no agreement on it."""
+        """Return the job that a message is about; None where there is no agreement on it that can be read."""
         digest = asked.fact("digest", str)
         held = self._tasks.get(digest)
         if held is not None and not held.slots.folder.is_dir():  # deleted meanwhile: as in a new process
             self._tasks.pop(digest).slots.release()
-        if digest not in self._tasks and self._kept(digest).is_file():
-            found = self._agreed(Agreement.read(decode(self._kept(digest).read_text(encoding="utf-8"))))
-            log.debug("the agreement on %s was read again", found.agreement.job.name)
-        return self._tasks.get(digest)
+        agreed = self._agreement_file(digest)
+        if digest not in self._tasks and agreed.is_file():
+            try:
+                agreement = Agreement.read(decode(agreed.read_text(encoding="utf-8")))
+            except (ValueError, MessageError) as error:
+                log.warning("'%s' is damaged, so the server is asked for it again: %s", agreed, error)
+                return None
+            self._agreed(agreement)
+        task = self._tasks.get(digest)
+        self._experiment_name = "" if task is None else task.job.config.name
+        return task
 
-    def _train(self, asked: Packet) -> Packet | bytes:
+    def _check_disk(self) -> None:
+        """Raise RunError where the state folder holds more than the policy allows; names what lies there."""
+        held: Counter[str] = Counter()
+        for path in self.folder.rglob("*"):
+            if path.is_file():
+                held[path.relative_to(self.folder).parts[0]] += path.stat().st_size
+        if held.total() > self.policy.max_disk:
+            oldest = sorted(held, key=lambda name: (self.folder / name).stat().st_mtime)
+            listed = ", ".join(f"{name} ({held[name]:,} bytes)" for name in oldest[:10])
+            raise RunError(
+                f"'{self.folder}' holds {held.total():,} bytes; max_disk of the policy is {self.policy.max_disk:,}: "
+                f"take away what is not needed any more (oldest first: {listed}), but for left.jsonl and left.head"
+            )
+
+    # -- rounds ---------------------------------------------------------------------------------------------
+
+    def _train(self, asked: Packet) -> Packet | Release:
         task = self._task(asked)
         if task is None:
-            return failure("this client has not agreed on that job, or with other settings", "unknown-job")
-        round, acked = asked.fact("round", int), asked.fact("acked", int)
+            return _UNKNOWN
+        round, acked = self._rounds(task, asked, first=1)
         if not NEVER <= acked < round:
             raise MessageError(f"a message for round {round} cannot go on from round {acked}")
-        digest, attempt = _question(asked), asked.fact("attempt", str)
-        again = task.slots.answered(round, digest)
-        if again is not None:  # with the number of this attempt, as a server has it that was started again
+        done_before, acked_before = self.log.latest(task.digest)
+        if round < done_before or acked < acked_before:
+            raise MessageError(
+                f"a message for round {round} goes on from round {acked}, but this client has already answered in "
+                f"round {done_before} (from {acked_before}): the message is an old one, or the server has gone back. "
+                "To begin the experiment anew give it another name"
+            )
+        question = Question("train", task.digest, round, _question(asked), acked)
+        before, attempt = self._only(question, f"reply of round {round}"), asked.fact("attempt", str)
+        stored = None if before is None else task.slots.answer(round)
+        if before is not None and stored is not None:
+            # with the number of this attempt, as a server has it that was started again
             self._told(f"round {round}: asked again, answered as before")
-            before = Packet.decoded(again)
-            return replace(before, facts={**before.facts, "attempt": attempt})
-        task.slots.check_order(round, acked)
+            packet = replace(stored, facts={**stored.facts, "attempt": attempt})
+            return Release(packet, question, before[1], again=True)
+        self._check_disk()
         lost = self._begin_at(task, round - 1, acked, asked.fact("restart", bool))
         if lost is not None:
             return lost
-        message = self._checked(task, asked)
+        message = self._received(asked, "received")
+        foreseen = task.run.foreseen_uses(task.number, message)
+        if before is None:
+            self._affordable(foreseen)
         begin = time.perf_counter()
         done = task.run.one_round(task.number, message)
         if done is None:
             return failure("its update is not finite", "not-finite")
         seconds = time.perf_counter() - begin
+        content = Packet(
+            "train", {"round": round, "metrics": done.metrics}, flat("reply", done.reply)
+        ).digest()
+        if before is not None and before[1] != content:
+            raise PolicyError(f"the reply of round {round} would be another one than before")
         facts = {
             "digest": task.digest,
             "round": round,
             "attempt": attempt,
-            "metrics": done.metrics,
+            "metrics": done.metrics if self.policy.metrics else dict.fromkeys(done.metrics),
             "gradients": done.gradients,
             "uses": uses_as_facts(done.uses),
             "seconds": seconds,
         }
-        answer = Packet("train", facts, flat("reply", done.reply)).encoded()
-        task.slots.book(round, digest, done.uses)  # first: an answer that is kept may be sent again
-        task.slots.keep(round, done.state, digest, answer, acked)
+        packet = Packet("train", facts, flat("reply", done.reply))
+        task.slots.keep(round, done.state, packet.encoded(), acked)
         loss = next(iter(done.metrics.values()), float("nan"))
-        self._told(
-            f"round {round} of {task.agreement.job.rounds}: trained in {seconds:.1f} s, loss {loss:.4g}"
-        )
-        return answer
+        self._told(f"round {round} of {task.job.rounds}: trained in {seconds:.1f} s, loss {loss:.4g}")
+        again = before is not None
+        return Release(packet, question, content, None if again else done.uses, again)
+
+    def _rounds(self, task: Task, asked: Packet, first: int = 0) -> tuple[int, int]:
+        """Return the round that a message is about, and the one that was accepted last."""
+        round, acked = asked.fact("round", int), asked.fact("acked", int)
+        if not first <= round <= task.job.rounds:
+            raise MessageError(f"round {round:.8g} is none of the {task.job.rounds} that were agreed on")
+        return round, acked
+
+    def _affordable(self, uses: Uses) -> None:
+        """Raise PolicyError where training has too little noise, or costs more than is left of ε."""
+        self.policy.check_noise(uses, self.log.epsilon(self.policy.delta, uses))
 
     def _begin_at(self, task: Task, done: int, acked: int, restart: bool = False) -> Packet | None:
-        """Brings the private state of round `acked` in; an answer where it is lost."""
+        """Bring the private state of round `acked` in; return an answer where it is lost."""
         state = None if acked == NEVER else task.slots.state(acked)
         if acked != NEVER and state is None and not restart:
             return failure(
-                f"the private state of round {acked} is not on this client's disk any more; bring it back, or set "
-                "deploy.lost_state=restart at the server",
+                f"the private state of round {acked} is not on this client's disk any more, or damaged; bring it back, "
+                "or set deploy.lost_state=restart at the server",
                 "state-missing",
             )
         task.run.begin_at(task.number, done, state)
         return None
 
-    def _checked(self, task: Task, asked: Packet) -> TensorDict:
+    def _received(self, asked: Packet, name: str) -> Any:
+        """Return the tensors of a part of a message, once they are known to be finite."""
         bad = all_finite(asked.tensors)
         if bad:
             raise MessageError(f"what the server sent holds NaN or infinity in '{bad}'")
-        message = as_message(asked.part("received"))
-        task.run.check_message(task.number, message)
-        return message
+        return as_message(asked.part(name))
 
-    def _evaluate(self, asked: Packet) -> Packet:
+    def _evaluate(self, asked: Packet) -> Packet | Release:
+        if not self.policy.metrics:
+            raise MessageError("no metric leaves this client: its policy has metrics: false")
         task = self._task(asked)
         if task is None:
-            return failure("this client has not agreed on that job, or with other settings", "unknown-job")
+            return _UNKNOWN
+        round, _ = self._rounds(task, asked)
+        question = Question("evaluate", task.digest, round, _question(asked))
+        before = self._only(question, f"metrics after round {round}")
         lost = self._brought(task, asked)
         if lost is not None:
             return lost
-        config, sets = task.agreement.job.config, asked.fact("sets", list)
+        config, sets = task.job.config, asked.fact("sets", list)
         protocol = Protocol(
             tuple(name for name in OWN_SETS if name in sets),
             feature_distance=config.eval.feature_distance,
@@ -332,37 +509,43 @@ class Member:
             generation=config.eval.generation,
         )
         records = task.run.evaluated(task.number, protocol)
-        uses = uses_as_facts(_deployment_uses(task.run))
-        return Packet("evaluate", {"digest": task.digest, "records": records, "uses": uses})
+        uses = _deployment_uses(task.run)
+        if uses and before is None:
+            self._affordable(uses)
+        packet = Packet("evaluate", {"digest": task.digest, "records": records, "uses": uses_as_facts(uses)})
+        return Release(packet, question, uses=None if before else uses, again=before is not None)
 
     def _brought(self, task: Task, asked: Packet) -> Packet | None:
-        """Brings in what the server sends for a look at the models that come out."""
-        round, acked = asked.fact("round", int), asked.fact("acked", int)
+        """Bring in what the server sends for a look at the models that come out."""
+        round, acked = self._rounds(task, asked)
         lost = self._begin_at(task, round, acked, asked.fact("restart", bool))
         if lost is not None:
             return lost
-        task.run.received = as_message(asked.part("received"))
-        task.run.shared = as_message(asked.part("global")) if asked.fact("has_global", bool) else None
+        task.run.received = self._received(asked, "received")
+        task.run.shared = self._received(asked, "global") if asked.fact("has_global", bool) else None
+        for part in (task.run.received, task.run.shared):
+            if part is not None:
+                task.run.check_tensors(task.number, part)
         return None
 
-    def _finish(self, asked: Packet) -> Packet:
+    def _finish(self, asked: Packet) -> Packet | Release:
         task = self._task(asked)
         if task is None:
-            return failure("this client has not agreed on that job, or with other settings", "unknown-job")
+            return _UNKNOWN
         lost = self._brought(task, asked)
         if lost is not None:
             return lost
         place = task.slots.folder / "model"
-        said = hand_over(task.agreement.job, task.run, task.number, place)
-        self._told(said)
+        self._told(hand_over(task.job, task.run, task.number, place))
         return Packet("finish", {"digest": task.digest, "exported": place.is_dir()})
 
 
 def _question(asked: Packet) -> str:
-    """Returns a digest of what is asked, whichever attempt it is."""
-    return replace(asked, facts={k: v for k, v in asked.facts.items() if k != "attempt"}).digest()
+    """Return a digest of what is asked, whichever attempt it is and whichever parts are looked at."""
+    facts = {k: v for k, v in asked.facts.items() if k not in ("attempt", "sets")}
+    return replace(asked, facts=facts).digest()
 
 
 def _deployment_uses(run: LocalRun) -> Uses:
-    """What private training has used for the model that is deployed."""
+    """Return what private training has used for the model that is deployed."""
     return Uses({use: steps for purpose, _, use, steps in run.ledger.rows() if purpose == "deployment"})

@@ -52,9 +52,7 @@ class OwnData(Protocol):
     def described(self, config: ExperimentConfig, seed: int) -> Described:
         """Returns what the server is told for an experiment with a seed. Raises DataError where they do not fit."""
 
-    def summary(
-        self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int], given: bool
-    ) -> Summarised:
+    def summary(self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]) -> Summarised:
         """Returns what is told of the client's own file as the client `number` of clients with these rows."""
 
     def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> Own:
@@ -82,9 +80,7 @@ class Share:
             number, len(federation), own_part(federation, number).sizes, source_facts(federation.source)
         )
 
-    def summary(
-        self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int], given: bool
-    ) -> Summarised:
+    def summary(self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]) -> Summarised:
         """Is not asked of it. Raises DataError."""
         raise DataError(f"client '{self.name}' has no file of its own")
 

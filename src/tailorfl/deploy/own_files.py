@@ -13,6 +13,7 @@ from tailorfl.data.summaries import Record, Summary
 from tailorfl.deploy.own_data import Described, OwnData, Summarised
 from tailorfl.deploy.own_samples import OwnImages, OwnTexts, Told, check_samples, common_samples
 from tailorfl.deploy.own_table import OwnTable, check_table, common_tables
+from tailorfl.deploy.policy import Policy
 from tailorfl.errors import ConfigError
 from tailorfl.settings.data import DataConfig
 from tailorfl.settings.experiment import ExperimentConfig
@@ -27,13 +28,13 @@ class Form:
     """One kind of own data.
 
     Attributes:
-        make: what a client has, of its name and path.
+        make: what a client has, of its name, path and policy.
         told: what a client tells of it.
         check: raises ConfigError where an experiment asks for what this kind cannot be.
         common: of what all tell, by what each prepares its samples, and what a model has to know of them.
     """
 
-    make: Callable[[str, Path], OwnData]
+    make: Callable[[str, Path, Policy], OwnData]
     told: type[Record]
     check: Callable[[DataConfig], None]
     common: Common
@@ -79,19 +80,17 @@ def form_of(data: DataConfig) -> Form:
 class OwnFile:
     """One client's own file or folder."""
 
-    def __init__(self, name: str, path: Path) -> None:
-        self.name, self.path = name, path
+    def __init__(self, name: str, path: Path, policy: Policy) -> None:
+        self.name, self.path, self.policy = name, path, policy
         self._made: dict[str, OwnData] = {}
 
     def described(self, config: ExperimentConfig, seed: int) -> Described:
         """Returns how many samples there are, and the names of features."""
         return self._of(config.data).described(config, seed)
 
-    def summary(
-        self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int], given: bool
-    ) -> Summarised:
+    def summary(self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]) -> Summarised:
         """Returns the sizes of this client's parts, and what is told of its samples."""
-        return self._of(config.data).summary(config, seed, number, rows, given)
+        return self._of(config.data).summary(config, seed, number, rows)
 
     def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> Own:
         """Returns this client's samples, prepared as those of all."""
@@ -104,5 +103,5 @@ class OwnFile:
     def _of(self, data: DataConfig) -> OwnData:
         form = form_of(data)
         if data.name not in self._made:
-            self._made[data.name] = form.make(self.name, self.path)
+            self._made[data.name] = form.make(self.name, self.path, self.policy)
         return self._made[data.name]

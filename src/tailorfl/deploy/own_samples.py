@@ -27,6 +27,7 @@ from tailorfl.data.splits import read_split
 from tailorfl.data.summaries import CLASSES, Record
 from tailorfl.data.words import in_order
 from tailorfl.deploy.own_data import Described, Summarised
+from tailorfl.deploy.policy import Policy
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.settings.data import DataConfig
 from tailorfl.settings.experiment import ExperimentConfig
@@ -51,8 +52,8 @@ class OwnSamples(ABC):
     """The `data.name` of such an experiment."""
     told: ClassVar[type[Record]] = Told
 
-    def __init__(self, name: str, path: Path) -> None:
-        self.name, self.path = name, path
+    def __init__(self, name: str, path: Path, policy: Policy) -> None:
+        self.name, self.path, self.policy = name, path, policy
         self._held: tuple[DataConfig, Source] | None = None
 
     @abstractmethod
@@ -63,12 +64,11 @@ class OwnSamples(ABC):
         """Returns how many samples there are."""
         return Described(None, None, {"all": len(self._source(config.data))}, {"features": []})
 
-    def summary(
-        self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int], given: bool
-    ) -> Summarised:
+    def summary(self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]) -> Summarised:
         """Returns the sizes of this client's parts, and what all samples have to fit."""
         source = self._source(config.data)
         train, val, test = self._parts(config, seed, number, rows, source)
+        self.policy.check_summary(source, len(train))
         counted = source.mean is not None and PRIVATE_SCALING in source.info
         pixels = channel_counts(source.x).tolist() if counted else []
         facts = {**source_facts(source), "mean": None, "std": None}
@@ -122,6 +122,7 @@ class OwnTexts(OwnSamples):
     def read(self, data: DataConfig) -> Source:
         """Returns the texts as tokens."""
         options = dict(data.options)
+        self.policy.check_columns([str(options[key]) for key in ("label", "text") if key in options])
         # Of the two classes of a binary label a client may have one.
         binary = options.get("task") == "binary"
         options |= {"task": "classification"} if binary else {}

@@ -25,7 +25,8 @@ from tailorfl.data.source import Source
 from tailorfl.data.splits import read_split
 from tailorfl.data.summaries import CLASSES, Summary, summarise
 from tailorfl.deploy.own_data import Described, Summarised
-from tailorfl.errors import ConfigError, DataError
+from tailorfl.deploy.policy import Policy
+from tailorfl.errors import ConfigError, DataError, MessageError, PolicyError
 from tailorfl.settings.data import DataConfig
 from tailorfl.settings.experiment import ExperimentConfig
 
@@ -36,8 +37,8 @@ CONSTANTS = "constants"
 class OwnTable:
     """A CSV, TSV or parquet file of one client's rows."""
 
-    def __init__(self, name: str, path: Path) -> None:
-        self.name, self.path = name, path
+    def __init__(self, name: str, path: Path, policy: Policy) -> None:
+        self.name, self.path, self.policy = name, path, policy
         self._read: tuple[tuple[DataConfig, tuple[str, ...]], Source] | None = None
 
     def described(self, config: ExperimentConfig, seed: int) -> Described:
@@ -45,9 +46,7 @@ class OwnTable:
         source = self._source(config.data)
         return Described(None, None, {"all": len(source)}, {"features": list(source.info["features"])})
 
-    def summary(
-        self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int], given: bool
-    ) -> Summarised:
+    def summary(self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]) -> Summarised:
         """Returns the sizes of this client's parts, and what the constants of all are made of.
 
         Args:
@@ -55,26 +54,49 @@ class OwnTable:
             seed: of the job.
             number: of this client.
             rows: how many each client has.
-            given: whether constants are given; nothing is told of the samples then but the classes.
+
+        Raises:
+            PolicyError: it would tell of too few rows.
         """
         source = self._source(config.data)
         train, val, test = self._parts(config, seed, number, rows, source)
         table = _table(source)
         roles = table.roles
-        if config.data.normalise == "none" or given:
+        self.policy.check_summary(source, len(train))
+        if config.data.normalise == "none" or CONSTANTS in config.data.options:
             told = Summary(name=self.name, rows=0, roles=roles, columns={}, classes=_classes(source))
         else:
             told = summarise(table.frame, roles, train, self.name)
+            self._check_levels(table, train, told)
         return Summarised({"train": len(train), "val": len(val), "test": len(test)}, told.to_dict())
+
+    def _check_levels(self, table: RawTable, train: Ints, told: Summary) -> None:
+        """Raise PolicyError where a summary tells what too few rows have, or too many words."""
+        least = max(self.policy.min_count, table.roles.min_count)
+        pooled = summarise(table.frame, table.roles.model_copy(update={"min_count": least}), train, self.name)
+        for column, summary in told.columns.items():
+            if summary != pooled.columns[column]:
+                raise PolicyError(
+                    f"column '{column}' has words, or filled cells, of fewer than {least} training rows; the "
+                    f"experiment needs data.options.min_count={least}, or this client a smaller min_count"
+                )
+            if len(summary.levels) > self.policy.max_levels:
+                raise PolicyError(f"column '{column}' has {len(summary.levels)} words; max_levels says fewer")
 
     def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> Own:
         """Returns this client's samples, prepared as `common` says."""
-        source = self._source(config.data, tuple(prepared["features"]))
-        train, val, test = self._parts(config, seed, number, prepared["rows"], source)
-        constants = Constants.from_dict(prepared[CONSTANTS], "the constants that the server has sent")
-        return Own(
-            self._prepared(config, source, constants, train, bool(prepared["given"])), train, val, test
-        )
+        try:
+            features = tuple(map(str, prepared["features"]))
+            rows, sent = list(prepared["rows"]), prepared[CONSTANTS]
+        except (TypeError, KeyError) as error:
+            raise MessageError(f"the server does not say by what rows are prepared: {error!r}") from error
+        if sorted(features) != sorted(self._source(config.data).info["features"]):
+            raise MessageError("the server asks for other features than this client has described")
+        source = self._source(config.data, features)
+        train, val, test = self._parts(config, seed, number, rows, source)
+        constants = Constants.from_dict(sent, "the constants that the server has sent")
+        given = CONSTANTS in config.data.options
+        return Own(self._prepared(config, source, constants, train, given), train, val, test)
 
     def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
         """Returns the public set, out of a source that every client can read."""
@@ -89,6 +111,7 @@ class OwnTable:
             if features:
                 options["features"] = list(features)
             source = from_table(read_table(self.path)[1], **options)
+            self.policy.check_columns([*source.info["label"], *source.info["features"]])
             self._read = (data, features), replace(source, name=self.path.name)
         return self._read[1]
 

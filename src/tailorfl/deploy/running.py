@@ -91,7 +91,7 @@ def run_client(member: Member, server: str, keys: Path | None, *, told: Told, st
             f"--name {tls.holder()}, or the keys of '{name}'"
         )
     address(server)
-    connection, reach = Connection(server, tls, member.largest), Reach(server, tls, told)
+    connection, reach = Connection(server, tls, member.policy.max_bytes), Reach(server, tls, told)
     question: Question | None = None
     answer, last = b"", time.monotonic()
     try:
@@ -116,6 +116,8 @@ def run_client(member: Member, server: str, keys: Path | None, *, told: Told, st
                 time.sleep(AGAIN)
         if member.turned_away:
             raise RunError(f"the server at {server} turns this client away: {member.turned_away}")
+        if without := member.without_model():
+            raise RunError(without)
     finally:
         connection.close()
         member.close()

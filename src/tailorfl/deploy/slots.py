@@ -1,10 +1,9 @@
-"""What a client keeps on its own disk of one job: private states by round, its last answer, its privacy ledger.
+"""What a client keeps on its own disk of one job: private states by round, and its last answer.
 
     STATE/<experiment>/<label>/seed-<s>/
         job.json                     what the job is; another one under the same name is refused
         checkpoint-000007.*          the private state after round 7, with a digest (`tailorfl.runs.checkpoints`)
         answer-000007.packet         the answer that was sent of it, sent again if the same question comes again
-        ledger.jsonl                 what private training used, a line for each answer that was sent
 
 There are two states at most: the one that the server accepted last, from which the client goes on, and the one of its
 last answer. Whether that was accepted the client learns from the next message (`acked`). A state is written before the
@@ -22,9 +21,10 @@ from typing import Any
 
 from torch import Tensor
 
+from tailorfl.deploy.packet import Packet
 from tailorfl.errors import MessageError, RunError
 from tailorfl.runs import checkpoints
-from tailorfl.runs.files import FolderLock, append_lines, decode, encode, read_lines, replacing, write_text
+from tailorfl.runs.files import FolderLock, decode, encode, replacing, write_text
 from tailorfl.training.ledger import Use, Uses
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,14 @@ class Slots:
         if not about.is_file():
             write_text(about, encode(dict(job), indent=1))
             return
-        held = decode(about.read_text(encoding="utf-8"))
+        try:
+            held = dict(decode(about.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            self.release()
+            raise RunError(
+                f"'{about}' is damaged, which says whose private states lie beside it; bring it back from a copy, or "
+                "move that folder away and begin under another name"
+            ) from error
         differing = sorted(key for key in {*job, *held} if job.get(key) != held.get(key))
         if differing:
             self.release()
@@ -77,55 +84,29 @@ class Slots:
             log.warning("a private state is damaged: %s", error)
             return None
 
-    def keep(self, round: int, state: Mapping[str, Tensor], asked: str, answer: bytes, acked: int) -> None:
-        """Writes the state after a round and the answer to the question with digest `asked`; drops all but `acked`.
+    def keep(self, round: int, state: Mapping[str, Tensor], answer: bytes, acked: int) -> None:
+        """Write the state after a round and the answer that was given; drop all rounds but it and `acked`.
 
         Raises:
             RunError: the disk is full, or refuses; what was there before is intact.
         """
-        checkpoints.save(self.folder, round, state, {"asked": asked, "acked": acked}, keep=(acked,))
+        checkpoints.save(self.folder, round, state, {"acked": acked}, keep=(acked,))
         with replacing(self._answer(round)) as part:
             part.write_bytes(answer)
         for path in self.folder.glob("answer-*.packet"):
             if path != self._answer(round):
                 path.unlink()
 
-    def answered(self, round: int, asked: str) -> bytes | None:
-        """Returns the answer that was given to the very same question; None where there is none."""
+    def answer(self, round: int) -> Packet | None:
+        """Return the answer that was given in a round; None where it is not there, or damaged."""
         path = self._answer(round)
-        if round not in self.rounds or not path.is_file():
+        if not path.is_file():
             return None
-        _, meta = checkpoints.load(self.folder, round)
-        return path.read_bytes() if meta["asked"] == asked else None
-
-    def check_order(self, round: int, acked: int) -> None:
-        """Nothing if a message for `round` that goes on from `acked` is not older than what was seen.
-
-        Raises:
-            MessageError: it is: a message that was sent again, or a server that went back.
-        """
-        for seen in self.rounds:
-            known = checkpoints.load(self.folder, seen)[1]["acked"]
-            if round < seen or acked < known:
-                raise MessageError(
-                    f"a message for round {round} goes on from round {acked}, but this client has already answered in "
-                    f"round {seen} (from {known}): the message is an old one, or the server has gone back. To begin "
-                    "the experiment anew give it another name, or move this client's folder of it away"
-                )
-
-    def book(self, round: int, asked: str, uses: Uses) -> None:
-        """Notes what private training used for an answer, before it is sent."""
-        if uses:
-            line = {"round": round, "asked": asked, "uses": uses_as_facts(uses)}
-            append_lines(self.folder / "ledger.jsonl", [encode(line)])
-
-    def used(self) -> Uses:
-        """Returns all that private training has used so far."""
-        total: Uses = Counter()
-        path = self.folder / "ledger.jsonl"
-        for line in read_lines(path) if path.is_file() else ():
-            total.update(uses_from_facts(decode(line)["uses"]))
-        return total
+        try:
+            return Packet.decoded(path.read_bytes())
+        except MessageError as error:
+            log.warning("'%s' is damaged, so its round is trained once more: %s", path, error)
+            return None
 
     def _answer(self, round: int) -> Path:
         return self.folder / f"answer-{round:06d}.packet"

@@ -1,0 +1,375 @@
+"""What a client lets a server ask of it, whatever the server's experiment says; `tailorfl deploy policy` writes one.
+
+Every check is made at the client, before samples are looked at or anything is allocated by a number that came from the
+server. Its messages name settings, and nothing of samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import yaml
+from pydantic import Field, ValidationError
+
+from tailorfl.core.method import find_method
+from tailorfl.data.source import Source
+from tailorfl.data.summaries import CLASSES
+from tailorfl.errors import ConfigError, MessageError, PolicyError
+from tailorfl.experiments.fingerprint import HARMLESS, changes
+from tailorfl.experiments.written_out import with_all_options
+from tailorfl.models.registry import build
+from tailorfl.runs.files import encode, reporting
+from tailorfl.settings.base import Names, Number, Settings, Whole
+from tailorfl.settings.engine import EngineConfig
+from tailorfl.settings.experiment import DEFAULT, ExperimentConfig
+from tailorfl.training.ledger import Uses
+
+UNREAD = ("name", "description", "published", "search", "variants", "scales", "scale", "track", "system", "engine",
+          "deploy")  # fmt: skip
+"""Settings that a client takes nothing from, so no file that they name is opened."""
+COLUMNS = ("label", "features", "words", "na_values", "text", "client", "split", "constants")
+"""Options of a client's own file that name columns, words, or a file of the server's."""
+_PLACE = re.compile(r"[/\\:]|^[~.]|\.[A-Za-z][A-Za-z0-9]{1,11}$")
+"""A path, `module:object`, `timm:NAME`, or a name with an ending."""
+_REGISTERED = re.compile(r"(data|model(\.larger\.\d+)?|methods\.\d+)\.name")
+"""Names that are looked up in a register, and open no file of that name."""
+Count = Annotated[Whole, Field(ge=1)]
+
+
+class Policy(Settings):
+    """What a client allows; the defaults are for a client that has no file of its own policy."""
+
+    methods: Names | None = Field(default=None, description="methods that may train; null: any")
+    models: Names | None = Field(default=None, description="models that may be trained; null: any")
+    columns: Names | None = Field(
+        default=None, description="columns of the table that may be read, as feature or label; null: all"
+    )
+    files: Names = Field(
+        default=(),
+        description="files, folders, hub models and module:object that an experiment may name; no other is opened",
+    )
+    min_rows: Count = Field(default=10, description="fewest training rows of which a summary is told")
+    min_count: Count = Field(
+        default=5, description="fewest rows that have a word, a class or a filled cell that is told of"
+    )
+    max_levels: Count = Field(
+        default=100, description="most words of a column, and most classes, that are told"
+    )
+    min_noise: Annotated[Number, Field(gt=0)] | None = Field(
+        default=None,
+        description="train.dp of level sample with at least this noise is needed; null: it is not",
+    )
+    max_epsilon: Annotated[Number, Field(gt=0)] | None = Field(
+        default=None,
+        description="largest epsilon of all experiments of this state folder together, which needs train.dp of level "
+        "sample; null: no bound",
+    )
+    delta: Annotated[Number, Field(gt=0, lt=1)] = Field(default=1e-5, description="of epsilon")
+    metrics: bool = Field(
+        default=True, description="whether losses and metrics may leave, which no noise covers"
+    )
+    min_clients: Count = Field(default=1, description="fewest clients of a federation, as the server says")
+    max_clients: Count = Field(default=10_000, description="most clients of a federation")
+    max_rows: Count = Field(default=10_000_000, description="most rows of all clients together")
+    max_rounds: Count = Field(default=10_000, description="most rounds of a method")
+    max_jobs: Count = Field(default=100, description="most methods times seeds of an experiment")
+    max_seeds: Count = Field(
+        default=10,
+        description="most seeds of an experiment: each splits the rows anew and has a summary of its own",
+    )
+    max_steps: Count = Field(default=100_000, description="largest whole number in settings of training")
+    max_numbers: Count = Field(
+        default=250_000_000, description="most numbers of a model, or of data made here"
+    )
+    max_bytes: Annotated[Whole, Field(ge=1024)] = Field(default=2**30, description="largest message")
+    max_disk: Count = Field(default=20 * 2**30, description="most bytes of the state folder")
+
+    @classmethod
+    def read(cls, path: Path) -> Policy:
+        """Return the policy of a YAML file. Raises ConfigError where it cannot be read."""
+        try:
+            with reporting(path, "read"):
+                given = yaml.safe_load(path.read_text(encoding="utf-8"))
+            return cls.model_validate(given or {})
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ConfigError(
+                f"policy '{path}': {where} = {str(first['input'])[:80]!r}: {first['msg']}"
+            ) from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"policy '{path}' is no YAML: {error}") from error
+
+    @property
+    def needs_noise(self) -> bool:
+        """Whether private training is needed."""
+        return self.min_noise is not None or self.max_epsilon is not None
+
+    # -- the experiment -------------------------------------------------------------------------------------
+
+    def admitted(self, config: ExperimentConfig, *, own_file: bool) -> ExperimentConfig:
+        """Return the part of a server's experiment that a client goes by.
+
+        Raises:
+            MessageError: the policy does not allow it; names the setting.
+        """
+        models = [model for line in config.methods for model in config.model_of(line).architectures.values()]
+        _check_names("method", [line.name for line in config.methods], self.methods)
+        _check_names("model", [model.name for model in models], self.models)
+        for line in config.methods:
+            find_method(line.name)  # code of a module is run only where this client has named it (--import)
+            private = {**config.train.model_dump(), **line.train}["dp"]
+            if self.needs_noise and (private is None or dict(private).get("level", "sample") != "sample"):
+                raise MessageError(
+                    f"this client trains with noise alone, but '{line.label[:80]}' has no train.dp of level sample"
+                )
+        self._bounded("rounds", max(line.rounds or config.rounds for line in config.methods), self.max_rounds)
+        self._bounded("seeds", len(config.seeds), self.max_seeds)
+        self._bounded("methods x seeds", len(config.methods) * len(config.seeds), self.max_jobs)
+        training = [config.train.model_dump(), *({**line.train, **line.options} for line in config.methods)]
+        self._bounded("numbers of train", max(_whole_numbers(training), default=0), self.max_steps)
+        if not own_file:
+            made = config.data.model_dump(include={"clients", "samples", "public_samples", "options"})
+            size = math.prod(n for n in _whole_numbers(made) if n > 1)
+            self._bounded("samples of data", size, self.max_numbers)
+        for key, value in _texts(config.to_dict(), own_file):
+            if not self._is_allowed(key, value):
+                raise MessageError(
+                    f"this client opens no file that a server names, but {key} is '{value[:80]}'; its policy can list "
+                    "it under files"
+                )
+        simple = EngineConfig(name="sequential", precision=config.engine.precision)
+        return config.model_copy(update={"engine": simple, "system": DEFAULT.system, "track": DEFAULT.track})
+
+    def _is_allowed(self, key: str, text: str) -> bool:
+        if not _PLACE.search(text) and (_REGISTERED.fullmatch(key) or not os.path.exists(text)):
+            return True
+        if text in self.files or text in (self.columns or ()):
+            return True
+        place, *listed = (Path(os.path.realpath(os.path.expanduser(one))) for one in (text, *self.files))
+        return any(place.is_relative_to(one) for one in listed if one.exists())
+
+    def check_model(self, config: ExperimentConfig, label: str, facts: Mapping[str, Any]) -> None:
+        """Check the size of samples and models before they are made. Raises MessageError where they are larger."""
+        try:
+            sizes = [math.prod(map(abs, facts[key][0])) for key in ("x", "y")] + [abs(int(facts["outputs"]))]
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise MessageError(
+                f"what a model has to know of the data cannot be read: {error!r}"[:300]
+            ) from error
+        self._bounded("numbers of a sample", max(sizes), self.max_numbers)
+        (line,) = (one for one in config.methods if one.label == label)
+        for model in config.model_of(line).architectures.values():
+            self._bounded("numbers of model", max(_whole_numbers(model.options), default=0), self.max_numbers)
+            named = [model.name, *(text for _, text in _texts(model.options, own_file=False))]
+            if any(map(_PLACE.search, named)):
+                continue  # the operator has listed it, and its code may not know the device below
+            with torch.device("meta"):  # where tensors have shapes and no memory
+                made = build(model.name, tuple(facts["x"][0]), int(facts["outputs"]), **model.options)
+            self._bounded("numbers of model", sum(p.numel() for p in made.parameters()), self.max_numbers)
+
+    # -- the federation -------------------------------------------------------------------------------------
+
+    def check_federation(self, names: Any, *counts: Any) -> None:
+        """Check the clients and rows that a server tells. Raises MessageError where they are out of bounds."""
+        if not isinstance(names, Sequence) or len(set(map(str, names))) != len(names):
+            raise MessageError("the clients of the federation are not named, each once")
+        if len(names) < self.min_clients:
+            raise MessageError(
+                f"the federation has {len(names)} clients; this client wants {self.min_clients}"
+            )
+        self._bounded("clients", len(names), self.max_clients)
+        for rows in counts:
+            whole = isinstance(rows, Sequence) and all(type(n) is int and n >= 0 for n in rows)
+            if not whole or len(rows) != len(names):
+                raise MessageError("the server does not say how many rows each client has")
+        self._bounded("rows", sum(sum(rows) for rows in counts), self.max_rows)
+
+    # -- samples and what is told of them -------------------------------------------------------------------
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """Raise PolicyError where a column may not be read."""
+        if self.columns is not None and (others := sorted({*columns} - {*self.columns})):
+            raise PolicyError(
+                f"the policy does not list the columns {', '.join(others)[:300]}; name those that may be read in "
+                "data.options.features of the experiment, or list them under columns"
+            )
+
+    def check_summary(self, source: Source, train_rows: int) -> None:
+        """Raise PolicyError where a summary would be of too few rows, or name a class that too few have."""
+        if train_rows < self.min_rows:
+            raise PolicyError(
+                f"a summary would be of {train_rows} training rows; min_rows is {self.min_rows}"
+            )
+        if source.task in CLASSES:
+            counts = torch.bincount(source.y.flatten().long())
+            counts = counts[counts > 0]
+            if len(counts) > self.max_levels:
+                raise PolicyError(f"the label has {len(counts)} classes; max_levels is {self.max_levels}")
+            if int(counts.min()) < self.min_count:
+                raise PolicyError(
+                    f"the label has a class of {int(counts.min())} rows, which would be named; min_count is "
+                    f"{self.min_count}"
+                )
+
+    # -- privacy --------------------------------------------------------------------------------------------
+
+    def check_noise(self, uses: Uses, epsilon: float | None) -> None:
+        """Raise PolicyError where training would have too little noise, or cost more than is left of ε."""
+        if self.needs_noise and not uses:
+            raise PolicyError("training would use no noise")
+        if self.min_noise is not None and min(use.noise for use in uses) < self.min_noise:
+            raise PolicyError(
+                f"the noise would be {min(use.noise for use in uses):g}; min_noise is {self.min_noise:g}"
+            )
+        if self.max_epsilon is not None:
+            if epsilon is None:
+                raise PolicyError("max_epsilon needs the accountant: pip install opacus")
+            if not epsilon <= self.max_epsilon:
+                raise PolicyError(
+                    f"epsilon of all that has left would be {epsilon:.4g}; max_epsilon is {self.max_epsilon:g}"
+                )
+
+    def _bounded(self, what: str, value: int, most: int) -> None:
+        if value > most:
+            raise MessageError(
+                f"this client takes at most {most:,} as {what}, but the server asks for {value:.3g}"[:300]
+            )
+
+
+@dataclass(frozen=True)
+class Consent:
+    """The experiments that the operator of a client has agreed to.
+
+    Attributes:
+        experiment: the one in a file of the operator's own.
+        accepted: digests that the operator has typed.
+    """
+
+    experiment: ExperimentConfig | None = None
+    accepted: frozenset[str] = frozenset()
+
+    def check(self, config: ExperimentConfig) -> str:
+        """Return the digest of an experiment. Raises MessageError where the operator has not agreed to it."""
+        digest = experiment_digest(config)
+        if self.experiment is not None and experiment_digest(self.experiment) != digest:
+            differ = list(changes(agreed(self.experiment), agreed(config)))
+            raise MessageError(
+                f"the server's experiment is not the one that this client has (--experiment): {'; '.join(differ)}"[
+                    :400
+                ]
+            )
+        if self.experiment is None and digest not in self.accepted:
+            raise MessageError(
+                f"the operator of this client has not accepted the experiment yet, --accept {digest}"
+            )
+        return digest
+
+
+DEFAULT_POLICY = Policy()
+NO_CONSENT = Consent()
+
+
+def agreed(config: ExperimentConfig) -> dict[str, Any]:
+    """Return the settings that an operator agrees to: all that decide what is trained and told, and the name."""
+    left = {key for key in HARMLESS if key not in ("name", "seeds", "methods")}
+    found = {key: value for key, value in with_all_options(config).to_dict().items() if key not in left}
+    data = {key: value for key, value in found["data"].items() if key != "path"}
+    return {**found, "data": data, "precision": config.engine.precision}
+
+
+def experiment_digest(config: ExperimentConfig) -> str:
+    """Return what stands for an experiment where an operator accepts it."""
+    return hashlib.sha256(encode(agreed(config)).encode()).hexdigest()[:32]
+
+
+def described(config: ExperimentConfig) -> str:
+    """Return what a client is asked to join, for the person who decides."""
+    lines = [f"the server asks to join '{config.name[:80]}':"]
+    for line in config.methods:
+        dp = {**config.train.model_dump(), **line.train}["dp"]
+        private = "no noise: replies may tell of single rows" if dp is None else f"noise: {dict(dp)}"
+        lines.append(
+            f"  {line.label[:80]} ({line.name[:80]}), {line.rounds or config.rounds} rounds for each of "
+            f"{len(config.seeds)} seeds; {private}"
+        )
+    options = config.data.options
+    features = options.get("features") or "all other columns of your file"
+    lines += [
+        f"  model: {str(config.model.model_dump())[:300]}",
+        f"  data: {config.data.name[:80]}; label: {str(options.get('label', '-'))[:200]}",
+        f"  features: {str(features)[:300]}",
+        "  before training leave: numbers of rows, names of columns and classes"
+        + ("" if config.data.normalise == "none" else ", sums of numbers and the words of columns"),
+        f"  in every round leave: what the method replies, losses and metrics; clients: {config.deploy.clients or '?'}",
+    ]
+    return "\n".join(lines)
+
+
+def template(config: ExperimentConfig | None = None) -> str:
+    """Return a policy file with every key explained, for one experiment or for any."""
+    given: dict[str, Any] = {"min_clients": 2}
+    if config is not None:
+        models = [m.name for line in config.methods for m in config.model_of(line).architectures.values()]
+        given["methods"] = sorted({line.name for line in config.methods})
+        given["models"] = sorted(set(models))
+        given["max_rounds"] = max(line.rounds or config.rounds for line in config.methods)
+        label, features = config.data.options.get("label"), config.data.options.get("features")
+        if label and features:
+            named = [[one] if isinstance(one, str) else list(one) for one in (label, features)]
+            given["columns"] = named[0] + named[1]
+    lines = ["# What this client allows: tailorfl client ... --policy THIS-FILE", ""]
+    for key, field in Policy.model_fields.items():
+        value = given.get(key, list(field.default) if isinstance(field.default, tuple) else field.default)
+        lines += [
+            f"# {field.description}",
+            f"{key}: {yaml.safe_dump(value, default_flow_style=True).split(chr(10))[0]}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _check_names(what: str, names: Sequence[str], allowed: Sequence[str] | None) -> None:
+    for name in names:
+        if allowed is not None and name not in allowed:
+            raise MessageError(
+                f"this client does not train the {what} '{name[:80]}', but {', '.join(allowed)}"
+            )
+
+
+def _texts(value: Any, own_file: bool, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the settings that are texts, each with its name, but for those that no client reads as a place."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            path = f"{key}.{name}" if key else str(name)
+            if path in UNREAD or re.fullmatch(r"methods\.\d+\.label", path):
+                continue
+            if own_file and (path == "data.path" or (key == "data.options" and name in COLUMNS)):
+                continue
+            yield from _texts(inner, own_file, path)
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from _texts(inner, own_file, f"{key}.{number}")
+
+
+def _whole_numbers(value: Any) -> Iterator[int]:
+    if isinstance(value, bool):
+        return
+    if isinstance(value, int | float):
+        yield int(abs(value)) if math.isfinite(value) else 0
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            if "seed" not in str(key):
+                yield from _whole_numbers(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _whole_numbers(inner)

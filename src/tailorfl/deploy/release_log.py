@@ -1,0 +1,240 @@
+"""The log of what left a client: a line for each answer, chained by hash, and what it remembers of earlier ones.
+
+    STATE/left.jsonl    one JSON object a line; "before" is the SHA-256 of the line before, 64 zeros for the first
+    STATE/left.head     how many lines there are, and the SHA-256 of the last one
+
+A line is on the disk before its answer leaves. So the log also says what this client has answered already, and what
+private training has used, over all experiments and restarts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tailorfl.deploy.agreement import structure
+from tailorfl.deploy.packet import Packet
+from tailorfl.deploy.slots import uses_as_facts, uses_from_facts
+from tailorfl.errors import MessageError, MissingExtraError, RunError, TailorflError, first_few
+from tailorfl.privacy.accounting import epsilon
+from tailorfl.runs.files import append_lines, decode, encode, keep_lines, read_lines, reporting, write_text
+from tailorfl.training.ledger import Uses
+
+NAME = "left.jsonl"
+HEAD = "left.head"
+FIRST = "0" * 64
+LONGEST_FACTS = 2**16
+"""Characters of an answer's facts that a line quotes; of longer ones it has the names alone."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question that is answered once, however often it comes.
+
+    Attributes:
+        kind: of the packet.
+        about: digest of the job, or of the experiment where no job is agreed on.
+        number: round, or seed.
+        digest: of what was asked.
+        acked: for training, the round that it goes on from.
+    """
+
+    kind: str
+    about: str
+    number: int
+    digest: str
+    acked: int = 0
+
+
+class ReleaseLog:
+    """The log in a client's state folder, verified as it is opened.
+
+    Raises:
+        RunError: lines were changed, removed or exchanged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+        self.uses: Uses = Counter()
+        """What private training has used, over all experiments."""
+        self.unbounded = False
+        """Whether replies have left that were trained without noise, so that no ε bounds what they tell."""
+        self.jobs: dict[str, bool] = {}
+        """Job that was agreed on -> whether its model was written here, in the order of the first agreement."""
+        self._answers: dict[tuple[str, str, int], tuple[str, str]] = {}
+        self._latest: dict[str, tuple[int, int]] = {}
+        self._count, self._last, self._size = 0, FIRST, 0
+        with reporting(folder, "write to"):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lines = read_lines(self.path)
+        for fields in verified(folder):
+            self._note(fields)
+        keep_lines(self.path, lines)  # without a line that a crash cut short
+        if lines:
+            self._count, self._last = len(lines), _hash(lines[-1])
+            self._size = self.path.stat().st_size
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the file is the one that was read and written here, and nobody took it away or added to it."""
+        return (self.path.stat().st_size if self.path.is_file() else 0) == self._size
+
+    def answered(self, question: Question) -> tuple[str, str] | None:
+        """Return the digests of question and answer where something of this kind and number was answered."""
+        return self._answers.get((question.kind, question.about, question.number))
+
+    def latest(self, job: str) -> tuple[int, int]:
+        """Return the last round that was trained in a job, and the round that it went on from."""
+        return self._latest.get(job, (0, 0))
+
+    def epsilon(self, delta: float, more: Uses | None = None) -> float | None:
+        """Return ε of all that has left, with `more` uses; infinity without noise, None without the accountant."""
+        entries = [use.entry(steps) for use, steps in (self.uses + (more or Counter())).items()]
+        if self.unbounded:
+            return math.inf
+        try:
+            return epsilon(entries, delta)
+        except MissingExtraError:
+            return None
+        except TailorflError:  # larger than the tight accountant can tell
+            return epsilon(entries, delta, "rdp")
+
+    def append(
+        self,
+        packet: Packet,
+        size: int,
+        *,
+        experiment: str = "",
+        question: Question | None = None,
+        answer: str = "",
+        uses: Uses | None = None,
+        again: bool = False,
+        delta: float,
+    ) -> None:
+        """Write a line about an answer, and wait until it is on the disk.
+
+        Args:
+            packet: the answer.
+            size: its bytes.
+            experiment: its name.
+            question: what it answers, where that is answered once.
+            answer: digest of what it tells.
+            uses: what private training used for it; empty where it was made before.
+            again: whether it is one that has left before.
+            delta: of the ε so far.
+
+        Raises:
+            RunError: the disk refuses.
+        """
+        floating = [t.detach().double() for t in packet.tensors.values() if t.is_floating_point()]
+        told = dict(packet.facts)
+        fields: dict[str, Any] = {
+            "n": self._count + 1,
+            "before": self._last,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "kind": question.kind if question else packet.kind,
+            "refused": packet.kind == "failure",
+            "experiment": experiment,
+            "about": question.about if question else str(told.get("digest", "")),
+            "number": question.number if question else None,
+            "acked": question.acked if question else None,
+            "question": question.digest if question else "",
+            "answer": answer,
+            "again": again,
+            "tensors": structure(packet.tensors.items()),
+            "facts": told if len(encode(told)) <= LONGEST_FACTS else sorted(told),
+            "bytes": size,
+            "norm": math.sqrt(sum(float(t.square().sum()) for t in floating)),
+            "uses": uses_as_facts(uses or Counter()),
+        }
+        self._note(fields)
+        fields["epsilon"] = self.epsilon(delta)
+        line = encode(fields)
+        append_lines(self.path, [line])
+        self._count, self._last = self._count + 1, _hash(line.encode())
+        self._size += len(line.encode()) + 1
+        write_text(self.path.with_name(HEAD), f"{self._count} {self._last}\n")
+
+    def _note(self, fields: Mapping[str, Any]) -> None:
+        """Remember what a line says."""
+        kind, about, number = fields["kind"], fields["about"], fields["number"]
+        if number is not None and fields["question"]:
+            self._answers.setdefault((kind, about, number), (fields["question"], fields["answer"]))
+        uses = uses_from_facts(fields["uses"])
+        self.uses.update(uses)
+        if kind == "train" and not fields["refused"]:
+            self._latest[about] = (number, fields["acked"])
+            self.unbounded |= not fields["again"] and not uses
+        if kind in ("setup", "finish") and not fields["refused"]:
+            self.jobs[about] = self.jobs.get(about, False) or kind == "finish"
+
+
+def verified(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of a log, checked against one another and against its head.
+
+    Raises:
+        RunError: the first line that is not what was written, or is not there.
+    """
+    path, before = folder / NAME, FIRST
+    lines, entries = read_lines(path), list[dict[str, Any]]()
+    for number, line in enumerate(lines, 1):
+        try:
+            fields = dict(decode(line))
+            uses_from_facts(fields["uses"])
+        except (ValueError, TypeError, KeyError, MessageError) as error:
+            raise RunError(f"line {number} of '{path}' was changed: it cannot be read") from error
+        if fields.get("n") != number:
+            raise RunError(
+                f"line {number} of '{path}' was number {fields.get('n')}: lines were removed or moved"
+            )
+        if fields.get("before") != before:
+            raise RunError(f"line {number - 1} of '{path}' was changed: line {number} follows another one")
+        entries.append(fields)
+        before = _hash(line)
+    head = path.with_name(HEAD)
+    with reporting(head, "read"):
+        words = head.read_text(encoding="utf-8").split() if head.is_file() else ["0", FIRST]
+    count = int(words[0]) if len(words) == 2 and words[0].isdigit() else -1
+    if count < 0 or len(lines) > count + 1:  # a crash leaves the head one line behind at most
+        raise RunError(f"'{head}' does not say how many of the {len(lines)} lines of '{path}' there were")
+    if len(lines) < count:
+        raise RunError(f"line {len(lines) + 1} of '{path}' was removed: there were {count} lines")
+    if count and _hash(lines[count - 1]) != words[1]:
+        raise RunError(f"line {count} of '{path}' was changed: it is not the one that was written last")
+    return entries
+
+
+def table(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the lines of a log as a table for people."""
+    rows = [("line", "time (UTC)", "experiment", "kind", "number", "what", "bytes", "norm", "epsilon")]
+    for entry in entries:
+        tensors, facts = entry["tensors"], entry["facts"]
+        names = [name.removeprefix("reply/") + str(shape) for name, shape, _ in tensors] or sorted(facts)
+        spent = entry["epsilon"]
+        rows.append(
+            (
+                str(entry["n"]),
+                entry["time"].removesuffix("+00:00"),
+                entry["experiment"],
+                f"{entry['kind']}{' (refused)' if entry['refused'] else ''}{' (again)' if entry['again'] else ''}",
+                "" if entry["number"] is None else str(entry["number"]),
+                first_few(names, 3),
+                f"{entry['bytes']:,}",
+                f"{entry['norm']:.4g}" if tensors else "",
+                "?" if spent is None else "unbounded" if spent == math.inf else f"{spent:.4g}",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+def _hash(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()
