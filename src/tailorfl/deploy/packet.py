@@ -30,6 +30,8 @@ SAME_MINOR = "install versions on both that differ in the last number alone"
 """What to do about two versions that are not compatible."""
 LARGEST = 2**31
 """Bytes of a packet, at most."""
+LARGEST_FACTS = 2**23
+"""Bytes of a packet's facts and names, at most: as JSON they take many times that in memory."""
 DIGEST = 32
 _FACTS = "tailorfl"
 
@@ -98,6 +100,8 @@ class Packet:
             )
         try:
             length = int.from_bytes(body[:8], "little")
+            if length > LARGEST_FACTS:
+                raise MessageError(f"a message has {length:,} bytes of facts; at most {LARGEST_FACTS:,} are taken")
             about = decode(decode(body[8 : 8 + length])["__metadata__"][_FACTS])
             protocol = about["protocol"]
             if protocol != PROTOCOL:
