@@ -1,0 +1,291 @@
+"""The log of what left a client, and what a client does with files of its own that are damaged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deploy.federating import experiment, members, private_state, same
+from deploy.tampering import Ask, Tampered, hosted_once, is_replayed, is_training, place_of, small, with_facts
+from deploy.test_messages_restarts import PRIVATE, restarting
+from tailorfl.cli.main import app
+from tailorfl.deploy.joining import member_of
+from tailorfl.deploy.packet import Packet
+from tailorfl.deploy.policy import Policy, experiment_digest, template
+from tailorfl.deploy.release_log import HEAD, NAME, verified
+from tailorfl.errors import ConfigError, RunError
+from tailorfl.privacy.accounting import epsilon
+from tailorfl.runs.files import decode
+from tailorfl.settings.experiment import ExperimentConfig
+
+
+def ran(config: ExperimentConfig, folder: Path) -> Tampered:
+    """Runs an experiment, and returns all that passed."""
+    there = members(folder, config.data.clients or 0)
+    post = Tampered(there)
+    hosted_once(config, folder, post)
+    for member in there.values():
+        member.close()
+    return post
+
+
+def test_each_answer_is_in_the_log_before_it_leaves(tmp_path: Path) -> None:
+    """Names, shapes, bytes, norm and ε of each, as the server saw them."""
+    config = small("fedavg", train=PRIVATE, rounds=2, eval={"every": 1})
+    there = members(tmp_path, 3)
+    counts: list[tuple[int, int]] = []
+
+    def meddle(node: int, asked: Packet, body: bytes, ask: Ask) -> bytes:
+        before = lines_of(tmp_path / "state-1") if node == 101 else 0
+        answer = ask(body)
+        if node == 101 and asked.kind not in ("hello", "goodbye"):
+            counts.append((before, lines_of(tmp_path / "state-1")))
+        return answer
+
+    post = Tampered(there, meddle)
+    hosted_once(config, tmp_path, post)
+    assert counts == [(k, k + 1) for k in range(len(counts))]
+    answers = [(Packet.decoded(a), len(a)) for node, _, a in post.passed if node == 101]
+    answers = [(packet, size) for packet, size in answers if packet.kind not in ("hello", "goodbye")]
+    entries = verified(tmp_path / "state-1")
+    assert [(e["kind"], e["bytes"]) for e in entries] == [(packet.kind, size) for packet, size in answers]
+    steps = []
+    for entry, (packet, _) in zip(entries, answers, strict=True):
+        shapes = {name: list(tensor.shape) for name, tensor in packet.tensors.items()}
+        assert {name: shape for name, shape, _ in entry["tensors"]} == shapes
+        norm = math.sqrt(sum(float(t.double().square().sum()) for t in packet.tensors.values()))
+        assert entry["norm"] == pytest.approx(norm)
+        steps += [(q, sigma, n) for q, sigma, _, n in packet.facts.get("uses", ())]
+        assert entry["epsilon"] == (pytest.approx(epsilon(steps, 1e-5)) if steps else 0.0)
+        assert entry["experiment"] == config.name
+    assert [e["number"] for e in entries if e["kind"] == "train"] == [1, 2]
+
+
+def lines_of(state: Path) -> int:
+    """How many lines the log has."""
+    return len((state / NAME).read_bytes().splitlines()) if (state / NAME).is_file() else 0
+
+
+def test_without_noise_epsilon_has_no_bound(tmp_path: Path) -> None:
+    ran(small(rounds=1), tmp_path)
+    entries = verified(tmp_path / "state-0")
+    assert [e["epsilon"] for e in entries if e["kind"] in ("setup", "train")] == [0.0, math.inf]
+    member = member_of(state=tmp_path / "state-0", name="0", policy=Policy(max_epsilon=100.0))
+    question = ran(small("fedavg", train=PRIVATE, name="other", rounds=1), tmp_path / "other")
+    for kind in ("setup", "train"):
+        asked = next(q for node, q, _ in question.passed if node == 100 and Packet.decoded(q).kind == kind)
+        answer = Packet.decoded(member.answer(asked))
+    assert answer.kind == "failure"
+    assert "policy" in answer.facts["reason"]
+
+
+def changed(lines: list[bytes]) -> list[bytes]:
+    """One digit of the second line is another one."""
+    return [lines[0], lines[1].replace(b'"bytes": ', b'"bytes": 1'), *lines[2:]]
+
+
+DAMAGES: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
+    "a line changed": (changed, "line 2 "),
+    "the last line changed": (
+        lambda x: [*x[:-1], x[-1].replace(b'"bytes": ', b'"bytes": 1')],
+        "line {last} ",
+    ),
+    "no line": (lambda x: [x[0], b"{", *x[2:]], "line 2 "),
+    "a line removed": (lambda x: [x[0], *x[2:]], "line 2 "),
+    "the first line removed": (lambda x: x[1:], "line 1 "),
+    "the last line removed": (lambda x: x[:-1], "line {last} "),
+    "two lines exchanged": (lambda x: [x[1], x[0], *x[2:]], "line 1 "),
+    "a line twice": (lambda x: [x[0], *x], "line 2 "),
+    "nothing left": (lambda x: [], "line 1 "),
+}
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state folder of a client after an experiment."""
+    folder = tmp_path_factory.mktemp("logged")
+    ran(small(rounds=2), folder)
+    return folder / "state-1"
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_a_damaged_log_is_named(case: str, state: Path, tmp_path: Path) -> None:
+    lines = (state / NAME).read_bytes().splitlines()
+    damage, words = DAMAGES[case]
+    (tmp_path / NAME).write_bytes(b"".join(line + b"\n" for line in damage(lines)))
+    (tmp_path / HEAD).write_bytes((state / HEAD).read_bytes())
+    with pytest.raises(RunError) as caught:
+        verified(tmp_path)
+    assert words.format(last=len(lines)) in str(caught.value)
+    result = CliRunner().invoke(app, ["deploy", "audit", str(tmp_path)])
+    assert result.exit_code != 0
+    # And such a client tells nothing more: what it has told before is not known.
+    member = member_of(state=tmp_path, name="1")
+    describe = Packet("describe", {"experiment": small().to_dict(), "seed": 5}).encoded()
+    assert Packet.decoded(member.answer(describe)).kind == "failure"
+
+
+def test_a_sound_log_is_printed(state: Path) -> None:
+    result = CliRunner().invoke(app, ["deploy", "audit", str(state)], env={"COLUMNS": "400"})
+    assert result.exit_code == 0, result.output
+    entries = verified(state)
+    assert f"{len(entries)} lines, each as it was written" in result.output
+    assert "unbounded" in result.output
+    assert CliRunner().invoke(app, ["deploy", "audit", str(state.parent)]).exit_code == 2
+
+
+def test_a_crash_while_a_line_is_written(state: Path, tmp_path: Path) -> None:
+    """Half a line is cut off, and a head that is one line behind is enough."""
+    lines = (state / NAME).read_bytes()
+    (tmp_path / NAME).write_bytes(lines + b'{"n": 99, "bef')
+    (tmp_path / HEAD).write_bytes((state / HEAD).read_bytes())
+    member = member_of(state=tmp_path, name="1")
+    describe = Packet("describe", {"experiment": small().to_dict(), "seed": 5}).encoded()
+    assert Packet.decoded(member.answer(describe)).kind == "describe"
+    assert len(verified(tmp_path)) == len(lines.splitlines()) + 1
+    head = (tmp_path / NAME).read_bytes().splitlines()[-1]
+    (tmp_path / HEAD).write_bytes((state / HEAD).read_bytes())  # the crash came before the head was written
+    assert decode(head)["n"] == len(verified(tmp_path))
+
+
+# -- files that are damaged ---------------------------------------------------------------------------------
+
+
+def damaged_in_round_3(folder: Path, name: str, **deploy: object) -> tuple[ExperimentConfig, Tampered]:
+    """Runs an experiment whose client 1 is started again in round 3, with a file of its state that is damaged."""
+    settings = {"round_seconds": 60.0, "wait_seconds": 20.0, **deploy}
+    config, done = small("apfl", rounds=4, deploy=settings), list[int]()
+    there = members(folder, 3)
+
+    def meddle(node: int, asked: Packet, body: bytes, ask: Ask) -> bytes:
+        if node == 101 and is_training(asked, 3) and not done:
+            done.append(node)
+            if name.startswith("answer"):
+                ask(body)  # whose answer gets lost
+            (path,) = (folder / "state-1").rglob(name)
+            path.write_bytes(path.read_bytes()[:-20] + b"x" * 20)
+            restarting(post, folder, there, node)
+        return ask(body)
+
+    post = Tampered(there, meddle)
+    result = hosted_once(config, folder, post)
+    if not name.startswith(("job", "checkpoint")):
+        is_replayed(config, folder, result)
+    return config, post
+
+
+def last_answer(post: Tampered, round: int) -> Packet:
+    """The last answer of client 1 in a round."""
+    of_round = [a for node, q, a in post.passed if node == 101 and is_training(Packet.decoded(q), round)]
+    return Packet.decoded(of_round[-1])
+
+
+@pytest.mark.parametrize("name", ["answer-000003.packet", "????????????????????????????????.json"])
+def test_what_can_be_made_anew_is(name: str, tmp_path: Path) -> None:
+    """A damaged answer is trained once more, to the same bits; a damaged agreement is asked for again."""
+    config, post = damaged_in_round_3(tmp_path, name)
+    assert last_answer(post, 3).kind == "train"
+    entries = [e for e in verified(tmp_path / "state-1") if e["kind"] == "train" and not e["again"]]
+    assert [e["number"] for e in entries] == [1, 2, 3, 4]
+    assert private_state(tmp_path, config, 1)
+
+
+def test_a_damaged_job_is_named(tmp_path: Path) -> None:
+    _, post = damaged_in_round_3(tmp_path, "job.json")
+    assert "it cannot read or write its files" in last_answer(post, 3).facts["reason"]
+
+
+def test_a_damaged_state_begins_anew_where_the_server_says_so(tmp_path: Path) -> None:
+    _, post = damaged_in_round_3(tmp_path / "refuse", "checkpoint-000002.safetensors")
+    assert last_answer(post, 3).facts["code"] == "state-missing"
+    _, post = damaged_in_round_3(tmp_path / "restart", "checkpoint-000002.safetensors", lost_state="restart")
+    assert last_answer(post, 3).kind == "train"
+
+
+def test_another_name_is_another_experiment(tmp_path: Path) -> None:
+    """The same settings under another name begin with states of their own, beside those of the first."""
+    first = small("ditto", rounds=2)
+    ran(first, tmp_path)
+    states = {client: private_state(tmp_path, first, client) for client in range(3)}
+    second = first.model_copy(update={"name": "again"})
+    ran(second, tmp_path / "elsewhere")
+    there = members(tmp_path, 3)  # the same clients, of a server with a folder of its own
+    result = hosted_once(second, tmp_path / "new", Tampered(there))
+    is_replayed(second, tmp_path, result)
+    for client, state in states.items():
+        same(private_state(tmp_path, first, client), state)
+
+
+def test_the_quota_names_old_experiments(tmp_path: Path) -> None:
+    config = small("ditto", rounds=1)
+    post = ran(config, tmp_path)
+    setup = next(q for node, q, _ in post.passed if node == 101 and Packet.decoded(q).kind == "setup")
+    settings = {**Packet.decoded(setup).facts["experiment"], "name": "second"}
+    said: list[str] = []
+    member = member_of(state=tmp_path / "state-1", name="1", policy=Policy(max_disk=1000), told=said.append)
+    assert Packet.decoded(member.answer(with_facts(setup, experiment=settings))).kind == "failure"
+    assert "oldest first: " in said[-1]
+    assert config.name in said[-1]
+    assert not (tmp_path / "state-1" / "second").exists()
+
+
+def test_who_has_no_model_at_the_end_says_so(tmp_path: Path) -> None:
+    config = small("ditto", rounds=1)
+    never = member_of(state=tmp_path / "never", name="1")
+    assert "took part in nothing" in never.without_model()
+    post = ran(config, tmp_path)
+    assert member_of(state=tmp_path / "state-1", name="1").without_model() == ""
+    member = member_of(state=tmp_path / "killed", name="1")
+    for _, question, _ in (x for x in post.passed if x[0] == 101):
+        if Packet.decoded(question).kind != "finish":
+            member.answer(question)
+    assert "no model of its last job" in member.without_model()
+    member.close()
+    again = member_of(state=tmp_path / "killed", name="1")
+    assert "no model of its last job" in again.without_model()
+    finish = next(q for node, q, _ in post.passed if node == 101 and Packet.decoded(q).kind == "finish")
+    assert Packet.decoded(again.answer(finish)).facts["exported"] is True
+    assert again.without_model() == ""
+    assert place_of(config, tmp_path, 1).is_dir()
+
+
+# -- the file of a policy -----------------------------------------------------------------------------------
+
+
+def test_a_policy_is_written_and_read(tmp_path: Path) -> None:
+    config = experiment("ditto", data={"name": "table", "options": {"label": "ill", "features": ["a", "b"]}})
+    (tmp_path / "e.yaml").write_text(config.to_yaml())
+    policy = tmp_path / "policy.yaml"
+    result = CliRunner().invoke(app, ["deploy", "policy", str(tmp_path / "e.yaml"), "-o", str(policy)])
+    assert result.exit_code == 0, result.output
+    assert experiment_digest(config) in result.output
+    found = Policy.read(policy)
+    assert found.methods == ("ditto",)
+    assert found.models == ("mlp",)
+    assert found.columns == ("ill", "a", "b")
+    assert found.max_rounds == 2
+    assert found.min_clients == 2
+    policy.write_text(template())
+    assert Policy.read(policy) == Policy(min_clients=2)
+    assert all(f"\n{key}: " in template() for key in Policy.model_fields)
+    assert CliRunner().invoke(app, ["deploy", "policy", "-o", str(policy)]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("min_rows: -1", "min_rows"),
+        ("max_rows: many", "max_rows"),
+        ("budget: 3", "budget"),
+        ("a: [", "is no YAML"),
+        ("max_epsilon: 0", "max_epsilon"),
+    ],
+)
+def test_a_policy_that_cannot_be_used_is_named(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        Policy.read(tmp_path / "policy.yaml")
