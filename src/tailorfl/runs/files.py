@@ -23,6 +23,7 @@ LOCK_PATIENCE = 0.3  # seconds; a reader probes the lock for an instant, which m
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS}
+_ON = "give the same command again (tailorfl run: with --resume)"
 _IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 
 
@@ -33,7 +34,7 @@ def reporting(path: Path, action: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _NO_SPACE:
-            remedy = "free some space (or raise the quota), then continue the run with --resume"
+            remedy = "free some space (or raise the quota), then " + _ON
         elif error.errno in _NO_ACCESS:
             remedy = "choose a folder that you may write to, or change its permissions"
         elif error.errno == errno.ENOENT:
@@ -43,7 +44,7 @@ def reporting(path: Path, action: str) -> Iterator[None]:
         elif error.errno in _IN_THE_WAY:
             remedy = "a file stands where a folder is needed or the other way round; choose another name"
         else:
-            remedy = "check the disk, then continue the run with --resume"
+            remedy = "check the disk, then " + _ON
         raise RunError(f"cannot {action} '{path}': {error.strerror or error}; {remedy}") from error
 
 
