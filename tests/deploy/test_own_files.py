@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,26 @@ def test_some_with_files_and_some_without_are_refused(tmp_path: Path) -> None:
         RunError, match=r"have table, text_table, folder, but the experiment's data\.name is 'digits'"
     ):
         deployed(config, tmp_path, clients(tmp_path, files, config))
+
+
+def test_private_training_draws_from_a_secret_of_the_client(tmp_path: Path) -> None:
+    """Whoever knows the experiment and its seed cannot draw batches and noise again; the client itself can."""
+    files = tmp_path / "files"
+    write(files, gaps=False)
+    config = of_files(files, {"name": "fedavg", "train": {"dp": {"clip": 1.0, "noise": 1.0}}})
+    open_noise = FEW.model_copy(update={"secret_noise": False})
+    result = deployed(config, tmp_path / "open", clients(tmp_path / "open", files, config, open_noise))
+    known = dict(tree.leaves(simulated(config).server))
+    same(server_state(result), known)
+    first = server_state(deployed(config, tmp_path / "a", clients(tmp_path / "a", files, config)))
+    assert all(not torch.equal(first[name], tensor) for name, tensor in known.items())
+    for ward in WARDS:
+        secret = tmp_path / "a" / f"state-{ward}" / "secret"
+        assert len(secret.read_bytes()) == 32
+        assert secret.stat().st_mode & 0o077 == 0
+        (tmp_path / "b" / f"state-{ward}").mkdir(parents=True)
+        shutil.copy(secret, tmp_path / "b" / f"state-{ward}")
+    same(server_state(deployed(config, tmp_path / "b", clients(tmp_path / "b", files, config))), first)
 
 
 @pytest.mark.parametrize("level", ["sample", "client"])

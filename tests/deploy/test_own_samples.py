@@ -63,7 +63,7 @@ def of_files(
 
 def clients(folder: Path, files: Path, config: ExperimentConfig, ending: str = "") -> dict[int, Any]:
     """The three wards as nodes, each with its own place and the experiment that it has agreed to."""
-    few = Policy(min_count=1)
+    few = Policy(min_count=1, secret_noise=False)  # as the simulation draws it
     return {
         7 + i: member_of(
             state=folder / f"state-{w}", data=files / f"{w}{ending}", policy=few, experiment=config

@@ -42,8 +42,9 @@ class Done:
 class LocalRun(Simulation):
     """A simulation of which one client is real: the one whose samples are here.
 
-    Attributes `received` and `shared` are what the server has sent for an evaluation: the message of a client that
-    deploys, and the global model, where the method has one.
+    Attributes:
+        received: what the server has sent for an evaluation, the message of a client that deploys.
+        shared: the global model, where the method has one.
     """
 
     received: TensorDict

@@ -8,8 +8,10 @@ questions it answers, and each answer is in the log (`release_log`) before it le
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -53,7 +55,7 @@ from tailorfl.evaluation.protocols import Protocol
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import make_simulation
 from tailorfl.experiments.names import slug
-from tailorfl.runs.files import decode, encode, reporting, write_text
+from tailorfl.runs.files import decode, encode, replacing, reporting, write_text
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training.ledger import Uses
 
@@ -351,6 +353,8 @@ class Member:
         run = make_simulation(job, federation, None, LocalRun)
         run.engine = make_engine("sequential", precision=config.engine.precision)
         digest = agreement.digest(run)
+        if run.train.dp is not None and self.policy.secret_noise and not isinstance(self.data, Share):
+            run.population.seed = self._secret(digest)
         if digest not in self._tasks:
             self._check_disk()
             about = {"experiment": config.name, "label": job.method.label, "seed": job.seed}
@@ -362,6 +366,18 @@ class Member:
                 agreed.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_text(agreed, encode(agreement.facts()))
         return self._tasks[digest]
+
+    def _secret(self, job: str) -> int:
+        """Return the seed of this client's own random numbers in a job, from the secret in its state folder."""
+        path = self.folder / "secret"
+        if not path.is_file():
+            with reporting(self.folder, "write to"):
+                self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with replacing(path) as part:
+                part.touch(mode=0o600)
+                part.write_bytes(secrets.token_bytes(32))
+        with reporting(path, "read"):
+            return int.from_bytes(hashlib.sha256(path.read_bytes() + job.encode()).digest()[:8])
 
     def _agreement_file(self, digest: str) -> Path:
         """Return where what was agreed on is kept. Raises MessageError for what is no digest."""

@@ -101,7 +101,9 @@ class Packet:
         try:
             length = int.from_bytes(body[:8], "little")
             if length > LARGEST_FACTS:
-                raise MessageError(f"a message has {length:,} bytes of facts; at most {LARGEST_FACTS:,} are taken")
+                raise MessageError(
+                    f"a message has {length:,} bytes of facts; at most {LARGEST_FACTS:,} are taken"
+                )
             about = decode(decode(body[8 : 8 + length])["__metadata__"][_FACTS])
             protocol = about["protocol"]
             if protocol != PROTOCOL:

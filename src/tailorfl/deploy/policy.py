@@ -67,6 +67,11 @@ class Policy(Settings):
         default=None,
         description="train.dp of level sample with at least this noise is needed; null: it is not",
     )
+    secret_noise: bool = Field(
+        default=True,
+        description="whether private training on an own file draws batches and noise from a secret of this client; "
+        "false: from the experiment's seed, as a simulation, and whoever knows that can take the noise off",
+    )
     max_epsilon: Annotated[Number, Field(gt=0)] | None = Field(
         default=None,
         description="largest epsilon of all experiments of this state folder together, which needs train.dp of level "

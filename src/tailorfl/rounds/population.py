@@ -32,7 +32,9 @@ class Population:
         malicious: Malicious,
         poisoned: Source | None,
     ) -> None:
-        self._federation, self._groups, self._seed = federation, groups, seed
+        self._federation, self._groups = federation, groups
+        self.seed = seed
+        """Of all random numbers that clients draw."""
         train, val = (federation.part(part)[: federation.num_clients] for part in ("train", "val"))
         self._train, self._val = (Rows.of([train.flat()]), Rows.of([val.flat()])) if pooled else (train, val)
         self._malicious, self._poisoned = malicious, poisoned
@@ -75,7 +77,7 @@ class Population:
             public=federation.public,
             loss=LOSSES[federation.source.task],
             config=train if share == 1 else train.decayed(share),
-            seed=self._seed,
+            seed=self.seed,
             round=round,
             limit=limit,
             class_weights=self._class_weights(train, trained_on, rows),
