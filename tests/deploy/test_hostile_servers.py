@@ -63,7 +63,7 @@ def summarise(config: ExperimentConfig, others: tuple[int, ...] = (50,), seed: i
 
 def agreed(config: ExperimentConfig, sizes: dict[str, list[int]], **changes: Any) -> bytes:
     """The question to agree on a job with tables."""
-    constants = {
+    constants: dict[str, Any] = {
         "roles": {"label": ["outcome"], "features": OPTIONS["features"]},
         "columns": {"age": {"kind": "number"}, "pain": {"kind": "word", "levels": ["none", "some"]}},
         "classes": ["ill", "well"],
@@ -82,6 +82,7 @@ def agreed(config: ExperimentConfig, sizes: dict[str, list[int]], **changes: Any
         "credit": False,
         "info": {"classes": ["ill", "well"]},
     }
+    constants |= changes.pop("constants", {})
     prepared = {"constants": constants, "given": False, "features": OPTIONS["features"], "rows": [ROWS, 50]}
     facts = {"experiment": config.to_dict(), "label": "fedavg", "seed": 5, "names": ["north", "o0"]}
     return Packet(
@@ -147,6 +148,9 @@ OPENS = "opens no file that a server names"
 HALF = {"train": [42, 30], "val": [6, 10], "test": [12, 10]}
 
 
+NAMED = {"kind": "word", "levels": [f"patient-{number}" for number in range(ROWS)]}
+
+
 def moved(question: bytes, value: float) -> bytes:
     """The same question with another broadcast."""
     return with_tensor(question, lambda tensor: filled(tensor, value))
@@ -184,6 +188,25 @@ ATTACKS = {
     "features that were not described": Attack(
         lambda heard, table: [agreed(of_table(), HALF, features=["age", "name"])],
         "other features than this client has described", "it read the column", file=True,
+    ),
+    "a column that the constants name": Attack(
+        lambda heard, table: [agreed(of_table(), HALF, constants={"columns": {"name": NAMED}})],
+        "of other columns than were described", "it trained on the column", file=True,
+    ),
+    "a label that the constants name": Attack(
+        lambda heard, table: [
+            agreed(
+                of_table(data={"normalise": "none", "options": {"label": "outcome", "features": ["age"]}}),
+                HALF,
+                features=["age"],
+                constants={"columns": {}, "roles": {"label": ["name"]}, "classes": NAMED["levels"]},
+            )
+        ],
+        "for another label than the experiment's", "it trained on the column", file=True,
+    ),
+    "a billion rows in the preparation": Attack(
+        lambda heard, table: [agreed(of_table(), HALF, rows=[ROWS, 10**12])],
+        "at most 10,000,000 as rows", "as much memory, or the end of the process", file=True,
     ),
     "sums where noise is needed": Attack(
         lambda heard, table: [summarise(of_table(train=NOISE))],

@@ -90,7 +90,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Release:
+class Outgoing:
     """An answer, and what the log notes of it beside.
 
     Attributes:
@@ -141,7 +141,7 @@ class Member:
 
     def answer(self, data: bytes) -> bytes:
         """Return the answer to a packet; whatever goes wrong is an answer too, which says so."""
-        release = Release(failure("it cannot read the message", "refused"))
+        release = Outgoing(failure("it cannot read the message", "refused"))
         self._experiment_name = ""
         try:
             asked = Packet.decoded(data, self.policy.max_bytes)
@@ -149,9 +149,9 @@ class Member:
             found = (
                 self._left() if self.leaves and asked.kind != "hello" else self._answers[asked.kind](asked)
             )
-            release = found if isinstance(found, Release) else Release(found)
+            release = found if isinstance(found, Outgoing) else Outgoing(found)
         except Exception as error:
-            release = Release(self._failed(error))
+            release = Outgoing(self._failed(error))
         try:
             return self._logged(release)
         except RunError as error:
@@ -168,7 +168,7 @@ class Member:
         kind = FAILURES.get(type(error), f"it has failed with {type(error).__name__}")
         return failure(f"{kind}; its own log says more", "failed")
 
-    def _logged(self, release: Release) -> bytes:
+    def _logged(self, release: Outgoing) -> bytes:
         """Return the bytes of an answer, once a line about it is on the disk."""
         data = release.packet.encoded()
         if release.packet.kind not in UNLOGGED:
@@ -212,7 +212,7 @@ class Member:
         return ""
 
     @property
-    def _answers(self) -> Mapping[str, Callable[[Packet], Packet | Release]]:
+    def _answers(self) -> Mapping[str, Callable[[Packet], Packet | Outgoing]]:
         return {
             "hello": self._hello,
             "describe": self._describe,
@@ -277,7 +277,7 @@ class Member:
         facts = {"index": found.index, "total": found.total, "sizes": found.sizes, "source": found.source}
         return Packet("describe", facts)
 
-    def _summarise(self, asked: Packet) -> Release:
+    def _summarise(self, asked: Packet) -> Outgoing:
         config, digest = self._admitted(asked.fact("experiment", dict))
         names, rows, seed = asked.fact("names", list), asked.fact("rows", list), asked.fact("seed", int)
         self.policy.check_federation(names, rows)
@@ -302,11 +302,11 @@ class Member:
             DataError,
             PolicyError,
         ) as error:  # another question would tell where it is refused and where not
-            return Release(self._failed(error), question)
+            return Outgoing(self._failed(error), question)
         self._told(
             f"told a summary of {found.sizes['train']} training rows to {len(names)} clients: {names[:20]}"
         )
-        return Release(packet, question, content, again=before is not None)
+        return Outgoing(packet, question, content, again=before is not None)
 
     def _only(self, question: Question, what: str) -> tuple[str, str] | None:
         """Return the digests of an earlier (question, answer) of this number, which had to be the same question."""
@@ -335,6 +335,8 @@ class Member:
             raise MessageError(f"the federation has no client '{self.data.name}'")
         self.policy.check_model(config, job.method.label, agreement.source)
         number = agreement.names.index(self.data.name)
+        if not isinstance(self.data, Share):
+            self.policy.check_federation(agreement.names, dict(agreement.prepared or {}).get("rows"))
         own = self.data.own(config, job.seed, number, agreement.prepared)
         for part in PARTS:
             if own.sizes[part] != agreement.sizes[part][number]:
@@ -419,7 +421,7 @@ class Member:
 
     # -- rounds ---------------------------------------------------------------------------------------------
 
-    def _train(self, asked: Packet) -> Packet | Release:
+    def _train(self, asked: Packet) -> Packet | Outgoing:
         task = self._task(asked)
         if task is None:
             return _UNKNOWN
@@ -440,7 +442,7 @@ class Member:
             # with the number of this attempt, as a server has it that was started again
             self._told(f"round {round}: asked again, answered as before")
             packet = replace(stored, facts={**stored.facts, "attempt": attempt})
-            return Release(packet, question, before[1], again=True)
+            return Outgoing(packet, question, before[1], again=True)
         self._check_disk()
         lost = self._begin_at(task, round - 1, acked, asked.fact("restart", bool))
         if lost is not None:
@@ -473,7 +475,7 @@ class Member:
         loss = next(iter(done.metrics.values()), float("nan"))
         self._told(f"round {round} of {task.job.rounds}: trained in {seconds:.1f} s, loss {loss:.4g}")
         again = before is not None
-        return Release(packet, question, content, None if again else done.uses, again)
+        return Outgoing(packet, question, content, None if again else done.uses, again)
 
     def _rounds(self, task: Task, asked: Packet, first: int = 0) -> tuple[int, int]:
         """Return the round that a message is about, and the one that was accepted last."""
@@ -505,7 +507,7 @@ class Member:
             raise MessageError(f"what the server sent holds NaN or infinity in '{bad}'")
         return as_message(asked.part(name))
 
-    def _evaluate(self, asked: Packet) -> Packet | Release:
+    def _evaluate(self, asked: Packet) -> Packet | Outgoing:
         if not self.policy.metrics:
             raise MessageError("no metric leaves this client: its policy has metrics: false")
         task = self._task(asked)
@@ -529,7 +531,7 @@ class Member:
         if uses and before is None:
             self._affordable(uses)
         packet = Packet("evaluate", {"digest": task.digest, "records": records, "uses": uses_as_facts(uses)})
-        return Release(packet, question, uses=None if before else uses, again=before is not None)
+        return Outgoing(packet, question, uses=None if before else uses, again=before is not None)
 
     def _brought(self, task: Task, asked: Packet) -> Packet | None:
         """Bring in what the server sends for a look at the models that come out."""
@@ -544,7 +546,7 @@ class Member:
                 task.run.check_tensors(task.number, part)
         return None
 
-    def _finish(self, asked: Packet) -> Packet | Release:
+    def _finish(self, asked: Packet) -> Packet | Outgoing:
         task = self._task(asked)
         if task is None:
             return _UNKNOWN

@@ -28,7 +28,7 @@ from tailorfl.data.summaries import CLASSES, Record
 from tailorfl.data.words import in_order
 from tailorfl.deploy.own_data import Described, Summarised
 from tailorfl.deploy.policy import Policy
-from tailorfl.errors import ConfigError, DataError
+from tailorfl.errors import ConfigError, DataError, MessageError
 from tailorfl.settings.data import DataConfig
 from tailorfl.settings.experiment import ExperimentConfig
 
@@ -87,6 +87,8 @@ class OwnSamples(ABC):
             place = torch.tensor([classes.index(name) for name in source.info["classes"]])
             info, y = {**info, "classes": tuple(classes)}, place[source.y]
         x, mean, std = source.x, facts["mean"], facts["std"]
+        if mean is not None and len(mean) not in (1, 3, x.shape[1]):
+            raise MessageError(f"the server scales images of {len(mean)} channels")
         if mean is not None:
             x, mean, std = x.expand(-1, len(mean), -1, -1).contiguous(), tuple(mean), tuple(std)
         fitted = replace(source, x=x, y=y, outputs=int(facts["outputs"]), mean=mean, std=std, info=info)

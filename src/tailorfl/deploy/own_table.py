@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tailorfl.data.build import public_set
-from tailorfl.data.constants import Constants, combine, read_constants
+from tailorfl.data.constants import MOST_LEVELS, Constants, combine, read_constants
 from tailorfl.data.hollow import FITTED, Own
 from tailorfl.data.intake import read_table
 from tailorfl.data.one_client import own_rows
@@ -86,15 +86,24 @@ class OwnTable:
     def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> Own:
         """Returns this client's samples, prepared as `common` says."""
         try:
-            features = tuple(map(str, prepared["features"]))
-            rows, sent = list(prepared["rows"]), prepared[CONSTANTS]
+            features, sent = tuple(map(str, prepared["features"])), prepared[CONSTANTS]
         except (TypeError, KeyError) as error:
             raise MessageError(f"the server does not say by what rows are prepared: {error!r}") from error
         if sorted(features) != sorted(self._source(config.data).info["features"]):
             raise MessageError("the server asks for other features than this client has described")
         source = self._source(config.data, features)
-        train, val, test = self._parts(config, seed, number, rows, source)
-        constants = Constants.from_dict(sent, "the constants that the server has sent")
+        train, val, test = self._parts(config, seed, number, prepared["rows"], source)
+        constants, roles = (
+            Constants.from_dict(sent, "the constants that the server has sent"),
+            _table(source).roles,
+        )
+        levels = [len(column.levels) for column in constants.columns.values() if column.kind == "word"]
+        if not {*constants.columns} <= {*features} or max(levels, default=0) > MOST_LEVELS:
+            raise MessageError(
+                "the constants of the server are of other columns than were described, or of more words"
+            )
+        if (constants.roles.label, constants.roles.task) != (roles.label, roles.task):
+            raise MessageError("the constants of the server are for another label than the experiment's")
         given = CONSTANTS in config.data.options
         return Own(self._prepared(config, source, constants, train, given), train, val, test)
 
