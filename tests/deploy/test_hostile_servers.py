@@ -161,6 +161,16 @@ ATTACKS = {
         lambda heard, table: [summarise(of_table(data={"split": {"train": 0.02, "test": 0.9}}))],
         KEPT, "the row", file=True,
     ),
+    "a few rows a summary": Attack(
+        lambda heard, table: [
+            summarise(
+                of_table(
+                    data={"split": {"train": 0.13, "test": 0.8}, "options": {**OPTIONS, "features": ["age"]}}
+                )
+            )
+        ],
+        KEPT, "the sum of eight ages", file=True,
+    ),
     "sums of other rows": Attack(
         lambda heard, table: [summarise(of_table()), summarise(of_table(), (51,))],
         ONCE, "the sums of both, whose difference is single rows", file=True, answers=1,
