@@ -7,6 +7,7 @@ server. Its messages name settings, and nothing of samples.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import re
@@ -293,7 +294,10 @@ def agreed(config: ExperimentConfig) -> dict[str, Any]:
 
 def experiment_digest(config: ExperimentConfig) -> str:
     """Return what stands for an experiment where an operator accepts it."""
-    return hashlib.sha256(encode(agreed(config)).encode()).hexdigest()[:32]
+    plain = json.dumps(
+        json.loads(encode(agreed(config))), sort_keys=True
+    )  # in whichever order a file has them
+    return hashlib.sha256(plain.encode()).hexdigest()[:32]
 
 
 def described(config: ExperimentConfig) -> str:
