@@ -28,6 +28,7 @@ from tailorfl.deploy.packet import PROTOCOL, VERSION, Packet, failure
 from tailorfl.deploy.policy import Policy
 from tailorfl.deploy.post import InProcess
 from tailorfl.deploy.roster import Roster
+from tailorfl.errors import RunError
 
 Asked = tuple[Member, bytes, Path]
 
@@ -37,7 +38,8 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Asked:
     """A client that has answered two rounds of three, the last question "train", and its folder."""
     folder = tmp_path_factory.mktemp("asked")
     data = {"name": "digits", "clients": 2, "samples": 200}
-    config = experiment("ditto", data=data, eval={"every": 0}, rounds=3)
+    waits = {"round_seconds": 60.0, "wait_seconds": 1.0}
+    config = experiment("ditto", data=data, eval={"every": 0}, rounds=3, deploy=waits)
     there = members(folder, 2)
 
     def meddle(node: int, asked: Packet, body: bytes, ask: Ask) -> bytes:
@@ -47,7 +49,8 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Asked:
 
     post = Tampered(there, meddle)
     try:
-        hosted(config, folder, post)
+        with pytest.raises(RunError, match="round 3 needs 2 answers"):
+            hosted(config, folder, post)
     finally:
         post.close()
     question = [q for node, q, _ in post.passed if node == 101 and Packet.decoded(q).kind == "train"][-1]
