@@ -100,6 +100,8 @@ class Packet:
             )
         try:
             length = int.from_bytes(body[:8], "little")
+            if length > len(body):
+                raise ValueError("it ends before its facts do")
             if length > LARGEST_FACTS:
                 raise MessageError(
                     f"a message has {length:,} bytes of facts; at most {LARGEST_FACTS:,} are taken"
