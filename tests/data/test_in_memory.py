@@ -91,6 +91,22 @@ def test_frames_and_datasets_are_the_sources_that_their_functions_make(patients:
     same(as_source(Pairs([(x[k].numpy(), int(y[k])) for k in range(60)]), {"clients": owners}), wanted)
 
 
+def test_a_frame_may_lack_a_column_that_others_have(
+    patients: pd.DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
+    frames = {name: rows.drop(columns="hospital") for name, rows in patients.groupby("hospital")}
+    frames["south"] = frames["south"].drop(columns="dose")
+    found = as_source(frames, {"label": "outcome"})
+    patients = patients.assign(dose=patients["dose"].where(patients["hospital"] != "south"))
+    wanted = from_table(patients, label="outcome", client="hospital")
+    assert torch.equal(found.x.nan_to_num(-9.0), wanted.x.nan_to_num(-9.0))
+    assert "'dose' (south)" in caplog.text
+    with pytest.raises(DataError, match="'west' lacks 'outcome'"):
+        as_source({**frames, "west": frames["west"].drop(columns="outcome")}, {"label": "outcome"})
+    with pytest.raises(DataError, match="'north' has a column 'age' and 'west' a column 'Age'"):
+        as_source({**frames, "west": frames["west"].rename(columns={"age": "Age"})}, {"label": "outcome"})
+
+
 def test_a_dataset_may_have_pictures_and_classes_by_name() -> None:
     rng = np.random.default_rng(0)
     grey, coloured = rng.integers(0, 256, (4, 5, 6), np.uint8), rng.integers(0, 256, (4, 5, 6, 3), np.uint8)
@@ -140,7 +156,7 @@ def test_what_is_said_of_data_is_no_setting_by_the_same_name() -> None:
         (lambda f: f, {"label": "outcome", "clients": "hospital"}, ["clients=", "client,"]),
         (lambda f: by_hospital(f), {"label": "outcome", "client": "hospital"}, ["client="]),
         (lambda f: {"a": f.assign(client=1)}, {"label": "outcome"}, ["'client'", "rename"]),
-        (lambda f: {"a": f, "b": f.drop(columns="age")}, {"label": "outcome"}, ["'b' and 'a'", "age"]),
+        (lambda f: {"a": f, "b": f.drop(columns="outcome")}, {"label": "outcome"}, ["'b' lacks 'outcome'"]),
         (lambda f: {"a": f, "b": 3}, {"label": "outcome"}, ["'b' is a int"]),
         (lambda f: f.to_numpy(), {"label": "outcome"}, ["ndarray", "from_tensors"]),
         (lambda f: Pairs([]), {}, ["Pairs", "(x, y)"]),
@@ -188,7 +204,10 @@ def wrong_calls(frame: pd.DataFrame) -> list[dict[str, Any]]:
     calls += [{**named, place: form} for place in places for form in (frame, *forms[:3], forms[5])]
     calls += [{**named, "train": {"lr": form}} for form in (frame, *forms)]
     calls += [{**named, "methods": {"name": "ditto", "lam": form}} for form in (frame, *forms)]
-    options = ("label", "client", "features", "task", "split", "words", "impute", "constants", "out")
+    options = (
+        *("label", "client", "features", "task", "split", "words", "impute", "constants", "out"),
+        *("exclude", "na_values", "sep", "decimal"),
+    )
     calls += [{**named, option: form} for option in options for form in (frame, *forms[:7])]
     calls += [named, {**named, "label": "patient"}, {**named, "label": "age", "task": "survival"}]
     calls += [{**named, "task": task} for task in ("regression", "multilabel", "counts", "binary")]

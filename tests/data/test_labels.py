@@ -18,7 +18,7 @@ def table(label: object) -> pd.DataFrame:
 
 def test_numbers_with_fractions_are_no_classes() -> None:
     with pytest.raises(
-        DataError, match=r"column 'y' has 60 values in 60 rows, such as 0.5.*task='regression'"
+        DataError, match=r"column 'y' has 60 values in 60 rows, 60 of them with fractions.*task='regression'"
     ):
         from_table(table(np.arange(60) + 0.5), "y")
     with pytest.raises(DataError, match=r"whole numbers.*task='regression'"):

@@ -14,16 +14,15 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from tailorfl.data.build import build
+from tailorfl.data.cells import word_of
 from tailorfl.data.constants import Constants, combine
 from tailorfl.data.federation import Federation
-from tailorfl.data.intake import read_table
-from tailorfl.data.one_client import own_rows, own_source, own_strata
+from tailorfl.data.one_client import own_rows, own_strata
 from tailorfl.data.own import from_table
 from tailorfl.data.splits import read_split
 from tailorfl.data.summaries import Summary, made_roles, summarise
-from tailorfl.data.words import word_of
+from tailorfl.data.table_files import read_table
 from tailorfl.errors import ConfigError, DataError
-from tailorfl.experiments.fingerprint import meaning
 from tailorfl.export.written_table import prepare_table
 
 NUMBERS = ["age", "dose"]
@@ -99,10 +98,7 @@ def test_a_client_with_its_own_file_alone_has_the_same_bits(folder: Path, by: st
         constants = Constants.from_dict(json.loads(sent))
         if by == "client":
             constants = constants.fitted_to(frames[name], parts[name][0], name)
-        alone = own_source(whole.source.name, frames[name], constants)
         x, y = constants.apply(frames[name])
-        assert torch.equal(alone.x, x)
-        assert {**meaning(alone), "preparation": 0} == {**meaning(whole.source), "preparation": 0}
         for part, rows in zip(("train", "val", "test"), parts[name], strict=True):
             theirs = whole.part(part)[client]  # type: ignore[arg-type]
             assert theirs.tolist() == (rows + start).tolist(), (name, part)
@@ -276,12 +272,8 @@ def test_what_does_not_fit_together_is_said(folder: Path) -> None:
     a = pd.DataFrame({"age": [1.0, 2.0], "y": ["u", "v"]})
     b = pd.DataFrame({"age": [1.0, "old"], "y": ["u", "v"]})
     tell = [summarise(a, roles, [0, 1], "ash"), summarise(b, roles, [0, 1], "elm")]
-    with pytest.raises(
-        DataError, match=r"'age' holds numbers at ash and words at elm \(such as 'old' at elm\).*words"
-    ):
+    with pytest.raises(DataError, match=r"'age' holds numbers at ash and words at elm \(1: old\).*words"):
         combine(tell)
-    with pytest.raises(DataError, match=r"'elm' and 'ash' do not share: size"):
-        combine([tell[0], summarise(b.assign(size=1), roles, [0, 1], "elm")])
     with pytest.raises(DataError, match="do not take their columns for the same"):
         combine([tell[0], summarise(b, made_roles("y", indicator=True), [0, 1], "elm")])
     with pytest.raises(DataError, match="column 'age' is empty in all training rows"):
@@ -295,9 +287,7 @@ def test_what_does_not_fit_together_is_said(folder: Path) -> None:
     ]
     with pytest.raises(DataError, match="a binary label has two values, but 'y' has 3: u, v, w"):
         combine(three)
-    with pytest.raises(
-        DataError, match=r"column 'age' is not a number \(for example 'old'\) in 1 of 2 rows.*row 1"
-    ):
+    with pytest.raises(DataError, match=r"column 'age' is not a number in 1 of 2 rows.*row 1"):
         combine(tell[:1]).apply(b)
     with pytest.raises(DataError, match="class 'w' does not occur in the training data, which have u, v"):
         combine(tell[:1]).apply(pd.DataFrame({"age": [1], "y": ["w"]}))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from data import twins
 from tailorfl.data.folder import channel_statistics
 from tailorfl.data.registry import load_source
 from tailorfl.data.source import Source
@@ -38,6 +42,24 @@ def test_digits_are_bundled_and_scaled() -> None:
     assert torch.bincount(source.y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
+@pytest.fixture(params=["real", "twin"])
+def mnist_files(request: pytest.FixtureRequest) -> Path:
+    return twins.files_of(request, twins.parts("mnist.npz", 0.1307, 0.3081, 28, 10, False), "mnist.npz")
+
+
+def test_mnist_has_the_images_of_its_file(mnist_files: Path) -> None:
+    source = load_source("mnist")
+    with np.load(mnist_files / "mnist.npz") as arrays:
+        for test, part in ((False, "train"), (True, "test")):
+            assert source.test is not None
+            assert torch.equal(source.x[source.test == test][:, 0], torch.from_numpy(arrays[f"x_{part}"]))
+            assert source.y[source.test == test].tolist() == arrays[f"y_{part}"].tolist()
+    assert source.info["classes"] == tuple("0123456789")
+    assert_statistics_are_those_of_the_training_part(source, 1e-4)
+    unit = load_source("mnist", scaling="unit")
+    assert (unit.mean, unit.std) == ((0.0,), (1.0,))
+
+
 def test_mnist_counts(need_data: Need) -> None:
     need_data("mnist.npz")
     source = load_source("mnist")
@@ -46,6 +68,23 @@ def test_mnist_counts(need_data: Need) -> None:
     assert counts(source, test=False) == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert counts(source, test=True) == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     assert_statistics_are_those_of_the_training_part(source, 1e-4)
+
+
+@pytest.fixture(params=["real", "twin"])
+def cifar_files(request: pytest.FixtureRequest) -> Path:
+    return twins.files_of(request, twins.cifar10, "cifar10_jpeg.npz")
+
+
+@pytest.fixture(params=["real", "twin"])
+def pacs_files(request: pytest.FixtureRequest) -> Path:
+    return twins.files_of(request, twins.pacs, "pacs64_jpeg.npz")
+
+
+def decoded(arrays: Any, number: int, part: str = "") -> torch.Tensor:
+    """One picture of a file of JPEG bytes, `[channels, height, width]`."""
+    start, stop = arrays[f"offsets{part}"][number : number + 2]
+    with Image.open(io.BytesIO(arrays[f"jpeg{part}"][start:stop].tobytes())) as picture:
+        return torch.from_numpy(np.asarray(picture.convert("RGB")).copy()).permute(2, 0, 1)
 
 
 def test_cifar10_whole(need_data: Need) -> None:
@@ -58,20 +97,36 @@ def test_cifar10_whole(need_data: Need) -> None:
     assert_statistics_are_those_of_the_training_part(source, 5e-3)
 
 
-def test_a_capped_set_is_the_start_of_both_parts_in_proportion(need_data: Need) -> None:
-    path = need_data("cifar10_jpeg.npz")
-    source = load_source("cifar10", samples=110)
-    assert source.test is not None
-    assert int(source.test.sum()) == 20
-    with np.load(path) as arrays:
-        labels = np.concatenate([arrays["y_train"][:90], arrays["y_test"][:20]])
-    assert source.y.tolist() == labels.tolist()
-    larger = load_source("cifar10", samples=220)
-    assert larger.test is not None
-    assert torch.equal(source.x[:90], larger.x[:90])
-    assert torch.equal(source.x[source.test], larger.x[larger.test][:20])
+def test_a_capped_set_is_the_start_of_both_parts_in_proportion(cifar_files: Path) -> None:
+    with np.load(cifar_files / "cifar10_jpeg.npz") as arrays:
+        for train, test in ((9, 2), (18, 4)):  # 45 to 10 in both files
+            source = load_source("cifar10", samples=train + test)
+            assert source.test is not None
+            assert source.test.tolist() == [False] * train + [True] * test
+            assert source.y.tolist() == [*arrays["y_train"][:train], *arrays["y_test"][:test]]
+            for number in (0, train - 1):
+                assert torch.equal(source.x[number], decoded(arrays, number, "_train"))
+            assert torch.equal(source.x[train + 1], decoded(arrays, 1, "_test"))
+        assert source.info["classes"] == tuple(arrays["classes"])
+    assert load_source("cifar10", samples=1).x.shape[0] == 1
     with pytest.raises(ConfigError, match="samples must be at least 1"):
         load_source("cifar10", samples=0)
+
+
+def test_pacs_has_the_images_of_its_file_in_four_domains(pacs_files: Path) -> None:
+    source, smaller = load_source("pacs", samples=40), load_source("pacs", samples=40, side=16)
+    with np.load(pacs_files / "pacs64_jpeg.npz") as arrays:
+        for number in (0, 17, 39):
+            picture = decoded(arrays, number)
+            assert torch.equal(source.x[number], picture)
+            squares = picture.double().unfold(1, 4, 4).unfold(2, 4, 4).mean((3, 4))
+            assert (smaller.x[number] - squares).abs().max() <= 0.5
+        assert source.y.tolist() == arrays["y"][:40].tolist()
+        assert source.groups["domain"].tolist() == arrays["domain"][:40].tolist()
+    assert source.group_names["domain"] == ("art_painting", "cartoon", "photo", "sketch")
+    assert (source.test, source.outputs, len(source)) == (None, 7, 40)
+    with pytest.raises(ConfigError, match="side must divide 64"):
+        load_source("pacs", side=20)
 
 
 def test_one_sample_of_a_set_in_two_parts_is_possible(need_data: Need) -> None:
@@ -105,12 +160,55 @@ def test_pacs_counts_by_domain_and_class(need_data: Need) -> None:
     assert_statistics_are_those_of_the_training_part(source, 1e-4)
 
 
+@pytest.fixture(params=["real", "twin"])
+def chest_files(request: pytest.FixtureRequest) -> Path:
+    make = twins.parts("chestxray64.npz", 0.5542, 0.2388, 64, 3, True)
+    return twins.files_of(request, make, "chestxray64.npz")
+
+
+def test_chestxray_has_the_images_of_its_file(chest_files: Path) -> None:
+    source = load_source("chestxray")
+    with np.load(chest_files / "chestxray64.npz") as arrays:
+        both = np.concatenate([arrays["x_train"], arrays["x_test"]])
+        assert torch.equal(source.x[:, 0], torch.from_numpy(both))
+        assert source.y.tolist() == [*arrays["y_train"], *arrays["y_test"]]
+        assert source.info["classes"] == tuple(arrays["classes"])
+        assert source.test is not None
+        assert int(source.test.sum()) == len(arrays["y_test"])
+    assert source.test[-1]
+    assert_statistics_are_those_of_the_training_part(source, 1e-4)
+
+
 def test_chestxray_is_grey_and_unbalanced(need_data: Need) -> None:
     need_data("chestxray64.npz")
     source = load_source("chestxray")
     assert source.x.shape == (1123, 1, 64, 64)
     assert counts(source, test=False) == [99, 399, 400]
     assert counts(source, test=True) == [25, 100, 100]
+    assert_statistics_are_those_of_the_training_part(source, 1e-4)
+
+
+@pytest.fixture(params=["real", "twin"])
+def omniglot_files(request: pytest.FixtureRequest) -> Path:
+    return twins.files_of(request, twins.omniglot, "omniglot28.npz")
+
+
+def test_omniglot_has_the_drawings_of_its_file_by_writer_and_alphabet(omniglot_files: Path) -> None:
+    source = load_source("omniglot")
+    writer, alphabet = source.groups["client"], source.groups["alphabet"]
+    with np.load(omniglot_files / "omniglot28.npz") as arrays:
+        assert torch.equal(source.x[:, 0], torch.from_numpy(arrays["x"]))
+        assert source.y.tolist() == arrays["y"].tolist()
+        assert (writer.tolist(), alphabet.tolist()) == (
+            arrays["writer"].tolist(),
+            arrays["alphabet"].tolist(),
+        )
+        assert source.outputs == len(arrays["characters"])
+        alphabets = tuple(arrays["alphabets"])
+    assert source.group_names["alphabet"] == alphabets
+    assert source.group_names["client"][21] == f"{alphabets[1]}/01"
+    assert len(source.group_names["client"]) == 20 * len(alphabets)
+    assert torch.equal(writer // 20, alphabet)
     assert_statistics_are_those_of_the_training_part(source, 1e-4)
 
 

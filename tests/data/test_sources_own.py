@@ -170,8 +170,11 @@ def test_folders_of_tables_that_do_not_fit_are_named(tmp_path: Path, frame: pd.D
     with pytest.raises(DataError, match="holds no tables"):
         from_table(tmp_path, label="outcome")
     frame.to_csv(tmp_path / "a.csv", index=False)
-    frame.drop(columns="dose").to_csv(tmp_path / "b.csv", index=False)
-    with pytest.raises(DataError, match=r"'b.csv' and 'a.csv' do not share: dose"):
+    frame.rename(columns={"dose": "Dose "}).to_csv(tmp_path / "b.csv", index=False)
+    with pytest.raises(DataError, match=r"'a' has a column 'dose' and 'b' a column 'Dose'"):
+        from_table(tmp_path, label="outcome")
+    frame.drop(columns="outcome").to_csv(tmp_path / "b.csv", index=False)
+    with pytest.raises(DataError, match=r"'b' lacks 'outcome'"):
         from_table(tmp_path, label="outcome")
     frame.to_parquet(tmp_path / "a.parquet")
     (tmp_path / "b.csv").unlink()
@@ -199,6 +202,30 @@ def test_client_numbers_are_ordered_as_numbers() -> None:
     source = from_table(frame, label="y", client="who")
     assert source.group_names["client"] == ("9", "10")
     assert source.groups["client"].tolist() == [1, 0, 1]
+
+
+def test_ids_of_mixed_kinds_are_taken_as_text() -> None:
+    """9 and "9" are one client, and the order is that of texts."""
+    ids = np.array([10, 9, "9", "10", "b"], dtype=object)
+    frame = pd.DataFrame({"who": ids, "x": np.arange(5.0), "y": [0, 1, 0, 1, 0]})
+    for source in (
+        from_table(frame, label="y", client="who"),
+        from_tensors(np.eye(5), frame["y"], clients=ids),
+    ):
+        assert source.group_names["client"] == ("10", "9", "b")
+        assert source.groups["client"].tolist() == [0, 1, 1, 0, 2]
+
+
+@pytest.mark.parametrize("column", ["first", "second"])
+def test_every_label_of_several_is_0_or_1(column: str) -> None:
+    frame = pd.DataFrame({"first": [0, 1, 1], "second": [1, 0, 1], "x": [1.0, 2.0, 3.0]})
+    labels = ["first", "second"]
+    source = from_table(frame, label=labels, task="multilabel")
+    assert source.y.tolist() == [[0, 1], [1, 0], [1, 1]]
+    with pytest.raises(DataError, match="labels of a multilabel task must be 0 or 1"):
+        from_table(frame.assign(**{column: [0, 0.5, 1]}), label=labels, task="multilabel")
+    times = frame.assign(second=[120.5, 3.0, 70.0])
+    assert from_table(times, label=labels, task="survival").y[:, 1].tolist() == [120.5, 3.0, 70.0]
 
 
 def test_missing_columns_are_named_with_the_nearest(frame: pd.DataFrame) -> None:

@@ -97,7 +97,7 @@ class TestErrors:
     ) -> None:
         federation = replace(healthy(), source=Source("tiny", torch.zeros(20, 2), good, task, outputs))
         federation.source.y[8] = bad
-        with pytest.raises(DataError, match=rf"sample 8 of client 'ben' has .*{expected}"):
+        with pytest.raises(DataError, match=rf"sample 8 of client 'ben': .*{expected}"):
             validate(federation)
 
     def test_clients_without_training_samples_are_named(self) -> None:

@@ -14,7 +14,7 @@ import torch
 from deploy.federating import deployed, experiment, private_state, same, server_state, simulated
 from tailorfl.deploy.joining import member_of
 from tailorfl.deploy.policy import Policy
-from tailorfl.errors import ConfigError, RunError
+from tailorfl.errors import ConfigError, DataError, RunError
 from tailorfl.export.predict import predict
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training import tree
@@ -42,6 +42,25 @@ def write(folder: Path, gaps: bool = True) -> None:
             table = table[table["outcome"] != "very ill"]
             table["pressure"] = np.nan if gaps else 120.0
         table.to_csv(folder / f"{ward}.csv", index=False)
+
+
+FORMS = ((",", ".", "utf-8"), ("|", ".", "utf-16"), (";", ",", "latin-1"), ("\t", ",", "utf-8-sig"))
+
+
+def as_hospitals_have_them(files: Path) -> None:
+    """Gives each table another separator, decimal mark or encoding, a number of the patient, and two fewer columns."""
+    for number, ward in enumerate(WARDS):
+        table = pd.read_csv(files / f"{ward}.csv")
+        table.insert(2, "patient", [f"{ward} {row:03}" for row in range(len(table))])
+        if ward == "east":
+            table = table.drop(columns=["pressure", "pain"])
+        elif ward != "north":
+            table = table[["outcome", "patient", "pain", "pressure", "age"]].assign(
+                weight=table.index % 7 + 60.5
+            )
+        table = table.replace("ill", "krank für länger")
+        sep, decimal, encoding = FORMS[number]
+        table.to_csv(files / f"{ward}.csv", sep=sep, decimal=decimal, encoding=encoding, index=False)
 
 
 def of_files(
@@ -92,6 +111,49 @@ def test_own_files_give_the_numbers_of_the_simulation(
         same(private_state(tmp_path, config, ward), own)
 
 
+@pytest.mark.parametrize("by", ["federated", "client"])
+def test_files_that_differ_in_form_and_columns_give_the_numbers_of_the_simulation(
+    by: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """East lacks two columns, and north the weight; each client's export reads files that lack them too."""
+    files = tmp_path / "files"
+    write(files)
+    as_hospitals_have_them(files)
+    options = {"label": "outcome", "exclude": ["patient"], "words": ["pain"], "indicator": True}
+    config = of_files(files, normalise=by, options=options)
+    result = deployed(config, tmp_path, clients(tmp_path, files, config))
+    assert "'pain' (east), 'pressure' (east), 'weight' (east, north)" in caplog.text
+    sim = simulated(config)
+    same(server_state(result), dict(tree.leaves(sim.server)))
+    source = sim.federation.source
+    for number, ward in enumerate(sorted(WARDS)):
+        own = {p: t[0] for p, t in tree.leaves(sim.states.get((number,)))}
+        same(private_state(tmp_path, config, ward), own)
+        place = tmp_path / f"state-{ward}" / config.name / "ditto" / "seed-5" / "model"
+        found = predict(place, files / f"{ward}.csv")
+        rows = (source.groups["client"] == number).nonzero()[:, 0]
+        ((_, models),) = sim.personal_models((number,))
+        wanted = sim.model(tree.tensors(models[0]), source.take(rows)).softmax(1)
+        assert np.allclose(found.filter(like="p(").to_numpy(), wanted.detach().numpy(), atol=1e-6)
+        assert found["patient"].tolist() == [f"{ward} {row:03}" for row in range(len(found))]
+    east = tmp_path / "state-east" / config.name / "ditto" / "seed-5" / "model"
+    south = tmp_path / "state-south" / config.name / "ditto" / "seed-5" / "model"
+    with pytest.raises(DataError, match="lacks pain, pressure, weight, which the model reads"):
+        predict(south, files / "east.csv")
+    assert len(predict(east, files / "south.csv")) == 48  # it may have what the client lacked
+
+
+def test_columns_that_no_client_has_are_refused_with_the_nearest(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    write(files)
+    for option in ("words", "features"):
+        options = {"label": "outcome", option: ["pain", "agee"]}
+        config = of_files(files, normalise="federated", options=options)
+        hint = "Did you mean 'age'" if option == "words" else "Columns: pain"
+        with pytest.raises(DataError, match=rf"no column 'agee'.*{hint}"):
+            deployed(config, tmp_path, clients(tmp_path, files, config))
+
+
 def test_the_model_on_a_clients_disk_reads_its_raw_rows(tmp_path: Path) -> None:
     files = tmp_path / "files"
     write(files)
@@ -114,10 +176,10 @@ def test_the_model_on_a_clients_disk_reads_its_raw_rows(tmp_path: Path) -> None:
 def test_tables_that_do_not_fit_together_are_refused_by_name(tmp_path: Path) -> None:
     files = tmp_path / "files"
     write(files)
-    odd = pd.read_csv(files / "west.csv").rename(columns={"pain": "ache"})
+    odd = pd.read_csv(files / "west.csv").rename(columns={"pain": "Pain"})
     odd.to_csv(files / "west.csv", index=False)
     config = of_files(files, normalise="federated", deploy={"clients": 4, "wait_seconds": 1.0})
-    with pytest.raises(RunError, match=r"3 of 4 clients are there: .*turned away: 'west': .*ache"):
+    with pytest.raises(RunError, match=r"3 of 4 clients are there: .*turned away: 'west': .*Pain"):
         deployed(config, tmp_path, clients(tmp_path, files, config))
 
 

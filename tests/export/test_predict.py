@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import tailorfl
 from tailorfl.cli.main import app
+from tailorfl.data.own import from_table
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.experiments.deployed import restore
 from tailorfl.export.folder import export
@@ -99,7 +100,7 @@ def test_what_a_table_lacks_is_said(tmp_path: Path, caplog: pytest.LogCaptureFix
     tailorfl.run(QUICK, method="local", data=data, model="logistic", train={"lr": 1e-4}, out=tmp_path / "run")
     with pytest.raises(DataError, match="lacks dose, which the model reads; it has: age"):
         predict(tmp_path / "run", pd.DataFrame({"age": [1.0]}), client="ash")
-    with pytest.raises(DataError, match=r"column 'age' is not a number \(for example 'old'\)"):
+    with pytest.raises(DataError, match=r"column 'age' is not a number in 1 of 1 rows"):
         predict(tmp_path / "run", pd.DataFrame({"age": ["old"], "dose": [1]}), client="ash")
     with pytest.raises(ConfigError, match="say whose"):
         predict(tmp_path / "run", tmp_path / "all.csv")
@@ -108,6 +109,71 @@ def test_what_a_table_lacks_is_said(tmp_path: Path, caplog: pytest.LogCaptureFix
     (one,) = export(tmp_path / "run", tmp_path, clients=["ash"])
     with pytest.raises(ConfigError, match="is the model of ash, not of elm"):
         predict(one.path, tmp_path / "all.csv", client="elm")
+
+
+def test_new_files_are_read_as_those_of_training_and_keep_their_ids(tmp_path: Path) -> None:
+    """Semicolons, decimal commas and numbers of patients with zeros before them; six digits are written."""
+    frame = patients(tmp_path / "plain.csv", "binary").assign(
+        number=[f"{k:05}" for k in range(80)], day="1.2.2024"
+    )
+    written = {"sep": ";", "decimal": ",", "index": False}
+    frame.to_csv(tmp_path / "all.csv", **written)
+    options = {"label": "label", "client": "town", "task": "binary", "exclude": ["number", "day"]}
+    data = {"name": "table", "path": str(tmp_path / "all.csv"), "options": options, "normalise": "federated"}
+    tailorfl.run(QUICK, method="local", data=data, model="logistic", out=tmp_path / "run")
+    new = frame.drop(columns=["label", "day"]).assign(ward=[f"{k % 7:02}" for k in range(80)])
+    new.to_csv(tmp_path / "new.csv", **written)
+    (one,) = export(tmp_path / "run", tmp_path, clients=["elm"])
+    for words in ([str(one.path)], [str(tmp_path / "run"), "--client", "elm"]):
+        arguments = [
+            *words,
+            "--data",
+            str(tmp_path / "new.csv"),
+            "--id",
+            "ward",
+            "-o",
+            str(tmp_path / "found.csv"),
+        ]
+        done = CliRunner().invoke(app, ["predict", *arguments])
+        assert done.exit_code == 0, done.output
+        found = pd.read_csv(tmp_path / "found.csv", dtype=str)
+        assert found["number"].tolist() == new["number"].tolist()
+        assert found["ward"].tolist() == new["ward"].tolist()
+        exact = predict(one.path, new, ids=["ward"])  # the same table in memory
+        assert exact["number"].tolist() == new["number"].tolist()
+        assert [float(f"{p:.6g}") for p in exact["p(yes)"]] == found["p(yes)"].astype(float).tolist()
+        assert max(len(p.partition("e")[0].replace(".", "").lstrip("0")) for p in found["p(yes)"]) <= 6
+    beside = predict(one.path, tmp_path / "new.csv", ids=["dose"])  # an input too, with its decimal comma
+    assert beside["dose"].tolist() == new["dose"].tolist()
+    np.testing.assert_allclose(beside["p(yes)"], exact["p(yes)"])
+    with pytest.raises(DataError, match=r"no column 'wards'. Did you mean 'ward'"):
+        predict(one.path, new, ids=["wards"])
+
+
+@pytest.mark.parametrize("normalise", ["none", "federated"])
+def test_forced_marks_travel_into_the_export(normalise: str, tmp_path: Path) -> None:
+    rows = [f"{k},{k * 7 % 10}00;{k % 2};{'ash' if k % 3 else 'elm'}" for k in range(1, 31)]
+    (tmp_path / "all.csv").write_text("\n".join(["cost;label;town", *rows]))
+    options = {"label": "label", "client": "town", "decimal": ".", "sep": ";"}  # 1,700 are seventeen hundred
+    data = {"name": "table", "path": str(tmp_path / "all.csv"), "options": options, "normalise": normalise}
+    tailorfl.run(
+        QUICK, method="fedavg", data=data, model="logistic", train={"lr": 1e-6}, out=tmp_path / "run"
+    )
+    (one,) = export(tmp_path / "run", tmp_path, shared=True)
+    (tmp_path / "new.csv").write_text("cost\n2,300\n2,700\n")
+    with pytest.raises(DataError, match="cost"):  # with a comma as separator there are two columns
+        predict(one.path, pd.DataFrame({"costs": [1.0]}))
+    wanted = predict(one.path, pd.DataFrame({"cost": [2300.0, 2700.0]}))
+    pd.testing.assert_frame_equal(predict(one.path, tmp_path / "new.csv"), wanted)
+    source = from_table(
+        tmp_path / "all.csv", **options
+    )  # handed over, so that no setting says how it was read
+    tailorfl.run(
+        QUICK, method="fedavg", source=source, data={"normalise": normalise}, model="logistic", train={"lr": 1e-6},
+        out=tmp_path / "own",
+    )  # fmt: skip
+    again = predict(tmp_path / "own", tmp_path / "new.csv", client="global", source=source)
+    pd.testing.assert_frame_equal(again, wanted)
 
 
 def test_images_are_read_by_their_names(tmp_path: Path) -> None:

@@ -1,20 +1,26 @@
-"""Random data: files that were cut, changed or made of odd cells, and arrays of odd kinds."""
+"""Random data: files that were cut, changed or made of odd cells, tables as hospitals have them, and odd arrays."""
 
 from __future__ import annotations
 
 import json
+import logging
 import random
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from PIL import Image
 
 from tailorfl.data.build import build
-from tailorfl.data.own import from_tensors
+from tailorfl.data.own import from_table, from_tensors
 from tailorfl.data.registry import load_source
 from tailorfl.data.source import Source
+from tailorfl.data.validate import weaknesses
+from tailorfl.errors import TailorflError
 from tailorfl.models.registry import build as build_model
 from tailorfl.models.weights import load_weights, save_weights
 from tailorfl.printable import harmful
@@ -54,7 +60,7 @@ def case(random_: random.Random, folder: Path) -> None:
         AssertionError: what came out is not what may come out.
     """
     kind = random_.choice(
-        [_table, _table, _table_bytes, _arrays, _arrays, _images, _lines, _weights, _weights]
+        [_table, _own_table, _own_table, _table_bytes, _arrays, _arrays, _images, _lines, _weights, _weights]
     )
     source = kind(random_, folder)
     if source is None:
@@ -105,8 +111,6 @@ def _roles(random_: random.Random) -> dict[str, Any]:
 
 
 def _table_bytes(random_: random.Random, folder: Path) -> Source:
-    import pandas as pd
-
     frame = pd.DataFrame(
         {"h": ["a", "b"] * 10, "a": np.arange(20.0), "b": np.arange(20), "y": np.arange(20) % 2}
     )
@@ -219,3 +223,214 @@ def _weights(random_: random.Random, folder: Path) -> None:
         now = module.state_dict()
         assert all(torch.equal(now[name], tensor) for name, tensor in before.items()), "half of the weights"
         raise
+
+
+FAULTS = (
+    "gaps", "na words", "booleans", "thousands", "header blanks", "trailing separators", "short rows", "lacking column",
+    "ids", "dates", "ids excluded", "dates excluded", "index", "blank label", "doubled header", "infinite", "huge",
+    "odd word", "copies", "single class", "one class", "misspelt words", "lists", "two spellings", "row names",
+)  # fmt: skip
+
+
+@dataclass
+class Written:
+    """A table of several sites in files, as a hospital of some country might write it.
+
+    Attributes:
+        path: a file, or a folder of files.
+        options: of the source `table`.
+        truth: what was meant, as a frame with a column `site`.
+        faults: what is odd.
+        named: what has to be in an error or a warning, as a regular expression; "" where all is well.
+    """
+
+    path: Path
+    options: dict[str, Any]
+    truth: pd.DataFrame
+    faults: tuple[str, ...]
+    named: str
+
+
+def written(random_: random.Random, folder: Path) -> Written:
+    """Returns a table with random faults, in a random form."""
+    faults = set(random_.sample(FAULTS, random_.choice([0, 1, 1, 2])))
+    several = random_.random() < 0.4 or bool(faults & {"lacking column", "two spellings"})
+    suffix = ".parquet" if "lists" in faults else random_.choice([".csv"] * 8 + [".tsv", ".parquet"])
+    text = suffix != ".parquet"
+    if not text:
+        faults -= {
+            "header blanks",
+            "trailing separators",
+            "short rows",
+            "row names",
+            "doubled header",
+            "thousands",
+        }
+    if "misspelt words" in faults:
+        faults -= {"lacking column", "two spellings"}
+    if "row names" in faults:
+        faults -= {"trailing separators", "short rows"}
+    rng = np.random.default_rng(random_.randrange(10**9))
+    count = random_.choice([24, 30]) * 3
+    truth = pd.DataFrame(
+        {
+            "site": np.repeat(["ash", "elm", "oak"], count // 3),
+            "outcome": rng.choice(["gut", "schlecht"], count),
+            "age": rng.integers(20, 90, count),
+            "dose": rng.normal(5, 2, count).round(random_.choice([1, 2, 5])),
+            "sex": rng.choice(["männlich", "weiblich"], count),
+        }
+    )
+    options: dict[str, Any] = {"label": "outcome"} if several else {"label": "outcome", "client": "site"}
+    named = _with_faults(truth, faults, rng, options)
+    shown = truth.copy()
+    truth = truth.drop(columns=["index", "patient", "visit"], errors="ignore")
+    if "index" in faults:
+        shown = shown.rename(columns={"index": "" if text else "Unnamed: 0"})
+    if "na words" in faults:
+        shown["dose"] = shown["dose"].astype(object).where(shown["dose"].notna(), "?")
+    form = {
+        "sep": random_.choice(",;\t|"), "decimal": random_.choice(".,"), "quoted": random_.random() < 0.3,
+        "encoding": random_.choice(["utf-8", "utf-8", "utf-8-sig", "latin-1", "utf-16"]),
+    }  # fmt: skip
+    path = folder / f"t{suffix}"
+    if several:
+        path = folder / "sites"
+        path.mkdir()
+        for site, rows in shown.groupby("site"):
+            mine = rows.drop(columns="site")
+            if site == "elm" and "lacking column" in faults:
+                mine = mine.drop(columns="dose")
+            if site == "elm" and "two spellings" in faults:
+                mine = mine.rename(columns={"age": "Age"})
+            _write(path / f"{site}{suffix}", mine, form, faults)
+    else:
+        _write(path, shown, form, faults)
+    return Written(path, options, truth, tuple(sorted(faults)), "|".join(named))
+
+
+def _with_faults(
+    truth: pd.DataFrame, faults: set[str], rng: np.random.Generator, options: dict[str, Any]
+) -> list[str]:
+    """Makes a table odd, and returns what has to be named."""
+    count, named = len(truth), []
+    if faults & {"gaps", "na words"}:
+        truth.loc[rng.random(count) < 0.2, "dose"] = np.nan
+        options["na_values"] = ["?"]
+    if "lacking column" in faults:
+        truth.loc[truth["site"] == "elm", "dose"] = np.nan
+        named.append("'dose' .elm.")
+    if "booleans" in faults:
+        truth["smoker"] = rng.random(count) < 0.5
+    if "thousands" in faults:
+        truth["cost"] = (rng.random(count) * 90_000 + 1_000).round(2)
+    for fault, column, cells in (
+        ("ids", "patient", [f"{k:05}a" for k in range(count)]),
+        ("dates", "visit", [f"{k % 28 + 1:02}.{k % 12 + 1:02}.2024" for k in range(count)]),
+    ):
+        if fault in faults or f"{fault} excluded" in faults:
+            truth.insert(2, column, cells)
+        if f"{fault} excluded" in faults:
+            options["exclude"] = [*options.get("exclude", ()), column]
+        elif fault in faults:
+            named.append(column)
+    if "index" in faults:
+        truth.insert(0, "index", range(count))
+        named.append("Unnamed: 0")
+    if "infinite" in faults:
+        truth.loc[3, "dose"] = np.inf
+    if "huge" in faults:
+        truth.loc[4, "dose"] = 1e300
+    if "odd word" in faults:
+        truth["dose"] = truth["dose"].astype(object)
+        truth.loc[::30, "dose"] = "unbekannt"
+    if "blank label" in faults:
+        truth.loc[7, "outcome"] = "  "
+    if "copies" in faults:
+        truth.loc[count - 1] = truth.loc[count - 2]
+    if "single class" in faults:
+        truth.loc[5, "outcome"] = "unklar"
+    if "one class" in faults:
+        truth.loc[truth["site"] == "oak", "outcome"] = "gut"
+    if "misspelt words" in faults:
+        options["words"] = ["agee"]
+    if "lists" in faults:
+        truth["scan"] = pd.Series([[1.0, float(k)] for k in range(count)])
+    names = {
+        "infinite": "'dose'", "huge": "'dose'", "odd word": "'dose'", "blank label": "'outcome'", "copies": "copies",
+        "single class": "unklar", "one class": "one class", "misspelt words": "'agee'", "lists": "'scan'",
+        "two spellings": "'Age'", "row names": "cells", "doubled header": "'sex' twice",
+    }  # fmt: skip
+    return [*named, *(name for fault, name in names.items() if fault in faults)]
+
+
+def _write(file: Path, frame: pd.DataFrame, form: dict[str, Any], faults: set[str]) -> None:
+    if file.suffix == ".parquet":
+        odd = [column for column in frame if frame[column].map(type).nunique() > 1]
+        frame.astype(dict.fromkeys(odd, str)).to_parquet(file)
+        return
+    sep, decimal = "\t" if file.suffix == ".tsv" else form["sep"], form["decimal"]
+    grouping = "." if decimal == "," else ","
+
+    def cell(column: str, value: Any) -> str:
+        if isinstance(value, float):
+            long = f"{value:,.2f}".replace(",", " ").replace(".", decimal).replace(" ", grouping)
+            value = "" if np.isnan(value) else long if column == "cost" else repr(value).replace(".", decimal)
+        return f'"{value}"' if form["quoted"] or sep in str(value) else str(value)
+
+    heads = list(map(str, frame.columns))
+    lines = [
+        [cell(h, v) for h, v in zip(heads, row, strict=True)]
+        for row in frame.itertuples(index=False, name=None)
+    ]
+    if "doubled header" in faults:
+        heads, lines = [*heads, "sex"], [[*line, "x"] for line in lines]
+    if "row names" in faults:
+        lines = [[f"r{number}", *line] for number, line in enumerate(lines)]
+    if "header blanks" in faults:
+        heads = [f" {head} " for head in heads]
+    if "short rows" in faults:
+        lines = [line[:-1] if not line[-1] else line for line in lines]
+    end = sep if "trailing separators" in faults else ""
+    text = "\r\n".join(sep.join(line) + end for line in [heads, *lines]) + "\r\n"
+    file.write_bytes(text.encode(form["encoding"]))
+
+
+def _own_table(random_: random.Random, folder: Path) -> Source | None:
+    """A table in a random form: its numbers are those that were meant, or what is odd about it is named."""
+    table, said = written(random_, folder), _Said()
+    log = logging.getLogger("tailorfl")
+    level = log.level
+    log.setLevel(logging.WARNING)
+    log.addHandler(said)
+    refused = None
+    try:
+        found = build("table", path=str(table.path), options=table.options, normalise="federated")
+        said.texts += weaknesses(found)
+    except TailorflError as error:
+        refused = error
+        said.texts = [str(error)]
+    finally:
+        log.removeHandler(said)
+        log.setLevel(level)
+    assert table.named or refused is None, (table.faults, said.texts)
+    assert re.search(table.named, "\n".join(said.texts)), (table.faults, table.named, said.texts)
+    if refused is not None:
+        raise refused
+    if not set(table.faults) & {"copies", "doubled header"}:
+        options = {k: v for k, v in table.options.items() if k not in ("exclude", "client")}
+        meant = build(source=from_table(table.truth, client="site", **options), normalise="federated").source
+        assert found.source.info["features"] == meant.info["features"], table.faults
+        assert torch.equal(found.source.x, meant.x), table.faults
+    return None
+
+
+class _Said(logging.Handler):
+    """Keeps the text of every message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())

@@ -24,11 +24,17 @@ def command(
     method: Annotated[str | None, typer.Option(help="Label of the line; by default the first.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the job; by default the first.")] = None,
     steps: Annotated[int | None, typer.Option(help="Batches that held-out clients train on before.")] = None,
+    ids: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--id", metavar="COLUMN", help="A column of the table to keep; may be given several times."
+        ),
+    ] = None,
     imports: Imports = None,
 ) -> None:
     """Write what a trained model says of new data: classes with probabilities, numbers, or risks."""
     from tailorfl.export.predict import predict, write_predictions
 
-    found = predict(folder, data, client=client, method=method, seed=seed, steps=steps)
+    found = predict(folder, data, client=client, method=method, seed=seed, steps=steps, ids=ids or ())
     write_predictions(found, out)
     say(stdout(), f"{len(found)} rows: {out}")

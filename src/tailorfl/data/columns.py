@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +13,17 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from tailorfl.data.intake import FILE, read_table
-from tailorfl.data.labels import check_classes
+from tailorfl.data.cells import bad_cell, in_order, tidy, words_in
+from tailorfl.data.labels import FEW_ROWS, check_classes
 from tailorfl.data.source import Task
-from tailorfl.data.words import in_order, words_in
-from tailorfl.errors import DataError, nearest
+from tailorfl.data.table_files import FILE, SHOWN, is_unnamed, read_table
+from tailorfl.errors import DataError, first_few, nearest
 from tailorfl.printable import shown
 
+log = logging.getLogger(__name__)
+
+FEW = 5
+"""Classes of which a message gives the names; more may be names of persons."""
 MOST_COLUMNS = 50_000
 """Of a table: each is looked at for words and gaps, which takes half a millisecond."""
 
@@ -36,41 +41,99 @@ def need_columns(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> None
             hint = nearest(column, known)
             suggestion = f" Did you mean '{hint}'?" if hint else ""
             raise DataError(
-                f"table '{name}' has no column {shown(column)}.{suggestion} Columns: {', '.join(known)}."
+                f"table '{name}' has no column {shown(column)}.{suggestion} Columns: {first_few(list(known), SHOWN)}."
             )
     repeated = sorted(column for column, times in Counter(columns).items() if times > 1)
     if repeated:
         raise DataError(
-            f"table '{name}': column '{repeated[0]}' is used for two things (label, client, split, feature)"
+            f"table '{name}': column '{repeated[0]}' is used for two things (label, client, split, exclude, feature)"
         )
 
 
-def bad_cell(name: str, column: str, bad: Any, what: str) -> DataError:
-    """Returns the error that names a column, how many of its cells are `bad` `[rows]`, and the first of them."""
-    rows = np.flatnonzero(np.asarray(bad))
-    return DataError(
-        f"table '{name}': column '{column}' {what} in {len(rows)} of {len(bad)} rows, "
-        f"the first is row {rows[0]} (the first data row is 0)"
-    )
+def check_features(name: str, frame: pd.DataFrame, features: Sequence[str], words: Sequence[str]) -> None:
+    """Check that features may be some; warn of those that only number the rows or are dates.
+
+    Raises:
+        DataError: a feature has no name, or one of `words` is no feature; names the nearest.
+    """
+    for word in words:
+        if word not in features:
+            hint = nearest(word, features)
+            suggestion = f" Did you mean '{hint}'?" if hint else ""
+            raise DataError(
+                f"table '{name}': words names {shown(word)}, which is no feature.{suggestion} "
+                f"Features: {first_few(features, SHOWN)}."
+            )
+    unnamed = [feature for feature in features if is_unnamed(feature)]
+    if unnamed:
+        raise DataError(
+            f"table '{name}': a column has no name ('{unnamed[0]}' here), such as the index that pandas writes; leave "
+            f"it out with data.options.exclude=['{unnamed[0]}'], or give it a name"
+        )
+    for feature in features:
+        kind = "" if feature in words else _no_measurement(frame[feature])
+        if kind:
+            text = (
+                f"table '{name}': column '{feature}' looks like {kind} and is a feature all the same; leave it out "
+                f"with data.options.exclude=[{feature}]"
+            )
+            log.warning("%s", text, extra={"once": text})
 
 
-def filled(name: str, frame: pd.DataFrame, column: str) -> pd.Series[Any]:
-    """Returns a column. Raises DataError where a cell is empty."""
+def _no_measurement(values: pd.Series[Any]) -> str:
+    """Return what whole numbers look like that are no measurement, "" for others."""
+    if not pd.api.types.is_integer_dtype(values) or len(values) <= FEW_ROWS or values.isna().any():
+        return ""
+    numbers = values.to_numpy(dtype=np.int64)
+    if (np.diff(numbers) > 0).all():
+        return "a number of the row or patient (it rises from row to row)"
+    month, day = numbers // 100 % 100, numbers % 100
+    of_our_time = (numbers >= 19_000_101) & (numbers <= 21_001_231)
+    if (of_our_time & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)).all():
+        return "dates (year, month and day)"
+    return ""
+
+
+def name_doubles(name: str, frame: pd.DataFrame) -> None:
+    """Warn of rows that repeat another one in every column: one patient may train and test a model then."""
+    plain = frame.astype({c: str for c in frame.columns if not pd.api.types.is_numeric_dtype(frame[c])})
+    doubles = int(plain.duplicated().sum())
+    if doubles:
+        text = (
+            f"table '{name}': {doubles} of {len(frame)} rows are exact copies of other rows; if they are not different "
+            "patients, remove them, since copies may lie in training and test part"
+        )
+        log.warning("%s", text, extra={"once": text})
+
+
+def filled(name: str, frame: pd.DataFrame, column: str, na_values: Sequence[str] = ()) -> pd.Series[Any]:
+    """Return a column. Raise DataError where a cell is empty, blank, or one of `na_values`."""
     values = frame[column]
-    if values.isna().any():
-        raise bad_cell(name, column, values.isna(), "is empty (NaN)")
+    empty = tidy(values, na_values).isna()
+    if empty.any():
+        raise bad_cell(name, column, empty, "is empty (NaN)")
     return values
 
 
 def owned_table(
-    table: str | Path | pd.DataFrame, client: str | None
+    table: str | Path | pd.DataFrame,
+    client: str | None,
+    needed: Sequence[str],
+    **reading: Any,
 ) -> tuple[str, pd.DataFrame, pd.Series[Any] | None]:
-    """(name, frame, whose each row is) of a table; of a folder the files are the clients unless a column is named.
+    """Return (name, frame, whose each row is); of a folder the files are the clients unless a column is named.
+
+    Args:
+        table: a file, a folder or a frame.
+        client: the column that says whose a row is.
+        needed: columns that no file of a folder may lack.
+        reading: how it is read, see `read_table`.
 
     Raises:
         DataError: it cannot be read, or has no column `client`, or an empty cell there.
     """
-    name, frame = read_table(table)
+    named = [column for column in (*needed, client) if column is not None]
+    name, frame = read_table(table, **reading, needed=named)
     owners = None
     if not isinstance(table, pd.DataFrame) and Path(table).expanduser().is_dir():
         if client is None:
@@ -80,6 +143,8 @@ def owned_table(
     if client is not None:
         need_columns(name, frame, [client])
         owners = filled(name, frame, client)
+        if not pd.api.types.is_numeric_dtype(owners):
+            owners = owners.map(lambda owner: owner.strip() if isinstance(owner, str) else owner)
     return name, frame, owners
 
 
@@ -115,28 +180,34 @@ def numbered(values: pd.Series[Any]) -> tuple[Tensor, tuple[str, ...]]:
 
 
 def target_columns(
-    name: str, frame: pd.DataFrame, labels: Sequence[str], task: Task
+    name: str, frame: pd.DataFrame, labels: Sequence[str], task: Task, na_values: Sequence[str] = ()
 ) -> tuple[Tensor, int, dict[str, Any]]:
-    """(y, outputs, {"classes": names} for a task with classes) from the label columns."""
+    """Return (y, outputs, {"classes": names} for a task with classes) from the label columns."""
     if task not in ("classification", "binary"):
         y = target_tensor(name, numeric(name, frame, labels), task)
         return y, outputs_of(y, task), {}
-    classes = class_names(name, frame, labels)
+    classes = class_names(name, frame, labels, na_values)
     column = frame[labels[0]]
     if task == "classification":
         check_classes(
             f"table '{name}': column '{labels[0]}'", column, "task='regression' (data.options.task)"
         )
     if task == "binary" and len(classes) != 2:
-        shown = ", ".join(classes[:10])
         raise DataError(
-            f"table '{name}': a binary label has two values, but '{labels[0]}' has {len(classes)}: {shown}"
+            f"table '{name}': a binary label has two values, but '{labels[0]}' has {counted(classes)}"
         )
     y = class_numbers(name, frame, labels[0], classes)
     return y, 1 if task == "binary" else len(classes), {"classes": classes}
 
 
-def class_names(name: str, frame: pd.DataFrame, labels: Sequence[str]) -> tuple[str, ...]:
+def counted(words: Sequence[str]) -> str:
+    """Return how many words there are for a message, and which where they are few."""
+    return f"{len(words)}" + (f": {', '.join(words)}" if len(words) <= FEW else "")
+
+
+def class_names(
+    name: str, frame: pd.DataFrame, labels: Sequence[str], na_values: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Returns the names of the classes of a label column, in order.
 
     Raises:
@@ -146,7 +217,7 @@ def class_names(name: str, frame: pd.DataFrame, labels: Sequence[str]) -> tuple[
         raise DataError(
             f"table '{name}': a task with classes has one label column, but {len(labels)} are given"
         )
-    return tuple(in_order(words_in(filled(name, frame, labels[0]))))
+    return tuple(in_order(words_in(filled(name, frame, labels[0], na_values))))
 
 
 def class_numbers(name: str, frame: pd.DataFrame, label: str, classes: Sequence[str]) -> Tensor:
@@ -154,8 +225,9 @@ def class_numbers(name: str, frame: pd.DataFrame, label: str, classes: Sequence[
     place = {known: number for number, known in enumerate(classes)}
     words = words_in(filled(name, frame, label))
     if unknown := [word for word in words if word not in place]:
-        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-        raise DataError(f"class '{unknown[0]}' does not occur in the training data, which have {shown}")
+        raise DataError(
+            f"class '{unknown[0][:SHOWN]}' does not occur in the training data, which have {first_few(classes, FEW)}"
+        )
     return torch.tensor([place[word] for word in words], dtype=torch.int64)
 
 

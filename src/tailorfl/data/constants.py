@@ -14,8 +14,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tailorfl.data.cells import numbers_of, tidy, words_of
-from tailorfl.data.columns import class_numbers, need_columns, numeric, target_tensor
+from tailorfl.data.cells import in_order, is_date, is_decimal, numbers_of, tidy, words_of
+from tailorfl.data.columns import class_numbers, counted, need_columns, numeric, target_tensor
+from tailorfl.data.labels import FEW_ROWS
 from tailorfl.data.rows import Ints
 from tailorfl.data.summaries import (
     CLASSES,
@@ -28,12 +29,17 @@ from tailorfl.data.summaries import (
     Summary,
     moments,
 )
-from tailorfl.data.words import in_order
-from tailorfl.errors import DataError
+from tailorfl.errors import DataError, first_few
 
 MOST_LEVELS = 100
 """Of the words of a column; one with more is a name, a number of a patient or a text, and no feature."""
+MOST_NUMBERS = 10
+"""Of the words of a column that holds words too; one with more is a column of numbers with odd cells."""
 _CONSTANT = 1e-12
+_ODD_WORDS = (
+    "if it is a code, name it in data.options.words, if the word means an empty cell, name that in "
+    "data.options.na_values, or mend the table"
+)
 Positive = Annotated[float, Field(allow_inf_nan=False, gt=0)]
 
 
@@ -71,12 +77,14 @@ class Constants(Columns):
         columns: by feature.
         order: of the features, in which models read them; by default that of `columns`.
         classes: names of the classes in the order of their numbers; empty for other tasks.
+        absent: features of which the client whose constants these are has no cell, so that its tables may lack them.
     """
 
     roles: Roles
     columns: dict[str, Annotated[NumberColumn | WordColumn, Field(discriminator="kind")]]
     order: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,8 +114,10 @@ class Constants(Columns):
         """x float32 `[rows, len(names)]` of raw rows; label columns are not looked at.
 
         Raises:
-            DataError: a column is missing, or a cell of a number is a word.
+            DataError: a column is missing that the client has, or a cell of a number is a word.
         """
+        lacking = [feature for feature in self.absent if feature not in frame.columns]
+        frame = frame.assign(**dict.fromkeys(lacking, np.nan)) if lacking else frame
         need_columns(name, frame, list(self.columns))
         blocks: list[Any] = []
         for feature, column in self.columns.items():
@@ -171,12 +181,14 @@ def combine(summaries: Sequence[Summary]) -> Constants:
 
     Medians are no sums: with `impute` "median" each client takes its own by `Constants.fitted_to`.
 
+    A column that a client lacks is empty there.
+
     Args:
         summaries: one a client, in the order of the clients, which decides the order of the features.
 
     Raises:
-        DataError: clients differ in their columns, in what these mean or in what they hold; a column is empty
-            everywhere or has too many words; a binary label has not two classes. The message names the clients.
+        DataError: clients differ in what their columns mean or hold; a column is empty everywhere, or holds dates,
+            names or numbers with odd words; a binary label has not two classes. The message names the clients.
     """
     first = summaries[0]
     for other in summaries[1:]:
@@ -184,21 +196,17 @@ def combine(summaries: Sequence[Summary]) -> Constants:
             raise DataError(
                 f"'{other.name}' and '{first.name}' do not take their columns for the same; give all one file"
             )
-        if apart := sorted({*other.columns} ^ {*first.columns}):
-            raise DataError(
-                f"the tables of a federation have the same columns, but '{other.name}' and '{first.name}' do not "
-                f"share: {', '.join(apart)}"
-            )
     rows = sum(summary.rows for summary in summaries)
+    empty = ColumnSummary(kind="empty")
     columns = {
-        name: _column(name, [(one.name, one.columns[name]) for one in summaries], rows, first.roles)
-        for name in first.columns
+        name: _column(
+            name, [(one.name, one.columns.get(name, empty)) for one in summaries], rows, first.roles
+        )
+        for name in dict.fromkeys(column for one in summaries for column in one.columns)
     }
     classes = in_order([name for summary in summaries for name in summary.classes])
     if first.roles.task == "binary" and len(classes) != 2:
-        raise DataError(
-            f"a binary label has two values, but '{first.roles.label[0]}' has {len(classes)}: {', '.join(classes[:10])}"
-        )
+        raise DataError(f"a binary label has two values, but '{first.roles.label[0]}' has {counted(classes)}")
     return Constants(roles=first.roles, columns=columns, classes=tuple(classes))
 
 
@@ -222,22 +230,16 @@ def _column(
         raise DataError(f"column '{name}' is empty in all training rows; leave it out of the features")
     kinds = {kind: [who for who, one in told if one.kind == kind] for kind in ("number", "word")}
     if kinds["number"] and kinds["word"]:
-        odd, level = next((who, one.levels[-1][:50]) for who, one in told if one.kind == "word")
+        odd = in_order([level for _, one in told for level in one.levels if not is_decimal(level)])
         raise DataError(
-            f"column '{name}' holds numbers at {', '.join(kinds['number'][:5])} and words at "
-            f"{', '.join(kinds['word'][:5])} (such as '{level}' at {odd}); if it is a code, name it in "
-            "data.options.words, if the word means an empty cell, name that in data.options.na_values, or mend the "
-            "table"
+            f"column '{name}' holds numbers at {first_few(kinds['number'], 5)} and words at "
+            f"{first_few(kinds['word'], 5)} ({counted(odd)}); {_ODD_WORDS}"
         )
     count = sum(one.count for one in held)
     indicator = roles.indicator and count < rows
     if kinds["word"]:
         levels = in_order([level for one in held for level in one.levels])
-        if len(levels) > MOST_LEVELS:
-            raise DataError(
-                f"column '{name}' has {len(levels)} different words, such as '{levels[0][:50]}'; at most {MOST_LEVELS} "
-                "are encoded, since more are names or texts: leave it out of the features, or group them"
-            )
+        _check_words(name, levels, count, code=name in roles.words)
         return WordColumn(levels=tuple(levels), indicator=indicator)
     total = math.fsum(one.total for one in held)
     mean = total / count
@@ -245,6 +247,29 @@ def _column(
         part for one in held for part in (one.squares, one.count * (one.total / one.count - mean) ** 2)
     )
     return _number(count, total, squares, indicator=indicator)
+
+
+def _check_words(name: str, levels: Sequence[str], count: int, *, code: bool) -> None:
+    """Raise DataError where the words of a column are no categories; of a `code` only where they are too many."""
+    out = "leave it out with data.options.exclude"
+    many = len(levels) > FEW_ROWS and 2 * len(levels) > count and not code
+    numbers = [level for level in levels if is_decimal(level)]
+    if not code and all(is_date(level) for level in levels):
+        raise DataError(
+            f"column '{name}' holds dates ({len(levels)} different ones), which models do not read; {out}, or make a "
+            "number of it, such as an age in years"
+        )
+    if not code and len(numbers) > MOST_NUMBERS and 2 * len(numbers) > len(levels):
+        odd = [level for level in levels if not is_decimal(level)]
+        raise DataError(
+            f"column '{name}' holds {len(numbers)} different numbers and words ({counted(odd)}); {_ODD_WORDS}"
+        )
+    if many or len(levels) > MOST_LEVELS:
+        raise DataError(
+            f"column '{name}' has {len(levels)} different words in {count} cells; at most {MOST_LEVELS} are encoded, "
+            f"since more, or nearly one a row, are names, numbers of patients or texts: {out}, or group them"
+            + ("" if len(levels) > MOST_LEVELS else "; if they are categories, name it in data.options.words")
+        )
 
 
 def _number(count: int, total: float, squares: float, *, indicator: bool) -> NumberColumn:

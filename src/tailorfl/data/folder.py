@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from tailorfl.data.scaling import PRIVATE_SCALING, PUBLIC_CHANNEL, Channels, PrivateScaling
@@ -188,7 +188,8 @@ def load_image(file: Path, size: tuple[int, int] | None) -> Picture:
                     "are read, so make it smaller first"
                 )
             image.load()
-            return image if size is None else image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+            upright = ImageOps.exif_transpose(image)  # cameras store a turned picture and how it was held
+            return upright if size is None else upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
     except UNREADABLE as error:
         raise DataError(f"image '{file}' cannot be read: {error or type(error).__name__}") from error
 

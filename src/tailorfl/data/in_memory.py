@@ -11,10 +11,12 @@ import pandas as pd
 import torch
 from torch.utils.data import Dataset
 
-from tailorfl.data.intake import plain_frame
+from tailorfl.data.intake import check_roles
 from tailorfl.data.own import from_table, from_tensors
 from tailorfl.data.source import Source
-from tailorfl.errors import DataError, first_few
+from tailorfl.data.table_files import joined, plain_frame
+from tailorfl.errors import DataError
+from tailorfl.settings.base import listed
 from tailorfl.settings.data import DataConfig
 
 Data = Source | pd.DataFrame | Mapping[str, pd.DataFrame] | Dataset[Any]
@@ -62,7 +64,10 @@ def as_source(data: Any, options: Mapping[str, Any]) -> Source:
     if "label" not in options:
         raise DataError("data is a DataFrame; name the column to be predicted, label=...")
     if several:
-        return from_table(_joined(data), **{**options, CLIENT: CLIENT})
+        frames = _plain(data)
+        check_roles(options["label"], None, None, None, exclude=options.get("exclude", ()))
+        whole = joined(frames, CLIENT, listed(options.get("exclude", ())), listed(options["label"]))
+        return from_table(whole, **{**options, CLIENT: CLIENT})
     return from_table(data, **options)
 
 
@@ -73,29 +78,19 @@ def _check_options(options: Mapping[str, Any], valid: frozenset[str], what: str)
             raise DataError(f"the data are {what}, so that {option}=... says nothing of them{takes}")
 
 
-def _joined(frames: Mapping[Any, Any]) -> pd.DataFrame:
-    """Return the rows of all frames, in order, with the name of each row's frame in the column `CLIENT`."""
+def _plain(frames: Mapping[Any, Any]) -> dict[str, pd.DataFrame]:
+    """Return each client's frame by its name."""
     plain: dict[str, pd.DataFrame] = {}
     for name, frame in frames.items():
         if not isinstance(frame, pd.DataFrame):
             raise DataError(f"data has a DataFrame of each client, but '{name}' is a {type(frame).__name__}")
         plain[str(name)] = plain_frame(frame)
-    (first, reference), *_ = plain.items()
-    for name, frame in plain.items():
-        if apart := sorted(set(reference.columns) ^ set(frame.columns)):
-            raise DataError(
-                f"the frames of all clients have the same columns, but '{name}' and '{first}' do not share "
-                f"{first_few(apart, 5)}"
-            )
         if CLIENT in frame.columns:
             raise DataError(
                 f"the frame of '{name}' has a column '{CLIENT}', but each frame is a client already; rename or drop "
                 f"it, or give one frame of all rows and {CLIENT}='{CLIENT}'"
             )
-    return pd.concat(
-        [frame[list(reference.columns)].assign(**{CLIENT: name}) for name, frame in plain.items()],
-        ignore_index=True,
-    )
+    return plain
 
 
 def _stacked(dataset: Dataset[Any]) -> tuple[torch.Tensor, Any]:

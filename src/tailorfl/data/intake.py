@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,6 @@ from torch import Tensor
 from tailorfl.errors import DataError
 from tailorfl.printable import harmful, visible
 
-_SEPARATORS = {".csv": ",", ".tsv": "\t"}
-TABLES = (*_SEPARATORS, ".parquet")
-FILE = "file"
-"""The column that says from which file of a folder a row is."""
 LONGEST_NAME = 200
 """Characters of the name of a client, a class, a column."""
 NAMED = ("classes", "features")
@@ -112,76 +107,20 @@ def client_ids(clients: Any, name: str) -> pd.Series[Any]:
     return pd.Series(ids, name="clients")
 
 
-def read_table(table: str | Path | pd.DataFrame) -> tuple[str, pd.DataFrame]:
-    """Returns (name, frame) of a table in a file, in the files of a folder, or in memory.
-
-    Of a folder the column `FILE` says from which file a row is, by the file's name without its ending.
-
-    Raises:
-        DataError: it cannot be read, or the files of a folder differ in their columns.
-    """
-    if isinstance(table, pd.DataFrame):
-        return "table", plain_frame(table)
-    path = Path(table).expanduser()
-    if path.is_dir():
-        return path.name, _read_folder(path)
-    suffix = path.suffix.lower()
-    if suffix not in TABLES:
-        raise DataError(f"table '{path}' must end in .csv, .tsv or .parquet, or be a folder of such files")
-    if not path.is_file():
-        raise DataError(f"table '{path}' does not exist")
-    try:
-        frame = pd.read_parquet(path) if suffix == ".parquet" else pd.read_csv(path, sep=_SEPARATORS[suffix])
-    except (OSError, ValueError, OverflowError, RecursionError, MemoryError, NotImplementedError) as error:
-        raise DataError(f"table '{path}' cannot be read: {error}") from error
-    return path.name, frame.reset_index(drop=True)
-
-
-def _read_folder(folder: Path) -> pd.DataFrame:
-    found = [f for f in folder.iterdir() if f.suffix.lower() in TABLES and not f.name.startswith(".")]
-    files = sorted(found, key=lambda f: (f.stem, f.name))  # the order of the clients, so that rows follow it
-    if not files:
-        raise DataError(f"folder '{folder}' holds no tables ({', '.join(TABLES)})")
-    frames: dict[str, pd.DataFrame] = {}
-    columns: list[str] = []
-    for file in files:
-        frame = plain_frame(read_table(file)[1])
-        if file.stem in frames:
-            raise DataError(
-                f"folder '{folder}' has two tables called '{file.stem}', which would be one client"
-            )
-        if FILE in frame.columns:
-            raise DataError(
-                f"table '{file}' has a column '{FILE}', which is the name of its file here; rename it"
-            )
-        columns = columns or list(frame.columns)
-        apart = sorted(set(columns) ^ set(frame.columns))
-        if apart:
-            raise DataError(
-                f"the tables of a folder have the same columns, but '{file.name}' and '{files[0].name}' do not share: "
-                f"{', '.join(apart)}"
-            )
-        frames[file.stem] = frame[columns].assign(**{FILE: file.stem})
-    return pd.concat(frames.values(), ignore_index=True)
-
-
-def plain_frame(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns a frame with rows counted from 0 and columns named by texts. Raises DataError where two have one name."""
-    named = table.reset_index(drop=True).set_axis([str(column) for column in table.columns], axis=1)
-    twice = named.columns[named.columns.duplicated()]
-    if len(twice):
-        raise DataError(f"the table has the column '{twice[0]}' twice; rename one of them")
-    return named
-
-
 def check_roles(
-    label: Any, client: Any, features: Any, split: Any, words: Any = (), na_values: Any = ()
+    label: Any,
+    client: Any,
+    features: Any,
+    split: Any,
+    words: Any = (),
+    na_values: Any = (),
+    exclude: Any = (),
 ) -> None:
     """Raises DataError where the columns that mean something are not given by name."""
     for what, given in (("client", client), ("split", split)):
         if given is not None and not isinstance(given, str):
             raise DataError(f"{what} should be the name of a column, got a {type(given).__name__}")
-    lists = {"label": label, "features": features, "words": words, "na_values": na_values}
+    lists = {"label": label, "features": features, "words": words, "na_values": na_values, "exclude": exclude}
     for what, given in lists.items():
         several = isinstance(given, list | tuple) and all(isinstance(one, str) for one in given)
         if not (several or isinstance(given, str) or (given is None and what == "features")):

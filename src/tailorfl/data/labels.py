@@ -20,6 +20,8 @@ FEW_ROWS = 20
 ROWS_A_CLASS = 10
 """Where classes have fewer rows on average, and there are many, the labels may be numbers to be predicted."""
 MANY_CLASSES = 20
+NAMED = 5
+"""Classes that a message names."""
 MOST_CLASSES = 1_000_000
 
 
@@ -41,9 +43,10 @@ def check_classes(
         parts = column[np.isfinite(column) & (column % 1 != 0)]
         if len(parts):
             raise DataError(
-                f"{where} has {found} values in {rows} rows, such as {parts.iloc[0]:g}; classes must be whole numbers "
-                f"or names{meant}"
+                f"{where} has {found} values in {rows} rows, {len(parts)} of them with fractions; classes must be "
+                f"whole numbers or names{meant}"
             )
+    _name_single(where, column)
     if rows <= FEW_ROWS or found <= MANY_CLASSES:
         return
     if numeric and 2 * found > rows:
@@ -57,6 +60,19 @@ def check_classes(
             rows / found,
             meant if numeric else "; is it the right column?",
         )
+
+
+def _name_single(where: str, column: pd.Series[Any]) -> None:
+    """Warn of classes with one sample, which cannot be both learned and tested; few are named."""
+    counts = column.value_counts()
+    single = sorted(str(value) for value in counts.index[counts == 1])
+    if single and len(counts) > 1:
+        names = f" ({', '.join(single)})" if len(single) <= NAMED else ""
+        text = (
+            f"{where}: {len(single)} of {len(counts)} classes{names} have a single sample, which cannot be both "
+            "learned and tested"
+        )
+        log.warning("%s", text, extra={"once": text})
 
 
 def from_zero(where: str, y: Tensor) -> Tensor:
@@ -86,7 +102,9 @@ def named(values: Any) -> tuple[Tensor, tuple[str, ...]] | None:
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise DataError(f"the labels are no list with one a sample: {error}") from error
+        raise DataError(
+            f"the labels are no list with one a sample, but a {type(values).__name__} of lists that differ"
+        ) from error
     if array.dtype.kind not in "USO" or array.ndim != 1:
         return None
     texts = pd.Series(array)

@@ -1,4 +1,4 @@
-"""A client that has only its own table: its training, validation and test rows, and its samples by common constants."""
+"""A client that has only its own table: its training, validation and test rows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import pandas as pd
 from tailorfl.data.build import stream
 from tailorfl.data.columns import class_names
 from tailorfl.data.constants import Constants
-from tailorfl.data.preparing import FITTED, PREPARATION, Preparation
 from tailorfl.data.rows import Ints, Rows
-from tailorfl.data.scaling import PRIVATE_SCALING
-from tailorfl.data.source import Source, strata_of
+from tailorfl.data.source import strata_of
 from tailorfl.data.splits import Split, split_clients
 from tailorfl.data.summaries import CLASSES, Roles
 from tailorfl.errors import DataError
@@ -66,30 +64,7 @@ def own_strata(frame: pd.DataFrame, roles: Roles, name: str = "table") -> Ints:
     Raises:
         DataError: the label is missing or not as the task has it; `name` is the client's, for messages.
     """
-    classes = class_names(name, frame, roles.label) if roles.task in CLASSES else ()
+    classes = class_names(name, frame, roles.label, roles.na_values) if roles.task in CLASSES else ()
     y = Constants(roles=roles, columns={}, classes=classes).targets(frame, name)
     strata: Ints = strata_of(y, roles.task).numpy()
     return strata
-
-
-def own_source(name: str, frame: pd.DataFrame, constants: Constants) -> Source:
-    """Returns a client's samples as the whole federation has them: its rows of that `Source`, to the bit.
-
-    Args:
-        name: of the source.
-        frame: the client's table, all rows.
-        constants: those of all (`combine`), or with `data.normalise=client` its own (`Constants.fitted_to`).
-
-    Raises:
-        DataError: the table does not fit them.
-    """
-    x, y = constants.apply(frame, name)
-    named = {"classes": constants.classes} if constants.classes else {}
-    info = {
-        "features": constants.names,
-        "label": constants.roles.label,
-        **named,
-        PREPARATION: Preparation(constants),
-        PRIVATE_SCALING: FITTED,
-    }
-    return Source(name, x, y, constants.roles.task, constants.outputs, info=info)

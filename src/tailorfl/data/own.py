@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
 import pandas as pd
 import torch
 
 from tailorfl.arguments import check_kind
 from tailorfl.data.columns import (
+    check_features,
+    name_doubles,
     need_columns,
     outputs_of,
     owned_table,
@@ -28,6 +31,7 @@ from tailorfl.data.preparing import TABLE, RawTable, by_constants
 from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task
 from tailorfl.data.summaries import made_roles
+from tailorfl.data.table_files import reading_info
 from tailorfl.errors import DataError, unknown
 
 __all__ = ["from_datasets", "from_folder", "from_table", "from_tensors"]
@@ -76,7 +80,8 @@ def from_tensors(
     if features.dtype != torch.uint8 or features.dim() != 4:
         features = features.to(torch.float32)
     if task == "classification":
-        check_classes(f"source '{name}': y", targets.numpy(force=True).reshape(-1))
+        numbers = targets.numpy(force=True).reshape(-1)
+        check_classes(f"source '{name}': y", numbers if classes is None else np.array(classes[1])[numbers])
     targets = target_tensor(name, targets, task)
     if task == "classification":
         targets = from_zero(f"source '{name}': y", targets)
@@ -97,6 +102,9 @@ def from_table(
     na_values: str | Sequence[str] = (),
     min_count: int = 1,
     constants: str | Path | Constants | None = None,
+    exclude: str | Sequence[str] = (),
+    sep: str | None = None,
+    decimal: str | None = None,
 ) -> Source:
     """A source from a CSV, TSV or parquet file, a folder of such files, or a data frame, one row a sample.
 
@@ -113,6 +121,8 @@ def from_table(
         split: the column that holds "train" or "test"; None for no given split.
         words, impute, indicator, na_values, min_count: how features are prepared, see `tailorfl.data.summaries.Roles`.
         constants: prepare the features at once by these, which looked at none of the rows; or a JSON file of them.
+        exclude: columns that are no features, such as ids and dates.
+        sep, decimal: how a text file is written, see `tailorfl.data.table_files.read_table`; by default found out.
 
     Raises:
         DataError: for an unreadable file, missing columns, empty or non-numeric cells (names column and row).
@@ -122,18 +132,31 @@ def from_table(
     check_kind("constants", constants, str, Path, Constants, None)
     if task not in get_args(Task):
         raise unknown("task", str(task), get_args(Task))
-    check_roles(label, client, features, split, words, na_values)
-    name, frame, owners = owned_table(path, client)
-    roles = made_roles(label, client, features, task, split, words, impute, indicator, na_values, min_count)
+    check_roles(label, client, features, split, words, na_values, exclude)
+    roles = made_roles(
+        label, client, features, task, split, words, impute, indicator, na_values, min_count, exclude
+    )
+    excluded = [column for column in roles.others if column not in (client, split)]
+    reading: dict[str, Any] = {"sep": sep, "decimal": decimal, "exclude": excluded}
+    needed = [*roles.label, *((split,) if split is not None else ())]
+    name, frame, owners = owned_table(path, client, needed, **reading)
     inputs = roles.inputs(frame)
-    need_columns(name, frame, [*roles.label, *roles.others, *inputs])
+    need_columns(name, frame, [*roles.label, *roles.others, *(roles.features or inputs)])
     if not len(frame) or not inputs:
         raise DataError(
             f"table '{name}' has {len(frame)} rows and {len(inputs)} feature columns; both must be above 0"
         )
-    y, outputs, classes = target_columns(name, frame, roles.label, task)
+    check_features(name, frame, inputs, roles.words)
+    y, outputs, classes = target_columns(name, frame, roles.label, task, roles.na_values)
+    name_doubles(name, frame[[*roles.label, *inputs, *excluded]])
     test = None if split is None else test_column(name, frame, split)
     table = RawTable(frame, roles)
-    info = {"features": tuple(inputs), "label": roles.label, **classes, TABLE: table}
+    info = {
+        "features": tuple(inputs),
+        "label": roles.label,
+        **classes,
+        TABLE: table,
+        **reading_info(**reading),
+    }
     source = make_source(name, table.numbers(name), y, task, outputs, owners, test, info, unprepared=True)
     return source if constants is None else by_constants(source, constants)

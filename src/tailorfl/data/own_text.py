@@ -13,6 +13,7 @@ from tailorfl.data.columns import filled, need_columns, owned_table, target_colu
 from tailorfl.data.intake import check_roles
 from tailorfl.data.making import make_source
 from tailorfl.data.source import Source, Task
+from tailorfl.data.table_files import reading_info
 from tailorfl.data.text import TEXTS, left_of, reading_of, token_info
 from tailorfl.data.tokenizers import load_tokenizer, pair, single, stacked
 from tailorfl.errors import DataError, unknown
@@ -29,6 +30,8 @@ def from_texts(
     tokenizer: str = "byte",
     length: int = 64,
     padding: str = "right",
+    sep: str | None = None,
+    decimal: str | None = None,
 ) -> Source:
     """A source from a CSV, TSV or parquet file, a folder of such files, or a data frame, one text a row.
 
@@ -40,6 +43,7 @@ def from_texts(
         tokenizer: byte, minilm, a folder, or a name on the Hugging Face hub; that of the model.
         length: tokens of a sample, marks included; of a longer text, the first third and the last two are kept.
         padding: right for encoders, left for causal models.
+        sep, decimal: how a text file is written, see `tailorfl.data.table_files.read_table`; by default found out.
 
     Raises:
         ConfigError: for an unknown side, or a length that marks fill.
@@ -48,15 +52,17 @@ def from_texts(
     if task not in get_args(Task) or task == "generation":
         raise unknown("task of texts", str(task), [one for one in get_args(Task) if one != "generation"])
     check_roles(label, client, text, split)
-    name, frame, owners = owned_table(path, client)
     labels = [label] if isinstance(label, str) else list(label)
-    need_columns(name, frame, [*labels, text, *(c for c in (second, client, split) if c is not None)])
+    columns = [*labels, text, *(column for column in (second, split) if column is not None)]
+    texts = [column for column in (text, second) if column is not None]
+    name, frame, owners = owned_table(path, client, columns, sep=sep, decimal=decimal, exclude=texts)
+    need_columns(name, frame, [*columns, *([client] if client is not None else [])])
     reading = reading_of(text, second, length, padding)
     if not len(frame):
         raise DataError(f"table '{name}' has no rows")
     y, outputs, classes = target_columns(name, frame, labels, task)
     test = None if split is None else test_column(name, frame, split)
-    info = {**classes, **token_info(load_tokenizer(tokenizer)), TEXTS: reading}
+    info = {**classes, **token_info(load_tokenizer(tokenizer)), TEXTS: reading, **reading_info(sep, decimal)}
     x = tokenized(name, frame, reading, tokenizer)
     return make_source(name, x, y, task, outputs, owners, test, info)
 

@@ -7,7 +7,7 @@ clients do that hold only their own file; other numbers through `tailorfl.data.n
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tailorfl.data.normalise import standardised
 from tailorfl.data.rows import Ints
 from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
 from tailorfl.data.source import Source
-from tailorfl.data.summaries import Roles, summarise
+from tailorfl.data.summaries import Roles, Summary, summarise
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.settings.data import Normalisation
 
@@ -85,11 +85,30 @@ class Preparation:
 
     Attributes:
         everyone: of all training clients; for whoever has none of its own.
-        own: by the name of a client.
+        own: by the name of a client; also of one that lacks a column and otherwise has those of all.
     """
 
     everyone: Constants
     own: Mapping[str, Constants] = field(default_factory=dict)
+
+    @classmethod
+    def by_client(
+        cls, everyone: Constants, fitted: Mapping[str, Constants], summaries: Sequence[Summary]
+    ) -> Preparation:
+        """Return the constants of a federation with what each client lacks.
+
+        Args:
+            everyone: of all training clients.
+            fitted: by the name of a client, where it has constants of its own.
+            summaries: of clients' training rows.
+        """
+        own = dict(fitted)
+        for summary in summaries:
+            present = {column for column, found in summary.columns.items() if found.kind != "empty"}
+            if absent := tuple(column for column in everyone.columns if column not in present):
+                of_client = own.get(summary.name, everyone)
+                own[summary.name] = of_client.model_copy(update={"absent": absent})
+        return cls(everyone, own)
 
     def of(self, client: str | None) -> Constants:
         """Returns the constants of a client."""
@@ -131,7 +150,8 @@ def plain(source: Source) -> Source:
             numeric(source.name, table.frame, table.roles.inputs(table.frame))
         except DataError as error:
             raise DataError(
-                f"{error}; data.normalise=federated (or client) encodes words, fills empty cells and scales numbers"
+                f"{error}; data.normalise=federated (or client) encodes words, fills empty cells and scales numbers, "
+                "data.options.exclude leaves out columns of ids and dates"
             ) from error
     return replace(source, info=_without_table(source))
 
@@ -191,10 +211,11 @@ def prepared(federation: Federation, by: Normalisation) -> Federation:
     parts = [_parts(federation, client) for client in range(len(federation))]
     told = [
         summarise(frame.iloc[rows], roles, train, federation.names[client])
-        for client, (rows, train) in enumerate(parts[: federation.num_clients])
+        for client, (rows, train) in enumerate(parts)
     ]
     # Classes are those of every row of the source, discarded ones too: a client's summary of its file has them as well.
-    everyone = combine(told).model_copy(update={"classes": tuple(source.info.get("classes", ()))})
+    classes = {"classes": tuple(source.info.get("classes", ()))}
+    everyone = combine(told[: federation.num_clients]).model_copy(update=classes)
     x, own = everyone.inputs(frame, source.name), {}
     if by == "client":
         if len(np.unique(np.concatenate([rows for rows, _ in parts]))) < sum(len(rows) for rows, _ in parts):
@@ -208,7 +229,7 @@ def prepared(federation: Federation, by: Normalisation) -> Federation:
     info = {
         **_without_table(source),
         "features": everyone.names,
-        PREPARATION: Preparation(everyone, own),
+        PREPARATION: Preparation.by_client(everyone, own, told),
         PRIVATE_SCALING: FITTED,
     }
     return replace(federation, source=replace(source, x=x, info=info))

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tailorfl.data.columns import class_numbers, need_columns, numeric, target_columns
+from tailorfl.data.columns import FEW, class_numbers, need_columns, numeric, target_columns
 from tailorfl.data.folder import from_folder
-from tailorfl.data.intake import read_table
 from tailorfl.data.preparing import PREPARATION, Preparation
 from tailorfl.data.registry import load_source
 from tailorfl.data.scaling import SCALING, Scaling
 from tailorfl.data.source import Source, check_finite
-from tailorfl.errors import ConfigError, DataError
+from tailorfl.data.table_files import READING, SHOWN, read_table
+from tailorfl.errors import ConfigError, DataError, first_few
 
 TAKEN = ("val", "local", "participants", "global", "heldout", "official", "personal")
 """Names of sets and models of an evaluation, which a file cannot have."""
@@ -104,7 +104,7 @@ def _loaded(source: Source, given: Any, name: str | None, options: Mapping[str, 
     left = {key: value for key, value in options.items() if key not in NOT_OF_SHIFTS}
     if source.x.dtype == torch.uint8 and source.x.dim() == 4 and name in (None, "folder"):
         if not isinstance(given, str | Path):
-            raise DataError(f"expected a folder of images, but got {given!r}"[:200])
+            raise DataError(f"expected a folder of images, but got a {type(given).__name__}")
         size = left.get("size")
         return from_folder(given, size=None if size is None else (size[0], size[1]))
     if name is None:
@@ -117,7 +117,7 @@ def _loaded(source: Source, given: Any, name: str | None, options: Mapping[str, 
 
 def _table(source: Source, given: Any) -> Source:
     """A table with the columns of the training table; a Hugging Face data set's columns are such ones too."""
-    name, frame = read_table(given)
+    name, frame = read_table(given, **source.info.get(READING, {}))
     labels, features = source.info["label"], source.info.get("features")
     if features is None:
         raise DataError(
@@ -157,8 +157,9 @@ def _renumbered(source: Source, found: Source) -> Tensor:
 
 
 def _unknown_class(name: str, known: Any) -> DataError:
-    shown = ", ".join(known[:10]) + (", ..." if len(known) > 10 else "")
-    return DataError(f"class '{name}' does not occur in the training data, which have {shown}")
+    return DataError(
+        f"class '{name[:SHOWN]}' does not occur in the training data, which have {first_few(known, FEW)}"
+    )
 
 
 def _scaled(source: Source, found: Source, x: Tensor) -> Tensor:

@@ -250,8 +250,7 @@ class Source:
         if len(wrong):
             raise DataError(
                 f"source '{self.name}': counts are whole numbers of at least 0, but {len(wrong)} of {len(self)} "
-                f"samples have others, first sample {int(wrong[0])}, which has {self.y[wrong[0]].tolist()}; numbers of "
-                "another kind are a task of regression"
+                f"samples have others, first sample {int(wrong[0])}; numbers of another kind are a task of regression"
             )
 
     def _check_responses(self) -> None:

@@ -27,11 +27,10 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tailorfl.data.cells import Kind, kind_of, numbers_of, tidy, words_of
+from tailorfl.data.cells import Kind, in_order, kind_of, numbers_of, tidy, words_of
 from tailorfl.data.columns import class_names, need_columns
 from tailorfl.data.rows import Ints
 from tailorfl.data.source import Task
-from tailorfl.data.words import in_order
 from tailorfl.errors import DataError
 from tailorfl.settings.base import listed
 
@@ -88,7 +87,7 @@ class Roles(Record):
         label: the target columns; for survival (event, time).
         task: what the label means.
         features: the input columns in order; None: all that are nothing else, in the order of the first client's table.
-        others: columns that are neither, such as the client's.
+        others: columns that are neither, such as the client's and those that are excluded.
         words: features that are words although they look like numbers, such as codes.
         impute: what fills the gaps of a number: the mean of training rows, or (of each client by itself) the median.
         indicator: whether each feature that is missing somewhere gets a column that says where.
@@ -108,11 +107,12 @@ class Roles(Record):
     min_count: Annotated[int, Field(ge=1)] = 1
 
     def inputs(self, frame: pd.DataFrame) -> list[str]:
-        """Returns the names of the feature columns of a table."""
+        """Return the names of the features that a table has."""
+        columns = dict.fromkeys(str(column) for column in frame.columns)
         if self.features is not None:
-            return list(self.features)
+            return [feature for feature in self.features if feature in columns]
         taken = {*self.label, *self.others}
-        return [str(column) for column in frame.columns if str(column) not in taken]
+        return [column for column in columns if column not in taken]
 
 
 def made_roles(
@@ -126,6 +126,7 @@ def made_roles(
     indicator: bool = False,
     na_values: str | Sequence[str] = (),
     min_count: int = 1,
+    exclude: str | Sequence[str] = (),
 ) -> Roles:
     """Returns the roles that options of the source `table` mean (`data.options` but for `constants`)."""
     return Roles.from_dict(
@@ -133,7 +134,7 @@ def made_roles(
             "label": listed(label),
             "task": task,
             "features": None if features is None else listed(features),
-            "others": [column for column in (client, split) if column is not None],
+            "others": [column for column in (client, split, *listed(exclude)) if column is not None],
             "words": listed(words),
             "impute": impute,
             "indicator": indicator,
@@ -188,7 +189,7 @@ def summarise(
     """Returns what a client tells of its table.
 
     Args:
-        frame: its table, as `tailorfl.data.intake.read_table` reads it, all rows.
+        frame: its table, as `tailorfl.data.table_files.read_table` reads it, all rows.
         roles: what the columns mean.
         train_rows: int64 rows that it trains on, counted from 0; features of others are not looked at.
         name: of the client.
@@ -200,7 +201,7 @@ def summarise(
     need_columns(name, frame, [*roles.label, *inputs])
     train = frame.iloc[np.asarray(train_rows, dtype=np.int64)]
     columns = {column: _column(name, column, train[column], roles) for column in inputs}
-    classes = class_names(name, frame, roles.label) if roles.task in CLASSES else ()
+    classes = class_names(name, frame, roles.label, roles.na_values) if roles.task in CLASSES else ()
     return Summary(name=name, roles=roles, rows=len(train), columns=columns, classes=classes)
 
 

@@ -110,8 +110,8 @@ def _check_labels(federation: Federation) -> None:
     if len(rows):
         row = int(rows[0])
         raise DataError(
-            f"{len(rows)} samples have labels out of range: sample {row} of {_holders(federation, row)} has "
-            f"{y[row].tolist()}, but the task '{source.task}' expects {expected}"
+            f"{len(rows)} samples have labels out of range, first sample {row} of {_holders(federation, row)}: the "
+            f"task '{source.task}' expects {expected}"
         )
 
 

@@ -94,18 +94,6 @@ def _reason(check: Callable[[Sequence[str]], object], names: Sequence[str]) -> s
     return ""
 
 
-def check_alike(facts: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """Raise DataError where clients say different things of their data; name two of them and the difference."""
-    (first, known), *others = facts
-    for name, other in others:
-        for key in known:
-            if key != "name" and known[key] != other.get(key):
-                raise DataError(
-                    f"the data of '{first}' and '{name}' differ in {key}: {str(known[key])[:120]} and "
-                    f"{str(other.get(key))[:120]}; one model must fit both"
-                )
-
-
 def check_finite(value: Any, name: str = "") -> None:
     """Raise DataError where constants made of what clients tell hold a number that models cannot calculate with."""
     if isinstance(value, Mapping):

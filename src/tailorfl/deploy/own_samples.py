@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 from tailorfl.data.build import public_set
+from tailorfl.data.cells import in_order
 from tailorfl.data.folder import channel_counts, from_client_folder, statistics_of
 from tailorfl.data.hollow import FITTED, Own, source_facts
 from tailorfl.data.one_client import own_rows
@@ -25,7 +26,6 @@ from tailorfl.data.scaling import PRIVATE_SCALING
 from tailorfl.data.source import Source
 from tailorfl.data.splits import read_split
 from tailorfl.data.summaries import CLASSES, Record
-from tailorfl.data.words import in_order
 from tailorfl.deploy.own_data import Described, Summarised
 from tailorfl.deploy.policy import Policy
 from tailorfl.errors import ConfigError, DataError, MessageError

@@ -12,10 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from tailorfl.data.build import public_set
+from tailorfl.data.columns import need_columns
 from tailorfl.data.constants import MOST_LEVELS, Constants, combine, read_constants
 from tailorfl.data.hollow import FITTED, Own
-from tailorfl.data.intake import read_table
 from tailorfl.data.one_client import own_rows
 from tailorfl.data.own import from_table
 from tailorfl.data.preparing import PREPARATION, TABLE, Preparation, RawTable, by_constants, plain
@@ -23,10 +26,12 @@ from tailorfl.data.rows import Ints
 from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
 from tailorfl.data.source import Source
 from tailorfl.data.splits import read_split
-from tailorfl.data.summaries import CLASSES, Summary, summarise
+from tailorfl.data.summaries import CLASSES, Roles, Summary, made_roles, summarise
+from tailorfl.data.table_files import read_table
 from tailorfl.deploy.own_data import Described, Summarised
 from tailorfl.deploy.policy import Policy
 from tailorfl.errors import ConfigError, DataError, MessageError, PolicyError
+from tailorfl.settings.base import listed
 from tailorfl.settings.data import DataConfig
 from tailorfl.settings.experiment import ExperimentConfig
 
@@ -60,20 +65,19 @@ class OwnTable:
         """
         source = self._source(config.data)
         train, val, test = self._parts(config, seed, number, rows, source)
-        table = _table(source)
-        roles = table.roles
+        table, roles = _table(source), made_roles(**_but(config.data.options, CONSTANTS, "sep", "decimal"))
         self.policy.check_summary(source, len(train))
         if config.data.normalise == "none" or CONSTANTS in config.data.options:
             told = Summary(name=self.name, rows=0, roles=roles, columns={}, classes=_classes(source))
         else:
             told = summarise(table.frame, roles, train, self.name)
-            self._check_levels(table, train, told)
+            self._check_levels(table, roles, train, told)
         return Summarised({"train": len(train), "val": len(val), "test": len(test)}, told.to_dict())
 
-    def _check_levels(self, table: RawTable, train: Ints, told: Summary) -> None:
+    def _check_levels(self, table: RawTable, roles: Roles, train: Ints, told: Summary) -> None:
         """Raise PolicyError where a summary tells what too few rows have, or too many words."""
-        least = max(self.policy.min_count, table.roles.min_count)
-        pooled = summarise(table.frame, table.roles.model_copy(update={"min_count": least}), train, self.name)
+        least = max(self.policy.min_count, roles.min_count)
+        pooled = summarise(table.frame, roles.model_copy(update={"min_count": least}), train, self.name)
         for column, summary in told.columns.items():
             if summary != pooled.columns[column]:
                 raise PolicyError(
@@ -89,7 +93,10 @@ class OwnTable:
             features, sent = tuple(map(str, prepared["features"])), prepared[CONSTANTS]
         except (TypeError, KeyError) as error:
             raise MessageError(f"the server does not say by what rows are prepared: {error!r}") from error
-        if sorted(features) != sorted(self._source(config.data).info["features"]):
+        source = self._source(config.data)
+        described = set(source.info["features"])
+        others = set(features) - described  # those that other clients alone have are missing here
+        if described - set(features) or others & set(_table(source).frame.columns):
             raise MessageError("the server asks for other features than this client has described")
         source = self._source(config.data, features)
         train, val, test = self._parts(config, seed, number, prepared["rows"], source)
@@ -116,11 +123,21 @@ class OwnTable:
     def _source(self, data: DataConfig, features: tuple[str, ...] = ()) -> Source:
         """The table as it was read; `features` in the order of everybody."""
         if self._read is None or self._read[0] != (data, features):
-            options = {key: value for key, value in data.options.items() if key != CONSTANTS}
+            options = _but(data.options, CONSTANTS)
+            reading = {key: options[key] for key in ("sep", "decimal") if key in options}
+            frame = read_table(self.path, **reading, exclude=listed(options.get("exclude", ())))[1]
+            present = set(frame.columns)
             if features:
                 options["features"] = list(features)
-            source = from_table(read_table(self.path)[1], **options)
-            self.policy.check_columns([*source.info["label"], *source.info["features"]])
+                frame = frame.assign(**{name: np.nan for name in features if name not in present})
+            # What all clients together lack is said by the server, which knows the columns of all.
+            for key in ("features", "words", "exclude"):
+                if options.get(key) is not None:
+                    options[key] = [name for name in listed(options[key]) if name in frame.columns]
+            source = from_table(frame, **options)
+            self.policy.check_columns(
+                [name for name in (*source.info["label"], *source.info["features"]) if name in present]
+            )
             self._read = (data, features), replace(source, name=self.path.name)
         return self._read[1]
 
@@ -154,7 +171,9 @@ class OwnTable:
         whose = "each client's own training rows" if by == "client" else "the training rows of all clients"
         info = {
             **found.info,
-            PREPARATION: Preparation(everyone, own),
+            PREPARATION: Preparation.by_client(
+                everyone, own, [summarise(table.frame, table.roles, train, self.name)]
+            ),
             PRIVATE_SCALING: PrivateScaling(
                 f"constants of {whose}", "data.options.constants=FILE", shared=True
             ),
@@ -175,12 +194,12 @@ def common_tables(
 
     Args:
         data: the experiment's.
-        features: in the order of the first client.
+        features: of all clients, in the order of the first.
         rows: how many each client has.
         told: their summaries.
 
     Raises:
-        DataError: the tables do not fit together; names the clients.
+        DataError: the tables do not fit together, or none of them has a column that is named; names the clients.
         ConfigError: medians are asked for and the statistics are of all clients.
     """
     roles = told[0].roles
@@ -188,6 +207,10 @@ def common_tables(
         raise ConfigError(
             "medians of all clients together are no sums of theirs; set data.options.impute=mean, or let each client "
             "take its own (data.normalise=client)"
+        )
+    for option in ("features", "words"):
+        need_columns(
+            "of the clients", pd.DataFrame(columns=list(features)), listed(data.options.get(option) or ())
         )
     found = combine(told)
     given = CONSTANTS in data.options
@@ -208,6 +231,10 @@ def common_tables(
     }
     facts |= {"mean": None, "std": None, "augment": "none", "credit": False, "info": info}
     return prepared, {**facts, FITTED: data.normalise != "none"}
+
+
+def _but(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key not in names}
 
 
 def _table(source: Source) -> RawTable:

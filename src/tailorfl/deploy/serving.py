@@ -15,8 +15,9 @@ from tailorfl.data.hollow import PARTS, hollow_federation, hollow_source, source
 from tailorfl.data.public import subset
 from tailorfl.data.source import Source
 from tailorfl.data.summaries import Record
+from tailorfl.data.table_files import name_lacking, shared_columns
 from tailorfl.deploy.agreement import Agreement
-from tailorfl.deploy.checks import check_alike, check_finite, check_sizes, largest_group, read_description
+from tailorfl.deploy.checks import check_finite, check_sizes, largest_group, read_description
 from tailorfl.deploy.member import OWN_SETS
 from tailorfl.deploy.membership import Clients, Membership, Sizes
 from tailorfl.deploy.own_files import form_of
@@ -234,9 +235,9 @@ class Deployment:
             told |= _read(answers, read, refused)
             if len(told) + len(refused) < len(names):
                 time.sleep(LOOK)
-        features = [str(name) for name in described[names[0]]["source"]["features"]]
 
         def common(group: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+            features = shared_columns(_features({name: described[name] for name in group}))
             try:
                 prepared, source = form.common(
                     config.data, features, list(rows.values()), [told[name][1] for name in group]
@@ -254,6 +255,7 @@ class Deployment:
             log.warning("'%s' is left out: %s", name, reason)
             self.roster.leave_out(name, reason)
             self.membership.gone.add(name)
+        name_lacking(_features({name: described[name] for name in fitting}))
         prepared, source = common(fitting)
         lengths: Sizes = {part: [told[n][0][part] if n in fitting else 0 for n in names] for part in PARTS}
         return Clients(names, lengths, source, prepared, shared=False)
@@ -404,7 +406,7 @@ def _unfit(
                 "some clients have files of their own (--data) and others have not; give all of them one"
             )
         if whole is None or True in kinds:
-            check_alike([(name, descriptions[name]["source"]) for name in names])
+            shared_columns(_features({name: descriptions[name] for name in names}))
             return
         taken = set[int]()
         for name in names:
@@ -426,3 +428,8 @@ def _unfit(
 
 def _listed(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"'{name}': {reason}" for name, reason in reasons.items())[:1000]
+
+
+def _features(descriptions: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the names of the features of clients with files of their own."""
+    return {name: [str(one) for one in facts["source"]["features"]] for name, facts in descriptions.items()}

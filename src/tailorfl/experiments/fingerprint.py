@@ -21,6 +21,7 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.preparing import GIVEN, PREPARATION, Preparation, given_digest
 from tailorfl.data.scaling import SCALING, Scaling
 from tailorfl.data.source import Source
+from tailorfl.data.table_files import READING
 from tailorfl.data.text import TEXTS
 from tailorfl.errors import RunError, first_few
 from tailorfl.experiments.jobs import Job, other_job
@@ -50,8 +51,8 @@ HARMLESS = (
 """
 FORCED = "forced.json"
 """Where a result folder says what was different when it was resumed all the same."""
-NAMED = ("classes", "features", "tokenizer", "pad", "vocabulary", TEXTS)
-"""What of a source's `info` names numbers."""
+NAMED = ("classes", "features", "tokenizer", "pad", "vocabulary", TEXTS, READING)
+"""What of a source's `info` names numbers, or says how they are read."""
 PREPARED = "samples"
 """What folders note in place of `GIVEN` that were written before it: a digest of prepared samples."""
 MOST = 8

@@ -12,15 +12,15 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from tailorfl.data.columns import numeric
+from tailorfl.data.columns import need_columns, numeric
 from tailorfl.data.constants import Constants
 from tailorfl.data.folder import SUFFIXES, load_image, stack_images
 from tailorfl.data.instruction_files import files_of
-from tailorfl.data.intake import read_table
 from tailorfl.data.own_text import tokenized
 from tailorfl.data.registry import load_source
+from tailorfl.data.table_files import READING, SHOWN, read_table
 from tailorfl.data.text import TEXTS
-from tailorfl.errors import ConfigError, DataError, ModelError
+from tailorfl.errors import ConfigError, DataError, ModelError, first_few
 from tailorfl.experiments.deployed import restore
 from tailorfl.export.facts import facts_of
 from tailorfl.export.folder import FACTS, checked, loaded
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 256
 """Samples that go through the network together."""
+DIGITS = 6
+"""Of a number that is written; float32 has seven."""
 INSTRUCTIONS = "instructions"
 
 
@@ -46,6 +48,7 @@ def predict(
     seed: int | None = None,
     steps: int | None = None,
     source: Any = None,
+    ids: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Returns what a client's model says of new data, a row a sample in the order of the data.
 
@@ -59,13 +62,15 @@ def predict(
             instructions.
         client: whose model, or "global"; needed for a result folder.
         method, seed, steps, source: of a result folder, as for `export`.
+        ids: columns of a table that stand beside the predictions, as they are written; columns that were excluded from
+            the training table stand there anyway.
 
     Raises:
         ConfigError: no such model.
         DataError: the data are not what the model reads; says what is missing.
     """
     net, code, facts = _model(Path(folder), client, method, seed, steps, source)
-    frame, raw = _read(data, facts)
+    frame, raw = _read(data, facts, list(ids))
     ready = "preparation" in facts["inputs"]
     said = []
     with torch.no_grad():
@@ -75,9 +80,12 @@ def predict(
 
 
 def write_predictions(found: pd.DataFrame, path: Path) -> None:
-    """Writes predictions as CSV."""
+    """Write predictions as CSV, numbers with `DIGITS` digits."""
+    written = found.copy()
+    for column in found.select_dtypes("float"):
+        written[column] = found[column].map(f"{{:.{DIGITS}g}}".format)
     with replacing(path) as part:
-        found.to_csv(part, index=False, lineterminator="\n")
+        written.to_csv(part, index=False, lineterminator="\n")
 
 
 def _model(
@@ -115,55 +123,79 @@ def _model(
     return model.module, code, facts
 
 
-def _read(data: str | Path | pd.DataFrame, facts: Mapping[str, Any]) -> tuple[pd.DataFrame, Tensor]:
+def _read(
+    data: str | Path | pd.DataFrame, facts: Mapping[str, Any], ids: list[str]
+) -> tuple[pd.DataFrame, Tensor]:
     """(what names each sample, the raw samples; of a table with constants the prepared ones)."""
     inputs, reading = facts["inputs"], facts["reading"]
     if TEXTS in inputs:
-        return _text_table(data, inputs)
+        return _text_table(data, inputs, ids)
     if isinstance(data, pd.DataFrame):
-        return _table(data, inputs)
+        return _table(data, inputs, ids)
     path = Path(data).expanduser()
     if not path.exists():
         raise DataError(f"'{path}' does not exist")
+    if ids and inputs["type"] in ("image", "tokens"):
+        raise ConfigError(f"ids ({', '.join(ids)}) are columns of a table, but the model reads other files")
     if inputs["type"] == "image":
         return _images(path, inputs, reading)
     if inputs["type"] == "tokens":
         return _texts(path, inputs, reading)
-    return _table(path, inputs)
+    return _table(path, inputs, ids)
 
 
-def _table(data: Path | pd.DataFrame, inputs: Mapping[str, Any]) -> tuple[pd.DataFrame, Tensor]:
-    name, frame = read_table(data)
-    size = int(np.prod(inputs["shape"]))
-    columns = [str(column) for column in frame.columns]
+def _table(
+    data: Path | pd.DataFrame, inputs: Mapping[str, Any], ids: list[str]
+) -> tuple[pd.DataFrame, Tensor]:
+    reading = dict(inputs.get(READING, {}))
+    kept = list(dict.fromkeys([*ids, *reading.pop("exclude", ())]))
     constants = Constants.from_dict(inputs["preparation"], "model.json") if "preparation" in inputs else None
-    wanted = list(inputs.get("features", columns) if constants is None else constants.columns)
-    _check_columns(name, frame, wanted)
+    features = list(inputs.get("features", ()) if constants is None else constants.columns)
+    name, frame = read_table(data, **reading, exclude=[column for column in kept if column not in features])
+    need_columns(name, frame, ids)
+    size = int(np.prod(inputs["shape"]))
+    wanted = features or [column for column in frame.columns if column not in kept]
+    _check_columns(name, frame, wanted, kept, () if constants is None else constants.absent)
     if constants is None and len(wanted) != size:
         raise DataError(f"the model reads {size} numbers a row, but table '{name}' has {len(wanted)} columns")
-    rows = pd.DataFrame({"row": range(len(frame))})
+    rows = _rows_of(frame, kept)
     if constants is not None:
         return rows, constants.inputs(frame, name)
     return rows, numeric(name, frame, wanted).reshape(-1, *inputs["shape"])
 
 
-def _text_table(data: str | Path | pd.DataFrame, inputs: Mapping[str, Any]) -> tuple[pd.DataFrame, Tensor]:
-    name, frame = read_table(data)
+def _text_table(
+    data: str | Path | pd.DataFrame, inputs: Mapping[str, Any], ids: list[str]
+) -> tuple[pd.DataFrame, Tensor]:
     reading = inputs[TEXTS]
-    wanted = [reading[key] for key in ("text", "second") if key in reading]
-    _check_columns(name, frame, wanted)
-    return pd.DataFrame({"row": range(len(frame))}), tokenized(name, frame, reading, inputs["tokenizer"])
+    wanted = [reading[key] for key in ("text", "second") if reading.get(key) is not None]
+    name, frame = read_table(data, **inputs.get(READING, {}), exclude=[*wanted, *ids])
+    need_columns(name, frame, ids)
+    _check_columns(name, frame, wanted, ids)
+    return _rows_of(frame, ids), tokenized(name, frame, reading, inputs["tokenizer"])
 
 
-def _check_columns(name: str, frame: pd.DataFrame, wanted: Sequence[str]) -> None:
-    """Raises DataError where a table lacks columns or rows; warns of columns that nobody reads."""
+def _rows_of(frame: pd.DataFrame, kept: Sequence[str]) -> pd.DataFrame:
+    """Return the number of each row of a table, and its cells in the columns that are kept, as they are."""
+    rows = pd.DataFrame({"row": range(len(frame))})
+    return pd.concat([rows, frame[[c for c in kept if c in frame.columns]].astype(object)], axis=1)
+
+
+def _check_columns(
+    name: str, frame: pd.DataFrame, wanted: Sequence[str], kept: Sequence[str], absent: Sequence[str] = ()
+) -> None:
+    """Raise DataError where a table lacks rows or columns that are not `absent`; warn of columns that nobody reads."""
     columns = [str(column) for column in frame.columns]
-    if missing := [column for column in wanted if column not in columns]:
+    missing = [column for column in wanted if column not in columns]
+    if lacking := [column for column in missing if column not in absent]:
         raise DataError(
-            f"table '{name}' lacks {', '.join(missing)}, which the model reads; it has: {', '.join(columns)}"
+            f"table '{name}' lacks {first_few(lacking, SHOWN)}, which the model reads; it has: "
+            f"{first_few(columns, SHOWN)}"
         )
-    if extra := [column for column in columns if column not in wanted]:
-        log.warning("table '%s': not read by the model: %s", name, ", ".join(extra))
+    if missing:
+        log.warning("table '%s' lacks %s, as the client did in training", name, first_few(missing, SHOWN))
+    if extra := [column for column in columns if column not in wanted and column not in kept]:
+        log.warning("table '%s': not read by the model: %s", name, first_few(extra, SHOWN))
     if not len(frame):
         raise DataError(f"table '{name}' has no rows")
 

@@ -25,14 +25,16 @@ def prepare(x):
 _CELLS = '''
 
 COLUMNS = {columns}
+ABSENT = {absent!r}
 NA_VALUES = {na_values!r}
 
 
 def prepare(rows):
     """Raw rows, each a mapping from column to cell as csv.DictReader gives it -> what the network takes.
 
-    None, NaN, blanks and NA_VALUES are missing cells.
+    None, NaN, blanks and NA_VALUES are missing cells; rows may lack the columns in ABSENT.
     """
+    rows = [{{**dict.fromkeys(ABSENT), **row}} for row in rows]
     made = [[x for name, column in COLUMNS.items() for x in _inputs(row[name], column)] for row in rows]
     return torch.tensor(made, dtype=torch.float64).float()
 
@@ -75,6 +77,5 @@ def prepare_table(preparation: Mapping[str, Any]) -> str:
         names = ", ".join(columns).replace("\\", "").replace('"""', "")
         return _NUMBERS.format(**held, width=len(columns), names=names)
     listed = "".join(f"    {name!r}: {column!r},\n" for name, column in columns.items())
-    return _CELLS.format(
-        columns=f"{{\n{listed}}}", na_values=tuple(preparation["roles"]["na_values"]), other=OTHER
-    )
+    absent, na_values = tuple(preparation["absent"]), tuple(preparation["roles"]["na_values"])
+    return _CELLS.format(columns=f"{{\n{listed}}}", absent=absent, na_values=na_values, other=OTHER)

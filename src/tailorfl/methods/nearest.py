@@ -59,7 +59,8 @@ class Voting(nn.Module):
         """Return Σ_j κ_j 1[y_j = c] of classes [rows, k], or Σ_j κ_j y_j of numbers [rows, k, outputs]."""
         if y.is_floating_point():
             return (kernel[:, :, None] * y).sum(1)
-        return kernel.new_zeros(len(kernel), self.outputs).scatter_add(1, y, kernel)
+        # `shape[0]` and not `len`, which a trace of TorchScript would take for a constant.
+        return kernel.new_zeros(kernel.shape[0], self.outputs).scatter_add(1, y, kernel)
 
 
 class Unaided(nn.Module):
