@@ -97,8 +97,9 @@ def test_another_authority(secured: str, another: Tls) -> None:
 
 def test_a_client_whose_certificate_is_not_taken(secured: str, keys: Path, tmp_path: Path) -> None:
     make_keys(keys, [], ["old"], days=0)
+    old = keys / "clients" / "old"
     with pytest.raises(RunError, match=r"does not take this client's certificate \(certificate expired\)"):
-        in_the_way(secured, client_keys(keys / "clients" / "old"))
+        in_the_way(secured, Tls(old / "authority.crt", old / "client.crt", old / "client.key"))
     make_keys(tmp_path / "others", ["127.0.0.1"], ["north"])
     theirs = tmp_path / "others" / "clients" / "north"
     mixed = Tls(keys / "clients" / "north" / "authority.crt", theirs / "client.crt", theirs / "client.key")

@@ -31,6 +31,12 @@ Insecure = Annotated[
         "--insecure", help="No keys: nothing is encrypted and anybody may join. To try it on one machine."
     ),
 ]
+Health = Annotated[
+    int | None,
+    typer.Option(
+        metavar="PORT", min=1, max=65535, help="Answer /healthz and /metrics at this port of 127.0.0.1."
+    ),
+]
 
 
 def _check_keys(keys: Path | None, insecure: bool) -> None:
@@ -63,6 +69,7 @@ def server(
     ] = False,
     imports: Imports = None,
     quiet: Quiet = False,
+    health: Health = None,
     log_format: Format = LogFormat.text,
     log_level: Level = LogLevel.info,
 ) -> None:
@@ -84,7 +91,9 @@ def server(
         )
         ctx.ensure_object(State).under_way(folder / "config.yaml", again)
         watch = Observer() if quiet else Lines(told)
-        result = run_server(config, folder, listen, keys, told=told, observer=watch, anywhere=anywhere)
+        result = run_server(
+            config, folder, listen, keys, told=told, observer=watch, anywhere=anywhere, health=health
+        )
     ctx.ensure_object(State).done()
     show_result(result)
 
@@ -125,6 +134,7 @@ def client(
         bool, typer.Option("--leave", help="Tell the server that this client leaves for good, and end.")
     ] = False,
     imports: Imports = None,
+    health: Health = None,
     log_format: Format = LogFormat.text,
     log_level: Level = LogLevel.info,
 ) -> None:
@@ -147,7 +157,7 @@ def client(
         )
         member.leaves = leave
         told(f"connects to {server}; private states are kept in '{state}'")
-        run_client(member, server, keys, told=told, stay=stay)
+        run_client(member, server, keys, told=told, stay=stay, health=health)
 
 
 @app.command("leave")

@@ -64,6 +64,8 @@ DOORS = frozenset(
     )
 )
 """The calls that a client needs; there are no others."""
+COUNTED = ("messages_total", "answers_total", "bytes_down_total", "bytes_up_total")
+"""What both sides count: packets of the server, those of clients, and their bytes."""
 Admitted = Callable[[str, str], str]
 """Says why the holder of a certificate (its name, its serial number) is not let in; "" where he is."""
 
@@ -171,6 +173,8 @@ class Link:
         self._nodes: dict[int, _Node] = {}
         self._letters: dict[str, _Letter] = {}
         self._over, self._awake = threading.Event(), 0.0
+        self.numbers: dict[str, float] = dict.fromkeys(("clients", *COUNTED), 0.0)
+        """For those who watch over it."""
         _, self._factory = get_objectstore_linkstate_factories(
             FLWR_IN_MEMORY_DB_NAME, get_federation_manager()
         )
@@ -210,6 +214,7 @@ class Link:
             overdue = time.monotonic() - GONE_SECONDS
             for ticket in [ticket for ticket, letter in self._letters.items() if letter.until < overdue]:
                 self._drop(ticket)
+            self.numbers["clients"] = len(self._nodes)
             return {node: about.name for node, about in self._nodes.items()}
 
     def send(self, letters: Sequence[Letter], seconds: float) -> list[str]:
@@ -236,6 +241,8 @@ class Link:
                 return ""
             self._letters[ticket] = _Letter(letter.node, time.monotonic() + seconds)
             self._nodes[letter.node].sent = 0
+            self.numbers["messages_total"] += 1
+            self.numbers["bytes_down_total"] += len(letter.body)
         return ticket
 
     def receive(self, tickets: Sequence[str]) -> list[Arrival]:
@@ -261,6 +268,9 @@ class Link:
                 arrived = Arrival(ticket, None, "the node did not answer in time")
             if arrived is not None:
                 self._drop(ticket)
+                if arrived.body is not None:
+                    self.numbers["answers_total"] += 1
+                    self.numbers["bytes_up_total"] += len(arrived.body)
             return arrived
 
     def _read(self, ticket: str, reply: str) -> Arrival | None:
@@ -529,6 +539,8 @@ class Connection:
         self._node: Any = None
         self._heard = 0.0
         self._over = threading.Event()
+        self.numbers: dict[str, float] = dict.fromkeys(COUNTED, 0.0)
+        """For those who watch over it."""
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def receive(self) -> Question | None:
@@ -548,6 +560,8 @@ class Connection:
                 problem = (
                     "" if body is not None else f"a message of the server has more than {self._largest} bytes"
                 )
+                self.numbers["messages_total"] += 1
+                self.numbers["bytes_down_total"] += len(body or b"")
                 return Question(body or b"", message, problem)
             except Exception:
                 # It counts as delivered and would not come again: as another node this client is asked again.
@@ -603,6 +617,8 @@ class Connection:
             )
             for part in begun.objects_to_push:
                 push(part, parts[part].deflate())
+        self.numbers["answers_total"] += 1
+        self.numbers["bytes_up_total"] += len(body)
 
     def close(self) -> None:
         """Says goodbye, within seconds, and closes the connection."""

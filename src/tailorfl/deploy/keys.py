@@ -174,15 +174,17 @@ def revoke(folder: Path, name: str) -> None:
 
 
 def server_keys(folder: Path) -> Tls:
-    """Returns what secures a server. Raises ConfigError where files lack."""
+    """Returns what secures a server. Raises ConfigError where files lack, or do not hold any more."""
     place = _server_folder(folder)
     _need(place, [AUTHORITY, SERVER, SERVER_KEY])
+    _check_holds(place / SERVER)
     return Tls(place / AUTHORITY, place / SERVER, place / SERVER_KEY)
 
 
 def client_keys(folder: Path) -> Tls:
-    """Returns what secures a client. Raises ConfigError where files lack."""
+    """Returns what secures a client. Raises ConfigError where files lack, or do not hold any more."""
     _need(folder, [AUTHORITY, CLIENT, CLIENT_KEY])
+    _check_holds(folder / CLIENT)
     return Tls(folder / AUTHORITY, folder / CLIENT, folder / CLIENT_KEY)
 
 
@@ -196,6 +198,16 @@ def _need(folder: Path, names: Sequence[str]) -> None:
         raise ConfigError(
             f"'{folder}' has no {', no '.join(lacking)}; give a folder that tailorfl deploy keys has written: its "
             "server/ to the server, one of its clients/ to a client"
+        )
+
+
+def _check_holds(path: Path) -> None:
+    """Raises ConfigError where a certificate has run out: the other side only ends the connection then."""
+    until = _read(path).not_valid_after_utc
+    if until < datetime.datetime.now(datetime.UTC):
+        raise ConfigError(
+            f"the certificate '{path}' has run out at {until:%Y-%m-%d %H:%M} UTC; have it renewed (tailorfl deploy "
+            "keys --renew)"
         )
 
 

@@ -8,13 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tailorfl.deploy.flower import Connection, Forgotten, Link, Question, Unreachable
+from tailorfl.deploy.health import served
+from tailorfl.deploy.hosting import host_experiment
 from tailorfl.deploy.keys import Revoked, client_keys, server_keys
 from tailorfl.deploy.member import Member
 from tailorfl.deploy.packet import failure
 from tailorfl.deploy.reaching import Reach, address
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.experiments.jobs import Observer
+from tailorfl.experiments.jobs import Job, Observer, Several
 from tailorfl.experiments.result import ExperimentResult
+from tailorfl.rounds.one_round import RoundResult
 from tailorfl.runs.signals import raise_if_told
 from tailorfl.settings.experiment import ExperimentConfig
 
@@ -36,17 +39,16 @@ def run_server(
     told: Told,
     observer: Observer | None = None,
     anywhere: bool = False,
+    health: int | None = None,
 ) -> ExperimentResult:
     """Runs an experiment with clients that connect to `listen`, and returns its result.
 
     `keys` is the server's folder as `tailorfl deploy keys` writes it; None leaves the connection open to everybody who
-    reaches it, which without `anywhere` are programs of this machine.
+    reaches it, which without `anywhere` are programs of this machine. `health` is a port for those who watch over it.
 
     Raises:
         TailorflError: see the message; the same call goes on.
     """
-    from tailorfl.deploy.hosting import host_experiment
-
     host, port = address(listen)
     largest = config.deploy.max_bytes
     if keys is not None:
@@ -61,10 +63,27 @@ def run_server(
     told(
         f"listening at {host}:{port} ({'open to everybody' if keys is None else 'TLS, clients by certificate'})"
     )
+    rounds = Rounds()
+    watching = rounds if observer is None else Several((observer, rounds))
+
+    def state() -> tuple[str, dict[str, float]]:
+        return "", {**link.numbers, "rounds_total": rounds.done}
+
     try:
-        return host_experiment(link, config, out, told=told, observer=observer)
+        with served(health, state):
+            return host_experiment(link, config, out, told=told, observer=watching)
     finally:
         link.close()
+
+
+class Rounds(Observer):
+    """Counts rounds."""
+
+    done = 0
+
+    def round_done(self, job: Job, done: RoundResult) -> None:
+        """Counts one."""
+        self.done += 1
 
 
 def _is_loopback(host: str) -> bool:
@@ -74,10 +93,18 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def run_client(member: Member, server: str, keys: Path | None, *, told: Told, stay: bool = False) -> None:
+def run_client(
+    member: Member,
+    server: str,
+    keys: Path | None,
+    *,
+    told: Told,
+    stay: bool = False,
+    health: int | None = None,
+) -> None:
     """Answers a server until it says that there is nothing more; with `stay` until it is told to end.
 
-    `keys` is the client's folder as `tailorfl deploy keys` writes it.
+    `keys` is the client's folder as `tailorfl deploy keys` writes it, `health` a port for those who watch over it.
 
     Raises:
         ConfigError: the keys are another client's.
@@ -92,28 +119,9 @@ def run_client(member: Member, server: str, keys: Path | None, *, told: Told, st
         )
     address(server)
     connection, reach = Connection(server, tls, member.policy.max_bytes), Reach(server, tls, told)
-    question: Question | None = None
-    answer, last = b"", time.monotonic()
     try:
-        while question is not None or (not member.turned_away and (stay or not member.ended)):
-            raise_if_told()
-            try:
-                if question is None:
-                    question = connection.receive()
-                    reach.succeeded()
-                    if question is None:
-                        time.sleep(_pause(time.monotonic() - last))
-                        continue
-                    answer = _answer(member, question, told)
-                connection.send(question, answer)
-                question, last = None, time.monotonic()
-            except Forgotten:  # a server that was started again asks again, and gets the answer that is kept
-                question = None
-            except Unreachable as error:
-                if member.ended:  # nobody waits for what it says to the last message
-                    break
-                reach.failed(str(error))
-                time.sleep(AGAIN)
+        with served(health, lambda: (reach.trouble, connection.numbers)):
+            _answer_all(connection, reach, member, told, stay)
         if member.turned_away:
             raise RunError(f"the server at {server} turns this client away: {member.turned_away}")
         if without := member.without_model():
@@ -121,6 +129,30 @@ def run_client(member: Member, server: str, keys: Path | None, *, told: Told, st
     finally:
         connection.close()
         member.close()
+
+
+def _answer_all(connection: Connection, reach: Reach, member: Member, told: Told, stay: bool) -> None:
+    question: Question | None = None
+    answer, last = b"", time.monotonic()
+    while question is not None or (not member.turned_away and (stay or not member.ended)):
+        raise_if_told()
+        try:
+            if question is None:
+                question = connection.receive()
+                reach.succeeded()
+                if question is None:
+                    time.sleep(_pause(time.monotonic() - last))
+                    continue
+                answer = _answer(member, question, told)
+            connection.send(question, answer)
+            question, last = None, time.monotonic()
+        except Forgotten:  # a server that was started again asks again, and gets the answer that is kept
+            question = None
+        except Unreachable as error:
+            if member.ended and not stay:  # nobody waits for what it says to the last message
+                return
+            reach.failed(str(error))
+            time.sleep(AGAIN)
 
 
 def _answer(member: Member, question: Question, told: Told) -> bytes:

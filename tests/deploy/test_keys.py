@@ -1,0 +1,121 @@
+"""Keys and certificates: for whom they are, further ones, one renewed alone, one revoked."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailorfl.deploy.keys import Revoked, client_keys, make_keys, renew, revoke, server_keys
+from tailorfl.errors import ConfigError
+
+x509 = pytest.importorskip("cryptography.x509")
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    make_keys(tmp_path, ["server.example.org", "10.0.0.7"], ["north", "south"])
+    return tmp_path
+
+
+def certificate(path: Path) -> Any:
+    """The certificate in a file."""
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    """All files."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_who_has_what(keys: Path) -> None:
+    assert set(everything(keys)) == {
+        "authority.key",
+        *(f"server/{name}" for name in ("authority.crt", "server.crt", "server.key")),
+        *(
+            f"clients/{who}/{name}"
+            for who in ("north", "south")
+            for name in ("authority.crt", "client.crt", "client.key")
+        ),
+    }
+    private = list(keys.rglob("*.key"))
+    assert {path.stat().st_mode & 0o077 for path in private} == {0}
+    assert client_keys(keys / "clients" / "north").holder() == "north"
+    named = certificate(keys / "server" / "server.crt").extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    assert {str(n.value) for n in named.value} == {"server.example.org", "10.0.0.7", "localhost", "127.0.0.1"}
+    authority = certificate(keys / "server" / "authority.crt")
+    for path in (keys / "server" / "server.crt", keys / "clients" / "north" / "client.crt"):
+        certificate(path).verify_directly_issued_by(authority)
+    assert server_keys(keys).for_server().verify_mode == ssl.CERT_REQUIRED
+
+
+def test_a_further_client_changes_nothing_of_others(keys: Path) -> None:
+    before = everything(keys)
+    make_keys(keys, [], ["east"])
+    after = everything(keys)
+    assert {name: after[name] for name in before} == before
+    with pytest.raises(ConfigError, match=r"'north' has a key .* --renew north"):
+        make_keys(keys, [], ["north"])
+
+
+def test_one_is_renewed_alone(keys: Path) -> None:
+    before, old = everything(keys), certificate(keys / "clients" / "north" / "client.crt")
+    renew(keys, "north")
+    after = everything(keys)
+    changed = {name for name in after if before.get(name) != after[name]}
+    assert changed == {"clients/north/client.crt", "clients/north/client.key", "server/revoked"}
+    listed = Revoked(keys / "server")
+    new = certificate(keys / "clients" / "north" / "client.crt")
+    assert listed.why("north", f"{new.serial_number:X}") == ""
+    assert "'north' is revoked" in listed.why("north", f"0{old.serial_number:x}")
+    renew(keys, "server")
+    changed = {name for name, held in everything(keys).items() if after[name] != held}
+    assert changed == {"server/server.crt", "server/server.key"}
+    names = [
+        certificate(keys / "server" / "server.crt"),
+        x509.load_pem_x509_certificate(before["server/server.crt"]),
+    ]
+    hosts = [one.extensions.get_extension_for_class(x509.SubjectAlternativeName).value for one in names]
+    assert hosts[0] == hosts[1]
+
+
+def test_the_list_of_the_revoked_is_read_again(keys: Path) -> None:
+    listed, path = Revoked(keys), keys / "server" / "revoked"
+    serial = f"{certificate(keys / 'clients' / 'south' / 'client.crt').serial_number:X}"
+    assert listed.why("south", serial) == ""
+    revoke(keys, "south")
+    assert "'south'" in listed.why("south", serial)
+    path.write_text("\nnorth wing\n")
+    os.utime(path, (1, 1))
+    assert listed.why("south", serial) == ""
+    assert "'north wing'" in listed.why("north wing", "77")
+    path.unlink()
+    assert listed.why("north wing", "77") == ""
+
+
+def test_what_cannot_be_used(keys: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no client\.crt"):
+        client_keys(keys / "server")
+    with pytest.raises(ConfigError, match=r"no client\.crt"):
+        revoke(keys, "west")
+    with pytest.raises(ConfigError, match="65"):
+        make_keys(keys, [], ["x" * 65])
+    make_keys(keys, [], ["old"], days=0)
+    with pytest.raises(ConfigError, match="has run out"):
+        client_keys(keys / "clients" / "old")
+    (keys / "authority.key").rename(keys / "elsewhere")
+    with pytest.raises(ConfigError, match=r"authority.key' is not there"):
+        make_keys(keys, [], ["east"])
+    (keys / "clients" / "north" / "client.key").write_bytes(
+        (keys / "clients" / "south" / "client.key").read_bytes()
+    )
+    with pytest.raises(ConfigError, match=r"client.crt' and .*client.key' cannot be used"):
+        client_keys(keys / "clients" / "north").for_client()
+    (keys / "clients" / "south" / "client.crt").write_text("nothing")
+    with pytest.raises(ConfigError, match="is no certificate"):
+        client_keys(keys / "clients" / "south")
