@@ -140,6 +140,7 @@ def client(
 ) -> None:
     """Take part in a federation with your own samples, which stay on this machine."""
     _check_keys(keys, insecure)
+    _import_tensordict()
     from tailorfl.deploy.joining import member_of
     from tailorfl.deploy.policy import DEFAULT_POLICY, Policy
     from tailorfl.deploy.running import run_client
@@ -170,6 +171,21 @@ def leave_command(
 
     take_off(results, client)
     say(stdout(), f"'{client}' is neither asked nor waited for from the next round on")
+
+
+def _import_tensordict() -> None:
+    """Imports tensordict without torch's compiler, which it only marks two functions for.
+
+    That saves a client 65 MB and some seconds at its start.
+    """
+    import torch.compiler
+
+    marks = torch.compiler.allow_in_graph, torch.compiler.assume_constant_result
+    torch.compiler.allow_in_graph = torch.compiler.assume_constant_result = lambda fn: fn
+    try:
+        import tensordict  # noqa: F401
+    finally:
+        torch.compiler.allow_in_graph, torch.compiler.assume_constant_result = marks
 
 
 @app.command("keys")
