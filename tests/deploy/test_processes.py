@@ -69,3 +69,17 @@ def test_eight_methods_of_one_file(tmp_path: Path) -> None:
         for method in config.methods:
             are_recorded(field, field.is_replayed(method.label), method.label)
             assert all({a.fate for a in one.answers} == {"accepted"} for one in field.trace(method.label))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sixteen_clients(tmp_path: Path) -> None:
+    data = {"name": "digits", "clients": 16, "samples": 800}
+    deploy = {"round_seconds": 300.0, "wait_seconds": 600.0}
+    config = experiment("fedavg", data=data, rounds=4, eval={"every": 0}, deploy=deploy)
+    with Field(tmp_path, config) as field:
+        server, clients = field.server(), field.clients(16)
+        assert server.wait(800) == 0
+        assert [client.wait(60) for client in clients] == [0] * 16
+        field.is_replayed()
+        assert all({a.fate for a in one.answers} == {"accepted"} for one in field.trace())
