@@ -150,7 +150,7 @@ class Cable:
 
 
 def test_a_link_is_cut_and_healed(tmp_path: Path) -> None:
-    with Field(tmp_path, two(8, 40)) as field:
+    with Field(tmp_path, two(20, 60, train=LONG)) as field:
         cable = Cable(field.port)
         try:
             server, first, second = field.server(), field.client(0), field.client(1, port=cable.port)

@@ -358,7 +358,9 @@ class Link:
     # -- who may do what ------------------------------------------------------------------------------------
 
     def _turned_away(self, name: str, serial: str) -> str:
-        return self._admitted(name, serial) if self._secured else ""
+        if not self._secured:
+            return ""
+        return self._admitted(name, serial) if name else "there is no certificate, or no name in it"
 
     def _closed(self, connection: int) -> None:
         """Notes that a connection is over."""
@@ -426,7 +428,7 @@ def _protocol(closed: Callable[[int], None]) -> type:
 
         def connection_made(self, transport: Any) -> None:
             secured = transport.get_extra_info("ssl_object")
-            held = {} if secured is None else secured.getpeercert()
+            held = (None if secured is None else secured.getpeercert()) or {}
             names = [value for part in held.get("subject", ()) for key, value in part if key == "commonName"]
             self.app_state = {
                 **self.app_state,
