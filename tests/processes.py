@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -21,7 +22,13 @@ def fork(program: Callable[[], None]) -> tuple[int, IO[str]]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.dup2(said, 1)
             os.dup2(said, 2)
-            os.closerange(3, min(os.sysconf("SC_OPEN_MAX"), 2**16))
+            # Inherited files are let go, but keep their numbers: an inherited object that closes its own later would
+            # close another file of that number otherwise.
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for number in {*map(int, os.listdir("/dev/fd"))} - {0, 1, 2, nothing}:
+                with contextlib.suppress(OSError):  # that of the listing itself is closed by now
+                    os.fstat(number)
+                    os.dup2(nothing, number)
             sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1)
             program()
             code = 0

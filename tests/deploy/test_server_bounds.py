@@ -275,7 +275,7 @@ def files_run(
         {"clients": 4, "wait_seconds": wait, "round_seconds": 60.0},
         normalise="federated",
     )
-    there = with_files(folder, folder / "files")
+    there = with_files(folder, folder / "files", config)
     post = Tampered(there, lying(change, 7))
     try:
         return hosted(config, folder, post), there

@@ -318,7 +318,9 @@ def training_for_long() -> None:
 def test_workers_end_with_the_process_that_started_them(how: signal.Signals) -> None:
     """In the middle of a long training: killed, as SIGTERM does it too, or stopped by Ctrl-C."""
     process, said = fork(training_for_long)
-    pids = tuple(map(int, said.readline().split()))
+    line = said.readline()
+    assert line.replace(" ", "").strip().isdigit(), line + said.read()
+    pids = tuple(map(int, line.split()))
     assert len(pids) == 2
     time.sleep(0.3)
     os.kill(process, how)

@@ -143,7 +143,7 @@ def test_partitions_of_classes_deal_bins_of_a_target() -> None:
 
 
 def test_methods_of_classes_say_that_numbers_have_none(table: Path, tmp_path: Path) -> None:
-    for method in ("fedproto", "fedpac", "knn_per"):
+    for method in ("fedproto", "fedpac", "gpfl"):
         with pytest.raises((ConfigError, DataError), match="a task of regression does not have"):
             tailorfl.run(
                 name=method,

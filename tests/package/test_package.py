@@ -22,8 +22,8 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 ADDRESS = PROJECT["urls"]["Repository"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-UNDECLARED = {"pydantic_core"}
-"""A half of pydantic, which pins it."""
+UNDECLARED = {"pydantic_core", "fastapi", "httpx", "starlette", "uvicorn"}
+"""A half of pydantic, and what flwr serves and calls with: each pins the versions that fit to it."""
 OTHER_NAMES = {"imagecorruptions": "imagecorruptions-imaug"}
 """Modules that are not called like what is installed, where it is not."""
 TEXTS = (".md", ".toml", ".cff", ".yml", ".yaml", ".ipynb", ".py", "Dockerfile")

@@ -234,7 +234,7 @@ def test_workers_and_files_have_the_same_bits(images: Federation, tmp_path: Path
     try:
         found = outcome(several)
     finally:
-        several.engine.team.close()  # type: ignore[attr-defined]
+        several.engine.pool.close()  # type: ignore[attr-defined]
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     assert not [
         p for p in (tmp_path / "new").rglob("*") if p.is_file()
