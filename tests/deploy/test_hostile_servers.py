@@ -58,7 +58,7 @@ def summarise(config: ExperimentConfig, others: tuple[int, ...] = (50,), seed: i
     """The question for sums, of a federation with other clients of so many rows."""
     names = ["north", *(f"o{number}" for number in range(len(others)))]
     facts = {"experiment": config.to_dict(), "seed": seed, "names": names, "rows": [ROWS, *others]}
-    return Packet("summarise", {**facts, "given": "constants" in config.data.options}).encoded()
+    return Packet("summarise", facts).encoded()
 
 
 def agreed(config: ExperimentConfig, sizes: dict[str, list[int]], **changes: Any) -> bytes:
@@ -83,7 +83,7 @@ def agreed(config: ExperimentConfig, sizes: dict[str, list[int]], **changes: Any
         "info": {"classes": ["ill", "well"]},
     }
     constants |= changes.pop("constants", {})
-    prepared = {"constants": constants, "given": False, "features": OPTIONS["features"], "rows": [ROWS, 50]}
+    prepared = {"constants": constants, "features": OPTIONS["features"], "rows": [ROWS, 50]}
     facts = {"experiment": config.to_dict(), "label": "fedavg", "seed": 5, "names": ["north", "o0"]}
     return Packet(
         "setup", {**facts, "sizes": sizes, "source": source, "prepared": {**prepared, **changes}}

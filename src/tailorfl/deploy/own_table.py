@@ -213,12 +213,11 @@ def common_tables(
             "of the clients", pd.DataFrame(columns=list(features)), listed(data.options.get(option) or ())
         )
     found = combine(told)
-    given = CONSTANTS in data.options
-    if given:
+    if CONSTANTS in data.options:
         known = read_constants(data.options[CONSTANTS])
         found = known if known.classes else known.model_copy(update={"classes": found.classes})
     names = found.names if found.columns else tuple(features)
-    prepared = {CONSTANTS: found.to_dict(), "given": given, "features": list(features), "rows": list(rows)}
+    prepared = {CONSTANTS: found.to_dict(), "features": list(features), "rows": list(rows)}
     of_classes, outputs = roles.task in CLASSES, found.outputs
     y = [[], "int64"] if of_classes else [[2 if roles.task == "survival" else outputs], "float32"]
     info = {"features": list(names), **({"classes": list(found.classes)} if found.classes else {})}

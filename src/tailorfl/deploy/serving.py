@@ -21,7 +21,6 @@ from tailorfl.deploy.checks import check_finite, check_sizes, largest_group, rea
 from tailorfl.deploy.member import OWN_SETS
 from tailorfl.deploy.membership import Clients, Membership, Sizes
 from tailorfl.deploy.own_files import form_of
-from tailorfl.deploy.own_table import CONSTANTS
 from tailorfl.deploy.packet import Packet
 from tailorfl.deploy.remote import LOOK, Line, Remote, evaluate_remotely
 from tailorfl.deploy.roster import Answer, Roster, goodbye, named
@@ -217,7 +216,7 @@ class Deployment:
         form = form_of(config.data)
         names, rows = list(described), {name: int(facts["sizes"]["all"]) for name, facts in described.items()}
         asked = {"experiment": config.to_dict(), "seed": seed, "names": names, "rows": list(rows.values())}
-        question = Packet("summarise", {**asked, "given": CONSTANTS in config.data.options})
+        question = Packet("summarise", asked)
         told, refused = dict[str, tuple[dict[str, int], Record]](), dict[str, str]()
 
         def read(name: str, packet: Packet) -> tuple[dict[str, int], Record]:
