@@ -27,7 +27,6 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-import tailorfl.methods  # noqa: F401  registers the methods
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source

@@ -25,7 +25,6 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-import tailorfl.methods  # noqa: F401  registers the methods
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source

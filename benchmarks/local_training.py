@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import tailorfl.methods  # noqa: F401  registers the methods
 from tailorfl.benchmark.clock import processor
 from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, fastest, shuffled
 from tailorfl.core.method import make_method

@@ -68,7 +68,6 @@ def source(clients: int) -> Any:
 
 def library(engine: str, chunk: int | None, base: str, clients: int) -> Any:
     """Returns a function that runs one round of FedIT."""
-    import tailorfl.methods  # noqa: F401  registers the library's methods
     from tailorfl.core.method import make_method
     from tailorfl.data.build import build as federate
     from tailorfl.engines.make import make_engine

@@ -89,7 +89,6 @@ def imported() -> float:
     import torch
 
     import tailorfl.evaluation.protocols
-    import tailorfl.methods
     import tailorfl.rounds.simulation  # noqa: F401  loads the rest; the methods register themselves
 
     torch.set_num_threads(1)

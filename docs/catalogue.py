@@ -12,7 +12,6 @@ import json
 from pathlib import Path
 
 import tailorfl
-import tailorfl.methods
 from tailorfl.core.method import methods
 from tailorfl.data.partition import RECIPES
 from tailorfl.data.registry import options_of as source_options

@@ -26,7 +26,6 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-import tailorfl.methods  # noqa: F401  registers the methods
 from tailorfl.core.messages import PerArchitecture, PerClient
 from tailorfl.core.method import Method, methods
 from tailorfl.data.build import build as build_federation

@@ -18,7 +18,6 @@ import click
 import typer
 
 import tailorfl
-import tailorfl.methods  # registers the methods
 from tailorfl.cli.main import app
 from tailorfl.core.method import Method, methods
 from tailorfl.settings.listing import type_text, value_text

@@ -11,7 +11,6 @@ from kernel_parts.rounds import BERT, RESNETS, federated
 from kernel_parts.timing import BATCH, RATE, Table, in_turn
 from torch.nn import functional as F
 
-import tailorfl.methods  # noqa: F401  registers the methods
 from tailorfl.core.method import make_method
 from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-import tailorfl.methods  # noqa: F401  registers the methods
 from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, fastest, shuffled
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as federate

@@ -10,7 +10,6 @@ import numpy as np
 from peer_work import CLASSES, CLIENTS, SAMPLES, SHAPE, Job, Work, main
 from torch import nn
 
-import tailorfl.methods  # noqa: F401  registers the methods
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source

@@ -43,7 +43,7 @@ def check_hooks(cls: type, base: type, constants: Iterable[str] = ()) -> None:
         if name in hooks:
             raise ConfigError(
                 f"{cls.__qualname__} has a hyper-parameter '{name}', which is the name of a hook; a constant of the "
-                f"class is written {name}: ClassVar[...] = ..., and a hyper-parameter needs another name"
+                f"class is written {name} = ..., and a hyper-parameter needs another name"
             )
 
 

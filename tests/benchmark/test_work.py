@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-import tailorfl.methods  # noqa: F401  registers the methods
 from methods import small
 from methods.settings import ROWS
 from tailorfl.benchmark.profile import flops_of, moved_by

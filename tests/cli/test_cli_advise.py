@@ -11,7 +11,6 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-import tailorfl.methods  # noqa: F401  (registers the methods)
 from tailorfl.cli.advise import pilot
 from tailorfl.cli.main import app
 from tailorfl.core.method import methods

@@ -21,6 +21,5 @@ def script() -> Callable[[str], ModuleType]:
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Methods that an example registers are gone after it."""
     import tailorfl.core.method as registry
-    import tailorfl.methods  # noqa: F401  (registers the library's own first)
 
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    monkeypatch.setattr(registry, "_REGISTRY", registry.methods())

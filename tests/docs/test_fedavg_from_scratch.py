@@ -10,7 +10,6 @@ import pytest
 import torch
 from blocks import ROOT, blocks
 
-import tailorfl.methods  # noqa: F401  (registers the methods)
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
 from tailorfl.engines.make import make_engine

@@ -360,7 +360,6 @@ def test_settings_do_not_import_torch() -> None:
 
 
 def test_the_recipe_of_all_methods_has_all_methods() -> None:
-    import tailorfl.methods  # noqa: F401  registers the library's methods
     from tailorfl.core.method import methods
 
     own = {name for name, method in methods().items() if method.__module__.startswith("tailorfl.")}

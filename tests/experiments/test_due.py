@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import tailorfl.methods  # noqa: F401  registers the methods
 from tailorfl.core.method import methods
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.experiments.config import load

@@ -71,9 +71,8 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(modules, "_NAMED", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     import tailorfl.core.method as registry
-    import tailorfl.methods  # noqa: F401  (registers the library's own first)
 
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    monkeypatch.setattr(registry, "_REGISTRY", registry.methods())
     yield name
     sys.modules.pop(name, None)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import tailorfl.methods  # noqa: F401  registers the methods
 from experiments.killing import ENVIRONMENT
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation

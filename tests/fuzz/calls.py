@@ -14,7 +14,6 @@ import torch
 from torch.utils.data import TensorDataset
 
 import tailorfl
-import tailorfl.methods
 from tailorfl import Model, Simulation, TrainConfig, build_federation
 from tailorfl.core.method import make_method
 from tailorfl.data.own import from_table, from_tensors

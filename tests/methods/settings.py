@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import pytest
 
-import tailorfl.methods  # noqa: F401  (registers the methods)
 from tailorfl.core.method import Method, make_method, methods
 
 LAM = 2.0

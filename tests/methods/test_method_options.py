@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import tailorfl.methods  # noqa: F401
 from methods import plain, small
 from methods.settings import row
 from methods.small import TRAIN

@@ -133,7 +133,7 @@ def test_own_payloads_are_counted_one_by_one() -> None:
 
 
 def test_a_registered_method_is_made_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    monkeypatch.setattr(registry, "_REGISTRY", registry.methods())
     registry.register(Table)
     assert make_method("table_of_a_test", {"share": 0.25}) == Table(share=0.25)
     with pytest.raises(ConfigError, match="share"):

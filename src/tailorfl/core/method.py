@@ -7,6 +7,7 @@ its hyper-parameters; a run gives it everything else.
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
@@ -266,11 +267,13 @@ def register(method: type[Method]) -> type[Method]:
 
 
 def methods() -> dict[str, type[Method]]:
-    """Returns all methods by name: the library's own, and those of installed packages.
+    """Return all methods by name: those of the folder `tailorfl/methods`, and those of installed packages.
 
-    A package adds methods by an entry point of the group `tailorfl.methods`: a Method class, or a module that registers
-    some. One that cannot be loaded is named in a warning and left out.
+    The folder is imported at the first call, not with the package. A package adds methods by an entry point of the
+    group `tailorfl.methods`: a Method class, or a module that registers some. One that cannot be loaded is named in a
+    warning and left out.
     """
+    importlib.import_module("tailorfl.methods")
     _load_entry_points()
     return dict(sorted(_REGISTRY.items()))
 

@@ -45,7 +45,6 @@ def check(config: ExperimentConfig) -> None:
 
 
 def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
-    import tailorfl.methods  # noqa: F401  registers the library's methods
     from tailorfl.core.method import check_aggregates, make_method, needs_one_architecture, needs_public
     from tailorfl.evaluation.selection import refuse_private
     from tailorfl.experiments.jobs import Job

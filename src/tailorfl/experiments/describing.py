@@ -80,7 +80,6 @@ def _function(entry: Entry) -> Callable[..., Any]:
 
 
 def _methods() -> Iterator[Entry]:
-    import tailorfl.methods  # noqa: F401  registers the library's methods
     from tailorfl.core.method import methods
 
     for name, method in methods().items():

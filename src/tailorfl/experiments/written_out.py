@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tailorfl.methods as _methods  # noqa: F401  registers the library's methods
 from tailorfl.core.method import make_method
 from tailorfl.settings.experiment import ExperimentConfig
 

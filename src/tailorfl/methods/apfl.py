@@ -23,7 +23,7 @@ w_i of its last training, or with the global w that it receives now (`personal_w
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.bases import ServerModel
 from tailorfl.training import tree
@@ -44,13 +44,13 @@ from tailorfl.training.gradients import Gradient
 class APFL(ServerModel):
     """A mixture of a global and a local model, mixed in parameter space."""
 
-    name: ClassVar[str] = "apfl"
-    title: ClassVar[str] = "APFL"
-    paper: ClassVar[str] = "Deng et al., 2020"
-    family: ClassVar[Family] = "two models"
-    use: ClassVar[str] = "a mix of own and global model whose weight is learnt"
-    grid: ClassVar[Grid] = {"alpha": (0.1, 0.3, 0.5, 0.7)}
-    models_trained: ClassVar[int] = 2
+    name = "apfl"
+    title = "APFL"
+    paper = "Deng et al., 2020"
+    family = "two models"
+    use = "a mix of own and global model whose weight is learnt"
+    grid = {"alpha": (0.1, 0.3, 0.5, 0.7)}
+    models_trained = 2
     alpha: float = Field(0.5, ge=0, le=1, description="α: share of the local model in the mixture")
     adaptive: bool = Field(False, description="learn α_i on each client")
     mixture: Literal["new", "old"] = Field(

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
-from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
@@ -61,13 +61,13 @@ FIRST = 1e4
 class APPLE(Method):
     """Every client owns a core model, and deploys a combination of all of them that it learns."""
 
-    name: ClassVar[str] = "apple"
-    title: ClassVar[str] = "APPLE"
-    paper: ClassVar[str] = "Luo and Wu, IJCAI 2022"
-    family: ClassVar[Family] = "mixture"
-    use: ClassVar[str] = "few clients that learn whom to listen to, for N models down"
-    grid: ClassVar[Grid] = {"rate": (0.01, 0.1, 1.0), "mu": (0.01, 0.1, 1.0)}
-    has_global: ClassVar[bool] = False
+    name = "apple"
+    title = "APPLE"
+    paper = "Luo and Wu, IJCAI 2022"
+    family = "mixture"
+    use = "few clients that learn whom to listen to, for N models down"
+    grid = {"rate": (0.01, 0.1, 1.0), "mu": (0.01, 0.1, 1.0)}
+    has_global = False
     rate: float = Field(0.1, ge=0, description="rate of p_i in units of the run's; 0 leaves p⁰")
     mu: float = Field(0.1, ge=0, description="μ: pull of p_i to p⁰ in the first round")
     horizon: float = Field(16.0, gt=0, description="H: rounds after which nothing pulls p_i any more")

@@ -24,8 +24,6 @@ splits, as in the paper, needs the updates of those who made it.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from pydantic import Field
@@ -37,7 +35,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
-from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.training import tree
 
@@ -46,13 +44,13 @@ from tailorfl.training import tree
 class CFL(Method):
     """FedAvg in clusters, which split in two where their clients pull apart."""
 
-    name: ClassVar[str] = "cfl"
-    title: ClassVar[str] = "CFL"
-    paper: ClassVar[str] = "Sattler et al., IEEE TNNLS 2020"
-    family: ClassVar[Family] = "mixture"
-    use: ClassVar[str] = "groups of clients that turn out during training"
-    grid: ClassVar[Grid] = {"eps1": (0.1, 0.2, 0.4, 0.8), "eps2": (0.8, 1.6, 3.2), "first_split": (5, 10, 20)}
-    has_global: ClassVar[bool] = False
+    name = "cfl"
+    title = "CFL"
+    paper = "Sattler et al., IEEE TNNLS 2020"
+    family = "mixture"
+    use = "groups of clients that turn out during training"
+    grid = {"eps1": (0.1, 0.2, 0.4, 0.8), "eps2": (0.8, 1.6, 3.2), "first_split": (5, 10, 20)}
+    has_global = False
     eps1: float = Field(0.4, ge=0, description="ε_1: a cluster may split whose mean update is shorter")
     eps2: float = Field(1.6, ge=0, description="ε_2: and whose longest update is longer")
     first_split: int = Field(20, ge=0, description="t_0: rounds before the first split")

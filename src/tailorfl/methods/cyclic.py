@@ -25,7 +25,7 @@ client 0's, trained alone in its own turns. `transfer` = false does that, so tha
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from tensordict import TensorDict
@@ -33,7 +33,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.methods.bases import ServerModel
 from tailorfl.settings.experiment import Sampling
@@ -47,13 +47,13 @@ SHOWN = 0
 class Cyclic(ServerModel):
     """One model that visits one client after another."""
 
-    name: ClassVar[str] = "cyclic"
-    title: ClassVar[str] = "Cyclic"
-    paper: ClassVar[str] = "Chang et al., JAMIA 2018"
-    family: ClassVar[Family] = "one model"
-    use: ClassVar[str] = "few sites in turns; no server that averages"
-    grid: ClassVar[Grid] = {}
-    has_personal: ClassVar[bool] = False
+    name = "cyclic"
+    title = "Cyclic"
+    paper = "Chang et al., JAMIA 2018"
+    family = "one model"
+    use = "few sites in turns; no server that averages"
+    grid = {}
+    has_personal = False
     order: Literal["drawn", "fixed"] = Field(
         "drawn", description="of the clients: drawn anew for each cycle, or by their numbers"
     )

@@ -24,7 +24,7 @@ part as often as there are steps, which a small one does not stand; the default 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -32,7 +32,7 @@ from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, length, none, to_local, untrained
 from tailorfl.methods.bases import TwoModels
 from tailorfl.settings.privacy import PrivacyLevel
@@ -45,13 +45,13 @@ from tailorfl.training.update import PLAIN, Optimizer
 class Ditto(TwoModels):
     """FedAvg and, beside it, a personal model on each client that is pulled towards it."""
 
-    name: ClassVar[str] = "ditto"
-    title: ClassVar[str] = "Ditto"
-    paper: ClassVar[str] = "Li et al., ICML 2021"
-    family: ClassVar[Family] = "two models"
-    use: ClassVar[str] = "own model beside FedAvg's, any kind of difference"
-    grid: ClassVar[Grid] = {"lam": (0.1, 0.75, 1.0, 2.0)}
-    models_trained: ClassVar[int] = 2
+    name = "ditto"
+    title = "Ditto"
+    paper = "Li et al., ICML 2021"
+    family = "two models"
+    use = "own model beside FedAvg's, any kind of difference"
+    grid = {"lam": (0.1, 0.75, 1.0, 2.0)}
+    models_trained = 2
     lam: float = Field(
         1.0, ge=0, description="λ: pull of the personal model towards the received global model"
     )

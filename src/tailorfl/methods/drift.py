@@ -40,8 +40,6 @@ sample-weighted mean of the F_i is at its optimum. α n̄ goes down with w.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from tensordict import TensorDict
@@ -49,7 +47,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.settings.experiment import Weights
 from tailorfl.training import tree
@@ -60,7 +58,7 @@ from tailorfl.training.update import PLAIN, Optimizer
 class Corrected(Method):
     """A server model beside a correction on the server and one on every client, all starting at zero."""
 
-    has_personal: ClassVar[bool] = False
+    has_personal = False
 
     @property
     def averages_replies(self) -> bool:
@@ -85,12 +83,12 @@ class Corrected(Method):
 class Scaffold(Corrected):
     """FedAvg with control variates."""
 
-    name: ClassVar[str] = "scaffold"
-    title: ClassVar[str] = "SCAFFOLD"
-    paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
-    family: ClassVar[Family] = "one model"
-    use: ClassVar[str] = "one model under drift, for twice the bytes"
-    grid: ClassVar[Grid] = {}
+    name = "scaffold"
+    title = "SCAFFOLD"
+    paper = "Karimireddy et al., ICML 2020"
+    family = "one model"
+    use = "one model under drift, for twice the bytes"
+    grid = {}
     global_lr: float = Field(1.0, gt=0, description="η_g: server step")
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
@@ -128,12 +126,12 @@ class Scaffold(Corrected):
 class FedDyn(Corrected):
     """Dynamic regularisation: local stationary points are made to agree with the global one."""
 
-    name: ClassVar[str] = "feddyn"
-    title: ClassVar[str] = "FedDyn"
-    paper: ClassVar[str] = "Acar et al., ICLR 2021"
-    family: ClassVar[Family] = "one model"
-    use: ClassVar[str] = "one model under label skew with many local steps"
-    grid: ClassVar[Grid] = {"alpha": (0.001, 0.01, 0.1)}
+    name = "feddyn"
+    title = "FedDyn"
+    paper = "Acar et al., ICLR 2021"
+    family = "one model"
+    use = "one model under label skew with many local steps"
+    grid = {"alpha": (0.001, 0.01, 0.1)}
     alpha: float = Field(0.01, gt=0, description="α of the dynamic regulariser")
     scale_alpha: bool = Field(
         False, description="α·n̄/n_i on client i (official code): the optimum is then weighted by samples"

@@ -35,8 +35,6 @@ the run's weights.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from tensordict import TensorDict
@@ -44,7 +42,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.methods.bases import ServerModel
 from tailorfl.methods.mixtures import on_simplex
@@ -60,13 +58,13 @@ _TINY = 1e-10
 class QFedAvg(ServerModel):
     """FedAvg that gives clients more weight the larger their loss is."""
 
-    name: ClassVar[str] = "qfedavg"
-    title: ClassVar[str] = "q-FedAvg"
-    paper: ClassVar[str] = "Li et al., ICLR 2020"
-    family: ClassVar[Family] = "one model"
-    use: ClassVar[str] = "lifting clients with a large loss, one model"
-    has_personal: ClassVar[bool] = False
-    grid: ClassVar[Grid] = {"q": (0.001, 0.1, 1.0, 2.0, 5.0)}
+    name = "qfedavg"
+    title = "q-FedAvg"
+    paper = "Li et al., ICLR 2020"
+    family = "one model"
+    use = "lifting clients with a large loss, one model"
+    has_personal = False
+    grid = {"q": (0.001, 0.1, 1.0, 2.0, 5.0)}
     q: float = Field(0.1, ge=0, description="q: how much more a larger loss counts; 0: FedAvg")
 
     @property
@@ -106,13 +104,13 @@ class QFedAvg(ServerModel):
 class AFL(Method):
     """A global model for the worst mixture of clients."""
 
-    name: ClassVar[str] = "afl"
-    title: ClassVar[str] = "AFL"
-    paper: ClassVar[str] = "Mohri et al., ICML 2019"
-    family: ClassVar[Family] = "one model"
-    use: ClassVar[str] = "the client that is worst off, few clients"
-    has_personal: ClassVar[bool] = False
-    grid: ClassVar[Grid] = {"gamma": (0.001, 0.01, 0.1, 1.0)}
+    name = "afl"
+    title = "AFL"
+    paper = "Mohri et al., ICML 2019"
+    family = "one model"
+    use = "the client that is worst off, few clients"
+    has_personal = False
+    grid = {"gamma": (0.001, 0.01, 0.1, 1.0)}
     gamma: float = Field(
         0.01, ge=0, description="γ: step of the mixture λ towards clients with larger losses"
     )

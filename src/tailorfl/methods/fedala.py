@@ -21,8 +21,6 @@ it is one window of consecutive samples. Running statistics are w's. `train.clip
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from tensordict import TensorDict
@@ -30,7 +28,7 @@ from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.settings.privacy import PrivacyLevel
@@ -44,13 +42,13 @@ from tailorfl.training.update import Optimizer
 class FedALA(FedAvg):
     """FedAvg that starts on every client from an entry-wise mixture of the received model and its own last one."""
 
-    name: ClassVar[str] = "fedala"
-    title: ClassVar[str] = "FedALA"
-    paper: ClassVar[str] = "Zhang et al., AAAI 2023"
-    family: ClassVar[Family] = "parts"
-    use: ClassVar[str] = "a start mixed from own and global head, learnt by weight"
-    grid: ClassVar[Grid] = {"share": (0.2, 0.4, 0.6, 0.8, 1.0)}
-    has_personal: ClassVar[bool] = True
+    name = "fedala"
+    title = "FedALA"
+    paper = "Zhang et al., AAAI 2023"
+    family = "parts"
+    use = "a start mixed from own and global head, learnt by weight"
+    grid = {"share": (0.2, 0.4, 0.6, 0.8, 1.0)}
+    has_personal = True
     mixed_part: str = Field("head", description="the part of the model that is mixed")
     eta: float = Field(1.0, ge=0, description="η_W: rate of the weights of the mixture")
     share: float = Field(0.8, gt=0, le=1, description="s: share of the data that a pass of W looks at")

@@ -27,7 +27,7 @@ stand. A port of HeurFedAMP compares w_i − w⁰ and not w_i, with ξ_ii = 0.3 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -37,7 +37,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
-from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.mixtures import cosines, mixed, squared_gaps
 from tailorfl.training import tree
@@ -46,9 +46,9 @@ from tailorfl.training import tree
 class Clouds(Method):
     """Every client has a personal cloud model on the server, mixed out of everybody's last upload."""
 
-    family: ClassVar[Family] = "mixture"
-    has_global: ClassVar[bool] = False
-    personal_receives: ClassVar[bool] = False
+    family = "mixture"
+    has_global = False
+    personal_receives = False
     lam: float = Field(0.03, ge=0, description="λ: pull of a client's model towards its cloud model")
     start: Literal["own", "cloud"] = Field(
         "own", description="where training starts: the client's own model or its cloud model"
@@ -115,11 +115,11 @@ class Clouds(Method):
 class FedAMP(Clouds):
     """Clients whose models are alike pull each other, the more the nearer they are."""
 
-    name: ClassVar[str] = "fedamp"
-    title: ClassVar[str] = "FedAMP"
-    paper: ClassVar[str] = "Huang et al., AAAI 2021"
-    use: ClassVar[str] = "few clients, some of them alike"
-    grid: ClassVar[Grid] = {"lam": (0.01, 0.03, 0.1, 1.0), "sigma": (1.0, 25.0, 100.0)}
+    name = "fedamp"
+    title = "FedAMP"
+    paper = "Huang et al., AAAI 2021"
+    use = "few clients, some of them alike"
+    grid = {"lam": (0.01, 0.03, 0.1, 1.0), "sigma": (1.0, 25.0, 100.0)}
     alpha: float = Field(1.0, gt=0, description="α: step of the cloud models; λ/α is the pull of a client's")
     sigma: float = Field(25.0, gt=0, description="σ: squared distance over which attention falls")
 
@@ -135,11 +135,11 @@ class FedAMP(Clouds):
 class HeurFedAMP(Clouds):
     """FedAMP with a fixed weight of the own model, and cosines, which suit large networks, for distances."""
 
-    name: ClassVar[str] = "heurfedamp"
-    title: ClassVar[str] = "HeurFedAMP"
-    paper: ClassVar[str] = "Huang et al., AAAI 2021"
-    use: ClassVar[str] = "FedAMP with cosines, for deep networks"
-    grid: ClassVar[Grid] = {"lam": (0.01, 0.03, 0.1, 1.0), "sigma": (1.0, 10.0, 25.0)}
+    name = "heurfedamp"
+    title = "HeurFedAMP"
+    paper = "Huang et al., AAAI 2021"
+    use = "FedAMP with cosines, for deep networks"
+    grid = {"lam": (0.01, 0.03, 0.1, 1.0), "sigma": (1.0, 10.0, 25.0)}
     sigma: float = Field(25.0, ge=0, description="σ: how much more weight a larger cosine gives")
     self_weight: float | None = Field(None, ge=0, le=1, description="ξ_ii; default 1/N")
     cosine_of: Literal["models", "updates"] = Field(

@@ -24,8 +24,6 @@ initial body. If all F_i are 0, clients count alike. A newcomer has φ and the i
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from tensordict import TensorDict
@@ -34,7 +32,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction, none, to_local
 from tailorfl.methods.class_features import class_means, classes_only
 from tailorfl.models.functional import Model
@@ -53,14 +51,14 @@ FISHER = "fisher"
 class FedAS(Method):
     """FedPer that aligns the received body to the client's old features and weighs clients by Fisher information."""
 
-    name: ClassVar[str] = "fedas"
-    title: ClassVar[str] = "FedAS"
-    paper: ClassVar[str] = "Yang et al., CVPR 2024"
-    family: ClassVar[Family] = "parts"
-    use: ClassVar[str] = "FedPer whose body fits clients that come seldom"
-    grid: ClassVar[Grid] = {"align_epochs": (0, 1, 5)}
-    has_global: ClassVar[bool] = False
-    personal_receives: ClassVar[bool] = False
+    name = "fedas"
+    title = "FedAS"
+    paper = "Yang et al., CVPR 2024"
+    family = "parts"
+    use = "FedPer whose body fits clients that come seldom"
+    grid = {"align_epochs": (0, 1, 5)}
+    has_global = False
+    personal_receives = False
     align_epochs: int = Field(1, ge=0, description="epochs that align the received body to the old features")
     align_steps: int | None = Field(None, ge=0, description="steps in place of align_epochs")
     align_lr: float | None = Field(None, gt=0, description="rate of the alignment (official code: 0.01)")

@@ -31,7 +31,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.method import Family, Method, register
 from tailorfl.core.reduction import Facts, Reduction, Which, none
 from tailorfl.core.server_optim import ServerOptimizer
 from tailorfl.methods.ascent import sam
@@ -44,13 +44,13 @@ from tailorfl.training.plan import Length
 class FedAvg(Method):
     """One global model: the weighted mean of locally trained copies."""
 
-    name: ClassVar[str] = "fedavg"
-    title: ClassVar[str] = "FedAvg"
-    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    name = "fedavg"
+    title = "FedAvg"
+    paper = "McMahan et al., AISTATS 2017"
     family: ClassVar[Family] = "one model"
-    use: ClassVar[str] = "like clients; the reference for one model"
-    grid: ClassVar[Grid] = {}
-    has_personal: ClassVar[bool] = False
+    use = "like clients; the reference for one model"
+    grid = {}
+    has_personal = False
     server: ServerOptimizer = Field(
         ServerOptimizer(), description="server optimizer: kind, lr, momentum, beta2, eps, initial"
     )
@@ -102,12 +102,12 @@ class FedAvg(Method):
 class FedProx(FedAvg):
     """FedAvg whose local training is held near the received model."""
 
-    name: ClassVar[str] = "fedprox"
-    title: ClassVar[str] = "FedProx"
-    paper: ClassVar[str] = "Li et al., MLSys 2020"
-    family: ClassVar[Family] = "one model"
-    use: ClassVar[str] = "one model where clients drift, in few lines"
-    grid: ClassVar[Grid] = {"mu": (0.001, 0.01, 0.1, 1.0)}
+    name = "fedprox"
+    title = "FedProx"
+    paper = "Li et al., MLSys 2020"
+    family = "one model"
+    use = "one model where clients drift, in few lines"
+    grid = {"mu": (0.001, 0.01, 0.1, 1.0)}
     mu: float = Field(0.01, ge=0, description="μ of the penalty (μ/2)‖θ − w‖²")
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
@@ -123,13 +123,13 @@ class FedProx(FedAvg):
 class FedAvgFT(FedAvg):
     """FedAvg, then every client tunes its own copy."""
 
-    name: ClassVar[str] = "fedavg_ft"
-    title: ClassVar[str] = "FedAvg+FT"
-    paper: ClassVar[str] = "FedAvg with local fine-tuning, as in PerAda (CVPR 2024)"
-    family: ClassVar[Family] = "tuned"
-    use: ClassVar[str] = "own models for no further bytes; try it first"
-    grid: ClassVar[Grid] = {"ft_epochs": (1, 5, 10)}
-    has_personal: ClassVar[bool] = True
+    name = "fedavg_ft"
+    title = "FedAvg+FT"
+    paper = "FedAvg with local fine-tuning, as in PerAda (CVPR 2024)"
+    family = "tuned"
+    use = "own models for no further bytes; try it first"
+    grid = {"ft_epochs": (1, 5, 10)}
+    has_personal = True
     ft_epochs: int = Field(1, ge=0, description="epochs of tuning on the client's own data")
     ft_steps: int | None = Field(None, ge=0, description="steps in place of ft_epochs")
     ft_scope: Literal["all", "head"] = Field("all", description="tune the whole model or its head")
@@ -154,12 +154,12 @@ class FedAvgFT(FedAvg):
 class FedSAM(FedAvg):
     """FedAvg with sharpness-aware local training."""
 
-    name: ClassVar[str] = "fedsam"
-    title: ClassVar[str] = "FedSAM"
-    paper: ClassVar[str] = "Qu et al., ICML 2022"
-    family: ClassVar[Family] = "one model"
-    use: ClassVar[str] = "a flatter global model"
-    grid: ClassVar[Grid] = {"rho": (0.01, 0.05, 0.1, 0.5)}
+    name = "fedsam"
+    title = "FedSAM"
+    paper = "Qu et al., ICML 2022"
+    family = "one model"
+    use = "a flatter global model"
+    grid = {"rho": (0.01, 0.05, 0.1, 0.5)}
     rho: float = Field(0.05, ge=0, description="ρ: radius of the ascent")
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:

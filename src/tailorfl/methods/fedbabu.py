@@ -16,7 +16,7 @@ FedBABU: Oh et al., "FedBABU: Toward Enhanced Representation for Federated Image
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from tensordict import TensorDict
@@ -24,7 +24,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, none, untrained
 from tailorfl.methods.partial import SplitMethod
 from tailorfl.training import tree
@@ -35,13 +35,13 @@ from tailorfl.training.plan import Length
 class FedBABU(SplitMethod):
     """Only the body is trained and shared, under a head that stays as it was drawn; deployment tunes a copy."""
 
-    name: ClassVar[str] = "fedbabu"
-    title: ClassVar[str] = "FedBABU"
-    paper: ClassVar[str] = "Oh et al., ICLR 2022"
-    family: ClassVar[Family] = "parts"
-    use: ClassVar[str] = "a body trained for all, heads tuned at the end"
-    grid: ClassVar[Grid] = {"ft_epochs": (1, 5, 10), "ft_scope": ("head", "body", "full")}
-    has_global: ClassVar[bool] = True
+    name = "fedbabu"
+    title = "FedBABU"
+    paper = "Oh et al., ICLR 2022"
+    family = "parts"
+    use = "a body trained for all, heads tuned at the end"
+    grid = {"ft_epochs": (1, 5, 10), "ft_scope": ("head", "body", "full")}
+    has_global = True
     ft_epochs: int = Field(
         10, ge=0, description="E_ft: epochs of tuning before a model is used (the paper: 5)"
     )

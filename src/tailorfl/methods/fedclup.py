@@ -28,7 +28,7 @@ loss beside their reply, those without validation samples their training loss.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -38,7 +38,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, length, to_local
 from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import TwoModels
@@ -54,12 +54,12 @@ from tailorfl.training.update import Optimizer
 class FedCLUP(TwoModels):
     """Personal models tied to a global one by λ, which trades statistical accuracy against communication."""
 
-    name: ClassVar[str] = "fedclup"
-    title: ClassVar[str] = "FedCLUP"
-    paper: ClassVar[str] = "Yu et al., ICML 2025"
-    family: ClassVar[Family] = "two models"
-    use: ClassVar[str] = "a chosen place between Local and Global, with step sizes of its theory"
-    grid: ClassVar[Grid] = {"lam": (0.1, 0.2, 0.5, 1.0, 1.5, 2.5)}
+    name = "fedclup"
+    title = "FedCLUP"
+    paper = "Yu et al., ICML 2025"
+    family = "two models"
+    use = "a chosen place between Local and Global, with step sizes of its theory"
+    grid = {"lam": (0.1, 0.2, 0.5, 1.0, 1.5, 2.5)}
     lam: float = Field(0.5, ge=0, description="λ: degree of collaboration; small is high personalization")
     gamma: ServerRule = Field("mean", description="rule for the server's step size γ")
     smoothness: float | None = Field(None, gt=0, description="L, if known; needed by gamma = theory and edge")

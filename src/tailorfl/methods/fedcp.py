@@ -24,8 +24,6 @@ c_i (here that of the first h_i), and sends h and G to those alone that take par
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from tensordict import TensorDict
@@ -33,7 +31,7 @@ from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.methods.bases import ServerModel
 from tailorfl.methods.discrepancy import mmd
 from tailorfl.models.functional import Model
@@ -50,13 +48,13 @@ BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 class FedCP(ServerModel):
     """A gate splits the features of every sample between a personal head and a common one."""
 
-    name: ClassVar[str] = "fedcp"
-    title: ClassVar[str] = "FedCP"
-    paper: ClassVar[str] = "Zhang et al., KDD 2023"
-    family: ClassVar[Family] = "parts"
-    use: ClassVar[str] = "label skew: what is shared and own is split feature by feature"
-    grid: ClassVar[Grid] = {"lam": (0.0, 0.1, 1.0, 5.0)}
-    has_global: ClassVar[bool] = False
+    name = "fedcp"
+    title = "FedCP"
+    paper = "Zhang et al., KDD 2023"
+    family = "parts"
+    use = "label skew: what is shared and own is split feature by feature"
+    grid = {"lam": (0.0, 0.1, 1.0, 5.0)}
+    has_global = False
     lam: float = Field(
         0.1, ge=0, description="λ: pull of the features to those of the received body (official code: 5)"
     )

@@ -23,8 +23,6 @@ first time in any (the paper counts it once). A newcomer has b_i = 0.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from tensordict import TensorDict
@@ -33,7 +31,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.methods.bases import ServerModel
 from tailorfl.models.functional import Model
 from tailorfl.models.offset import add_offset, is_offset
@@ -50,13 +48,13 @@ MEAN = "running mean of the features"
 class FedDBE(ServerModel):
     """FedAvg with a private bias of the features, whose means are held at one consensus."""
 
-    name: ClassVar[str] = "feddbe"
-    title: ClassVar[str] = "FedDBE"
-    paper: ClassVar[str] = "Zhang et al., NeurIPS 2023"
-    family: ClassVar[Family] = "parts"
-    use: ClassVar[str] = "features that differ in their mean from client to client"
-    grid: ClassVar[Grid] = {"kappa": (0.0, 1.0, 10.0, 50.0), "mu": (0.1, 0.5, 1.0)}
-    has_global: ClassVar[bool] = False
+    name = "feddbe"
+    title = "FedDBE"
+    paper = "Zhang et al., NeurIPS 2023"
+    family = "parts"
+    use = "features that differ in their mean from client to client"
+    grid = {"kappa": (0.0, 1.0, 10.0, 50.0), "mu": (0.1, 0.5, 1.0)}
+    has_global = False
     kappa: float = Field(
         1.0, ge=0, description="κ: pull of mean features to the consensus (official code: 50)"
     )

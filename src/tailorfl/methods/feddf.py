@@ -22,15 +22,13 @@ The authors take up to 10 000 steps a round and stop after 1 000 without a bette
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pydantic import Field
 from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerArchitecture, Replies
-from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.core.server_distill import ServerDistillation
 
@@ -41,14 +39,14 @@ PREFIX = "w "
 class FedDF(Method):
     """FedAvg for each architecture, fused by distilling the ensemble of all clients' models on public data."""
 
-    name: ClassVar[str] = "feddf"
-    title: ClassVar[str] = "FedDF"
-    paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
-    family: ClassVar[Family] = "one model"
-    use: ClassVar[str] = "averages that lose to their ensemble, with public data"
-    grid: ClassVar[Grid] = {"distil.lr": (1e-5, 1e-4, 1e-3, 1e-2)}
-    has_personal: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = True
+    name = "feddf"
+    title = "FedDF"
+    paper = "Lin et al., NeurIPS 2020"
+    family = "one model"
+    use = "averages that lose to their ensemble, with public data"
+    grid = {"distil.lr": (1e-5, 1e-4, 1e-3, 1e-2)}
+    has_personal = False
+    heterogeneous = True
     distil: ServerDistillation = Field(
         ServerDistillation(),
         description="the server's distillation: steps, lr, batch_size, temperature, average, select, ...",

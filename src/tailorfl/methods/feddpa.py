@@ -26,7 +26,7 @@ model without LoRA has no second set: there it is FedAvg. Models that generate a
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -37,7 +37,7 @@ from torch.nn.functional import normalize
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import ServerModel
@@ -55,13 +55,13 @@ from tailorfl.training.terms import Seen
 class FedDPA(ServerModel):
     """A global and a local adapter that answer together, weighted for every input."""
 
-    name: ClassVar[str] = "feddpa"
-    title: ClassVar[str] = "FedDPA"
-    paper: ClassVar[str] = "Long et al., NeurIPS 2024"
-    family: ClassVar[Family] = "two models"
-    use: ClassVar[str] = "own LoRA beside a shared one, weighed for every input"
-    grid: ClassVar[Grid] = {"a": (0.3, 0.5, 0.7), "most_dynamic": (0.3, 0.5, 1.0)}
-    of_adapters: ClassVar[bool] = True
+    name = "feddpa"
+    title = "FedDPA"
+    paper = "Long et al., NeurIPS 2024"
+    family = "two models"
+    use = "own LoRA beside a shared one, weighed for every input"
+    grid = {"a": (0.3, 0.5, 0.7), "most_dynamic": (0.3, 0.5, 1.0)}
+    of_adapters = True
     a: float = Field(0.5, ge=0, le=1, description="share of the local adapter while it trains")
     when: Literal["beside", "after"] = Field(
         "beside", description="the local adapter trains beside the global one, or once before a model is used"

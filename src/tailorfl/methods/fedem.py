@@ -23,7 +23,7 @@ model, so `train.clip` bounds their gradient together. Running statistics are av
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -33,7 +33,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import ServerModel
@@ -53,13 +53,13 @@ ROUNDS = "rounds"
 class FedEM(ServerModel):
     """Networks that all clients share, which each client mixes in its own way."""
 
-    name: ClassVar[str] = "fedem"
-    title: ClassVar[str] = "FedEM"
-    paper: ClassVar[str] = "Marfoq et al., NeurIPS 2021"
-    family: ClassVar[Family] = "mixture"
-    use: ClassVar[str] = "clients that are mixtures of a few kinds"
-    grid: ClassVar[Grid] = {"components": (2, 3, 4)}
-    has_global: ClassVar[bool] = False
+    name = "fedem"
+    title = "FedEM"
+    paper = "Marfoq et al., NeurIPS 2021"
+    family = "mixture"
+    use = "clients that are mixtures of a few kinds"
+    grid = {"components": (2, 3, 4)}
+    has_global = False
     components: int = Field(2, ge=1, description="M: networks that all clients share (official code: 3)")
     normalise: Literal["all", "cohort"] = Field(
         "all",

@@ -25,7 +25,7 @@ but one where there are fewer. A client without validation samples cannot compar
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
-from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
@@ -49,14 +49,14 @@ _TINY = 1e-5
 class FedFomo(Method):
     """Every client mixes the models of others that do well on its validation data."""
 
-    name: ClassVar[str] = "fedfomo"
-    title: ClassVar[str] = "FedFomo"
-    paper: ClassVar[str] = "Zhang et al., ICLR 2021"
-    family: ClassVar[Family] = "mixture"
-    use: ClassVar[str] = "picking useful peers by own validation data"
-    grid: ClassVar[Grid] = {"downloads": (3, 5, 10)}
-    has_global: ClassVar[bool] = False
-    personal_receives: ClassVar[bool] = False
+    name = "fedfomo"
+    title = "FedFomo"
+    paper = "Zhang et al., ICLR 2021"
+    family = "mixture"
+    use = "picking useful peers by own validation data"
+    grid = {"downloads": (3, 5, 10)}
+    has_global = False
+    personal_receives = False
     downloads: int = Field(5, ge=0, description="M: models that a client receives in a round")
     explore: float = Field(
         0.3, ge=0, le=1, description="ε_0: probability of random models in the first round"

@@ -23,7 +23,7 @@ mode. Clients are visited in the order of their ids. A newcomer has its initial 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -33,7 +33,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.class_features import HEAD, class_means, common_head, linear_head, with_head
 from tailorfl.settings.privacy import PrivacyLevel
@@ -49,14 +49,14 @@ OWN = "own"
 class FedGH(Method):
     """Clients of any architecture under one head, which the server trains on their class means."""
 
-    name: ClassVar[str] = "fedgh"
-    title: ClassVar[str] = "FedGH"
-    paper: ClassVar[str] = "Yi et al., ACM MM 2023"
-    family: ClassVar[Family] = "knowledge"
-    use: ClassVar[str] = "different networks, few bytes: a head of class means"
-    grid: ClassVar[Grid] = {"server_lr": (0.001, 0.01, 0.1, 1.0)}
-    has_global: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = True
+    name = "fedgh"
+    title = "FedGH"
+    paper = "Yi et al., ACM MM 2023"
+    family = "knowledge"
+    use = "different networks, few bytes: a head of class means"
+    grid = {"server_lr": (0.001, 0.01, 0.1, 1.0)}
+    has_global = False
+    heterogeneous = True
     server_lr: float = Field(
         0.01,
         ge=0,

@@ -32,7 +32,7 @@ So FedIT is FedAvg on whatever the model trains. The authors' own code weighs cl
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -41,7 +41,7 @@ from torch import Tensor
 
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, none
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedavg import FedAvg, FedAvgFT
@@ -51,7 +51,7 @@ from tailorfl.training import tree
 class MeanOfLoRA(FedAvg):
     """FedAvg on adapters, whose factors or whose products are averaged."""
 
-    of_adapters: ClassVar[bool] = True
+    of_adapters = True
     mean_of: Literal["factors", "product"] = Field(
         "factors", description="average A and B each by itself, or B·A, cut to the rank of A (not FedIT)"
     )
@@ -138,24 +138,24 @@ def svd_of_products(a: Tensor, b: Tensor, weights: Tensor) -> tuple[Tensor, Tens
 class FedIT(MeanOfLoRA):
     """One global adapter: the mean of locally trained ones."""
 
-    name: ClassVar[str] = "fedit"
-    title: ClassVar[str] = "FedIT"
-    paper: ClassVar[str] = "Zhang et al., ICASSP 2024"
-    family: ClassVar[Family] = "one model"
-    use: ClassVar[str] = "one LoRA of a large model for all"
-    grid: ClassVar[Grid] = {}
+    name = "fedit"
+    title = "FedIT"
+    paper = "Zhang et al., ICASSP 2024"
+    family = "one model"
+    use = "one LoRA of a large model for all"
+    grid = {}
 
 
 @register
 class FedLoRA(MeanOfLoRA, FedAvgFT):
     """FedIT, then every client tunes its own copy of the adapter."""
 
-    name: ClassVar[str] = "fedlora"
-    title: ClassVar[str] = "FedLoRA"
-    paper: ClassVar[str] = "FedIT with local tuning, as in FedOA (2025)"
-    family: ClassVar[Family] = "tuned"
-    use: ClassVar[str] = "own LoRA, tuned from the shared one"
-    grid: ClassVar[Grid] = {"ft_epochs": (1, 2, 5)}
+    name = "fedlora"
+    title = "FedLoRA"
+    paper = "FedIT with local tuning, as in FedOA (2025)"
+    family = "tuned"
+    use = "own LoRA, tuned from the shared one"
+    grid = {"ft_epochs": (1, 2, 5)}
     ft_epochs: int = Field(2, ge=0, description="E_ft: epochs of tuning on the client's own data")
 
     def reductions(self, facts: Facts) -> tuple[Reduction, ...]:

@@ -26,7 +26,7 @@ run says, with the run's momentum and weight decay. p_i are shares of the cohort
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -36,7 +36,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedavg import FedAvg
@@ -49,12 +49,12 @@ from tailorfl.training.update import Optimizer
 class FedNova(FedAvg):
     """FedAvg of updates a step, so that clients with more steps do not count more."""
 
-    name: ClassVar[str] = "fednova"
-    title: ClassVar[str] = "FedNova"
-    paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
-    family: ClassVar[Family] = "one model"
-    use: ClassVar[str] = "clients with unequal numbers of steps"
-    grid: ClassVar[Grid] = {}
+    name = "fednova"
+    title = "FedNova"
+    paper = "Wang et al., NeurIPS 2020"
+    family = "one model"
+    use = "clients with unequal numbers of steps"
+    grid = {}
     mu: float = Field(0.0, ge=0, description="μ of a proximal term (μ/2)‖θ − w‖², not with momentum")
 
     @property

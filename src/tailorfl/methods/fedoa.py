@@ -33,14 +33,14 @@ definition: the same with D = (1/B) Σ_b |⟨z_b, |z_b^g − mean of z^g|⟩|. F
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, to_local, untrained
 from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.feature_distances import feature_pull
@@ -50,7 +50,7 @@ from tailorfl.training.terms import Term
 class FeatureRegularised(TwoModels):
     """A personal model beside the global one, with a pull of its features."""
 
-    models_trained: ClassVar[int] = 2
+    models_trained = 2
     lam: float = Field(0.5, ge=0, description="λ: pull of the personal features towards the global ones")
     personal_start: int = Field(
         1, ge=0, description="first round in which personal models train, counted from 0"
@@ -96,12 +96,12 @@ class FeatureRegularised(TwoModels):
 class FedOA(FeatureRegularised):
     """FedIT, and personal adapters whose features stay near the global one's."""
 
-    name: ClassVar[str] = "fedoa"
-    title: ClassVar[str] = "FedOA"
-    paper: ClassVar[str] = "FedOA, 2025"
-    family: ClassVar[Family] = "two models"
-    use: ClassVar[str] = "own LoRA that keeps features for domains never seen"
-    grid: ClassVar[Grid] = {"lam": (0.01, 0.1, 0.5, 1.0, 2.0)}
+    name = "fedoa"
+    title = "FedOA"
+    paper = "FedOA, 2025"
+    family = "two models"
+    use = "own LoRA that keeps features for domains never seen"
+    grid = {"lam": (0.01, 0.1, 0.5, 1.0, 2.0)}
     distance: Literal["mean_l2", "batch_l2", "cosine", "pearson"] = Field(
         "mean_l2", description="D: how far features are apart"
     )
@@ -117,12 +117,12 @@ class FedSDR(FeatureRegularised):
 
     # The distance of FedOA is a norm, this one a product of two features: the same λ is another pull.
     lam: float = Field(0.01, ge=0, description="λ: pull of the personal features (FedOA's code: 0.5)")
-    name: ClassVar[str] = "fedsdr"
-    title: ClassVar[str] = "FedSDR"
-    paper: ClassVar[str] = "Tang et al., ICLR 2024, as adapted in FedOA (2025)"
-    family: ClassVar[Family] = "two models"
-    use: ClassVar[str] = "own model whose shared features do not follow shortcuts"
-    grid: ClassVar[Grid] = {"lam": (0.001, 0.01, 0.1, 0.5)}
+    name = "fedsdr"
+    title = "FedSDR"
+    paper = "Tang et al., ICLR 2024, as adapted in FedOA (2025)"
+    family = "two models"
+    use = "own model whose shared features do not follow shortcuts"
+    grid = {"lam": (0.001, 0.01, 0.1, 0.5)}
 
     def pull(self, centre: TensorDict) -> Term:
         return feature_pull(self.lam, "sdr", centre)

@@ -22,8 +22,6 @@ its solver fails.) A newcomer gets the mean of the last heads.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from tensordict import TensorDict
@@ -31,7 +29,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
-from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction, length
 from tailorfl.methods.class_features import class_means, moments, near, no_prototypes, shared_prototypes
 from tailorfl.methods.mixtures import mixing_weights
@@ -50,13 +48,13 @@ NOBODY = 2**31  # the id of a client without a head of its own, which gets the m
 class FedPAC(Method):
     """Features aligned to global class means, heads mixed by what helps each client."""
 
-    name: ClassVar[str] = "fedpac"
-    title: ClassVar[str] = "FedPAC"
-    paper: ClassVar[str] = "Xu et al., ICLR 2023"
-    family: ClassVar[Family] = "parts"
-    use: ClassVar[str] = "label skew: aligned features, heads mixed by likeness"
-    grid: ClassVar[Grid] = {"lam": (0.1, 1.0, 10.0), "head_epochs": (1, 5)}
-    has_global: ClassVar[bool] = False
+    name = "fedpac"
+    title = "FedPAC"
+    paper = "Xu et al., ICLR 2023"
+    family = "parts"
+    use = "label skew: aligned features, heads mixed by likeness"
+    grid = {"lam": (0.1, 1.0, 10.0), "head_epochs": (1, 5)}
+    has_global = False
     lam: float = Field(1.0, ge=0, description="λ: pull of the features towards the mean of their class")
     head_epochs: int = Field(1, ge=0, description="E_h: epochs on the head with the body fixed")
     head_steps: int | None = Field(None, ge=0, description="steps in place of head_epochs")

@@ -27,7 +27,7 @@ v_i = w and k_i = 0.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -36,7 +36,7 @@ from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.methods.class_features import classes_only
 from tailorfl.methods.discrepancy import mmd_by_mean_distance
@@ -53,14 +53,14 @@ MOST = 0.9
 class FedPHP(FedAvg):
     """FedAvg taught by each client's own moving average, which it deploys."""
 
-    name: ClassVar[str] = "fedphp"
-    title: ClassVar[str] = "FedPHP"
-    paper: ClassVar[str] = "Li et al., ECML PKDD 2021"
-    family: ClassVar[Family] = "two models"
-    use: ClassVar[str] = "models that remember: own past beside the new global one"
-    grid: ClassVar[Grid] = {"lam": (0.01, 0.05, 0.1, 0.3), "horizon": (10.0, 30.0, 100.0)}
-    has_personal: ClassVar[bool] = True
-    personal_receives: ClassVar[bool] = False
+    name = "fedphp"
+    title = "FedPHP"
+    paper = "Li et al., ECML PKDD 2021"
+    family = "two models"
+    use = "models that remember: own past beside the new global one"
+    grid = {"lam": (0.01, 0.05, 0.1, 0.3), "horizon": (10.0, 30.0, 100.0)}
+    has_personal = True
+    personal_receives = False
     lam: float = Field(0.1, ge=0, le=1, description="λ: weight of the teacher beside the loss")
     teach: Literal["kd", "mmd"] = Field(
         "kd", description="what v_i teaches: its predictions, or its features"

@@ -24,7 +24,7 @@ among the classes that it has samples of: argmin ‖z − P̄_c‖² = argmax 2�
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from tensordict import TensorDict
@@ -32,7 +32,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.class_features import (
     class_means,
@@ -49,14 +49,14 @@ from tailorfl.training.terms import Term
 class FedProto(Method):
     """Clients agree on the mean features of classes and on nothing else."""
 
-    name: ClassVar[str] = "fedproto"
-    title: ClassVar[str] = "FedProto"
-    paper: ClassVar[str] = "Tan et al., AAAI 2022"
-    family: ClassVar[Family] = "knowledge"
-    use: ClassVar[str] = "different networks, very few bytes"
-    grid: ClassVar[Grid] = {"lam": (0.1, 0.5, 1.0, 2.0)}
-    has_global: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = True
+    name = "fedproto"
+    title = "FedProto"
+    paper = "Tan et al., AAAI 2022"
+    family = "knowledge"
+    use = "different networks, very few bytes"
+    grid = {"lam": (0.1, 0.5, 1.0, 2.0)}
+    has_global = False
+    heterogeneous = True
     lam: float = Field(1.0, ge=0, description="λ: pull of the features towards the prototype of their class")
     predict: Literal["head", "prototype"] = Field(
         "head", description="prototype: answer by the nearest prototype of the client's own classes"

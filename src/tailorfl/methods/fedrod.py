@@ -25,7 +25,6 @@ p_i has the rate κη under every optimizer, AdamW too, as a group of parameters
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
 
 from pydantic import Field
 from tensordict import TensorDict
@@ -34,7 +33,7 @@ from torch.nn.functional import cross_entropy, linear
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.errors import ConfigError
 from tailorfl.methods.class_features import linear_head
@@ -53,14 +52,14 @@ OWN = "personal."
 class FedRoD(FedAvg):
     """A generic model trained as if classes were balanced, and a second head that knows the client's own classes."""
 
-    name: ClassVar[str] = "fedrod"
-    title: ClassVar[str] = "FedRoD"
-    paper: ClassVar[str] = "Chen and Chao, ICLR 2022"
-    family: ClassVar[Family] = "parts"
-    use: ClassVar[str] = "one balanced model and an own head, of one training"
-    grid: ClassVar[Grid] = {"gamma": (0.25, 0.5, 1.0)}
-    has_personal: ClassVar[bool] = True
-    trained_twice: ClassVar[str] = "head"
+    name = "fedrod"
+    title = "FedRoD"
+    paper = "Chen and Chao, ICLR 2022"
+    family = "parts"
+    use = "one balanced model and an own head, of one training"
+    grid = {"gamma": (0.25, 0.5, 1.0)}
+    has_personal = True
+    trained_twice = "head"
     gamma: float = Field(1.0, ge=0, description="γ: how much the generic loss makes up for unequal classes")
     personal_rate: float = Field(
         1.0,

@@ -21,11 +21,9 @@ r = 8, α = 16, dropout 0.05.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pydantic import Field
 
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.methods.partial import KeepsPart
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
@@ -35,13 +33,13 @@ from tailorfl.models.split import Split
 class FedSALoRA(KeepsPart):
     """LoRA with shared factors A and personal factors B."""
 
-    name: ClassVar[str] = "fedsa_lora"
-    title: ClassVar[str] = "FedSA-LoRA"
-    paper: ClassVar[str] = "Guo et al., ICLR 2025"
-    family: ClassVar[Family] = "parts"
-    use: ClassVar[str] = "LoRA under skew: what is shared travels, the rest stays"
-    grid: ClassVar[Grid] = {"final_personal_epochs": (0, 1)}
-    of_adapters: ClassVar[bool] = True
+    name = "fedsa_lora"
+    title = "FedSA-LoRA"
+    paper = "Guo et al., ICLR 2025"
+    family = "parts"
+    use = "LoRA under skew: what is shared travels, the rest stays"
+    grid = {"final_personal_epochs": (0, 1)}
+    of_adapters = True
     personal_part: str = Field("lora_B", description="what stays on the client; lora_B+head: the head, too")
 
     def make_split(self, model: Model) -> Split:

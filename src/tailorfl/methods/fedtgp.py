@@ -29,7 +29,7 @@ several architectures, as long as their features are equally wide.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PRESENT, Replies
-from tailorfl.core.method import Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.class_features import nearest_head, shared_prototypes
 from tailorfl.methods.fedproto import FedProto
@@ -54,11 +54,11 @@ NEAREST = 1e-12
 class FedTGP(FedProto):
     """FedProto with prototypes that the server trains apart from each other."""
 
-    name: ClassVar[str] = "fedtgp"
-    title: ClassVar[str] = "FedTGP"
-    paper: ClassVar[str] = "Zhang et al., AAAI 2024"
-    use: ClassVar[str] = "different networks: prototypes kept apart at the server"
-    grid: ClassVar[Grid] = {"lam": (0.1, 1.0, 10.0), "server_passes": (10, 100), "server_lr": (0.01, 0.1)}
+    name = "fedtgp"
+    title = "FedTGP"
+    paper = "Zhang et al., AAAI 2024"
+    use = "different networks: prototypes kept apart at the server"
+    grid = {"lam": (0.1, 1.0, 10.0), "server_passes": (10, 100), "server_lr": (0.01, 0.1)}
     lam: float = Field(10.0, ge=0, description="λ: pull of the features towards the prototype of their class")
     predict: Literal["head", "prototype"] = Field(
         "prototype", description="what answers: the nearest prototype of all classes, or the client's head"

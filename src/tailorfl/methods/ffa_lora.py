@@ -19,9 +19,7 @@ freeze: there it is FedAvg. The official setting is r = 8, α = 16, dropout 0.05
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
@@ -31,13 +29,13 @@ from tailorfl.models.functional import Model
 class FFALoRA(FedAvg):
     """FedIT that trains the factors B alone."""
 
-    name: ClassVar[str] = "ffa_lora"
-    title: ClassVar[str] = "FFA-LoRA"
-    paper: ClassVar[str] = "Sun et al., ICLR 2024"
-    family: ClassVar[Family] = "one model"
-    use: ClassVar[str] = "LoRA that averages exactly, or with noise (one factor is frozen)"
-    grid: ClassVar[Grid] = {}
-    of_adapters: ClassVar[bool] = True
+    name = "ffa_lora"
+    title = "FFA-LoRA"
+    paper = "Sun et al., ICLR 2024"
+    family = "one model"
+    use = "LoRA that averages exactly, or with noise (one factor is frozen)"
+    grid = {}
+    of_adapters = True
 
     def wrap(self, model: Model) -> Model:
         return model.freezing("lora_A")

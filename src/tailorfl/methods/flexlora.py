@@ -21,15 +21,13 @@ newcomer has the rank of its place in `ranks`. A model without LoRA has nothing 
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.methods.fedit import lora_pairs, svd_of_products
 from tailorfl.methods.ranks import RankedLoRA, own_rank, rest_of
 from tailorfl.training import tree
@@ -39,12 +37,12 @@ from tailorfl.training import tree
 class FlexLoRA(RankedLoRA):
     """LoRA of a rank by client, of which the products are averaged and cut by their singular values."""
 
-    name: ClassVar[str] = "flexlora"
-    title: ClassVar[str] = "FlexLoRA"
-    paper: ClassVar[str] = "Bai et al., NeurIPS 2024"
-    family: ClassVar[Family] = "one model"
-    use: ClassVar[str] = "LoRA of a rank by client, averaged as products"
-    grid: ClassVar[Grid] = {}
+    name = "flexlora"
+    title = "FlexLoRA"
+    paper = "Bai et al., NeurIPS 2024"
+    family = "one model"
+    use = "LoRA of a rank by client, averaged as products"
+    grid = {}
 
     def ratio(self, rank: Tensor, largest: int) -> Tensor:
         return largest / rank.clamp(min=1)

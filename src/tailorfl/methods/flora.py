@@ -26,7 +26,7 @@ it has. A model without LoRA has nothing to merge: there it is FedAvg.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -35,7 +35,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.methods.fedit import lora_pairs
 from tailorfl.methods.ranks import RankedLoRA, rest_of
 from tailorfl.models.functional import Model
@@ -49,13 +49,13 @@ from tailorfl.training import tree
 class FLoRA(RankedLoRA):
     """LoRA of a rank by client that begins anew in every round, stacked and merged into the weights."""
 
-    name: ClassVar[str] = "flora"
-    title: ClassVar[str] = "FLoRA"
-    paper: ClassVar[str] = "Wang et al., NeurIPS 2024"
-    family: ClassVar[Family] = "one model"
-    use: ClassVar[str] = "LoRA of a rank by client, merged exactly, in few rounds"
-    grid: ClassVar[Grid] = {}
-    has_personal: ClassVar[bool] = False
+    name = "flora"
+    title = "FLoRA"
+    paper = "Wang et al., NeurIPS 2024"
+    family = "one model"
+    use = "LoRA of a rank by client, merged exactly, in few rounds"
+    grid = {}
+    has_personal = False
 
     def wrap(self, model: Model) -> Model:
         places = merged_in(model)

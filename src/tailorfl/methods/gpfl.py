@@ -28,7 +28,7 @@ a client has trained: `conditions` = released. A newcomer has h as it was drawn 
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -38,7 +38,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.methods.bases import ServerModel
 from tailorfl.methods.class_features import classes_only
 from tailorfl.models.conditional import add_condition, is_own
@@ -53,13 +53,13 @@ from tailorfl.training.terms import Seen, Term
 class GPFL(ServerModel):
     """Shared class embeddings guide the body; the personal head sees features by the client's own classes."""
 
-    name: ClassVar[str] = "gpfl"
-    title: ClassVar[str] = "GPFL"
-    paper: ClassVar[str] = "Zhang et al., ICCV 2023"
-    family: ClassVar[Family] = "parts"
-    use: ClassVar[str] = "label skew: features guided by class embeddings, own and shared"
-    grid: ClassVar[Grid] = {"lam": (0.0001, 0.01, 0.1), "mu": (0.0, 0.1, 0.3, 1.0)}
-    has_global: ClassVar[bool] = False
+    name = "gpfl"
+    title = "GPFL"
+    paper = "Zhang et al., ICCV 2023"
+    family = "parts"
+    use = "label skew: features guided by class embeddings, own and shared"
+    grid = {"lam": (0.0001, 0.01, 0.1), "mu": (0.0, 0.1, 0.3, 1.0)}
+    has_global = False
     lam: float = Field(0.01, ge=0, description="λ: pull of guided features to the embeddings of their class")
     mu: float = Field(
         0.3, ge=0, description="μ: weight decay of embeddings and conditioning (official code: 0.1 or 0)"

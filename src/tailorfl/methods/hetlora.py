@@ -21,8 +21,6 @@ the rank of its place in `ranks`. A model without LoRA has nothing to cut: there
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from tensordict import TensorDict
@@ -30,7 +28,7 @@ from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.methods.fedit import lora_pairs
 from tailorfl.methods.ranks import RankedLoRA, own_rank, rest_of
 from tailorfl.settings.privacy import PrivacyLevel
@@ -42,12 +40,12 @@ from tailorfl.training.terms import Seen, Term
 class HetLoRA(RankedLoRA):
     """LoRA of a rank by client, averaged factor by factor, whose last ranks are pruned where they fade."""
 
-    name: ClassVar[str] = "hetlora"
-    title: ClassVar[str] = "HetLoRA"
-    paper: ClassVar[str] = "Cho et al., EMNLP 2024"
-    family: ClassVar[Family] = "one model"
-    use: ClassVar[str] = "LoRA of a rank by client that prunes itself"
-    grid: ClassVar[Grid] = {"lam": (0.0, 0.0005, 0.005, 0.05)}
+    name = "hetlora"
+    title = "HetLoRA"
+    paper = "Cho et al., EMNLP 2024"
+    family = "one model"
+    use = "LoRA of a rank by client that prunes itself"
+    grid = {"lam": (0.0, 0.0005, 0.005, 0.05)}
     lam: float = Field(0.0005, ge=0, description="λ: penalty of the last ranks")
     prune: float = Field(
         0.99, gt=0, le=1, description="γ: share of its ranks that a client keeps when it prunes"

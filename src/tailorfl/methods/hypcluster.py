@@ -16,8 +16,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from tensordict import TensorDict
@@ -26,7 +24,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Broadcast, Replies
-from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
@@ -36,13 +34,13 @@ from tailorfl.training import tree
 class HypCluster(Method):
     """Several global models; every client uses the one that fits its training data best."""
 
-    name: ClassVar[str] = "hypcluster"
-    title: ClassVar[str] = "HypCluster"
-    paper: ClassVar[str] = "Mansour et al., 2020"
-    family: ClassVar[Family] = "mixture"
-    use: ClassVar[str] = "a known number of groups"
-    grid: ClassVar[Grid] = {"clusters": (2, 3, 5, 6)}
-    has_global: ClassVar[bool] = False
+    name = "hypcluster"
+    title = "HypCluster"
+    paper = "Mansour et al., 2020"
+    family = "mixture"
+    use = "a known number of groups"
+    grid = {"clusters": (2, 3, 5, 6)}
+    has_global = False
     clusters: int = Field(2, ge=1, description="c: number of global models")
 
     def server_state(self, ctx: Context) -> TensorDict:

@@ -34,7 +34,7 @@ does, and the weights learn how clients differ. The papers' own: `{start: drawn,
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -46,7 +46,7 @@ from torch.nn import functional as F
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
-from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.training import tree
 from tailorfl.training.keys import torch_seed
@@ -58,7 +58,7 @@ _TINY = 1e-12
 class Hypernetwork(Method):
     """The parts that both methods share: the network h, what goes down, what comes up."""
 
-    has_global: ClassVar[bool] = False
+    has_global = False
     embedding: int | None = Field(None, ge=1, description="length of e_i; default int(1 + N/4)")
     hidden: int = Field(100, ge=1, description="width of the hypernetwork")
     depth: int = Field(3, ge=0, description="hidden layers after the first")
@@ -155,12 +155,12 @@ class Hypernetwork(Method):
 class PFedHN(Hypernetwork):
     """A hypernetwork trained with the clients' updates as gradients."""
 
-    name: ClassVar[str] = "pfedhn"
-    title: ClassVar[str] = "pFedHN"
-    paper: ClassVar[str] = "Shamsian et al., ICML 2021"
-    family: ClassVar[Family] = "hypernet"
-    use: ClassVar[str] = "many alike networks made by one; clients that send little"
-    grid: ClassVar[Grid] = {"server_lr": (0.01, 0.05, 0.1, 0.5)}
+    name = "pfedhn"
+    title = "pFedHN"
+    paper = "Shamsian et al., ICML 2021"
+    family = "hypernet"
+    use = "many alike networks made by one; clients that send little"
+    grid = {"server_lr": (0.01, 0.05, 0.1, 0.5)}
     server_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the outer SGD")
     server_weight_decay: float = Field(1e-3, ge=0, description="weight decay of the outer SGD")
     server_clip: float | None = Field(50.0, gt=0, description="largest norm of the outer gradient")
@@ -200,12 +200,12 @@ class PFedHN(Hypernetwork):
 class PLGUGHN(PFedHN):
     """pFedHN whose hypernetwork takes sharpness-aware steps."""
 
-    name: ClassVar[str] = "plgu_ghn"
-    title: ClassVar[str] = "PLGU-GHN"
-    paper: ClassVar[str] = "Qu et al., CVPR 2023"
-    family: ClassVar[Family] = "hypernet"
-    use: ClassVar[str] = "pFedHN that lifts the worst clients"
-    grid: ClassVar[Grid] = {"server_lr": (0.01, 0.1), "rho": (0.001, 0.05, 0.1, 0.5)}
+    name = "plgu_ghn"
+    title = "PLGU-GHN"
+    paper = "Qu et al., CVPR 2023"
+    family = "hypernet"
+    use = "pFedHN that lifts the worst clients"
+    grid = {"server_lr": (0.01, 0.1), "rho": (0.001, 0.05, 0.1, 0.5)}
     rho: float = Field(0.001, ge=0, description="ρ: radius of the ascent in φ (the paper: 0.05)")
 
     def gradient(

@@ -27,7 +27,7 @@ body with heads by cluster is in the paper alone, and not here.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -37,7 +37,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Broadcast, PerClient, Replies
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.methods.hypcluster import HypCluster
 from tailorfl.training import tree
@@ -52,12 +52,12 @@ ONE_STEP = {"steps": 1, "epochs": None, "batch_size": 0}
 class IFCA(HypCluster):
     """Several global models, each averaged or stepped by the clients that it fits best."""
 
-    name: ClassVar[str] = "ifca"
-    title: ClassVar[str] = "IFCA"
-    paper: ClassVar[str] = "Ghosh et al., NeurIPS 2020"
-    family: ClassVar[Family] = "mixture"
-    use: ClassVar[str] = "a known number of groups, started apart"
-    grid: ClassVar[Grid] = {"clusters": (2, 3, 4, 6), "warm_rounds": (0, 5, 20)}
+    name = "ifca"
+    title = "IFCA"
+    paper = "Ghosh et al., NeurIPS 2020"
+    family = "mixture"
+    use = "a known number of groups, started apart"
+    grid = {"clusters": (2, 3, 4, 6), "warm_rounds": (0, 5, 20)}
     clusters: int = Field(4, ge=1, description="c: number of global models")
     send: Literal["models", "gradients"] = Field(
         "models", description="local models, or one full-batch gradient divided by all participants"

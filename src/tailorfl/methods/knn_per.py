@@ -29,7 +29,7 @@ exported model is w with the memory and λ_i, so whoever gets it gets features a
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from tensordict import TensorDict
@@ -38,7 +38,7 @@ from torch import nn
 from tailorfl.core.answers import Memory
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedavg import FedAvg
@@ -50,14 +50,14 @@ from tailorfl.settings.privacy import PrivacyLevel
 class KNNPer(FedAvg):
     """FedAvg whose deployed model asks the client's nearest training samples."""
 
-    name: ClassVar[str] = "knn_per"
-    title: ClassVar[str] = "kNN-Per"
-    paper: ClassVar[str] = "Marfoq et al., ICML 2022"
-    family: ClassVar[Family] = "knowledge"
-    use: ClassVar[str] = "a global model with the client's own neighbours, no training"
-    grid: ClassVar[Grid] = {"neighbours": (5, 7, 10, 20), "scale": (0.1, 1.0, 10.0)}
-    has_personal: ClassVar[bool] = True
-    answers: ClassVar[bool] = True
+    name = "knn_per"
+    title = "kNN-Per"
+    paper = "Marfoq et al., ICML 2022"
+    family = "knowledge"
+    use = "a global model with the client's own neighbours, no training"
+    grid = {"neighbours": (5, 7, 10, 20), "scale": (0.1, 1.0, 10.0)}
+    has_personal = True
+    answers = True
     neighbours: int = Field(10, ge=1, description="k: samples of the memory that vote")
     scale: float = Field(1.0, gt=0, description="s: how fast a vote falls with the squared distance")
     lam: float | None = Field(None, ge=0, le=1, description="λ of all clients; default by validation")

@@ -30,7 +30,7 @@ varied, too.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -39,7 +39,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction, length
 from tailorfl.errors import ConfigError
 from tailorfl.training import tree
@@ -51,12 +51,12 @@ from tailorfl.training.plan import Length
 class L2GD(Method):
     """Local gradient steps and steps towards the mean, chosen by a shared coin."""
 
-    name: ClassVar[str] = "l2gd"
-    title: ClassVar[str] = "L2GD"
-    paper: ClassVar[str] = "Hanzely and Richtárik, 2020"
-    family: ClassVar[Family] = "two models"
-    use: ClassVar[str] = "few, random exchanges between local steps"
-    grid: ClassVar[Grid] = {"lam": (0.1, 0.3, 1.0), "p": (0.1, 0.3, 0.5)}
+    name = "l2gd"
+    title = "L2GD"
+    paper = "Hanzely and Richtárik, 2020"
+    family = "two models"
+    use = "few, random exchanges between local steps"
+    grid = {"lam": (0.1, 0.3, 1.0), "p": (0.1, 0.3, 0.5)}
     # A client that idles would miss an exchange and later step towards a mean of long ago.
     participation: Literal["all"] = Field(default="all", description="which clients train in a round")
     lam: float = Field(0.3, gt=0, description="λ: strength of the pull towards the mean")

@@ -13,15 +13,13 @@ Clients start from one initial model; with `own_init` each draws its own, as in 
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pydantic import Field
 from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.methods.bases import ServerModel
 from tailorfl.training import tree
 
@@ -47,14 +45,14 @@ class Alone(Method):
 class LocalTrain(Alone):
     """Every client trains alone."""
 
-    name: ClassVar[str] = "local"
-    title: ClassVar[str] = "LocalTrain"
-    paper: ClassVar[str] = "baseline (Standalone)"
-    family: ClassVar[Family] = "baseline"
-    use: ClassVar[str] = "what a client has without the others"
-    grid: ClassVar[Grid] = {}
-    has_global: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = True
+    name = "local"
+    title = "LocalTrain"
+    paper = "baseline (Standalone)"
+    family = "baseline"
+    use = "what a client has without the others"
+    grid = {}
+    has_global = False
+    heterogeneous = True
     own_init: bool = Field(False, description="every client draws its own initial model")
 
     @property
@@ -66,12 +64,12 @@ class LocalTrain(Alone):
 class LocalAverage(Alone):
     """LocalTrain, and the mean of all local models as a global one (FedCLUP's code reports it as "Local")."""
 
-    name: ClassVar[str] = "local_average"
-    title: ClassVar[str] = "LocalTrain, averaged"
-    paper: ClassVar[str] = "baseline (averaged once, never sent back)"
-    family: ClassVar[Family] = "baseline"
-    use: ClassVar[str] = "the mean of models that never met"
-    grid: ClassVar[Grid] = {}
+    name = "local_average"
+    title = "LocalTrain, averaged"
+    paper = "baseline (averaged once, never sent back)"
+    family = "baseline"
+    use = "the mean of models that never met"
+    grid = {}
 
     def server_state(self, ctx: Context) -> TensorDict:
         return ctx.init
@@ -91,14 +89,14 @@ class LocalAverage(Alone):
 class Centralized(ServerModel):
     """Ordinary training on pooled data."""
 
-    name: ClassVar[str] = "centralized"
-    title: ClassVar[str] = "Centralized"
-    paper: ClassVar[str] = "baseline (pooled data)"
-    family: ClassVar[Family] = "baseline"
-    use: ClassVar[str] = "what pooling all data would give"
-    grid: ClassVar[Grid] = {}
-    has_personal: ClassVar[bool] = False
-    pooled: ClassVar[bool] = True
+    name = "centralized"
+    title = "Centralized"
+    paper = "baseline (pooled data)"
+    family = "baseline"
+    use = "what pooling all data would give"
+    grid = {}
+    has_personal = False
+    pooled = True
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         return state, client.fit(received)

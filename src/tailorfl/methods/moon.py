@@ -23,7 +23,6 @@ layers (d_z → d_z, ReLU, → `projection`; official code: 256) before the head
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -33,7 +32,7 @@ from torch.nn.functional import cosine_similarity
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
@@ -45,12 +44,12 @@ from tailorfl.training.terms import Seen, Term
 class MOON(FedAvg):
     """FedAvg with features that stay near the global model's and leave those of the client's last models."""
 
-    name: ClassVar[str] = "moon"
-    title: ClassVar[str] = "MOON"
-    paper: ClassVar[str] = "Li et al., CVPR 2021"
-    family: ClassVar[Family] = "one model"
-    use: ClassVar[str] = "one model of images whose features drift apart"
-    grid: ClassVar[Grid] = {"mu": (0.1, 1.0, 5.0), "tau": (0.1, 0.5, 1.0)}
+    name = "moon"
+    title = "MOON"
+    paper = "Li et al., CVPR 2021"
+    family = "one model"
+    use = "one model of images whose features drift apart"
+    grid = {"mu": (0.1, 1.0, 5.0), "tau": (0.1, 0.5, 1.0)}
     mu: float = Field(1.0, ge=0, description="μ: strength of the contrast (official code: 5 on CIFAR-10)")
     tau: float = Field(0.5, gt=0, description="τ: temperature of the contrast")
     history: int = Field(1, ge=0, description="Q: models of before that a client compares with")

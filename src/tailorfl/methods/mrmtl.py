@@ -21,14 +21,14 @@ sampled ones alone, which is another thing where not all take part:
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.bases import TwoModels
 from tailorfl.training import tree
@@ -38,13 +38,13 @@ from tailorfl.training import tree
 class MRMTL(TwoModels):
     """Personal models pulled towards their mean."""
 
-    name: ClassVar[str] = "mr_mtl"
-    title: ClassVar[str] = "MR-MTL"
-    paper: ClassVar[str] = "mean-regularised MTL (Evgeniou and Pontil, KDD 2004), as MTL in PerAda"
-    family: ClassVar[Family] = "two models"
-    use: ClassVar[str] = "own model near the mean; private samples"
-    grid: ClassVar[Grid] = {"lam": (0.01, 0.1, 1.0)}
-    has_global: ClassVar[bool] = False
+    name = "mr_mtl"
+    title = "MR-MTL"
+    paper = "mean-regularised MTL (Evgeniou and Pontil, KDD 2004), as MTL in PerAda"
+    family = "two models"
+    use = "own model near the mean; private samples"
+    grid = {"lam": (0.01, 0.1, 1.0)}
+    has_global = False
     lam: float = Field(0.1, ge=0, description="λ: pull towards the mean of all personal models")
     mean: Literal["all", "sampled"] = Field(
         "all",

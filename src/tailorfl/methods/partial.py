@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from tensordict import TensorDict
@@ -38,7 +38,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, length, none, to_local, untrained
 from tailorfl.methods.bases import ServerModel
 from tailorfl.models.functional import Model
@@ -51,7 +51,7 @@ from tailorfl.training.plan import Length
 class SplitMethod(ServerModel):
     """A model in two parts, trained together."""
 
-    has_global: ClassVar[bool] = False
+    has_global = False
     personal_part: str = Field(
         "head", description="what stays on the client: head, extractor, norm, input, all, none, a+b"
     )
@@ -140,24 +140,24 @@ class KeepsPart(SplitMethod):
 class FedPer(KeepsPart):
     """Shared body, personal head, trained together."""
 
-    name: ClassVar[str] = "fedper"
-    title: ClassVar[str] = "FedPer"
-    paper: ClassVar[str] = "Arivazhagan et al., 2019"
-    family: ClassVar[Family] = "parts"
-    use: ClassVar[str] = "label skew: shared body, own head"
-    grid: ClassVar[Grid] = {"final_personal_epochs": (0, 1)}
+    name = "fedper"
+    title = "FedPer"
+    paper = "Arivazhagan et al., 2019"
+    family = "parts"
+    use = "label skew: shared body, own head"
+    grid = {"final_personal_epochs": (0, 1)}
 
 
 @register
 class FedRep(KeepsPart):
     """Shared body, personal head, trained one after the other."""
 
-    name: ClassVar[str] = "fedrep"
-    title: ClassVar[str] = "FedRep"
-    paper: ClassVar[str] = "Collins et al., ICML 2021"
-    family: ClassVar[Family] = "parts"
-    use: ClassVar[str] = "label skew: own head fitted first, then the body"
-    grid: ClassVar[Grid] = {"head_epochs": (1, 5, 10)}
+    name = "fedrep"
+    title = "FedRep"
+    paper = "Collins et al., ICML 2021"
+    family = "parts"
+    use = "label skew: own head fitted first, then the body"
+    grid = {"head_epochs": (1, 5, 10)}
     head_epochs: int = Field(10, ge=0, description="E_h: epochs on the head with the body fixed")
     head_steps: int | None = Field(None, ge=0, description="steps in place of head_epochs")
     body_epochs: int = Field(1, ge=0, description="E_b: epochs on the body with the head fixed")
@@ -192,12 +192,12 @@ class FedRep(KeepsPart):
 class LGFedAvg(KeepsPart):
     """Personal representation, shared head."""
 
-    name: ClassVar[str] = "lg_fedavg"
-    title: ClassVar[str] = "LG-FedAvg"
-    paper: ClassVar[str] = "Liang et al., 2020"
-    family: ClassVar[Family] = "parts"
-    use: ClassVar[str] = "own features, one shared head; few bytes"
-    grid: ClassVar[Grid] = {"final_personal_epochs": (0, 1)}
+    name = "lg_fedavg"
+    title = "LG-FedAvg"
+    paper = "Liang et al., 2020"
+    family = "parts"
+    use = "own features, one shared head; few bytes"
+    grid = {"final_personal_epochs": (0, 1)}
     personal_part: str = Field(
         "extractor", description="what stays on the client; extractor:k shares the last k linear layers"
     )
@@ -214,12 +214,12 @@ class LGFedAvg(KeepsPart):
 class FedBN(KeepsPart):
     """Everything is shared but the norm layers; without norm layers it is FedAvg."""
 
-    name: ClassVar[str] = "fedbn"
-    title: ClassVar[str] = "FedBN"
-    paper: ClassVar[str] = "Li et al., ICLR 2021"
-    family: ClassVar[Family] = "parts"
-    use: ClassVar[str] = "shifts of the inputs (scanners, sites)"
-    grid: ClassVar[Grid] = {"final_personal_epochs": (0, 1)}
+    name = "fedbn"
+    title = "FedBN"
+    paper = "Li et al., ICLR 2021"
+    family = "parts"
+    use = "shifts of the inputs (scanners, sites)"
+    grid = {"final_personal_epochs": (0, 1)}
     personal_part: str = Field("norm", description="what stays on the client")
 
     def make_split(self, model: Model) -> Split:
@@ -292,12 +292,12 @@ class Penalised(KeepsPart):
 class FedAlt(Penalised, FedRep):
     """FedRep's alternation for any personal part."""
 
-    name: ClassVar[str] = "fedalt"
-    title: ClassVar[str] = "FedAlt"
-    paper: ClassVar[str] = "Pillutla et al., ICML 2022"
-    family: ClassVar[Family] = "parts"
-    use: ClassVar[str] = "shared body, own part, trained in turns"
-    grid: ClassVar[Grid] = {"lam": (0.0, 0.01, 0.1, 1.0), "final_personal_epochs": (0, 1)}
+    name = "fedalt"
+    title = "FedAlt"
+    paper = "Pillutla et al., ICML 2022"
+    family = "parts"
+    use = "shared body, own part, trained in turns"
+    grid = {"lam": (0.0, 0.01, 0.1, 1.0), "final_personal_epochs": (0, 1)}
     head_epochs: int = Field(
         1, ge=0, description="τ_v: epochs on the personal part with the shared one fixed"
     )
@@ -323,12 +323,12 @@ class FedAlt(Penalised, FedRep):
 class FedSim(Penalised, FedPer):
     """FedPer's simultaneous training for any personal part."""
 
-    name: ClassVar[str] = "fedsim"
-    title: ClassVar[str] = "FedSim"
-    paper: ClassVar[str] = "Pillutla et al., ICML 2022"
-    family: ClassVar[Family] = "parts"
-    use: ClassVar[str] = "shared body and own part, trained together"
-    grid: ClassVar[Grid] = {"lam": (0.0, 0.01, 0.1, 1.0), "final_personal_epochs": (0, 1)}
+    name = "fedsim"
+    title = "FedSim"
+    paper = "Pillutla et al., ICML 2022"
+    family = "parts"
+    use = "shared body and own part, trained together"
+    grid = {"lam": (0.0, 0.01, 0.1, 1.0), "final_personal_epochs": (0, 1)}
 
     def train_held(self, client: Client, model: TensorDict, centre: TensorDict) -> TensorDict:
         def held(at: TensorDict, grad: Gradient, centre: TensorDict) -> TensorDict:

@@ -26,13 +26,13 @@ multiplied by α/(2δ), so δ should then be larger than the default.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from tensordict import TensorDict
 
 from tailorfl.core.client import Client
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction
 from tailorfl.methods.bases import ServerModel
 from tailorfl.training.gradients import Gradient
@@ -44,12 +44,12 @@ from tailorfl.training.update import Optimizer
 class PerFedAvg(ServerModel):
     """A global model that is trained for what it becomes after a step of adaptation."""
 
-    name: ClassVar[str] = "per_fedavg"
-    title: ClassVar[str] = "Per-FedAvg"
-    paper: ClassVar[str] = "Fallah et al., NeurIPS 2020"
-    family: ClassVar[Family] = "tuned"
-    use: ClassVar[str] = "a start from which one step personalizes"
-    grid: ClassVar[Grid] = {"alpha": (0.01, 0.03, 0.1)}
+    name = "per_fedavg"
+    title = "Per-FedAvg"
+    paper = "Fallah et al., NeurIPS 2020"
+    family = "tuned"
+    use = "a start from which one step personalizes"
+    grid = {"alpha": (0.01, 0.03, 0.1)}
     alpha: float = Field(0.1, ge=0, description="α: step of the adaptation")
     variant: Literal["FO", "HF"] = Field(
         "FO", description="first order, or with the Hessian term by differences"

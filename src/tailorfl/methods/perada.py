@@ -30,7 +30,7 @@ sigmoid}` takes each label by itself.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from tensordict import TensorDict
@@ -38,7 +38,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, length, none, to_local, untrained
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.methods.bases import TwoModels
@@ -50,13 +50,13 @@ from tailorfl.training.update import Optimizer
 class PerAda(TwoModels):
     """Personal adapters pulled to a global one, which the server distils from the clients' on public data."""
 
-    name: ClassVar[str] = "perada"
-    title: ClassVar[str] = "PerAda"
-    paper: ClassVar[str] = "Xie et al., CVPR 2024"
-    family: ClassVar[Family] = "two models"
-    use: ClassVar[str] = "own adapters on a frozen network, public data at the server"
-    grid: ClassVar[Grid] = {"lam": (0.1, 1.0), "distil.lr": (1e-5, 1e-4, 1e-3, 1e-2)}
-    models_trained: ClassVar[int] = 2
+    name = "perada"
+    title = "PerAda"
+    paper = "Xie et al., CVPR 2024"
+    family = "two models"
+    use = "own adapters on a frozen network, public data at the server"
+    grid = {"lam": (0.1, 1.0), "distil.lr": (1e-5, 1e-4, 1e-3, 1e-2)}
+    models_trained = 2
     lam: float = Field(1.0, ge=0, description="λ: pull of the personal model towards the received global one")
     personal_epochs: int | None = Field(
         None, ge=0, description="S: epochs of personal training; default as local training"

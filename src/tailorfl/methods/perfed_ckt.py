@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction, to_local, untrained
 from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.training import tree
@@ -61,15 +61,15 @@ RESTARTS = 10
 class PerFedCKT(Method):
     """Personal models of any architecture, each distilled towards the mean predictions of similar clients."""
 
-    name: ClassVar[str] = "perfed_ckt"
-    title: ClassVar[str] = "PerFed-CKT"
-    paper: ClassVar[str] = "Cho et al., 2021"
-    family: ClassVar[Family] = "knowledge"
-    use: ClassVar[str] = "different networks: predictions on public data, in groups"
-    grid: ClassVar[Grid] = {"lam": (0.05, 0.1, 0.5, 1.0, 2.0, 4.0), "clusters": (1, 2, 3, 4)}
-    has_global: ClassVar[bool] = False
-    personal_receives: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = True
+    name = "perfed_ckt"
+    title = "PerFed-CKT"
+    paper = "Cho et al., 2021"
+    family = "knowledge"
+    use = "different networks: predictions on public data, in groups"
+    grid = {"lam": (0.05, 0.1, 0.5, 1.0, 2.0, 4.0), "clusters": (1, 2, 3, 4)}
+    has_global = False
+    personal_receives = False
+    heterogeneous = True
     clusters: int = Field(2, ge=1, description="c: centroids a round, at most as many as clients are sampled")
     lam: float = Field(2.0, ge=0, description="λ: strength of the pull towards the nearest centroid")
     public_batch: int = Field(128, ge=1, description="b': public samples a step")

@@ -23,7 +23,7 @@ gets the mean of the last cohort's models.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -33,7 +33,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
-from tailorfl.core.method import Family, Grid, Method, register
+from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.mixtures import cosines, mixed, on_simplex
 from tailorfl.training import tree
@@ -47,14 +47,14 @@ ALIKE = 0.9
 class PFedGraph(Method):
     """Every client starts from a mixture of models whose updates point where its own does, and is pulled to them."""
 
-    name: ClassVar[str] = "pfedgraph"
-    title: ClassVar[str] = "pFedGraph"
-    paper: ClassVar[str] = "Ye et al., ICML 2023"
-    family: ClassVar[Family] = "mixture"
-    use: ClassVar[str] = "a graph of who helps whom, learnt at the server"
-    grid: ClassVar[Grid] = {"alpha": (0.1, 0.4, 0.8, 1.6), "lam": (0.0, 0.001, 0.01, 0.1)}
-    has_global: ClassVar[bool] = False
-    personal_receives: ClassVar[bool] = False
+    name = "pfedgraph"
+    title = "pFedGraph"
+    paper = "Ye et al., ICML 2023"
+    family = "mixture"
+    use = "a graph of who helps whom, learnt at the server"
+    grid = {"alpha": (0.1, 0.4, 0.8, 1.6), "lam": (0.0, 0.001, 0.01, 0.1)}
+    has_global = False
+    personal_receives = False
     lam: float = Field(
         0.01, ge=0, description="λ: pull of a model's direction towards those it is mixed with"
     )

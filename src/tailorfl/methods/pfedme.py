@@ -30,14 +30,14 @@ a learning rate of 0.2 breaks, and 100 gradients a round. The defaults here are 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, length, untrained
 from tailorfl.methods.bases import TwoModels
 from tailorfl.training import tree
@@ -49,13 +49,13 @@ from tailorfl.training.update import PLAIN, Optimizer
 class PFedMe(TwoModels):
     """Personal models as proximal points of a global model."""
 
-    name: ClassVar[str] = "pfedme"
-    title: ClassVar[str] = "pFedMe"
-    paper: ClassVar[str] = "T. Dinh et al., NeurIPS 2020"
-    family: ClassVar[Family] = "two models"
-    use: ClassVar[str] = "own model near a shared one, several inner steps"
-    grid: ClassVar[Grid] = {"lam": (0.1, 1.0, 15.0), "lr": (0.005, 0.05, 0.5), "inner_steps": (3, 5)}
-    models_trained: ClassVar[int] = 2
+    name = "pfedme"
+    title = "pFedMe"
+    paper = "T. Dinh et al., NeurIPS 2020"
+    family = "two models"
+    use = "own model near a shared one, several inner steps"
+    grid = {"lam": (0.1, 1.0, 15.0), "lr": (0.005, 0.05, 0.5), "inner_steps": (3, 5)}
+    models_trained = 2
     lam: float = Field(
         1.0, ge=0, description="λ: pull of the personal model towards the local copy of the global one"
     )

@@ -37,7 +37,7 @@ of the body are plain ones, whatever the run's optimizer; `train.clip` bounds ea
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -46,7 +46,7 @@ from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Family, Grid, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.ascent import ScoreNorm, layer_scores, layerwise_perturbation
 from tailorfl.methods.bases import TwoModels
@@ -67,13 +67,13 @@ SHARE = 5 / 21
 class PLGULF(TwoModels):
     """A flat global model, and personal models that keep their most personal layers."""
 
-    name: ClassVar[str] = "plgu_lf"
-    title: ClassVar[str] = "PLGU-LF"
-    paper: ClassVar[str] = "Qu et al., CVPR 2023"
-    family: ClassVar[Family] = "two models"
-    use: ClassVar[str] = "the worst clients: flat, own top layers"
-    grid: ClassVar[Grid] = {"rho": (0.05, 0.1, 0.5)}
-    models_trained: ClassVar[int] = 2
+    name = "plgu_lf"
+    title = "PLGU-LF"
+    paper = "Qu et al., CVPR 2023"
+    family = "two models"
+    use = "the worst clients: flat, own top layers"
+    grid = {"rho": (0.05, 0.1, 0.5)}
+    models_trained = 2
     personal_layers: int | None = Field(
         None,
         ge=0,
@@ -148,12 +148,12 @@ class PLGULF(TwoModels):
 class PLGUGRep(FedRep):
     """FedRep whose body takes one plain and one layer-wise sharpness-aware step."""
 
-    name: ClassVar[str] = "plgu_grep"
-    title: ClassVar[str] = "PLGU-GRep"
-    paper: ClassVar[str] = "Qu et al., CVPR 2023"
-    family: ClassVar[Family] = "parts"
-    use: ClassVar[str] = "FedRep that lifts the worst clients"
-    grid: ClassVar[Grid] = {"head_epochs": (1, 5, 10), "rho": (0.05, 0.1, 0.5)}
+    name = "plgu_grep"
+    title = "PLGU-GRep"
+    paper = "Qu et al., CVPR 2023"
+    family = "parts"
+    use = "FedRep that lifts the worst clients"
+    grid = {"head_epochs": (1, 5, 10), "rho": (0.05, 0.1, 0.5)}
     head_epochs: int = Field(5, ge=0, description="K: epochs on the head with the body fixed")
     body_steps: int = Field(1, ge=0, description="batches on which the body takes its two steps")
     rho: float = Field(0.05, ge=0, description="ρ: radius of the ascent")

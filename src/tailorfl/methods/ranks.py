@@ -8,7 +8,7 @@ these alone are counted.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -32,7 +32,7 @@ from tailorfl.training import tree
 class RankedLoRA(Method):
     """One set of LoRA on the server, of which every client has the first ranks."""
 
-    of_adapters: ClassVar[bool] = True
+    of_adapters = True
     ranks: tuple[int, ...] = Field(
         (), description="ranks of the clients in turn, at most the model's (lora); empty: all the model's"
     )

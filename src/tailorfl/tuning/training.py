@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-import tailorfl.methods as _methods  # noqa: F401  registers the library's methods, in worker processes too
 from tailorfl.data.federation import Federation
 from tailorfl.engines.auto import keep_choice
 from tailorfl.errors import (
