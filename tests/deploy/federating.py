@@ -18,7 +18,7 @@ from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.experiments.runner import run_experiment
-from tailorfl.rounds.acceptance import Trace
+from tailorfl.rounds.participation import Trace
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.checkpoints import load as load_checkpoint
 from tailorfl.runs.checkpoints import rounds
@@ -80,7 +80,7 @@ def simulated(config: ExperimentConfig, rounds: int | None = None, trace: Trace 
     job = Job(config, config.methods[0], config.seeds[0])
     sim = make_simulation(job, make_federation(config, config.data.seed_of(job.seed)))
     for number in range(job.rounds if rounds is None else rounds):
-        sim.step(acceptance=None if trace is None else trace.of(number + 1))
+        sim.step(trace=None if trace is None else trace.of(number + 1))
     return sim
 
 

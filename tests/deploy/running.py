@@ -23,7 +23,7 @@ from torch import Tensor
 from deploy.federating import same, simulated
 from tailorfl.deploy.flower import free_port
 from tailorfl.experiments.jobs import Job
-from tailorfl.rounds.acceptance import Acceptance, Trace
+from tailorfl.rounds.participation import RoundTrace, Trace
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.checkpoints import load, rounds
 from tailorfl.settings.experiment import ExperimentConfig
@@ -178,7 +178,7 @@ class Field:
         job = next(j for j in self.jobs() if label in (None, j.method.label))
         return self.folder / "out" / job.folder
 
-    def trace(self, label: str | None = None) -> list[Acceptance]:
+    def trace(self, label: str | None = None) -> list[RoundTrace]:
         """What became of whom, so far."""
         path = self.job_folder(label) / "trace.jsonl"
         return list(Trace.read(path)) if path.is_file() else []

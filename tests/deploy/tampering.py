@@ -19,7 +19,7 @@ from tailorfl.deploy.packet import PROTOCOL, Packet
 from tailorfl.deploy.post import InProcess, Letter
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.result import ExperimentResult
-from tailorfl.rounds.acceptance import Answer, Trace
+from tailorfl.rounds.participation import ClientOutcome, Trace
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.checkpoints import load as load_checkpoint
 from tailorfl.runs.checkpoints import rounds
@@ -104,7 +104,7 @@ def trace_of(result: ExperimentResult) -> Trace:
     return Trace.read(result.path / job_of(result.config).folder / "trace.jsonl")
 
 
-def became(result: ExperimentResult, round: int, client: int) -> Answer:
+def became(result: ExperimentResult, round: int, client: int) -> ClientOutcome:
     """What became of one client in one round."""
     return next(a for a in trace_of(result).of(round).answers if a.client == client)
 

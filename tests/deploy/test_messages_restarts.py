@@ -92,7 +92,7 @@ def test_a_client_whose_folder_is_gone_begins_anew(tmp_path: Path, running: bool
     sim = simulated(config, 2, trace)
     sim.groups[0].states.forget((1,))
     for round in (3, 4):
-        sim.step(acceptance=trace.of(round))
+        sim.step(trace=trace.of(round))
     same_tensors(server_state(result), dict(tree.leaves(sim.server)))
     are_states(config, tmp_path, sim, trace)
 

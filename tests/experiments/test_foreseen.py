@@ -51,7 +51,7 @@ def test_what_is_foreseen_happens(name: str) -> None:
     replies = 0
     for _ in range(config.rounds):
         before = sim.server.clone()
-        one = sim.step().acceptance
+        one = sim.step().trace
         assert one is not None
         replies += len(one.answered)
         effects.append(bool((before != sim.server).any()))

@@ -23,14 +23,14 @@ from methods.small import (
     shared,
     simulation,
 )
-from rounds.test_acceptance import digest
+from rounds.test_participation import digest
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.experiments.check import check
 from tailorfl.experiments.config import parse
-from tailorfl.rounds.acceptance import Trace
 from tailorfl.rounds.availability import Listed
 from tailorfl.rounds.buffered import Buffered
+from tailorfl.rounds.participation import Trace
 from tailorfl.rounds.system import System
 from tailorfl.settings.system import SystemConfig
 from tailorfl.training.cohort import TrainConfig
@@ -132,7 +132,7 @@ def test_fedavg_is_fedbuff(k: int, staleness: str, weights: str, engine: str, sp
 
 
 def _answers(sim: Buffered) -> Any:
-    done = sim.step().acceptance
+    done = sim.step().trace
     assert done is not None
     return done.answers
 
@@ -156,8 +156,8 @@ def test_equal_durations_are_synchronous_rounds(name: str, size: int) -> None:
     for _ in range(6):
         done = sim.step()
         assert len(done.clients) == size
-        assert done.acceptance is not None
-        assert {a.version for a in done.acceptance.answers} == {done.round}
+        assert done.trace is not None
+        assert {a.version for a in done.trace.answers} == {done.round}
         plain.step(sampled=done.clients, training=done.clients)
     assert_same(everything(sim), everything(plain))
     assert sim.traffic == plain.traffic
@@ -224,7 +224,7 @@ FAULTS: dict[str, Any] = {
 def test_a_stop_in_mid_flight_and_a_trace_change_no_bit(name: str) -> None:
     first = buffered(name, BOTH, **FAULTS)
     results = [first.step() for _ in range(7)]
-    fates = {a.fate for r in results if r.acceptance for a in r.acceptance.answers}
+    fates = {a.fate for r in results if r.trace for a in r.trace.answers}
     assert fates >= {"accepted", "lost"}
     half, rest = stepped(buffered(name, BOTH, **FAULTS), 3), buffered(name, BOTH, **FAULTS)
     tensors, facts = half.dump()
@@ -233,10 +233,10 @@ def test_a_stop_in_mid_flight_and_a_trace_change_no_bit(name: str) -> None:
     rest.load({p: t.clone() for p, t in tensors.items()}, facts)
     assert digest(stepped(rest, 4)) == digest(first)
     assert (rest.traffic, rest.clock, rest.timeline) == (first.traffic, first.clock, first.timeline)
-    trace = Trace([r.acceptance for r in results if r.acceptance])
+    trace = Trace([r.trace for r in results if r.trace])
     again = buffered(name, BOTH, trace=trace, **FAULTS)
     played = [again.step() for _ in range(7)]
-    assert [r.acceptance for r in played] == [r.acceptance for r in results]
+    assert [r.trace for r in played] == [r.trace for r in results]
     assert [r.losses for r in played] == [r.losses for r in results]
     assert_same(everything(again), everything(first))
     assert (again.traffic, again.clock, again.versions) == (first.traffic, first.clock, {})
@@ -252,7 +252,7 @@ def test_a_stop_in_mid_flight_and_a_trace_change_no_bit(name: str) -> None:
 def test_engines_agree_on_the_order_of_events(name: str) -> None:
     a, b = (buffered(name, "mlp", engine, **FAULTS) for engine in ("sequential", "vectorized"))
     for _ in range(6):
-        assert a.step().acceptance == b.step().acceptance
+        assert a.step().trace == b.step().trace
     assert_close(everything(a), everything(b))
 
 
@@ -317,11 +317,11 @@ def test_numbers_of_clients_that_are_not_there() -> None:
 
 
 def test_a_trace_of_other_rounds_is_refused() -> None:
-    done = buffered("fedavg").step().acceptance
+    done = buffered("fedavg").step().trace
     assert done is not None
     with pytest.raises(ConfigError, match=r"of buffered rounds; set system\.mode=buffered"):
         simulation("fedavg", trace=Trace([done]))
-    plain = simulation("fedavg", rounds=0, system=SystemConfig(dropout=0.1)).step().acceptance
+    plain = simulation("fedavg", rounds=0, system=SystemConfig(dropout=0.1)).step().trace
     assert plain is not None
     with pytest.raises(ConfigError, match=r"of synchronous rounds; set system\.mode=synchronous"):
         buffered("fedavg", trace=Trace([plain]))

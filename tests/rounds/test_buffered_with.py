@@ -81,9 +81,9 @@ def test_a_stop_in_mid_flight_changes_no_bit(name: str) -> None:
     whole, first, rest = (simulation(config) for _ in range(3))
     ages = set[int]()
     for number in range(6):
-        acceptance = whole.step().acceptance
-        assert acceptance is not None
-        ages |= {number - a.version for a in acceptance.answers if a.version is not None}
+        trace = whole.step().trace
+        assert trace is not None
+        ages |= {number - a.version for a in trace.answers if a.version is not None}
     for _ in range(3):
         first.step()
     rest.load(*first.dump())

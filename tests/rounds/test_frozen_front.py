@@ -21,7 +21,7 @@ from tailorfl.engines.make import make_engine
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
-from tailorfl.rounds.features import Featured, Table
+from tailorfl.rounds.features import Featured, FeatureTable
 from tailorfl.rounds.frozen_front import FeatureSettings
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.system import MaliciousConfig, SystemConfig
@@ -346,7 +346,7 @@ def test_what_is_computed_at_once_are_the_features_of_all_that_somebody_has(
     assert sim.features is not None
     front = sim.features.tables[0].front
     order = np.random.default_rng(0).permutation(len(images.source)).astype(np.int64)
-    table = Table(images.source, front, order, used, None)
+    table = FeatureTable(images.source, front, order, used, None)
     table.fill(torch.device("cpu"))
     computed = min(-(-used // 32) * 32, len(order))
     wanted = front(images.source.take(torch.from_numpy(order[:computed])))

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.rounds.robust import Robust, krum, median, trimmed_mean
-from tailorfl.rounds.updates import Updates
+from tailorfl.rounds.updates import ClientUpdates
 from tailorfl.settings.server import RobustConfig
 from tailorfl.training import tree
 
@@ -51,7 +51,7 @@ def updates(replies: TensorDict, anchor: TensorDict = ANCHOR) -> Floats:
 
 
 def ruled(replies: TensorDict, rule: dict[str, Any], anchor: TensorDict = ANCHOR, refused: int = 0) -> Any:
-    return Robust(RobustConfig(**rule), 3).replies(Updates.of(replies, anchor, BUFFERS), 5, "", refused)
+    return Robust(RobustConfig(**rule), 3).replies(ClientUpdates.of(replies, anchor, BUFFERS), 5, "", refused)
 
 
 def moved(replies: TensorDict, rule: dict[str, Any]) -> Floats:
@@ -217,5 +217,7 @@ def test_weak_privacy_adds_one_noise_to_all_replies() -> None:
     assert torch.equal(found, found[:1].expand_as(found))
     assert float(found[0].std()) == pytest.approx(0.25, rel=0.03)
     assert abs(float(found[0].mean())) < 0.01
-    again: Tensor = Robust(RobustConfig(**rule), 3).replies(Updates.of(wide, tree.empty(), ()), 6, "", 0)["a"]  # type: ignore[index]
+    again: Tensor = Robust(RobustConfig(**rule), 3).replies(
+        ClientUpdates.of(wide, tree.empty(), ()), 6, "", 0
+    )["a"]  # type: ignore[index]
     assert not torch.equal(again, found)

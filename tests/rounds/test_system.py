@@ -12,13 +12,12 @@ import pytest
 from scipy import stats
 
 from methods.small import BOTH, SIZES, TRAIN, assert_close, assert_same, everything, model, simulation
-from rounds.test_acceptance import digest, two_architectures
+from rounds.test_participation import digest, two_architectures
 from tailorfl.errors import ConfigError, DataError
-from tailorfl.rounds.acceptance import Trace
 from tailorfl.rounds.availability import ByChance, Listed, Wave, make_availability
-from tailorfl.rounds.devices import Devices, Work
+from tailorfl.rounds.participation import Trace
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.rounds.system import System
+from tailorfl.rounds.system import ClientWork, Devices, System
 from tailorfl.settings.system import AvailabilityConfig, SystemConfig
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.sample_privacy import SampleDP
@@ -54,12 +53,12 @@ def test_the_time_of_a_client_is_the_formula() -> None:
     system = settings(speed=20.0, bandwidth=1000.0, upload=0.25)
     sim = simulation("fedavg", "logistic", system=system)
     done = sim.step()
-    assert done.acceptance is not None
+    assert done.trace is not None
     size = 4 * model("logistic").scalars
     wanted = [size / 1000 + n / 20 + size / 250 for n in SIZES]
-    assert [a.seconds for a in done.acceptance.answers] == pytest.approx(wanted)
-    assert sim.clock == done.acceptance.seconds == pytest.approx(max(wanted))
-    assert sim.step().acceptance is not None
+    assert [a.seconds for a in done.trace.answers] == pytest.approx(wanted)
+    assert sim.clock == done.trace.seconds == pytest.approx(max(wanted))
+    assert sim.step().trace is not None
     assert sim.clock == pytest.approx(2 * max(wanted))
 
 
@@ -74,36 +73,36 @@ def test_the_time_of_a_client_is_the_formula() -> None:
 def test_rates_have_their_distribution(given: dict[str, Any], law: Any, redraw: str) -> None:
     devices = Devices(settings(speed={**given, "redraw": redraw}), 5, NAMES)
     pairs = [(i, 0) for i in range(4000)] if redraw == "client" else [(3, k) for k in range(4000)]
-    rates = [1.0 / devices.seconds(i, k, Work(1, 0, 0)) for i, k in pairs]
+    rates = [1.0 / devices.seconds(i, k, ClientWork(1, 0, 0)) for i, k in pairs]
     assert stats.kstest(rates, law.cdf).pvalue > 0.01
 
 
 def test_half_normal_is_of_the_seconds_and_a_device_stays_what_it_is() -> None:
     devices = Devices(settings(speed={"kind": "half_normal", "median": 2.0}), 5, NAMES)
-    seconds = [devices.seconds(i, 0, Work(1, 0, 0)) for i in range(4000)]
+    seconds = [devices.seconds(i, 0, ClientWork(1, 0, 0)) for i in range(4000)]
     assert stats.kstest(seconds, stats.halfnorm(scale=0.5 / stats.halfnorm.median()).cdf).pvalue > 0.01
-    assert [devices.seconds(i, 9, Work(1, 0, 0)) for i in range(4000)] == seconds
+    assert [devices.seconds(i, 9, ClientWork(1, 0, 0)) for i in range(4000)] == seconds
     other = Devices(settings(speed={"kind": "half_normal", "median": 2.0}), 6, NAMES)
-    assert other.seconds(0, 0, Work(1, 0, 0)) != seconds[0]
+    assert other.seconds(0, 0, ClientWork(1, 0, 0)) != seconds[0]
 
 
 def test_stragglers_take_longer_by_their_factor() -> None:
     always = Devices(settings(speed=1.0, stragglers={"share": 0.3, "factor": 7}), 1, NAMES)
-    times = np.array([[always.seconds(i, k, Work(2, 0, 0)) for k in range(3)] for i in range(2000)])
+    times = np.array([[always.seconds(i, k, ClientWork(2, 0, 0)) for k in range(3)] for i in range(2000)])
     assert set(times.ravel().tolist()) == {2.0, 14.0}
     assert (times == times[:, :1]).all()
     assert (times[:, 0] == 14.0).mean() == pytest.approx(0.3, abs=0.04)
     redrawn = Devices(
         settings(speed=1.0, stragglers={"share": 0.3, "factor": 7, "redraw": "round"}), 1, NAMES
     )
-    assert len({redrawn.seconds(0, k, Work(2, 0, 0)) for k in range(20)}) == 2
+    assert len({redrawn.seconds(0, k, ClientWork(2, 0, 0)) for k in range(20)}) == 2
 
 
 def test_rates_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "speeds.csv"
     file.write_text("client,per_second,note\nclient 1,4,fast\n0,2,by number\n")
     devices = Devices(settings(speed={"kind": "file", "file": str(file)}), 0, NAMES[:2])
-    assert [devices.seconds(i, 0, Work(8, 0, 0)) for i in (0, 1)] == [4.0, 2.0]
+    assert [devices.seconds(i, 0, ClientWork(8, 0, 0)) for i in (0, 1)] == [4.0, 2.0]
     for text, said in (
         ("client,speed\n0,1\n", "no column per_second"),
         ("client,per_second\n0,1\n7,1\n", "line 3 of .* is of client '7'"),
@@ -201,7 +200,7 @@ def brute_force(system: System, number: int, clock: float, asked: tuple[int, ...
         if until is None:
             fates[i] = "unavailable"
             continue
-        ends = devices.seconds(i, number, Work(float(SIZES[i % 5]), 100, 100))
+        ends = devices.seconds(i, number, ClientWork(float(SIZES[i % 5]), 100, 100))
         vanishes = devices.vanishes(i, number)
         breaks = min(until - clock, math.inf if vanishes is None else vanishes * ends)
         events.append((min(ends, breaks), i, "lost" if breaks < ends else "accepted"))
@@ -229,7 +228,7 @@ def test_fates_are_those_of_a_line_of_time(deadline: float | None, over_selectio
         for number in range(1, 8):
             clock = 3.0 * number
             asked = tuple(range(6))
-            work = {i: Work(float(SIZES[i % 5]), 100, 100) for i in asked}
+            work = {i: ClientWork(float(SIZES[i % 5]), 100, 100) for i in asked}
             found = system.round(number, clock, asked, asked, work, 4)
             fates, seconds = brute_force(system, number, clock, asked, 4)
             assert {a.client: a.fate for a in found.answers} == fates
@@ -243,9 +242,9 @@ def test_fates_are_those_of_a_line_of_time(deadline: float | None, over_selectio
 def test_a_round_that_reaches_nobody_waits_for_the_first() -> None:
     intervals = Listed({0: [(30.0, 50.0)], 1: [(40.0, 50.0)]})
     system = System(settings(), intervals, Devices(settings(), 0, NAMES))
-    found = system.round(1, 10.0, (0, 1), (0, 1), dict.fromkeys((0, 1), Work(0, 0, 0)), 2)
+    found = system.round(1, 10.0, (0, 1), (0, 1), dict.fromkeys((0, 1), ClientWork(0, 0, 0)), 2)
     assert (found.answered, found.seconds) == ((), 20.0)
-    never = system.round(1, 60.0, (0, 1), (0, 1), dict.fromkeys((0, 1), Work(0, 0, 0)), 2)
+    never = system.round(1, 60.0, (0, 1), (0, 1), dict.fromkeys((0, 1), ClientWork(0, 0, 0)), 2)
     assert (never.answered, never.seconds) == ((), 0.0)
 
 
@@ -254,7 +253,7 @@ def test_of_those_that_answer_at_once_as_many_count_as_are_wanted() -> None:
     chosen, clients = settings(speed=10.0, over_selection=1.0), (1, 2, 4, 5)
     system = System.of(chosen, 0, NAMES)
     for wanted in (1, 2, 3, 4):
-        found = system.round(1, 0.0, clients, clients, dict.fromkeys(clients, Work(30.0, 0, 0)), wanted)
+        found = system.round(1, 0.0, clients, clients, dict.fromkeys(clients, ClientWork(30.0, 0, 0)), wanted)
         assert {a.seconds for a in found.answers} == {found.seconds}
         assert found.answered == clients[:wanted]
         assert [a.fate for a in found.answers] == ["accepted"] * wanted + ["late"] * (4 - wanted)
@@ -272,11 +271,11 @@ def test_more_are_asked_and_the_first_ones_count() -> None:
     sim = simulation("fedavg", system=settings(speed=10.0, over_selection=0.5), fraction=0.4)
     for _ in range(4):
         done = sim.step()
-        assert done.acceptance is not None
+        assert done.trace is not None
         assert len(done.clients) == 3
         quickest = sorted(done.clients, key=lambda i: SIZES[i])[:2]
-        assert done.acceptance.answered == tuple(sorted(quickest))
-        assert [a.fate for a in done.acceptance.answers if a.client not in quickest] == ["late"]
+        assert done.trace.answered == tuple(sorted(quickest))
+        assert [a.fate for a in done.trace.answers if a.client not in quickest] == ["late"]
 
 
 # -- whole runs ---------------------------------------------------------------------------------------------------
@@ -292,10 +291,10 @@ def test_a_simulated_run_resumes_and_is_played_again_to_the_bit(name: str) -> No
 
     first = begin(system=FAULTS)
     results = [first.step() for _ in range(5)]
-    fates = {a.fate for r in results if r.acceptance for a in r.acceptance.answers}
+    fates = {a.fate for r in results if r.trace for a in r.trace.answers}
     assert {"accepted", "unavailable"} <= fates
     assert fates & {"late", "lost"}
-    again = stepped(begin(trace=Trace([r.acceptance for r in results if r.acceptance])), 5)
+    again = stepped(begin(trace=Trace([r.trace for r in results if r.trace])), 5)
     assert digest(again) == digest(first)
     assert (again.traffic, again.clock, again.gradients) == (first.traffic, first.clock, first.gradients)
     half, rest = stepped(begin(system=FAULTS), 2), begin(system=FAULTS)
@@ -310,7 +309,7 @@ def test_engines_agree_on_who_answers_and_on_what_is_learned(name: str) -> None:
     a, b = (simulation(name, engine=engine, seed=4, system=FAULTS) for engine in ("sequential", "vectorized"))
     for _ in range(4):
         one, two = a.step(), b.step()
-        assert one.acceptance == two.acceptance
+        assert one.trace == two.trace
     assert_close(everything(a), everything(b))
 
 

@@ -36,11 +36,10 @@ from tailorfl.evaluation.predictions import Kept
 from tailorfl.evaluation.protocols import Protocol
 from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.summary import Record
-from tailorfl.rounds.acceptance import NOT_FINITE, Acceptance, Fate
-from tailorfl.rounds.acceptance import Answer as Became
 from tailorfl.rounds.client_code import WORK, counted
 from tailorfl.rounds.groups import Group, by_group, gather, message_for
 from tailorfl.rounds.one_round import Collected, RoundResult, Trained
+from tailorfl.rounds.participation import NOT_FINITE, ClientOutcome, Fate, RoundTrace
 from tailorfl.rounds.sampling import sample_clients
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.deploy import DeployConfig
@@ -185,14 +184,14 @@ class Remote(Simulation):
         self,
         sampled: tuple[int, ...] | None = None,
         training: tuple[int, ...] | None = None,
-        acceptance: Acceptance | None = None,
+        trace: RoundTrace | None = None,
     ) -> RoundResult:
         """Run the next round with the clients that are there; note whose replies were accepted."""
         self._changes: dict[int, float] = {}
         self.line.membership.leave((), self.line.roster.told)
-        result = super().step(sampled, training, acceptance)
-        assert result.acceptance is not None
-        for client in (a.client for a in result.acceptance.answers if a.fate == "accepted"):
+        result = super().step(sampled, training, trace)
+        assert result.trace is not None
+        for client in (a.client for a in result.trace.answers if a.fate == "accepted"):
             self.line.acked[client] = self.round
             self.line.changes[client] = max(self.line.changes.get(client, 0.0), self._changes[client])
         return result
@@ -216,7 +215,7 @@ class Remote(Simulation):
         message: Broadcast,
         sampled: tuple[int, ...],
         training: tuple[int, ...],
-        acceptance: Acceptance | None,
+        trace: RoundTrace | None,
     ) -> Collected:
         """Ask those that train for their replies; who gives none, or a bad one, takes no part."""
         begin, number = time.monotonic(), self.round + 1
@@ -249,13 +248,13 @@ class Remote(Simulation):
                 f"round {number}: all clients that answered diverged (updates are NaN or infinite); lower train.lr"
             )
         told = tuple(self._told(client, answers[client]) for client in sorted(answers))
-        return Collected(parts, Acceptance(number, sampled, told, time.monotonic() - begin, simulated=False))
+        return Collected(parts, RoundTrace(number, sampled, told, time.monotonic() - begin, simulated=False))
 
-    def _told(self, client: int, answer: Answer) -> Became:
+    def _told(self, client: int, answer: Answer) -> ClientOutcome:
         """Return what the trace says of a client."""
         fate: Fate = "accepted" if answer.fate == "answered" else answer.fate
         reason = NOT_FINITE if answer.code == "not-finite" else answer.reason
-        return Became(client, fate, answer.seconds, "" if fate == "accepted" else reason)
+        return ClientOutcome(client, fate, answer.seconds, "" if fate == "accepted" else reason)
 
     def _judged(
         self,

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from tailorfl.rounds.acceptance import TOO_FEW, Acceptance
 from tailorfl.rounds.buffered import Buffered
-from tailorfl.rounds.devices import Work
 from tailorfl.rounds.events import Timeline
+from tailorfl.rounds.participation import TOO_FEW, RoundTrace
 from tailorfl.rounds.sampling import sampled_clients
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.rounds.system import ClientWork
 from tailorfl.rounds.work import work_of
 
 
@@ -41,9 +41,9 @@ def foreseen(sim: Simulation, rounds: int) -> dict[str, float]:
     }
 
 
-def _synchronous(sim: Simulation, rounds: int) -> list[Acceptance]:
+def _synchronous(sim: Simulation, rounds: int) -> list[RoundTrace]:
     assert sim.system is not None
-    work, found, clock = _Work(sim), list[Acceptance](), 0.0
+    work, found, clock = _Work(sim), list[RoundTrace](), 0.0
     wanted = sampled_clients(sim.fraction, sim.participants)
     for number in range(rounds):
         sampled = sim.sample(number)
@@ -55,8 +55,8 @@ def _synchronous(sim: Simulation, rounds: int) -> list[Acceptance]:
     return found
 
 
-def _buffered(sim: Buffered, rounds: int) -> list[Acceptance]:
-    work, found, timeline = _Work(sim), list[Acceptance](), Timeline()
+def _buffered(sim: Buffered, rounds: int) -> list[RoundTrace]:
+    work, found, timeline = _Work(sim), list[RoundTrace](), Timeline()
     for version in range(rounds):
         one, timeline = sim.buffer.until_full(timeline, version, work)
         found.append(one)
@@ -70,14 +70,14 @@ class _Work:
         self._sim = sim
         self._of = cache(self._counted)
 
-    def __call__(self, clients: Sequence[int]) -> Mapping[int, Work]:
+    def __call__(self, clients: Sequence[int]) -> Mapping[int, ClientWork]:
         assert self._sim.system is not None
         if not self._sim.system.devices.takes_time:
-            return dict.fromkeys(clients, Work(0, 0, 0))
+            return dict.fromkeys(clients, ClientWork(0, 0, 0))
         everybody = self._of()
         return {i: everybody[i] for i in clients}
 
-    def _counted(self) -> Mapping[int, Work]:
+    def _counted(self) -> Mapping[int, ClientWork]:
         clients = tuple(range(self._sim.participants))
         message = self._sim.method.broadcast(self._sim.server, clients)
         return work_of(self._sim, message, clients, 0)[0]

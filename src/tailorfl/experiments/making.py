@@ -17,10 +17,10 @@ from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.models import make_model
 from tailorfl.experiments.privacy import Simulated, with_privacy
 from tailorfl.privacy.client_privacy import ClientDP
-from tailorfl.rounds.acceptance import Trace
 from tailorfl.rounds.buffered import Buffered
 from tailorfl.rounds.frozen_front import FeatureSettings
 from tailorfl.rounds.groups import assign_by_size
+from tailorfl.rounds.participation import Trace
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.store import TRACE
 from tailorfl.settings.experiment import ExperimentConfig

@@ -193,8 +193,8 @@ def _rounds(
             record |= found | quantiles(records, metric) | epsilon_so_far(job, sim)
             store.append_clients(records)
             watch.evaluated(job, sim.round, first_named(found, metric))
-        if done.acceptance is not None:
-            store.append_trace(done.acceptance.line())
+        if done.trace is not None:
+            store.append_trace(done.trace.line())
         store.append_round(record)
         told = time.perf_counter()
         watch.recorded(job, record)

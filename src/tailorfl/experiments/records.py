@@ -26,9 +26,9 @@ def round_record(sim: Simulation, done: RoundResult, seconds: float) -> dict[str
     who: dict[str, Any] = (
         {} if sim.cohort_is_secret else {"clients": list(done.clients), "rejected": list(done.rejected)}
     )
-    if done.acceptance is not None:
+    if done.trace is not None:
         who["absent"] = list(done.absent)
-    if done.acceptance is not None and done.acceptance.simulated:
+    if done.trace is not None and done.trace.simulated:
         who[SECONDS] = sim.clock
     return {
         "round": sim.round,

@@ -15,7 +15,7 @@ were sent.
 | K | `system.buffer` |
 | clients that train at once | `system.concurrency` |
 | s | `system.staleness` |
-| k | `Answer.version` |
+| k | `ClientOutcome.version` |
 
 Departures: a client whose update is in the buffer starts again only after the aggregation, so none is in it twice; the
 release divides s(τ) by s(1), sums without 1/K and flushes a buffer that is filled in part at the end of an epoch.
@@ -36,14 +36,13 @@ from torch import Tensor
 from tailorfl.core.messages import Broadcast
 from tailorfl.core.method import Method, methods
 from tailorfl.errors import ConfigError
-from tailorfl.rounds.acceptance import Acceptance
-from tailorfl.rounds.devices import Work
 from tailorfl.rounds.events import Buffer, Timeline
 from tailorfl.rounds.groups import Group, by_group, message_for
 from tailorfl.rounds.one_round import Collected, RoundResult, Trained
+from tailorfl.rounds.participation import RoundTrace
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.rounds.system import System
-from tailorfl.rounds.updates import Updates, anchor_of
+from tailorfl.rounds.system import ClientWork, System
+from tailorfl.rounds.updates import ClientUpdates, anchor_of
 from tailorfl.rounds.work import work_of
 from tailorfl.settings.experiment import DEFAULT, Sampling
 from tailorfl.settings.privacy import PrivacyConfig
@@ -127,7 +126,7 @@ class Buffered(Simulation):
         self,
         sampled: tuple[int, ...] | None = None,
         training: tuple[int, ...] | None = None,
-        acceptance: Acceptance | None = None,
+        trace: RoundTrace | None = None,
     ) -> RoundResult:
         """Goes on until the buffer is full and aggregates it; with clients that are named, does a plain round of them.
 
@@ -136,21 +135,21 @@ class Buffered(Simulation):
             RunError: no client can be reached any more.
         """
         if sampled is not None or training is not None:
-            return super().step(sampled, training, acceptance)
+            return super().step(sampled, training, trace)
         timeline = self.timeline
-        if acceptance is None and self.trace is None:
-            acceptance, timeline = self.buffer.until_full(timeline, self.round, self._work)
+        if trace is None and self.trace is None:
+            trace, timeline = self.buffer.until_full(timeline, self.round, self._work)
         version, server = self.round, self.server
-        done = super().step(acceptance=acceptance)
+        done = super().step(trace=trace)
         self.timeline = timeline
         needed = timeline.versions if self.trace is None else self._played_later(self.round)
         self.versions = {k: s for k, s in {**self.versions, version: server}.items() if k in needed}
         return done
 
-    def _work(self, clients: Sequence[int]) -> Mapping[int, Work]:
+    def _work(self, clients: Sequence[int]) -> Mapping[int, ClientWork]:
         ids = tuple(clients)
         if not self.buffer.system.devices.takes_time:
-            return dict.fromkeys(ids, Work(0, 0, 0))
+            return dict.fromkeys(ids, ClientWork(0, 0, 0))
         return work_of(self, self.method.broadcast(self.server, ids), ids, self.round)[0]
 
     def _played_later(self, after: int) -> frozenset[int]:
@@ -163,13 +162,13 @@ class Buffered(Simulation):
         message: Broadcast,
         sampled: tuple[int, ...],
         training: tuple[int, ...],
-        acceptance: Acceptance | None,
+        trace: RoundTrace | None,
     ) -> Collected:
         """Returns the replies of a full buffer, each trained from its own version, as if sent to the present one."""
-        if acceptance is None:
-            return super()._collect(message, sampled, training, acceptance)
+        if trace is None:
+            return super()._collect(message, sampled, training, trace)
         started: dict[int, list[int]] = {}
-        for answer in acceptance.answers:
+        for answer in trace.answers:
             if answer.answered:
                 started.setdefault(self.round if answer.version is None else answer.version, []).append(
                     answer.client
@@ -189,7 +188,7 @@ class Buffered(Simulation):
         groups = {group.name: group for group in self.groups}
         place = {i: k for k, i in enumerate(training)}
         joined = [_joined(groups[name], found, message, place) for name, found in parts.items()]
-        return Collected(joined, acceptance)
+        return Collected(joined, trace)
 
     def _state_of(self, version: int) -> TensorDict:
         if version == self.round:
@@ -207,9 +206,9 @@ class Buffered(Simulation):
         if age == 0:
             return part
         buffers = part.group.model.buffers
-        old = Updates.of(part.replies, anchor_of(self.method, then, part), buffers)
+        old = ClientUpdates.of(part.replies, anchor_of(self.method, then, part), buffers)
         present = replace(part, message=message)
-        new = Updates.of(part.replies, anchor_of(self.method, self.server, present), buffers)
+        new = ClientUpdates.of(part.replies, anchor_of(self.method, self.server, present), buffers)
         scaled = {path: change * self.weight(age) for path, change in old.changes.items()}
         return replace(present, replies=new.with_changes(scaled))
 

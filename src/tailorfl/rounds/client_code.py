@@ -17,8 +17,8 @@ from tailorfl.core.method import Method
 from tailorfl.engines.base import ClientFunction, Stored, Visit
 from tailorfl.engines.results import Parts
 from tailorfl.engines.vectorized import Vectorized
-from tailorfl.rounds.authors import explained, pair, whole_model
 from tailorfl.rounds.groups import Group, by_group, message_for
+from tailorfl.rounds.method_errors import explained, pair, whole_model
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.ledger import Record
@@ -28,7 +28,7 @@ WORK = "gradients of samples"
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingFunction:
     """The client function of a round: returns (new state, reply, what the client reports and WORK)."""
 
     method: Method
@@ -44,7 +44,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Deployment:
+class DeploymentFunction:
     """The client function whose result is (the model that a client deploys,).
 
     `steps` is None for a client of the federation; for one that never trained, 0 says that it deploys at once and
@@ -80,7 +80,7 @@ def _local(
 def deployment_message(
     method: Method, server: TensorDict, group: Group, ids: Sequence[int], steps: int | None
 ) -> TensorDict | PerClient:
-    """Returns what clients of a group receive before they deploy; `steps` as in `Deployment`."""
+    """Returns what clients of a group receive before they deploy; `steps` as in `DeploymentFunction`."""
     if steps is None and not method.personal_receives:
         return tree.empty()
     send = method.broadcast if steps is None else method.welcome

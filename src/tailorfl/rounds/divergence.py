@@ -1,14 +1,75 @@
-"""Numbers that are not finite: whose, and what is to be done about it."""
+"""Numbers that are not finite: whose update they are in, which term of the method made them, and what to do about it.
+
+To find the term, a client that diverged trains once more and is watched: rounds that go well pay nothing for it, and of
+one that does not a single client is looked at.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
-from tailorfl.errors import DivergenceError, first_few
+from tailorfl.core.client import Client
+from tailorfl.core.method import Method
+from tailorfl.engines.base import Engine, Stored, Visit
+from tailorfl.engines.results import Parts
+from tailorfl.errors import DivergenceError, ModelError, TailorflError, first_few
+from tailorfl.models.mapping import physical
+from tailorfl.rounds.federated_run import FederatedRun
+from tailorfl.rounds.groups import message_for
+from tailorfl.rounds.one_round import Trained
 from tailorfl.training import tree
+from tailorfl.training.terms import Seen, Term
+
+log = logging.getLogger(__name__)
+
+
+def rejected_clients(run: FederatedRun, done: Sequence[Trained]) -> tuple[int, ...]:
+    """Returns the clients that answered with an update that is not finite, in rising order.
+
+    Raises:
+        DivergenceError: all that answered did.
+    """
+    answered = sum(len(t.ids) for t in done)
+    rejected = tuple(
+        sorted(c for t in done for c, ok in zip(t.ids, t.finite.tolist(), strict=True) if not ok)
+    )
+    diverged = tuple(i for i in rejected if i not in run.malicious.clients)
+    if diverged and len(rejected) < answered:
+        log.warning(
+            "round %d: update of client %s is not finite and was rejected (%s)",
+            run.round + 1,
+            listed(diverged),
+            (not run.is_blamed and _blamed_term(run, done)) or "learning rate too high?",
+        )
+        run.is_blamed = True
+    # With client-level privacy a stop would tell what a single client's update was.
+    if diverged and len(rejected) == answered and run.client_dp is None:
+        raise DivergenceError(
+            f"round {run.round + 1}: all {answered} clients diverged (updates are NaN or infinite); "
+            + (_blamed_term(run, done) or why_all_diverged(run.server, run.method.server_settings))
+        )
+    return rejected
+
+
+def _blamed_term(run: FederatedRun, done: Sequence[Trained]) -> str:
+    """Which term of the method made the update of the first client that diverged not finite; "" if none did."""
+    if run.client_dp is not None:
+        return ""
+    bad = ((t, k) for t in done for k, ok in enumerate(t.finite.tolist()) if not ok)
+    part, k = next((t, k) for t, k in bad if t.ids[k] not in run.malicious.clients)
+    message = message_for(part.message, part.group, (k,))
+    visit = Visit.of(run.local, run.cohort((part.ids[k],)), message)
+    with torch.no_grad():
+        return term_to_blame(run.method, visit, Stored(part.group.states), run.engine)
 
 
 def check_server(old: TensorDict, new: TensorDict, round: int, options: Sequence[str]) -> None:
@@ -54,3 +115,97 @@ def _too_long(options: Sequence[str]) -> str:
 def listed(clients: Sequence[int], most: int = 20) -> str:
     """Returns ids for a message, `most` of them at most."""
     return first_few([str(client) for client in clients], most)
+
+
+class _NotFinite(TailorflError):
+    """A term is to blame; ends the training that is watched."""
+
+
+def term_to_blame(method: Method, visit: Visit, states: Stored, engine: Engine) -> str:
+    """Returns which term of the one client of `visit` was the first that was not finite; "" if none was.
+
+    Looked at are the terms of batches whose loss is finite, their values and their gradients. Under sample-level
+    privacy, which must not show what single batches are, the answer is "".
+    """
+    if visit.cohort.config.dp is not None:
+        return ""
+    try:
+        engine.map(replace(visit, function=_Watched(method)), states)
+    except _NotFinite as found:
+        return f"{visit.about} of client {visit.cohort.ids[0]}, round {visit.cohort.round + 1}: {found}"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """The client function of a round, with terms that are watched; it returns nothing."""
+
+    method: Method
+
+    def __call__(self, client: Client, state: TensorDict, received: TensorDict) -> Parts:
+        self.method.local(_Watching(client._cohort, client._position), state, received)
+        return (tree.empty(),)
+
+
+class _Watching(Client):
+    """A client whose fits end at the first term that is not finite."""
+
+    def fit(self, start: Any, **options: Any) -> Any:
+        """Returns `start` trained."""
+        given, purpose = options.get("term", ()), options.get("purpose", "train")
+        terms = (given,) if isinstance(given, Term) else tuple(given)
+        watched = [replace(t, function=_Watch(t, k, purpose)) for k, t in enumerate(terms, start=1)]
+        return super().fit(start, **{**options, "term": watched})
+
+
+class _Watch:
+    """The function of a term, which counts the batches it is asked about and looks at what it says of them."""
+
+    def __init__(self, term: Term, number: int, purpose: str) -> None:
+        self.term, self.batch = term, 0
+        self.name = f"term {number} ({_name(term.function)}) of its fit '{purpose}'"
+
+    def __call__(self, seen: Seen, *given: Any) -> Any:
+        value, kept = self.term.value(seen, given)
+        self._look(seen, value)
+        return (value, kept) if self.term.keeps else value
+
+    def _look(self, seen: Seen, value: Tensor) -> None:
+        """Raises _NotFinite where this term is the first that is not finite."""
+        self.batch += 1
+        public = self.term.public is not None
+        said, known = physical(value)[0], physical(seen.outputs if public else seen.loss)[0]
+        if not _finite(known):
+            return  # the model itself is past mending
+        if not _finite(said):
+            bad = f"is {said.sum().item()}"
+        elif not all(map(_finite, _slopes(said, seen))):
+            bad = f"is {said.sum().item():.4g} with a gradient that is not finite"
+        else:
+            return
+        beside = "the model's outputs are finite" if public else f"the run's loss is {known.sum().item():.4g}"
+        raise _NotFinite(
+            f"{self.name} {bad} at batch {self.batch}, where {beside}; keep roots, logarithms and quotients away from "
+            "0 before they are taken: x.clamp(min=1e-12).sqrt(), torch.where(x > 0, x, 1.0).log()"
+        )
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
+
+
+def _slopes(value: Tensor, seen: Seen) -> list[Tensor]:
+    """Gradients of a term by what it sees of the model, where it depends on it."""
+    found = [seen.outputs, *seen.own.values()]
+    with contextlib.suppress(ModelError):  # a model without a layer that has features: no term uses them
+        found.append(seen.features)
+    inputs = [t for t in (physical(one)[0] for one in found) if t.requires_grad]
+    if not value.requires_grad or not inputs:
+        return []
+    slopes = torch.autograd.grad(value.sum(), inputs, retain_graph=True, allow_unused=True)
+    return [slope for slope in slopes if slope is not None]
+
+
+def _name(function: Callable[..., Tensor]) -> str:
+    inside = function.func if isinstance(function, functools.partial) else function
+    return str(getattr(inside, "__name__", type(inside).__name__))

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tailorfl.errors import RunError
-from tailorfl.rounds.acceptance import Acceptance, Answer
 from tailorfl.rounds.availability import uniform
-from tailorfl.rounds.devices import Work
-from tailorfl.rounds.system import System
+from tailorfl.rounds.participation import ClientOutcome, RoundTrace
+from tailorfl.rounds.system import ClientWork, System
 
-WorkOf = Callable[[Sequence[int]], Mapping[int, Work]]
+WorkOf = Callable[[Sequence[int]], Mapping[int, ClientWork]]
 """What clients would have to do that start now."""
 VAIN = 50
 """Trainings for each client and place of the buffer that may come to nothing before that counts as always."""
@@ -32,7 +31,7 @@ class Flight:
 
     end: float
     client: int
-    answer: Answer
+    answer: ClientOutcome
     """What becomes of it at its end, with the version that it started from."""
 
 
@@ -58,7 +57,9 @@ class Timeline:
     @classmethod
     def load(cls, plain: Mapping[str, Any]) -> Timeline:
         """Returns what `dump` returned."""
-        flights = tuple(Flight(float(end), int(rest[0]), Answer(*rest)) for end, *rest in plain["flights"])
+        flights = tuple(
+            Flight(float(end), int(rest[0]), ClientOutcome(*rest)) for end, *rest in plain["flights"]
+        )
         return cls(float(plain["now"]), int(plain["occasion"]), flights)
 
 
@@ -72,14 +73,14 @@ class Buffer:
     replies: int
     concurrency: int
 
-    def until_full(self, start: Timeline, version: int, work_of: WorkOf) -> tuple[Acceptance, Timeline]:
+    def until_full(self, start: Timeline, version: int, work_of: WorkOf) -> tuple[RoundTrace, Timeline]:
         """Returns what happens until the buffer is full, from the state `start` at a `version`, and the state then.
 
         Raises:
             RunError: nobody trains, and nobody can ever be reached again.
         """
         now, occasion, flights = start.now, start.occasion, sorted(start.flights, key=_order)
-        ended: list[Answer] = []
+        ended: list[ClientOutcome] = []
         held: set[int] = set()
         while len(held) < self.replies:
             if flights and flights[0].end <= now:
@@ -111,7 +112,7 @@ class Buffer:
             else:
                 now = max(now, flights[0].end)
         answers = tuple(sorted(ended, key=lambda a: (a.client, a.version or 0)))
-        done = Acceptance(version + 1, tuple(sorted(held)), answers, now - start.now)
+        done = RoundTrace(version + 1, tuple(sorted(held)), answers, now - start.now)
         return done, Timeline(now, occasion, tuple(flights))
 
     def _drawn(
@@ -130,7 +131,7 @@ class Buffer:
             starting.append((chosen, occasion))
         return occasion, starting
 
-    def _flight(self, client: int, occasion: int, now: float, version: int, work: Work) -> Flight:
+    def _flight(self, client: int, occasion: int, now: float, version: int, work: ClientWork) -> Flight:
         answer = self.system.answer(client, now, occasion, work)._replace(version=version)
         deadline = self.system.settings.deadline
         seconds = answer.seconds or 0.0

@@ -30,7 +30,7 @@ BLOCK = 32
 """So many samples go through the front at once."""
 
 
-class Table:
+class FeatureTable:
     """Features of the samples of a source, [samples, width], of which blocks are filled when they are needed.
 
     The numbers, and which blocks are there, lie where worker processes see them: each block is computed once.
@@ -96,10 +96,10 @@ class Table:
 class Featured(Source):
     """A data set whose samples are the features of those of another one, [samples, width]."""
 
-    table: Table
+    table: FeatureTable
 
     @classmethod
-    def of(cls, source: Source, table: Table) -> Featured:
+    def of(cls, source: Source, table: FeatureTable) -> Featured:
         """Returns the samples of `source`, which have its targets, as the features of a table."""
         return copied(cls, source, mean=None, std=None, augment="none", x=table.values, table=table)
 
@@ -125,7 +125,7 @@ class Featured(Source):
 class Tables:
     """The tables of one front for the sources of a federation; runs on one federation share those that are equal."""
 
-    _known: ClassVar[WeakKeyDictionary[Federation, dict[str, Table]]] = WeakKeyDictionary()
+    _known: ClassVar[WeakKeyDictionary[Federation, dict[str, FeatureTable]]] = WeakKeyDictionary()
 
     def __init__(self, federation: Federation, front: Front, folder: Path | None) -> None:
         self._federation, self._front, self._folder = federation, front, folder
@@ -138,11 +138,11 @@ class Tables:
             self._featured[source] = Featured.of(source, self._table(source))
         return self._featured[source]
 
-    def _table(self, source: Source) -> Table:
+    def _table(self, source: Source) -> FeatureTable:
         (order, used), known = self._order(source), Tables._known.setdefault(self._federation, {})
         key = f"{self._of_front} {digest_of(source)} {_of_array(order)} {self._folder}"
         if key not in known:
-            known[key] = Table(source, self._front, order, used, self._folder)
+            known[key] = FeatureTable(source, self._front, order, used, self._folder)
         return known[key]
 
     def _order(self, source: Source) -> tuple[Ints, int]:

@@ -24,11 +24,11 @@ from tailorfl.engines.results import Parts
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
 from tailorfl.privacy.client_privacy import ClientDP
-from tailorfl.rounds.acceptance import Acceptance, Trace
-from tailorfl.rounds.client_code import Deployment, Training, deployment_message, in_parts
+from tailorfl.rounds.client_code import DeploymentFunction, TrainingFunction, deployment_message, in_parts
 from tailorfl.rounds.frozen_front import FEATURES, FeatureSettings, frozen_front
 from tailorfl.rounds.groups import Group, by_group, make_groups, trained_models
 from tailorfl.rounds.malicious import drawn
+from tailorfl.rounds.participation import RoundTrace, Trace
 from tailorfl.rounds.population import Population
 from tailorfl.rounds.private_updates import PrivateUpdates, check_data, check_objective, check_private
 from tailorfl.rounds.robust import Robust, check_enough, check_robust
@@ -146,12 +146,12 @@ class FederatedRun:
         found = self.malicious.poisoned(self.given)
         return None if found is None else see(found)
 
-    def check_asked(self, acceptance: Acceptance) -> None:
+    def check_asked(self, trace: RoundTrace) -> None:
         """Nothing if the clients that were asked in a recorded round are there; raises ConfigError otherwise."""
-        strange = [i for i in acceptance.asked if i >= self.participants]
+        strange = [i for i in trace.asked if i >= self.participants]
         if strange:
             raise ConfigError(
-                f"the trace asks client {strange[0]} in round {acceptance.round}, but there are {self.participants}, "
+                f"the trace asks client {strange[0]} in round {trace.round}, but there are {self.participants}, "
                 "from 0 on: it was recorded with other data"
             )
 
@@ -166,9 +166,9 @@ class FederatedRun:
         return "sample" if self.train.dp is not None else "client" if self.client_dp is not None else None
 
     @property
-    def local(self) -> Training:
+    def local(self) -> TrainingFunction:
         """The client function of a round."""
-        return Training(self.method)
+        return TrainingFunction(self.method)
 
     @property
     def participants(self) -> int:
@@ -246,7 +246,7 @@ class FederatedRun:
         message = self._deployment_message(group, ids, steps)
         record = self._record()
         cohort = replace(self.cohort(ids, steps, True), record=record)
-        visit = Visit.of(Deployment(self.method, steps), cohort, message)
+        visit = Visit.of(DeploymentFunction(self.method, steps), cohort, message)
         with torch.no_grad():
             (found,) = self.engine.map(visit, Stored(group.states, fresh=steps is not None))
         if record is not None:

@@ -19,7 +19,7 @@ from tailorfl.errors import RunError
 from tailorfl.models.cutting import SAMPLES, NoCut, find_cut
 from tailorfl.models.front import Front
 from tailorfl.models.functional import Model
-from tailorfl.rounds.features import Table, Tables, dealt_rows
+from tailorfl.rounds.features import FeatureTable, Tables, dealt_rows
 from tailorfl.settings.engine import FeaturePlace
 from tailorfl.settings.experiment import DEFAULT
 from tailorfl.training import tree
@@ -64,7 +64,7 @@ class Features:
     on_disk: bool
 
     @property
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[FeatureTable]:
         """Those of the clients' samples, of the public set and of the shifted sets."""
         sources = (self.federation.source, self.federation.public, *self.federation.shifted.values())
         return [table for source in sources if (table := getattr(source, "table", None)) is not None]

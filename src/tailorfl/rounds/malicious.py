@@ -26,7 +26,7 @@ from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
 from tailorfl.rounds.one_round import Trained
 from tailorfl.rounds.sampling import sampled_clients
-from tailorfl.rounds.updates import Updates, anchor_of
+from tailorfl.rounds.updates import ClientUpdates, anchor_of
 from tailorfl.settings.malicious import MaliciousConfig
 from tailorfl.training import tree
 from tailorfl.training.keys import derive, generator
@@ -56,7 +56,7 @@ class Malicious:
         kind = self.settings.kind
         if kind == "label_flip" or not self.attack(round) or not mine.any():
             return part
-        updates = Updates.of(part.replies, anchor_of(method, server, part), part.group.model.buffers)
+        updates = ClientUpdates.of(part.replies, anchor_of(method, server, part), part.group.model.buffers)
         if not updates.changes:
             return part
         strength = STRENGTH.get(kind, math.nan) if self.settings.strength is None else self.settings.strength

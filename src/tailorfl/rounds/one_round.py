@@ -10,8 +10,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Traffic, count_down, count_up
-from tailorfl.rounds.acceptance import Acceptance
 from tailorfl.rounds.groups import Group, by_group, message_for
+from tailorfl.rounds.participation import RoundTrace
 from tailorfl.training import tree
 from tailorfl.training.ledger import Uses
 
@@ -33,13 +33,13 @@ class RoundResult:
     """Gradients of single samples that the clients computed, all together."""
     server_seconds: float = 0.0
     """Part of `seconds` that the server's aggregation took."""
-    acceptance: Acceptance | None = None
+    trace: RoundTrace | None = None
     """What became of each client that was asked; None where all of them answer, as in a plain simulation."""
 
     @property
     def absent(self) -> tuple[int, ...]:
         """Clients that were asked and took no part: nothing of theirs changed, counted or was sent."""
-        return () if self.acceptance is None else self.acceptance.absent
+        return () if self.trace is None else self.trace.absent
 
     @property
     def clients_per_second(self) -> float:
@@ -89,7 +89,7 @@ class Collected:
 
     parts: list[Trained]
     """Of each architecture the clients that answered; one of which nobody did has no part."""
-    acceptance: Acceptance | None = None
+    trace: RoundTrace | None = None
     """What became of each client that was asked; None says that all of them answered."""
 
 

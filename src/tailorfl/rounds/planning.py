@@ -7,7 +7,7 @@ fits depend on the round and on hyper-parameters alone, as those of this library
 
 from __future__ import annotations
 
-from tailorfl.rounds.client_code import Deployment, counted, deployment_message, in_parts
+from tailorfl.rounds.client_code import DeploymentFunction, counted, deployment_message, in_parts
 from tailorfl.rounds.groups import by_group, message_for
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training.ledger import Ledger
@@ -48,5 +48,5 @@ def _deployments(sim: Simulation, rounds: int, adapt_steps: int | None, ledger: 
         for group, part in in_parts(sim.groups, ids, len(ids)):
             message = deployment_message(sim.method, sim.server, group, part, steps)
             cohort = sim.population.cohort(part, rounds, sim.train, steps, own=True)
-            uses, _ = counted(group, cohort, message, Deployment(sim.method, steps))
+            uses, _ = counted(group, cohort, message, DeploymentFunction(sim.method, steps))
             ledger.settle("deployment" if steps is None else "newcomer", uses.uses)

@@ -35,7 +35,7 @@ from torch import Tensor
 from tailorfl.core.method import Method, methods
 from tailorfl.errors import ConfigError
 from tailorfl.rounds.one_round import Trained
-from tailorfl.rounds.updates import Updates, anchor_of
+from tailorfl.rounds.updates import ClientUpdates, anchor_of
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.settings.server import RobustConfig
 from tailorfl.training import tree
@@ -45,7 +45,7 @@ from tailorfl.training.sample_privacy import normal
 log = logging.getLogger(__name__)
 
 Changes = Mapping[str, Tensor]
-"""Updates by path, [clients, ...] each."""
+"""ClientUpdates by path, [clients, ...] each."""
 
 
 def check_robust(method: Method, rule: RobustConfig, level: PrivacyLevel | None) -> None:
@@ -111,11 +111,13 @@ class Robust:
         """Returns a part of a round as the server's half of the method sees it; None where too few are left for the
         rule. `refused` clients sent beside these what is no finite number.
         """
-        updates = Updates.of(part.replies, anchor_of(method, server, part), part.group.model.buffers)
+        updates = ClientUpdates.of(part.replies, anchor_of(method, server, part), part.group.model.buffers)
         replies = self.replies(updates, round, part.group.name, refused)
         return None if replies is None else replace(part, replies=replies)
 
-    def replies(self, updates: Updates, round: int, architecture: str, refused: int) -> TensorDict | None:
+    def replies(
+        self, updates: ClientUpdates, round: int, architecture: str, refused: int
+    ) -> TensorDict | None:
         """Returns the replies that the server of a method may average; the rest is as `shown` has it."""
         if not updates.changes:
             return updates.replies
@@ -128,7 +130,7 @@ class Robust:
         )
         return updates.with_changes({p: by_coordinate(u)[None] for p, u in updates.changes.items()})
 
-    def _nearest(self, updates: Updates, round: int, refused: int) -> TensorDict | None:
+    def _nearest(self, updates: ClientUpdates, round: int, refused: int) -> TensorDict | None:
         clients, f = updates.replies.batch_size[0], max(0, self.rule.f - refused)
         if clients < least_clients(f):
             log.warning(
@@ -144,7 +146,7 @@ class Robust:
         chosen = krum(updates.changes, f, k)
         return updates.with_changes({p: _mean(u[chosen])[None] for p, u in updates.changes.items()})
 
-    def _bounded(self, updates: Updates, round: int, architecture: str) -> TensorDict:
+    def _bounded(self, updates: ClientUpdates, round: int, architecture: str) -> TensorDict:
         size = norms(updates.changes)
         limit = float(median(size)) if self.rule.bound == "median" else self.rule.bound
         short = size <= limit

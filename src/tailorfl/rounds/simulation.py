@@ -14,17 +14,16 @@ from tailorfl.engines.base import Visit
 from tailorfl.engines.precision import at_server
 from tailorfl.engines.results import Updates
 from tailorfl.errors import ConfigError
-from tailorfl.rounds.acceptance import NOT_FINITE, TOO_FEW, Acceptance
-from tailorfl.rounds.authors import changed_replies_named, check_replies_used, shapes_of_replies
 from tailorfl.rounds.client_code import WORK
-from tailorfl.rounds.divergence import check_server
+from tailorfl.rounds.divergence import check_server, rejected_clients
 from tailorfl.rounds.federated_run import FederatedRun
 from tailorfl.rounds.groups import Group, by_group, gather, message_for
+from tailorfl.rounds.method_errors import changed_replies_named, check_replies_used, shapes_of_replies
 from tailorfl.rounds.one_round import Collected, RoundResult, Trained, count_traffic, means_of
+from tailorfl.rounds.participation import NOT_FINITE, TOO_FEW, RoundTrace
 from tailorfl.rounds.private_updates import nobody
-from tailorfl.rounds.rejecting import rejected_clients
 from tailorfl.rounds.sampling import sample_clients
-from tailorfl.rounds.work import simulated_acceptance, uses_unheard
+from tailorfl.rounds.work import simulated_trace, uses_unheard
 from tailorfl.training import tree
 from tailorfl.training.ledger import Record
 
@@ -62,29 +61,29 @@ class Simulation(FederatedRun):
         self,
         sampled: tuple[int, ...] | None = None,
         training: tuple[int, ...] | None = None,
-        acceptance: Acceptance | None = None,
+        trace: RoundTrace | None = None,
     ) -> RoundResult:
         """Runs the next round and returns what it did.
 
         `sampled` are the clients whose replies count, in rising order, by default drawn; `training` those that
-        train, by default as the method's participation says. `acceptance` plays a round again as it was recorded: all
+        train, by default as the method's participation says. `trace` plays a round again as it was recorded: all
         who were asked are sent to, those whose reply was accepted train.
 
         Raises:
             DivergenceError: no client that answered returned a finite update, or the server's state is not finite.
-            ConfigError: `acceptance` is of another round or federation.
+            ConfigError: `trace` is of another round or federation.
         """
-        if acceptance is None and sampled is None and training is None and self.trace is not None:
-            acceptance = self.trace.of(self.round + 1)
-        if acceptance is not None:
-            if acceptance.round != self.round + 1:
+        if trace is None and sampled is None and training is None and self.trace is not None:
+            trace = self.trace.of(self.round + 1)
+        if trace is not None:
+            if trace.round != self.round + 1:
                 raise ConfigError(
-                    f"round {self.round + 1} cannot be played again as round {acceptance.round} was recorded"
+                    f"round {self.round + 1} cannot be played again as round {trace.round} was recorded"
                 )
-            self.check_asked(acceptance)
-            sampled, training = acceptance.sampled, acceptance.asked
+            self.check_asked(trace)
+            sampled, training = trace.sampled, trace.asked
         try:
-            return self._step(sampled, training, acceptance)
+            return self._step(sampled, training, trace)
         except BaseException:  # Ctrl-C too: a round takes place as a whole or not at all
             for group in self.groups:
                 group.states.rollback()
@@ -94,34 +93,34 @@ class Simulation(FederatedRun):
         self,
         sampled: tuple[int, ...] | None,
         training: tuple[int, ...] | None,
-        acceptance: Acceptance | None,
+        trace: RoundTrace | None,
     ) -> RoundResult:
         begin = time.perf_counter()
-        simulated = acceptance is None and sampled is None and training is None
+        simulated = trace is None and sampled is None and training is None
         sampled = self.sample(self.round) if sampled is None else sampled
         training = self.trainees(sampled) if training is None else training
         message = self.method.broadcast(self.server, training)
         if simulated and self.system is not None:
-            acceptance = simulated_acceptance(self, self.system, message, sampled, training)
-        collected = self._collect(message, sampled, training, acceptance)
-        done, acceptance = collected.parts, collected.acceptance
+            trace = simulated_trace(self, self.system, message, sampled, training)
+        collected = self._collect(message, sampled, training, trace)
+        done, trace = collected.parts, collected.trace
         rejected = rejected_clients(self, done)
         wanted = set(sampled)
         accepted = [t.of([int(k) for k in t.finite.nonzero()[:, 0]]) for t in done]
         # Under client-level privacy an update that is not finite counts as none: that there was one must not show.
         counted = accepted if self.client_dp is None else done
         enough = sum(i in wanted for t in counted for i in t.ids) >= self.min_replies
-        enough = enough and (acceptance is None or not acceptance.too_few)
-        if acceptance is not None:
-            acceptance = acceptance.refused(() if self.client_dp else rejected, NOT_FINITE)
-            acceptance = acceptance if enough else acceptance.refused(acceptance.asked, TOO_FEW)
+        enough = enough and (trace is None or not trace.too_few)
+        if trace is not None:
+            trace = trace.refused(() if self.client_dp else rejected, NOT_FINITE)
+            trace = trace if enough else trace.refused(trace.asked, TOO_FEW)
         if not enough:  # the round has not taken place for anybody
             accepted = counted = []
         asked = self._with_the_absent([t.among(wanted) for t in counted])
         refused = {t.group.name: int((~t.among(wanted).finite).sum()) for t in done}
         shown = {part.group.name: self._shown(part, refused) for part in asked}
         arrived = {name: replies for name, replies in shown.items() if replies is not None}
-        traffic = self._count(message, done, wanted, acceptance)
+        traffic = self._count(message, done, wanted, trace)
         middle = time.perf_counter()
         server = self.server
         if arrived:  # else the server keeps what it has: of those that were asked nobody has an update
@@ -133,16 +132,16 @@ class Simulation(FederatedRun):
             part.group.states.commit(part.ids)
         self.server = server
         self._book(done, asked)
-        if collected.acceptance is not None:
-            self.clock += collected.acceptance.seconds or 0.0
+        if collected.trace is not None:
+            self.clock += collected.trace.seconds or 0.0
             heard = {i for part in done for i in part.ids}
-            self.ledger.book("training", uses_unheard(self, message, collected.acceptance, heard))
+            self.ledger.book("training", uses_unheard(self, message, collected.trace, heard))
         self.traffic.add(traffic)
         gradients = sum(part.gradients for part in done)
         self.gradients += gradients
         self.turns += sum(i in wanted for t in done for i in t.ids)
         result = RoundResult(
-            self.round, sampled, rejected, losses, end - begin, traffic, gradients, end - middle, acceptance
+            self.round, sampled, rejected, losses, end - begin, traffic, gradients, end - middle, trace
         )
         self.round += 1
         return result
@@ -152,22 +151,22 @@ class Simulation(FederatedRun):
         message: Broadcast,
         sampled: tuple[int, ...],
         training: tuple[int, ...],
-        acceptance: Acceptance | None,
+        trace: RoundTrace | None,
     ) -> Collected:
         """Returns what comes back of a message to the clients `training`, of whom `sampled` would count.
 
-        Here those that answer train at once: all of them, or as `acceptance` has it. Who collects otherwise, from real
+        Here those that answer train at once: all of them, or as `trace` has it. Who collects otherwise, from real
         clients, overrides this, and may return fewer clients than were asked: whoever is missing took no part. It then
-        says in the acceptance what became of each, and makes parts with `trained`.
+        says in the trace what became of each, and makes parts with `trained`.
         """
-        here = set(training if acceptance is None else acceptance.answered)
+        here = set(training if trace is None else trace.answered)
         parts = []
         for group, where in by_group(self.groups, training):
             where = tuple(k for k in where if training[k] in here)
             if where:
                 ids = tuple(training[k] for k in where)
                 parts.append(self._train(group, ids, message_for(message, group, where)))
-        return Collected(parts, acceptance)
+        return Collected(parts, trace)
 
     def _train(
         self,
@@ -286,16 +285,16 @@ class Simulation(FederatedRun):
         return tuple(range(self.participants)) if self.method.participation == "all" else sampled
 
     def _count(
-        self, message: Broadcast, done: Sequence[Trained], sampled: set[int], acceptance: Acceptance | None
+        self, message: Broadcast, done: Sequence[Trained], sampled: set[int], trace: RoundTrace | None
     ) -> Traffic:
         """Returns the traffic of a round: who was asked has received (or everyone), the sampled that answer send."""
         if self.method.pooled:
             return Traffic()
         reached: Sequence[int] = [i for t in done for i in t.ids]
-        if acceptance is not None:
-            reached = acceptance.reached
+        if trace is not None:
+            reached = trace.reached
             if isinstance(message, PerClient):
-                place = {i: k for k, i in enumerate(acceptance.asked)}
+                place = {i: k for k, i in enumerate(trace.asked)}
                 rows = torch.tensor([place[i] for i in reached], dtype=torch.int64)
                 message = PerClient(message.payloads, message.rows[rows])
         everyone = range(self.participants) if self.method.reaches_all else reached

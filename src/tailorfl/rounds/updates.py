@@ -29,7 +29,7 @@ def anchor_of(method: Method, server: TensorDict, part: Trained) -> TensorDict:
 
 
 @dataclass(frozen=True)
-class Updates:
+class ClientUpdates:
     """The replies of some clients of one architecture, taken apart."""
 
     replies: TensorDict
@@ -40,7 +40,7 @@ class Updates:
     """The anchors of the same paths, [clients or 1, ...], or a single 0 where a reply is a change itself."""
 
     @classmethod
-    def of(cls, replies: TensorDict, anchor: TensorDict, buffers: Collection[str]) -> Updates:
+    def of(cls, replies: TensorDict, anchor: TensorDict, buffers: Collection[str]) -> ClientUpdates:
         """Returns the updates of replies [clients, ...]; `buffers` are the names of running statistics."""
         known, changes, origins = dict(tree.leaves(anchor)), {}, {}
         for path, tensor in tree.leaves(replies):

@@ -1,6 +1,6 @@
-"""The acceptance trace: what became of every client that was asked in a round, as written and as read back.
+"""The participation trace: what became of every client that was asked in a round, as written and as read back.
 
-Whoever collects the replies of a round, a simulation of devices or a real deployment, says it by an `Acceptance`. In a
+Whoever collects the replies of a round, a simulation of devices or a real deployment, says it by a `RoundTrace`. In a
 file each is a line of JSON; played back, it gives the same states to the bit, since nothing else is left to chance:
 
     {"round": 1, "sampled": [0, 4], "answers": [{"client": 0, "fate": "accepted", "seconds": 3.5}, ...], ...}
@@ -26,7 +26,7 @@ TOO_FEW = "too few replies"
 """Why replies are refused of a round that has fewer than it needs; in a replay such clients train again, too."""
 
 
-class Answer(NamedTuple):
+class ClientOutcome(NamedTuple):
     """What became of one client."""
 
     client: Annotated[int, Field(ge=0, strict=True)]
@@ -45,14 +45,14 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class RoundTrace:
     """What became of the clients that were asked in one round."""
 
     round: Annotated[int, Field(ge=1, strict=True)]
     """Its number, the first is 1."""
     sampled: tuple[Annotated[int, Field(ge=0, strict=True)], ...]
     """The clients whose replies would count, in rising order."""
-    answers: tuple[Answer, ...]
+    answers: tuple[ClientOutcome, ...]
     """One of every client that was asked, in rising order; of buffered rounds one of every training that ended."""
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """How long the round lasted."""
@@ -87,7 +87,7 @@ class Acceptance:
         """The clients that received a message, in rising order, once for each."""
         return tuple(sorted(a.client for a in self.answers if a.fate != "unavailable"))
 
-    def refused(self, clients: Collection[int], reason: str) -> Acceptance:
+    def refused(self, clients: Collection[int], reason: str) -> RoundTrace:
         """Returns it with the replies of `clients` refused for a reason."""
         if not clients:
             return self
@@ -107,14 +107,14 @@ class Acceptance:
         return {**asdict(replace(self, answers=())), "answers": plain}
 
 
-_READER: TypeAdapter[Acceptance] = TypeAdapter(Acceptance)
-_ANSWER = Answer._fields
+_READER: TypeAdapter[RoundTrace] = TypeAdapter(RoundTrace)
+_ANSWER = ClientOutcome._fields
 
 
 class Trace:
     """The rounds of a run that was recorded, to be played again."""
 
-    def __init__(self, rounds: Iterable[Acceptance], name: str = "the trace") -> None:
+    def __init__(self, rounds: Iterable[RoundTrace], name: str = "the trace") -> None:
         self.name = name
         self._rounds = {one.round: one for one in rounds}
 
@@ -122,7 +122,7 @@ class Trace:
         """How many rounds there are."""
         return len(self._rounds)
 
-    def __iter__(self) -> Iterator[Acceptance]:
+    def __iter__(self) -> Iterator[RoundTrace]:
         """Yields the rounds in order."""
         return (self._rounds[number] for number in sorted(self._rounds))
 
@@ -131,7 +131,7 @@ class Trace:
         """Whether real clients recorded it, each of which trained by itself in a process of its own."""
         return any(not one.simulated for one in self)
 
-    def of(self, round: int) -> Acceptance:
+    def of(self, round: int) -> RoundTrace:
         """Returns what happened in a round; the first is 1.
 
         Raises:
@@ -160,7 +160,7 @@ class Trace:
         return cls(list(_checked(path, lines)), str(path))
 
 
-def _checked(path: Path, lines: Sequence[str]) -> Iterator[Acceptance]:
+def _checked(path: Path, lines: Sequence[str]) -> Iterator[RoundTrace]:
     for number, line in enumerate(lines, start=1):
         try:
             found = _parsed(line)
@@ -168,13 +168,13 @@ def _checked(path: Path, lines: Sequence[str]) -> Iterator[Acceptance]:
                 raise ValueError(f"it is of round {found.round}, and round {number} belongs here")
         except (ValueError, RecursionError) as error:
             raise RunError(
-                f"line {number} of '{path}' is no line of an acceptance trace ({error}); restore the file from a copy, "
+                f"line {number} of '{path}' is no line of a trace ({error}); restore the file from a copy, "
                 "or give the trace.jsonl of another job"
             ) from error
         yield found
 
 
-def _parsed(line: str) -> Acceptance:
+def _parsed(line: str) -> RoundTrace:
     """Returns what a line says; raises ValueError with one sentence about what is wrong with it."""
     plain = json.loads(line)
     if not isinstance(plain, dict) or not isinstance(plain.get("answers"), list):
@@ -199,4 +199,4 @@ def _parsed(line: str) -> Acceptance:
 
 
 def _keys() -> list[str]:
-    return [field.name for field in fields(Acceptance)]
+    return [field.name for field in fields(RoundTrace)]

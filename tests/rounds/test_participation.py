@@ -14,8 +14,8 @@ from methods.settings import make
 from methods.small import TRAIN, federation, model, simulation
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.rounds.acceptance import NOT_FINITE, TOO_FEW, Acceptance, Answer, Trace
 from tailorfl.rounds.one_round import Collected
+from tailorfl.rounds.participation import NOT_FINITE, TOO_FEW, ClientOutcome, RoundTrace, Trace
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree
 
@@ -38,9 +38,9 @@ def digest(sim: Simulation) -> str:
     return found.hexdigest()
 
 
-def absent(round: int, asked: tuple[int, ...], missing: dict[int, str]) -> Acceptance:
-    answers = tuple(Answer(i, missing.get(i, "accepted"), 1.0 + i) for i in asked)  # type: ignore[arg-type]
-    return Acceptance(round, asked, answers, 9.0)
+def absent(round: int, asked: tuple[int, ...], missing: dict[int, str]) -> RoundTrace:
+    answers = tuple(ClientOutcome(i, missing.get(i, "accepted"), 1.0 + i) for i in asked)  # type: ignore[arg-type]
+    return RoundTrace(round, asked, answers, 9.0)
 
 
 class Unreliable(Simulation):
@@ -48,13 +48,13 @@ class Unreliable(Simulation):
 
     lost: tuple[int, ...] = (1, 3)
 
-    def _collect(self, message: Any, sampled: Any, training: Any, acceptance: Any) -> Collected:
-        everyone = super()._collect(message, sampled, training, acceptance)
+    def _collect(self, message: Any, sampled: Any, training: Any, trace: Any) -> Collected:
+        everyone = super()._collect(message, sampled, training, trace)
         gone = set(self.lost) if self.round != 1 else set(training)
-        answers = tuple(Answer(i, "lost" if i in gone else "accepted", 0.25) for i in training)
+        answers = tuple(ClientOutcome(i, "lost" if i in gone else "accepted", 0.25) for i in training)
         parts = [p.among(set(training) - gone) for p in everyone.parts]
         return Collected(
-            [p for p in parts if p.ids], Acceptance(self.round + 1, sampled, answers, 1.0, False)
+            [p for p in parts if p.ids], RoundTrace(self.round + 1, sampled, answers, 1.0, False)
         )
 
 
@@ -79,7 +79,7 @@ def test_a_trace_plays_a_run_again_to_the_bit(name: str, tmp_path: Path) -> None
 
     first = unreliable(begin())
     results = [first.step() for _ in range(4)]
-    lines = [json.dumps(r.acceptance.line()) for r in results if r.acceptance is not None]
+    lines = [json.dumps(r.trace.line()) for r in results if r.trace is not None]
     file = tmp_path / "trace.jsonl"
     file.write_text("\n".join(lines) + "\n")
     trace = Trace.read(file)
@@ -88,7 +88,7 @@ def test_a_trace_plays_a_run_again_to_the_bit(name: str, tmp_path: Path) -> None
     again.trace = trace
     played = [again.step() for _ in range(4)]
     assert digest(again) == digest(first)
-    assert [r.acceptance for r in played] == [r.acceptance for r in results]
+    assert [r.trace for r in played] == [r.trace for r in results]
     assert [r.traffic for r in played] == [r.traffic for r in results]
     for _ in range(4):
         other.step()
@@ -99,7 +99,7 @@ def test_whoever_is_absent_keeps_everything_and_sends_nothing() -> None:
     sim = simulation("ditto", rounds=1)
     before = {i: [t.clone() for _, t in tree.leaves(sim.states.get((i,)))] for i in range(5)}
     whole = simulation("ditto", rounds=2).traffic
-    done = sim.step(acceptance=absent(2, (0, 1, 2, 3, 4), {1: "late", 4: "unavailable"}))
+    done = sim.step(trace=absent(2, (0, 1, 2, 3, 4), {1: "late", 4: "unavailable"}))
     assert done.absent == (1, 4)
     for i in range(5):
         after = [t for _, t in tree.leaves(sim.states.get((i,)))]
@@ -115,7 +115,7 @@ def test_the_server_averages_those_that_answered() -> None:
     alone = {i: simulation("fedavg", rounds=0) for i in (0, 2, 3)}
     for i, one in alone.items():
         one.step(sampled=(i,), training=(i,))
-    sim.step(acceptance=absent(1, (0, 1, 2, 3, 4), {1: "lost", 4: "late"}))
+    sim.step(trace=absent(1, (0, 1, 2, 3, 4), {1: "lost", 4: "late"}))
     for path, tensor in tree.leaves(sim.server):
         parts = {i: dict(tree.leaves(one.server))[path].double() for i, one in alone.items()}
         wanted = (15 * parts[0] + 7 * parts[2] + 9 * parts[3]) / 31
@@ -125,7 +125,7 @@ def test_the_server_averages_those_that_answered() -> None:
 def test_a_round_of_nobody_leaves_the_server_and_is_counted() -> None:
     sim = simulation("scaffold", rounds=1)
     before = digest(sim)
-    done = sim.step(acceptance=absent(2, (0, 3), {0: "lost", 3: "lost"}))
+    done = sim.step(trace=absent(2, (0, 3), {0: "lost", 3: "lost"}))
     assert (done.absent, done.losses, sim.round) == ((0, 3), {}, 2)
     assert digest(sim) == before
 
@@ -134,10 +134,10 @@ def test_too_few_replies_change_nothing() -> None:
     sim = simulation("ditto", rounds=1)
     sim.min_replies = 4
     before = digest(sim)
-    done = sim.step(acceptance=absent(2, (0, 1, 2, 3, 4), {1: "lost", 4: "late"}))
+    done = sim.step(trace=absent(2, (0, 1, 2, 3, 4), {1: "lost", 4: "late"}))
     assert digest(sim) == before
-    assert done.acceptance is not None
-    fates = [(a.fate, a.reason) for a in done.acceptance.answers]
+    assert done.trace is not None
+    fates = [(a.fate, a.reason) for a in done.trace.answers]
     assert fates == [
         ("refused", TOO_FEW),
         ("lost", ""),
@@ -146,20 +146,20 @@ def test_too_few_replies_change_nothing() -> None:
         ("late", ""),
     ]
     again = simulation("ditto", rounds=1)
-    played = again.step(acceptance=done.acceptance)  # though it does not ask for four replies itself
+    played = again.step(trace=done.trace)  # though it does not ask for four replies itself
     assert digest(again) == before
-    assert (played.acceptance, again.traffic, again.gradients) == (
-        done.acceptance,
+    assert (played.trace, again.traffic, again.gradients) == (
+        done.trace,
         sim.traffic,
         sim.gradients,
     )
-    sim.step(acceptance=absent(3, (0, 1, 2, 3, 4), {1: "lost"}))
+    sim.step(trace=absent(3, (0, 1, 2, 3, 4), {1: "lost"}))
     assert digest(sim) != before
 
 
 def test_a_reply_that_is_not_finite_is_refused_and_played_again() -> None:
-    answers = tuple(Answer(i) for i in range(5))
-    refused = Acceptance(1, (0, 1, 2, 3, 4), answers).refused((2,), NOT_FINITE)
+    answers = tuple(ClientOutcome(i) for i in range(5))
+    refused = RoundTrace(1, (0, 1, 2, 3, 4), answers).refused((2,), NOT_FINITE)
     assert refused.answered == (0, 1, 2, 3, 4)
     assert refused.absent == ()
     assert refused.refused(refused.asked, TOO_FEW).absent == (0, 1, 2, 3, 4)
@@ -182,7 +182,7 @@ def test_a_reply_that_is_not_finite_is_refused_and_played_again() -> None:
 )
 def test_a_line_that_is_none_is_named(line: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "trace.jsonl").write_text(line + "\n")
-    with pytest.raises(RunError, match=r"line 1 of .* is no line of an acceptance trace") as caught:
+    with pytest.raises(RunError, match=r"line 1 of .* is no line of a trace") as caught:
         Trace.read(tmp_path / "trace.jsonl")
     assert said in str(caught.value)
 
@@ -190,8 +190,8 @@ def test_a_line_that_is_none_is_named(line: str, said: str, tmp_path: Path) -> N
 def test_a_trace_of_other_data_is_refused() -> None:
     sim = simulation("fedavg", rounds=0)
     with pytest.raises(ConfigError, match="asks client 7 in round 1, but there are 5"):
-        sim.step(acceptance=absent(1, (0, 7), {}))
+        sim.step(trace=absent(1, (0, 7), {}))
     with pytest.raises(ConfigError, match="round 1 cannot be played again as round 2"):
-        sim.step(acceptance=absent(2, (0, 1), {}))
+        sim.step(trace=absent(2, (0, 1), {}))
     with pytest.raises(RunError, match="has no round 1: it ends after 0"):
         Trace([]).of(1)
