@@ -30,7 +30,7 @@ from ray.cluster_utils import Cluster as TwoNodes
 from methods.settings import make
 from methods.small import NEWCOMER, SIZES, TRAIN, everything, federation, personal, simulation
 from tailorfl.engines.make import make_engine
-from tailorfl.engines.pool import Pooled
+from tailorfl.engines.pool import PooledEngine
 from tailorfl.engines.ray_pool import RayPool
 from tailorfl.errors import TailorflError
 from tailorfl.rounds.simulation import Simulation
@@ -57,7 +57,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def pool_of(sim: Simulation) -> RayPool:
-    assert isinstance(sim.engine, Pooled)
+    assert isinstance(sim.engine, PooledEngine)
     assert isinstance(sim.engine.pool, RayPool)
     return sim.engine.pool
 

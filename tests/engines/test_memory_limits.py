@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from methods.small import SIZES, assert_close, everything, model, simulation
 from tailorfl.core.client import Client
 from tailorfl.engines import memory, vectorized
-from tailorfl.engines.base import Visit
+from tailorfl.engines.base import CohortTask
 from tailorfl.engines.results import Parts
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
@@ -187,7 +187,7 @@ def test_on_a_gpu_the_first_clients_are_measured_and_the_next_chunk_is_what_fits
         chunks.append(FixedPeak.together)
         return (TensorDict({"samples": client.samples}),)
 
-    (found,) = engine.map(Visit(function, cohort, TensorDict({})), sim.states.get(range(5)))
+    (found,) = engine.map(CohortTask(function, cohort, TensorDict({})), sim.states.get(range(5)))
     assert chunks == [2, 3]
     assert found["samples"].tolist() == [float(n) for n in SIZES]
 

@@ -32,11 +32,11 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.engines import auto, precision
 from tailorfl.engines.auto import Auto
-from tailorfl.engines.base import Inference, Visit
+from tailorfl.engines.base import CohortTask, Inference
 from tailorfl.engines.devices import HOST
-from tailorfl.engines.in_process import InProcess
+from tailorfl.engines.in_process import InProcessEngine
 from tailorfl.engines.make import make_engine
-from tailorfl.engines.pool import Pooled
+from tailorfl.engines.pool import PooledEngine
 from tailorfl.engines.precision import chosen, computing
 from tailorfl.engines.process_pool import ProcessPool
 from tailorfl.engines.results import Parts
@@ -49,13 +49,13 @@ from tailorfl.rounds.simulation import Simulation
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.sample_privacy import SampleDP
 
-KINDS: dict[str, type[InProcess]] = {"sequential": Sequential, "vectorized": Vectorized}
+KINDS: dict[str, type[InProcessEngine]] = {"sequential": Sequential, "vectorized": Vectorized}
 kinds = pytest.mark.parametrize("kind", KINDS)
 UNIT = 2.0**-8
 """The largest relative error of rounding to bfloat16."""
 
 
-def half(kind: str) -> InProcess:
+def half(kind: str) -> InProcessEngine:
     return KINDS[kind](precision="bfloat16")
 
 
@@ -205,8 +205,8 @@ def test_a_methods_own_products_are_float32(kind: str) -> None:
         moved = client.fit(received)
         return (TensorDict({"product": a @ b, "loss": client.loss(moved)}),)
 
-    visit = Visit.of(function, sim.cohort((0, 2)), sim.method.broadcast(sim.server, (0, 2)))
-    (found,) = half(kind).map(visit, sim.states.get((0, 2)))
+    task = CohortTask.of(function, sim.cohort((0, 2)), sim.method.broadcast(sim.server, (0, 2)))
+    (found,) = half(kind).map(task, sim.states.get((0, 2)))
     assert torch.equal(found["product"][1], a @ b)
     assert found["loss"].dtype == torch.float32
 
@@ -237,7 +237,7 @@ def test_private_gradients_are_clipped_in_float32(kind: str) -> None:
 def test_workers_have_the_bits_of_one_process() -> None:
     team = ProcessPool(2)
     try:
-        several = simulation("fedavg", "mlp", Pooled(half("sequential"), team), rounds=1)
+        several = simulation("fedavg", "mlp", PooledEngine(half("sequential"), team), rounds=1)
     finally:
         team.close()
     assert several.engine.name == "sequential, bfloat16"

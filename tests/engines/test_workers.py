@@ -36,7 +36,7 @@ from tailorfl.core.messages import Replies
 from tailorfl.engines import pool, process_pool
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.make import make_engine
-from tailorfl.engines.pool import Pooled
+from tailorfl.engines.pool import PooledEngine
 from tailorfl.engines.process_pool import ProcessPool
 from tailorfl.engines.sequential import Sequential
 from tailorfl.errors import ClientError, ConfigError, WorkerError
@@ -52,7 +52,7 @@ METHODS = ("fedavg", "ditto", "fedrep", "scaffold", "plgu_lf", "fedfomo")
 
 
 def team_of(sim: Simulation) -> ProcessPool:
-    assert isinstance(sim.engine, Pooled | Auto)
+    assert isinstance(sim.engine, PooledEngine | Auto)
     assert isinstance(sim.engine.pool, ProcessPool)
     return sim.engine.pool
 

@@ -18,7 +18,7 @@ from tailorfl.cli.main import app
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.audit import audit_samples
 from tailorfl.theory.audit import Attack, at_least, at_most, attack
-from tailorfl.training import directed, ledger
+from tailorfl.training import custom_gradient, ledger
 from tailorfl.training import sample_privacy as privacy
 from tailorfl.training.sample_privacy import SampleDP
 
@@ -75,14 +75,14 @@ def weak_noise(patch: pytest.MonkeyPatch) -> None:
 
 def loose_clip(patch: pytest.MonkeyPatch) -> None:
     """Ten times the stated sensitivity, with noise for one."""
-    original = directed.private_gradient
+    original = custom_gradient.private_gradient
 
     def loose(*given: Any) -> Any:
         *first, dp, noise, key, release = given
         wider = release._replace(noise=release.noise / 10)
         return original(*first, replace(dp, clip=10 * dp.clip), noise, key, wider)
 
-    patch.setattr(directed, "private_gradient", loose)
+    patch.setattr(custom_gradient, "private_gradient", loose)
 
 
 def wrong_ledger(patch: pytest.MonkeyPatch) -> None:

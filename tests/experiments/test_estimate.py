@@ -12,7 +12,7 @@ from tailorfl.experiments.config import parse
 from tailorfl.experiments.estimate import estimate
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import make_federation, make_simulation
-from tailorfl.training.gradients import Objective
+from tailorfl.training.gradients import LocalObjective
 
 METHODS: list[dict[str, Any]] = [
     {"name": "local"},
@@ -89,7 +89,7 @@ def test_a_slow_model_is_tried_for_a_few_steps_of_one_client(
     method: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One step, one and two of every training, whatever the epochs; of the server's distillation at most two."""
-    taken, distilled, gradient, student = [], [], Objective.value, ServerDistillation.distil
+    taken, distilled, gradient, student = [], [], LocalObjective.value, ServerDistillation.distil
 
     def counted(self: Any, *arguments: Any, **options: Any) -> Any:
         taken.append(1)
@@ -101,7 +101,7 @@ def test_a_slow_model_is_tried_for_a_few_steps_of_one_client(
 
     monkeypatch.setattr("tailorfl.experiments.estimate.PROBE_SECONDS", 0.0)
     monkeypatch.setattr("tailorfl.experiments.estimate.PATIENCE", 0.0)
-    monkeypatch.setattr(Objective, "value", counted)
+    monkeypatch.setattr(LocalObjective, "value", counted)
     monkeypatch.setattr(ServerDistillation, "distil", shown)
     settings: dict[str, Any] = {
         "data": {"name": "digits", "clients": 4, "samples": 400, "public": "digits"},
@@ -117,7 +117,7 @@ def test_a_slow_model_is_tried_for_a_few_steps_of_one_client(
 
 def test_seconds_of_a_slow_model_are_those_of_all_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every gradient works 10 ms, beside which the rest is small."""
-    gradient = Objective.value
+    gradient = LocalObjective.value
 
     def slow(self: Any, *arguments: Any, **options: Any) -> Any:
         end = time.process_time() + 0.01
@@ -127,7 +127,7 @@ def test_seconds_of_a_slow_model_are_those_of_all_its_steps(monkeypatch: pytest.
 
     monkeypatch.setattr("tailorfl.experiments.estimate.PROBE_SECONDS", 0.1)
     monkeypatch.setattr("tailorfl.experiments.estimate.PATIENCE", 0.0)
-    monkeypatch.setattr(Objective, "value", slow)
+    monkeypatch.setattr(LocalObjective, "value", slow)
     data = {"name": "digits", "clients": 2, "samples": 100, "partition": "iid"}
     config = parse(
         {

@@ -17,7 +17,7 @@ from tailorfl.experiments.config import load
 from tailorfl.experiments.estimate import _add_seconds, _Tried, estimate
 from tailorfl.experiments.jobs import Job
 from tailorfl.experiments.making import make_federation, make_simulation
-from tailorfl.training.gradients import Objective
+from tailorfl.training.gradients import LocalObjective
 
 CONFIG = load(None, ["methods=fedavg,fedavg_ft,ditto", "rounds=10", "seeds=2", "eval.every=5"])
 
@@ -87,7 +87,7 @@ def test_what_the_clock_of_the_day_says_of_the_server_is_no_part_of_the_clients_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As on a machine with others, where a day's millisecond is a fraction of the processor's."""
-    gradient = Objective.value
+    gradient = LocalObjective.value
 
     def slow(self: Any, *arguments: Any, **options: Any) -> Any:
         end = time.process_time() + 0.002
@@ -95,7 +95,7 @@ def test_what_the_clock_of_the_day_says_of_the_server_is_no_part_of_the_clients_
             pass
         return gradient(self, *arguments, **options)
 
-    monkeypatch.setattr(Objective, "value", slow)
+    monkeypatch.setattr(LocalObjective, "value", slow)
     monkeypatch.setattr(module, "PATIENCE", 0.0)
     monkeypatch.setattr(
         "tailorfl.rounds.simulation.time", SimpleNamespace(perf_counter=count(0, 100).__next__)

@@ -28,7 +28,7 @@ from tailorfl.experiments.privacy import Spent, noise_needed, planned, privacy_o
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.privacy.accounting import epsilon
 from tailorfl.settings.privacy import PrivacyConfig
-from tailorfl.training.ledger import Ledger, Use
+from tailorfl.training.ledger import PrivacyLedger, Use
 
 opacus = pytest.mark.skipif(
     find_spec("opacus") is None, reason="accounting needs opacus: pip install 'tailorfl[privacy]'"
@@ -150,7 +150,7 @@ def test_the_client_that_spends_most_ends_just_below_the_target(name: str, level
 
 @opacus
 def test_noise_is_that_of_the_costliest_client() -> None:
-    ledger = Ledger()
+    ledger = PrivacyLedger()
     ledger.book(
         "training", {i: Counter({Use(0.1 * (i + 1), 1.0): 10, Use(0.2, 1.0, 2): i}) for i in range(4)}
     )
@@ -158,7 +158,7 @@ def test_noise_is_that_of_the_costliest_client() -> None:
     found = [epsilon([(q, noise * s, n) for q, s, n in ledger.entries(i)], 1e-5, "rdp") for i in range(4)]
     assert max(found) == found[3] <= 3.0
     assert found[3] > 2.99
-    assert noise_needed(Ledger(), 3.0, 1e-5, "rdp") == 0.0
+    assert noise_needed(PrivacyLedger(), 3.0, 1e-5, "rdp") == 0.0
 
 
 @opacus

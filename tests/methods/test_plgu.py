@@ -203,7 +203,7 @@ def test_rounds_of_layer_freezing_are_those_of_plain_torch(
 @pytest.mark.parametrize("eps_from", ["personal", "global"])
 def test_the_ascent_at_the_global_model_takes_a_third_gradient(eps_from: str) -> None:
     method = make_method("plgu_lf", {"eps_from": eps_from})
-    from tailorfl.training.directed import gradients_asked
+    from tailorfl.training.custom_gradient import gradients_asked
 
     state = TensorDict({"theta": {"x": torch.ones(2)}, "omega": {"x": torch.ones(2)}}, batch_size=[])
     step = method.step((("x",),))  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from methods.small import FACTORIES, NEWCOMER, SIZES, TRAIN, federation, simulat
 from tailorfl.core.client import Client
 from tailorfl.core.method import Method
 from tailorfl.engines.auto import Auto
-from tailorfl.engines.base import Visit
+from tailorfl.engines.base import CohortTask
 from tailorfl.engines.results import Parts
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.errors import ConfigError, TailorflError
@@ -28,7 +28,7 @@ from tailorfl.models.functional import Model
 from tailorfl.rounds.planning import planned_ledger
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
-from tailorfl.training.ledger import Ledger, Use
+from tailorfl.training.ledger import PrivacyLedger, Use
 from tailorfl.training.sample_privacy import SampleDP
 from tailorfl.training.update import Optimizer
 
@@ -73,9 +73,9 @@ def test_steps_by_hand() -> None:
 
 def test_the_deployed_model_counts_once_however_often_it_is_evaluated() -> None:
     sim = private("fedavg_ft", rounds=2)
-    training = Ledger.restore(sim.ledger.dump())
+    training = PrivacyLedger.restore(sim.ledger.dump())
     look(sim, 0)
-    once = Ledger.restore(sim.ledger.dump())
+    once = PrivacyLedger.restore(sim.ledger.dump())
     look(sim, 0)
     assert sim.ledger == once != training
     deployed = [(c, u, n) for purpose, c, u, n in once.rows() if purpose == "deployment"]
@@ -113,7 +113,7 @@ def test_measuring_an_engine_is_not_in_the_ledger() -> None:
 class Stumbling(Vectorized):
     """Fails after its first chunk, as where `vmap` has no rule for something of one architecture only."""
 
-    def run(self, visit: Visit, states: TensorDict) -> Parts:
+    def run(self, visit: CohortTask, states: TensorDict) -> Parts:
         super().run(visit, states)
         raise RuntimeError("Batching rule not implemented")
 

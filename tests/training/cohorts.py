@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tailorfl.core.client import Client
 from tailorfl.data.source import Source
-from tailorfl.engines.base import Engine, Visit
+from tailorfl.engines.base import CohortTask, Engine
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.models.functional import Model
@@ -100,7 +100,7 @@ def run(
     clients = len(cohort.ids)
     states = TensorDict({}, batch_size=[clients]) if states is None else states
     message = tree.empty() if received is None else received
-    return engine.map(Visit(lambda *inputs: (function(*inputs),), cohort, message), states)[0]
+    return engine.map(CohortTask(lambda *inputs: (function(*inputs),), cohort, message), states)[0]
 
 
 def fit(engine: Engine, cohort: Cohort, start: TensorDict, **options: Any) -> TensorDict:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from methods.settings import NAMES, make, one_of
 from methods.small import TRAIN, assert_close, assert_same, everything, federation, model, shared, simulation
 from methods.test_fedrod import balanced
-from tailorfl.engines.pool import Pooled
+from tailorfl.engines.pool import PooledEngine
 from tailorfl.engines.process_pool import ProcessPool
 from tailorfl.engines.sequential import Sequential
 from tailorfl.errors import ConfigError
@@ -118,7 +118,7 @@ def test_workers_have_it_too() -> None:
     alone = simulation("fedavg", train=BALANCED, rounds=2, engine="sequential")
     team = ProcessPool(2)
     try:
-        together = simulation("fedavg", train=BALANCED, rounds=2, engine=Pooled(Sequential(), team))
+        together = simulation("fedavg", train=BALANCED, rounds=2, engine=PooledEngine(Sequential(), team))
         assert_same(everything(alone), everything(together))
     finally:
         team.close()

@@ -19,7 +19,7 @@ from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.methods.ascent import sam
 from tailorfl.methods.perfed_ckt import towards
 from tailorfl.training.cohort import Cohort
-from tailorfl.training.ledger import EVERYONE, Ledger, Record, Use
+from tailorfl.training.ledger import EVERYONE, PrivacyLedger, PrivacyRecord, Use
 from tailorfl.training.plan import Length
 from tailorfl.training.sample_privacy import SampleDP
 from tailorfl.training.update import Optimizer
@@ -31,9 +31,9 @@ STEPS = [math.ceil(n / 4) for n in SIZES]
 """Batches of 4 that an epoch has, by client."""
 
 
-def recorded(**settings: Any) -> tuple[Cohort, TensorDict, Record]:
+def recorded(**settings: Any) -> tuple[Cohort, TensorDict, PrivacyRecord]:
     data = source(sum(SIZES))
-    model, record = model_of("mlp", data, hidden=(8,)), Record()
+    model, record = model_of("mlp", data, hidden=(8,)), PrivacyRecord()
     cohort = cohort_of(
         model, data, **{"dp": SampleDP(0.5, NOISE, "poisson"), "public": source(6, seed=1), **settings}
     )
@@ -199,7 +199,7 @@ def test_gradients_of_one_batch_are_one_release_of_less_noise() -> None:
 
 
 def test_a_record_tells_batches_apart_by_their_gradients() -> None:
-    record = Record()
+    record = PrivacyRecord()
     record.add(3, 0.5, 1.0, np.array([2, 2, 0, 1]))
     record.add(3, 0.5, 1.0, np.array([2]))
     record.add(4, 0.5, 1.0, np.array([0]))
@@ -208,8 +208,8 @@ def test_a_record_tells_batches_apart_by_their_gradients() -> None:
     assert record.uses == {}
 
 
-def filled() -> Ledger:
-    ledger = Ledger()
+def filled() -> PrivacyLedger:
+    ledger = PrivacyLedger()
     ledger.book(
         "training", {0: Counter({Use(0.1, 1.0): 5, Use(0.1, 1.0, 2): 1}), 2: Counter({Use(0.3, 1.0): 2})}
     )
@@ -228,7 +228,7 @@ def test_rounds_add_up_and_one_model_is_deployed() -> None:
 
 
 def test_of_adaptations_the_longest_stays() -> None:
-    ledger = Ledger()
+    ledger = PrivacyLedger()
     for steps in (0, 10, 3):
         ledger.settle("newcomer", {7: Counter({Use(0.1, 1.0): steps})}, keep_larger=True)
     assert ledger.entries(7) == ((0.1, 1.0, 10),)
@@ -244,16 +244,16 @@ def test_what_concerns_everyone_is_part_of_each() -> None:
 
 def test_a_dump_is_plain_and_whole() -> None:
     ledger = filled()
-    again = Ledger.restore(json.loads(json.dumps(ledger.dump())))
+    again = PrivacyLedger.restore(json.loads(json.dumps(ledger.dump())))
     assert again == ledger
     again.book("training", {0: Counter({Use(0.1, 1.0): 1})})
     assert again != ledger
-    assert not Ledger()
-    assert Ledger.restore(Ledger().dump()) == Ledger()
+    assert not PrivacyLedger()
+    assert PrivacyLedger.restore(PrivacyLedger().dump()) == PrivacyLedger()
 
 
 @pytest.mark.parametrize("old", [[["training", 0, 0.1, 1.0, 1, 7]], [], {"rules": 1, "uses": []}])
 def test_a_ledger_of_earlier_rules_is_refused(old: Any) -> None:
     """Its batches were counted as Poisson samples, which they were not."""
     with pytest.raises(ConfigError, match=r"rules of an earlier version.*Start the run anew"):
-        Ledger.restore(old)
+        PrivacyLedger.restore(old)

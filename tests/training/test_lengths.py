@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from tailorfl.errors import TailorflError
 from tailorfl.training import tree
-from tailorfl.training.ledger import Record
+from tailorfl.training.ledger import PrivacyRecord
 from tailorfl.training.plan import Length
 from tailorfl.training.sample_privacy import SampleDP
 from training.cohorts import ENGINES, SIZES, alone, assert_states, cohort_of, fit, model_of, run, source
@@ -67,7 +67,7 @@ def test_private_steps_that_differ_are_all_accounted(engine):
     records = []
     for steps in (None, 3):
         cohort, start = setting(dp=SampleDP(1.0, 1.0, "shuffle"))
-        cohort = replace(cohort, record=(record := Record()))
+        cohort = replace(cohort, record=(record := PrivacyRecord()))
 
         def local(client, state, received, steps=steps):
             return client.fit(received, length=Length(steps=state["steps"] if steps is None else steps))

@@ -14,7 +14,7 @@ from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.training import tree
-from tailorfl.training.outputs import CACHED_FLOATS
+from tailorfl.training.inference import CACHED_FLOATS
 
 SIDE, IMAGES = 16, 400
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from tailorfl.models.dropout import fold_key
 from tailorfl.privacy.accounting import epsilon
 from tailorfl.training.cohort import Cohort
-from tailorfl.training.ledger import Ledger, Record, Use
+from tailorfl.training.ledger import PrivacyLedger, PrivacyRecord, Use
 from tailorfl.training.plan import Length, make_plan
 from tailorfl.training.sample_privacy import SampleDP, normal
 from training.cohorts import (
@@ -233,7 +233,7 @@ def test_a_batch_of_one_is_divided_by_one_whatever_it_holds(engine: Any) -> None
 
 def uses(function: Any, sampling: Any, counting: bool = False, engine: str = "vectorized") -> dict[int, Any]:
     cohort, start = setting(SampleDP(0.5, 0.8, sampling))
-    record = Record()
+    record = PrivacyRecord()
     run(ENGINES[engine], replace(cohort, record=record, counting=counting), function, received=start)
     return record.uses
 
@@ -255,7 +255,7 @@ def test_of_shuffled_batches_passes_count_and_of_poisson_ones_batches(engine: st
 @pytest.mark.parametrize("counting", [False, True])
 def test_a_single_sample_is_in_every_batch(counting: bool) -> None:
     cohort, start = setting(SampleDP(0.5, 0.8, "poisson"), batch_size=1, sizes=(1, 2, 5))
-    cohort = replace(cohort, record=Record(), counting=counting)
+    cohort = replace(cohort, record=PrivacyRecord(), counting=counting)
     run(ENGINES["vectorized"], cohort, lambda c, _, w: c.fit(w, length=Length(steps=3)), received=start)
     assert cohort.record is not None
     assert cohort.record.uses == {i: Counter({Use(1 / n, 0.8): 3}) for i, n in enumerate((1, 2, 5))}
@@ -290,7 +290,7 @@ def gaussian(mu: float, delta: float) -> float:
 def test_passes_of_shuffled_batches_cost_what_gaussian_mechanisms_do(
     sigma: float, passes: int, delta: float
 ) -> None:
-    ledger = Ledger()
+    ledger = PrivacyLedger()
     ledger.book("training", {0: Counter({Use(1.0, sigma): passes})})
     exact = gaussian(math.sqrt(passes) / sigma, delta)
     assert exact == pytest.approx(

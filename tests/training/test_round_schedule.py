@@ -14,7 +14,7 @@ from methods.quadratics import CLIENTS, WEIGHT, L, Reference, global_weight, qua
 from methods.settings import NAMES, make, one_of
 from methods.small import TRAIN, assert_close, everything, personal, shared, simulation
 from tailorfl.core.method import make_method
-from tailorfl.engines.pool import Pooled
+from tailorfl.engines.pool import PooledEngine
 from tailorfl.engines.process_pool import ProcessPool
 from tailorfl.engines.sequential import Sequential
 from tailorfl.errors import ConfigError
@@ -135,7 +135,7 @@ def test_workers_have_it_too() -> None:
     train = replace(TRAIN, round_schedule=HALVED)
     here, there = (
         simulation("fedavg", train=train),
-        simulation("fedavg", engine=Pooled(Sequential(), ProcessPool(2))),
+        simulation("fedavg", engine=PooledEngine(Sequential(), ProcessPool(2))),
     )
     there.train = train
     for sim in (here, there):

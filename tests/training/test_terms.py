@@ -221,7 +221,7 @@ def test_sums_over_samples_whole_and_by_class(engine):
 def test_sums_do_not_depend_on_the_size_of_the_pieces(monkeypatch):
     cohort, start = setting()
     whole = alone(cohort, 2).summed(start, lambda seen: seen.outputs, by_class=True)
-    monkeypatch.setattr("tailorfl.training.looks.rows_at_once", lambda *_: 5)
+    monkeypatch.setattr("tailorfl.training.inference.rows_at_once", lambda *_: 5)
     torch.testing.assert_close(
         alone(cohort, 2).summed(start, lambda seen: seen.outputs, by_class=True), whole
     )

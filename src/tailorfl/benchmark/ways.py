@@ -15,7 +15,7 @@ from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine
 from tailorfl.engines.devices import HOST
 from tailorfl.engines.in_process import evenly
-from tailorfl.engines.pool import Pooled
+from tailorfl.engines.pool import PooledEngine
 from tailorfl.engines.precision import available
 from tailorfl.engines.process_pool import ProcessPool
 from tailorfl.engines.sequential import Sequential
@@ -115,7 +115,7 @@ class Candidate:
         """What runs the round."""
         if self.pool is None:
             return self.kind
-        return Pooled(self.kind.current if isinstance(self.kind, Auto) else self.kind, self.pool)
+        return PooledEngine(self.kind.current if isinstance(self.kind, Auto) else self.kind, self.pool)
 
     @property
     def precision(self) -> str:

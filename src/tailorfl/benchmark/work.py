@@ -16,17 +16,17 @@ from torch import Tensor
 
 from tailorfl.core.client import RUN, Client
 from tailorfl.engines.auto import Auto
-from tailorfl.engines.base import Visit
-from tailorfl.engines.in_process import InProcess
+from tailorfl.engines.base import CohortTask
+from tailorfl.engines.in_process import InProcessEngine
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.rounds.groups import Group, by_group, message_for
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree
-from tailorfl.training.asked import is_beside, resolved
 from tailorfl.training.cohort import Cohort
-from tailorfl.training.directed import gradients_asked
+from tailorfl.training.custom_gradient import gradients_asked
 from tailorfl.training.plan import BatchPlan, Length, runs
+from tailorfl.training.request import is_beside, resolved
 from tailorfl.training.terms import Term
 
 
@@ -64,17 +64,17 @@ class Part:
     """The clients of one architecture in a round, and what they are given."""
 
     group: Group
-    visit: Visit
+    task: CohortTask
     states: TensorDict
 
     @property
     def cohort(self) -> Cohort:
         """The clients."""
-        return self.visit.cohort
+        return self.task.cohort
 
     def on(self, cohort: Cohort) -> Part:
         """Returns the part with another cohort of as many clients."""
-        return replace(self, visit=replace(self.visit, cohort=cohort))
+        return replace(self, task=replace(self.task, cohort=cohort))
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ def parts_of(sim: Simulation, training: Sequence[int]) -> Iterator[Part]:
     message = sim.method.broadcast(sim.server, tuple(training))
     for group, where in by_group(sim.groups, training):
         ids = tuple(training[k] for k in where)
-        visit = Visit.of(sim.local, sim.cohort(ids), message_for(message, group, where))
-        yield Part(group, visit, group.states.get(ids))
+        task = CohortTask.of(sim.local, sim.cohort(ids), message_for(message, group, where))
+        yield Part(group, task, group.states.get(ids))
 
 
 def count_work(sim: Simulation, part: Part) -> Work:
@@ -129,13 +129,13 @@ def count_work(sim: Simulation, part: Part) -> Work:
         sim.method.local(_Counting(client, clients[-1], looks), state, received)
         return (tree.empty(),)
 
-    visit = replace(part.visit, function=counted, cohort=replace(part.cohort, counting=True, plans={}))
+    task = replace(part.task, function=counted, cohort=replace(part.cohort, counting=True, plans={}))
     with torch.no_grad():
-        Sequential().map(visit, part.states)
+        Sequential().map(task, part.states)
     return Work(part, tuple(map(tuple, clients)), frozenset(looks))
 
 
-def chunks_of(engine: Auto | InProcess, cohort: Cohort) -> list[Cohort]:
+def chunks_of(engine: Auto | InProcessEngine, cohort: Cohort) -> list[Cohort]:
     """Returns the clients that an engine trains together; none where it trains every client alone."""
     current = engine.current if isinstance(engine, Auto) else engine
     if not isinstance(current, Vectorized):

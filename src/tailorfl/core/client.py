@@ -21,15 +21,15 @@ from torch import Tensor
 from tailorfl.errors import ClientError, TailorflError, first_few
 from tailorfl.hooks import check_hooks
 from tailorfl.models.layers import Groups, layer_groups
-from tailorfl.training import looks, operations, tree
-from tailorfl.training.asked import Asked, resolved, run_fit
+from tailorfl.training import inference, operations, tree
 from tailorfl.training.cohort import Cohort
-from tailorfl.training.directed import Directions
-from tailorfl.training.draws import Drawn
-from tailorfl.training.fisher import Fisher
+from tailorfl.training.custom_gradient import Directions
 from tailorfl.training.gradients import Gradient
+from tailorfl.training.inference import Fisher
+from tailorfl.training.operations import Drawn
 from tailorfl.training.packing import Packed
 from tailorfl.training.plan import Length, steps_of
+from tailorfl.training.request import FitRequest, resolved, run_fit
 from tailorfl.training.terms import Given, Term
 from tailorfl.training.update import OF_RUN, Optimizer
 
@@ -151,7 +151,7 @@ class Client:
             self._check_model("client.fit", start)
         components: Mapping[str, TensorDict] = {"": start} if isinstance(start, TensorDict) else start
         terms = (term,) if isinstance(term, Term) else tuple(term)
-        asked = Asked(train, prox, direction, tuple(given), terms, length, optimizer, purpose)
+        asked = FitRequest(train, prox, direction, tuple(given), terms, length, optimizer, purpose)
         done = run_fit(self._cohort, self._position, self._fits, components, asked)
         self._fits += 1
         if done is None:
@@ -171,7 +171,7 @@ class Client:
         self._refuse_look(f"client.loss(..., '{part}')", part)
         self._check_model("client.loss", state)
         names = tuple(str(n) for n in state.keys())  # noqa: SIM118
-        call = looks.Loss(self._cohort, part, names)
+        call = inference.MeanLoss(self._cohort, part, names)
         return operations.apply(call, self._position, *[state.get(n) for n in names])[0]
 
     def summed(
@@ -200,7 +200,7 @@ class Client:
         self._refuse_look("client.summed(...)")
         self._check_model("client.summed", state)
         packed = Packed.of((state, tuple(given)))
-        call = looks.Summed(self._cohort, of, packed.form, self._classes() if by_class else None, most)
+        call = inference.Summed(self._cohort, of, packed.form, self._classes() if by_class else None, most)
         return operations.apply(call, self._position, *packed.leaves)[0]
 
     def shapes(self, names: Collection[str]) -> dict[str, tuple[int, ...]]:
@@ -286,7 +286,7 @@ class Client:
             )
         self._check_model("client.predict_public", state)
         names = tuple(str(n) for n in state.keys())  # noqa: SIM118
-        call = looks.PublicOutputs(self._cohort, public, names)
+        call = inference.PublicOutputs(self._cohort, public, names)
         return operations.apply(call, self._position, *[state.get(n) for n in names])[0]
 
     def gradient(self, state: TensorDict) -> TensorDict:

@@ -30,7 +30,7 @@ from tailorfl.deploy.membership import Membership
 from tailorfl.deploy.packet import LEFT, Packet, all_finite, flat, same_shape
 from tailorfl.deploy.roster import Answer, Roster, named
 from tailorfl.deploy.slots import NEVER, uses_from_facts
-from tailorfl.engines.results import Updates
+from tailorfl.engines.results import CohortUpdates
 from tailorfl.errors import DivergenceError, MessageError, RunError, TailorflError
 from tailorfl.evaluation.predictions import Kept
 from tailorfl.evaluation.protocols import Protocol
@@ -370,7 +370,7 @@ class Remote(Simulation):
             record.uses = {
                 client: uses_from_facts(packet.facts["uses"]) for client, packet in packets.items()
             }
-        updates = Updates(replies, metrics, torch.ones(len(packets), dtype=torch.bool))
+        updates = CohortUpdates(replies, metrics, torch.ones(len(packets), dtype=torch.bool))
         return self.trained(group, tuple(packets), updates, message, record)
 
     # -- evaluation -----------------------------------------------------------------------------------------

@@ -12,12 +12,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.engines.base import Engine, Inference, Stored, Visit
+from tailorfl.engines.base import CohortTask, Engine, Inference, Stored
 from tailorfl.engines.failures import first_line, unsupported
-from tailorfl.engines.in_process import InProcess
-from tailorfl.engines.pool import Pool, Pooled, Watched
+from tailorfl.engines.in_process import InProcessEngine
+from tailorfl.engines.pool import PooledEngine, WatchedFunction, WorkerPool
 from tailorfl.engines.precision import check_precision, chosen
-from tailorfl.engines.results import Parts, Updates
+from tailorfl.engines.results import CohortUpdates, Parts
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.state import StateStore
 from tailorfl.engines.vectorized import Vectorized
@@ -25,7 +25,7 @@ from tailorfl.engines.vectorized import Vectorized
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Way = tuple[InProcess, str]
+Way = tuple[InProcessEngine, str]
 """An engine, and the precision in which its networks compute."""
 
 PROBE_STEPS = 8
@@ -51,10 +51,10 @@ class Auto:
 
     def __init__(
         self,
-        sequential: InProcess | None = None,
-        vectorized: InProcess | None = None,
+        sequential: InProcessEngine | None = None,
+        vectorized: InProcessEngine | None = None,
         *,
-        pool: Pool | None = None,
+        pool: WorkerPool | None = None,
         choice: str | None = None,
         kind: str = "auto",
         precisions: Sequence[str] = (),
@@ -65,7 +65,7 @@ class Auto:
         self._kinds = both if kind == "auto" else tuple(one for one in both if one.kind == kind)
         self._precisions = tuple(precisions) or (self._sequential.precision,)
         self.pool = pool
-        self._chosen: InProcess | None = None
+        self._chosen: InProcessEngine | None = None
         if choice is not None:
             self.choose(choice)
 
@@ -80,14 +80,14 @@ class Auto:
         return self.current.precision
 
     @property
-    def current(self) -> InProcess:
+    def current(self) -> InProcessEngine:
         """The engine that was chosen; until then the first that it may choose."""
         return self._chosen or self._kinds[0]
 
     @property
     def _running(self) -> Engine:
         """What runs it."""
-        return self.current if self.pool is None else Pooled(self.current, self.pool)
+        return self.current if self.pool is None else PooledEngine(self.current, self.pool)
 
     def choose(self, name: str) -> None:
         """Fixes the choice, by what a run's records call it.
@@ -98,7 +98,7 @@ class Auto:
         kind, _, precision = name.partition(", ")
         self._take(self._sequential if kind == "sequential" else self._vectorized, precision or "float32")
 
-    def _take(self, engine: InProcess, precision: str) -> None:
+    def _take(self, engine: InProcessEngine, precision: str) -> None:
         check_precision(precision, engine.place.device)
         self._chosen = engine
         for one in (self._sequential, self._vectorized):  # either may have to stand in for the other
@@ -108,21 +108,21 @@ class Auto:
         """Returns the store that keeps what `store` keeps where the engines want the states."""
         return self._running.hold(store)
 
-    def train(self, visit: Visit, store: StateStore) -> Updates:
+    def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
         """Runs the function on every client with its state of `store`."""
-        self._settle(visit, Stored(store).of)
-        return self._attempt(visit, lambda engine: engine.train(visit, store))
+        self._settle(task, Stored(store).of)
+        return self._attempt(task, lambda engine: engine.train(task, store))
 
-    def map(self, visit: Visit, states: TensorDict | Stored) -> Parts:
+    def map(self, task: CohortTask, states: TensorDict | Stored) -> Parts:
         """Returns what the function makes of every client, stacked."""
-        self._settle(visit, states.of if isinstance(states, Stored) else lambda ids: states[: len(ids)])
-        return self._attempt(visit, lambda engine: engine.map(visit, states))
+        self._settle(task, states.of if isinstance(states, Stored) else lambda ids: states[: len(ids)])
+        return self._attempt(task, lambda engine: engine.map(task, states))
 
     def predict(self, asked: Inference) -> list[Tensor]:
         """Returns the outputs of each model on its rows."""
         return self._running.predict(asked)
 
-    def _attempt(self, visit: Visit, run: Callable[[Engine], T]) -> T:
+    def _attempt(self, task: CohortTask, run: Callable[[Engine], T]) -> T:
         """Returns what `run` makes of the engine that was chosen, or of the loop where that cannot run the model."""
         try:
             return run(self._running)
@@ -131,21 +131,21 @@ class Auto:
             if self._chosen is not self._vectorized or not unsupported(error):
                 raise
             self._give_up(error)
-            if visit.cohort.record is not None:
-                visit.cohort.record.forget()
+            if task.cohort.record is not None:
+                task.cohort.record.forget()
             return run(self._running)
 
-    def _settle(self, visit: Visit, states: Callable[[Sequence[int]], TensorDict]) -> None:
+    def _settle(self, task: CohortTask, states: Callable[[Sequence[int]], TensorDict]) -> None:
         """Measures and chooses, if that was not done before; `states` gives those of the first clients."""
         if self._chosen is None:
-            self._measure(visit, states)
+            self._measure(task, states)
 
-    def _measure(self, visit: Visit, states: Callable[[Sequence[int]], TensorDict]) -> None:
+    def _measure(self, task: CohortTask, states: Callable[[Sequence[int]], TensorDict]) -> None:
         on_host = self._vectorized.place.is_host
-        everyone = visit.cohort.ids
-        clients = min(len(everyone), self._vectorized.chunk_of(visit.cohort) if on_host else DEVICE_CLIENTS)
-        probe = visit.part(range(clients))
-        watched = Watched(probe)
+        everyone = task.cohort.ids
+        clients = min(len(everyone), self._vectorized.chunk_of(task.cohort) if on_host else DEVICE_CLIENTS)
+        probe = task.part(range(clients))
+        watched = WatchedFunction(probe)
         # What is measured is thrown away, so the ledger must not see it.
         probe = replace(probe, function=watched, cohort=replace(probe.cohort, limit=PROBE_STEPS, record=None))
         given = states(everyone[:clients])
@@ -161,7 +161,7 @@ class Auto:
                 if (
                     way[1] != self._precisions[0]
                 ):  # what runs in the first and not in this one is left at the first
-                    log.warning("%s cannot run in %s (%s)", visit.about, way[1], first_line(error))
+                    log.warning("%s cannot run in %s (%s)", task.about, way[1], first_line(error))
                 elif len(kinds) < 2 or way[0] is not self._vectorized or not unsupported(error):
                     raise
                 else:
@@ -213,7 +213,9 @@ def keep_choice(engine: Engine, name: str) -> None:
         engine.choose(name)
 
 
-def _repeated(seconds: Mapping[Way, float], visit: Visit, states: TensorDict, more: bool) -> dict[Way, float]:
+def _repeated(
+    seconds: Mapping[Way, float], task: CohortTask, states: TensorDict, more: bool
+) -> dict[Way, float]:
     """Returns the least of several runs of each way, or the first where that takes long; `more`: one more even then."""
     total = sum(seconds.values())
     if total >= PROBE_SECONDS and not more:
@@ -221,18 +223,18 @@ def _repeated(seconds: Mapping[Way, float], visit: Visit, states: TensorDict, mo
     took = max(total, PROBE_SECONDS / PROBE_REPEATS)  # 0 by a clock with coarse ticks
     rounds = min(PROBE_REPEATS, 1 + int(PROBE_SECONDS / took))
     # In alternation, so that a slow moment of the machine hits all.
-    runs = [{way: _seconds_of(way, visit, states) for way in reversed(list(seconds))} for _ in range(rounds)]
+    runs = [{way: _seconds_of(way, task, states) for way in reversed(list(seconds))} for _ in range(rounds)]
     return {way: min(run[way] for run in runs) for way in seconds}
 
 
-def _seconds_of(way: Way, visit: Visit, states: TensorDict) -> float:
+def _seconds_of(way: Way, task: CohortTask, states: TensorDict) -> float:
     """Seconds of one run of an engine in a precision."""
     engine, precision = way
     engine.place.precision = precision
-    return _seconds(engine, visit, states)
+    return _seconds(engine, task, states)
 
 
-def _seconds(engine: InProcess, visit: Visit, states: TensorDict) -> float:
+def _seconds(engine: InProcessEngine, task: CohortTask, states: TensorDict) -> float:
     """Seconds of one run: of the process where torch has one thread, which other processes do not disturb.
 
     Results are in host memory at the end of a run, so that a GPU has finished, too.
@@ -240,5 +242,5 @@ def _seconds(engine: InProcess, visit: Visit, states: TensorDict) -> float:
     alone = torch.get_num_threads() == 1 and engine.place.is_host
     clock = time.process_time if alone else time.perf_counter
     begin = clock()
-    engine.map(visit, states)
+    engine.map(task, states)
     return clock() - begin

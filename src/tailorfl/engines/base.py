@@ -13,7 +13,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.messages import PerClient, table_of
 from tailorfl.data.source import Source
-from tailorfl.engines.results import Parts, Updates
+from tailorfl.engines.results import CohortUpdates, Parts
 from tailorfl.engines.state import StateStore
 from tailorfl.errors import ClientError
 from tailorfl.models.functional import Model
@@ -24,7 +24,7 @@ ClientFunction = Callable[[Client, TensorDict, TensorDict], Parts]
 
 
 @dataclass(frozen=True)
-class Visit:
+class CohortTask:
     """What an engine is handed: clients, the function that each of them runs, and what it receives for it."""
 
     function: ClientFunction
@@ -35,12 +35,12 @@ class Visit:
     """int64 [clients] or [clients, M]."""
 
     @classmethod
-    def of(cls, function: ClientFunction, cohort: Cohort, message: TensorDict | PerClient) -> Visit:
-        """Returns the visit of clients that get a message."""
+    def of(cls, function: ClientFunction, cohort: Cohort, message: TensorDict | PerClient) -> CohortTask:
+        """Returns the task of clients that get a message."""
         return cls(function, cohort, *table_of(message))
 
-    def part(self, positions: Sequence[int] | Tensor) -> Visit:
-        """Returns the visit of the clients at `positions`."""
+    def part(self, positions: Sequence[int] | Tensor) -> CohortTask:
+        """Returns the task of the clients at `positions`."""
         where = torch.as_tensor(positions, dtype=torch.int64)
         index = None if self.index is None else self.index[where]
         return replace(self, cohort=self.cohort.part(where.tolist()), index=index)
@@ -129,13 +129,13 @@ class Engine(Protocol):
     def hold(self, store: StateStore) -> StateStore:
         """Returns the store that keeps what `store` keeps where this engine wants the states."""
 
-    def train(self, visit: Visit, store: StateStore) -> Updates:
+    def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
         """Runs a function that returns (new state, reply, metrics) on every client with its state of `store`.
 
         New states are staged: they take effect when the caller commits them.
         """
 
-    def map(self, visit: Visit, states: TensorDict | Stored) -> Parts:
+    def map(self, task: CohortTask, states: TensorDict | Stored) -> Parts:
         """Returns what the function makes of every client, stacked: [clients, ...] in the order of the cohort's ids.
 
         `states` are [clients, ...], or where they are kept; nothing is stored.

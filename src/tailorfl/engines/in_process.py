@@ -12,16 +12,16 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.engines.base import Inference, Stored, Visit
+from tailorfl.engines.base import CohortTask, Inference, Stored
 from tailorfl.engines.devices import HOST, Place
 from tailorfl.engines.memory import Room
-from tailorfl.engines.results import Parts, Stacked, Updates, finite_clients
+from tailorfl.engines.results import CohortUpdates, Parts, Stacked, finite_clients
 from tailorfl.engines.state import StateStore
 from tailorfl.settings.experiment import DEFAULT
 from tailorfl.training.cohort import Cohort
 
 
-class InProcess(ABC):
+class InProcessEngine(ABC):
     """An engine that needs no other process.
 
     Args:
@@ -49,23 +49,23 @@ class InProcess(ABC):
         """Returns `store` itself."""
         return store
 
-    def train(self, visit: Visit, store: StateStore) -> Updates:
+    def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
         """Runs the function on every client; only one chunk has its states taken out of the store at a time."""
-        out = Stacked(len(visit.cohort.ids), self.room, visit.unlike)
-        for positions in self.chunks(visit.cohort):
-            part = visit.part(positions)
+        out = Stacked(len(task.cohort.ids), self.room, task.unlike)
+        for positions in self.chunks(task.cohort):
+            part = task.part(positions)
             new, replies, metrics = self.map(part, Stored(store))
             store.stage(part.cohort.ids, new)
             out.put_updates(positions, replies, metrics, finite_clients(new, replies))
         return out.updates()
 
-    def map(self, visit: Visit, states: TensorDict | Stored) -> Parts:
+    def map(self, task: CohortTask, states: TensorDict | Stored) -> Parts:
         """Returns what the function makes of every client, stacked."""
-        given = states if isinstance(states, TensorDict) else states.of(visit.cohort.ids)
-        return self.run(visit, given)
+        given = states if isinstance(states, TensorDict) else states.of(task.cohort.ids)
+        return self.run(task, given)
 
     @abstractmethod
-    def run(self, visit: Visit, states: TensorDict) -> Parts:
+    def run(self, task: CohortTask, states: TensorDict) -> Parts:
         """Returns what the function makes of every client with its state, stacked."""
 
     def predict(self, asked: Inference) -> list[Tensor]:

@@ -7,7 +7,7 @@ from typing import get_args
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine
 from tailorfl.engines.devices import device_of
-from tailorfl.engines.pool import Pool, Pooled
+from tailorfl.engines.pool import PooledEngine, WorkerPool
 from tailorfl.engines.precision import available, check_precision
 from tailorfl.engines.process_pool import ProcessPool
 from tailorfl.engines.ray_pool import RayPool
@@ -63,7 +63,7 @@ def make_engine(
             )
     elif gpus:
         raise ConfigError("engine.gpus is for the workers of a cluster; set engine.cluster, or leave it out")
-    pool: Pool | None = RayPool(workers, cluster, gpus, start_seconds) if cluster is not None else None
+    pool: WorkerPool | None = RayPool(workers, cluster, gpus, start_seconds) if cluster is not None else None
     if pool is None and workers > 1:
         pool = ProcessPool(workers)
     first = "float32" if precision == "auto" else precision
@@ -72,4 +72,4 @@ def make_engine(
         tried = available(place) if precision == "auto" else (first,)
         return Auto(one_by_one, together, pool=pool, kind=name, precisions=tried)
     kind = together if name == "vectorized" else one_by_one
-    return kind if pool is None else Pooled(kind, pool)
+    return kind if pool is None else PooledEngine(kind, pool)

@@ -14,13 +14,13 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.client import Client
-from tailorfl.engines.base import Inference, Stored, Visit
-from tailorfl.engines.in_process import InProcess
-from tailorfl.engines.results import Parts, Stacked, Updates, finite_clients
+from tailorfl.engines.base import CohortTask, Inference, Stored
+from tailorfl.engines.in_process import InProcessEngine
+from tailorfl.engines.results import CohortUpdates, Parts, Stacked, finite_clients
 from tailorfl.engines.state import StateStore
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort
-from tailorfl.training.ledger import Record, Uses
+from tailorfl.training.ledger import PrivacyRecord, Uses
 
 WORTH = 2e8
 """Products (samples times scalars of the model) from which on an evaluation is shared: what takes some milliseconds."""
@@ -40,8 +40,8 @@ class ChunkStates(Protocol):
 class ChunkTask:
     """A chunk of a cohort; with `training`, its new states are staged."""
 
-    engine: InProcess
-    visit: Visit
+    engine: InProcessEngine
+    task: CohortTask
     states: ChunkStates
     training: bool
 
@@ -50,16 +50,16 @@ class ChunkTask:
 
         In training the first are (replies, metrics, whose update is finite).
         """
-        parts = self.engine.map(self.visit, self.states.read())
+        parts = self.engine.map(self.task, self.states.read())
         if not self.training:
-            return parts, _uses(self.visit), None
+            return parts, _uses(self.task), None
         new, replies, metrics = parts
         finite = finite_clients(new, replies)
         parts = replies, metrics, TensorDict({"finite": finite}, batch_size=finite.shape)
-        return parts, _uses(self.visit), self.states.write(new)
+        return parts, _uses(self.task), self.states.write(new)
 
     def __str__(self) -> str:
-        ids, number = self.visit.cohort.ids, self.visit.cohort.round + 1
+        ids, number = self.task.cohort.ids, self.task.cohort.round + 1
         first = ", ".join(map(str, ids[:5])) + (", ..." if len(ids) > 5 else "")
         doing = "training" if self.training else "making the models of"
         return f"{doing} client{'s' if len(ids) > 1 else ''} {first} in round {number}"
@@ -69,7 +69,7 @@ class ChunkTask:
 class PredictTask:
     """The outputs of several models."""
 
-    engine: InProcess
+    engine: InProcessEngine
     inference: Inference
 
     def run(self) -> list[Tensor]:
@@ -83,7 +83,7 @@ class PredictTask:
 Task = ChunkTask | PredictTask
 
 
-class Pool(Protocol):
+class WorkerPool(Protocol):
     """Workers on one machine or on several."""
 
     def share(self, store: StateStore) -> None:
@@ -106,7 +106,7 @@ class Pool(Protocol):
         """End the workers; the next `run` starts new ones."""
 
 
-class Pooled:
+class PooledEngine:
     """An engine whose chunks of clients run in a pool of workers.
 
     Args:
@@ -114,7 +114,7 @@ class Pooled:
         pool: the workers.
     """
 
-    def __init__(self, kind: InProcess, pool: Pool) -> None:
+    def __init__(self, kind: InProcessEngine, pool: WorkerPool) -> None:
         self._kind, self.pool = kind, pool
 
     @property
@@ -132,29 +132,29 @@ class Pooled:
         self.pool.share(store)
         return store
 
-    def train(self, visit: Visit, store: StateStore) -> Updates:
+    def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
         """Run the function on every client with its state of `store`."""
-        where, parts = self._cut(visit)
-        out = Stacked(len(visit.cohort.ids), self._kind.room, visit.unlike)
-        self._collect(out, where, parts, Stored(store), visit, training=True)
+        where, parts = self._cut(task)
+        out = Stacked(len(task.cohort.ids), self._kind.room, task.unlike)
+        self._collect(out, where, parts, Stored(store), task, training=True)
         return out.updates()
 
-    def map(self, visit: Visit, states: TensorDict | Stored) -> Parts:
+    def map(self, task: CohortTask, states: TensorDict | Stored) -> Parts:
         """Return what the function makes of every client, stacked.
 
         States that are given are mapped in this process. Of those that are kept the first chunk runs in this process;
         if the function needed no training there, so do the others.
         """
         if isinstance(states, TensorDict):
-            return self._kind.map(visit, states)
-        where, parts = self._cut(visit)
-        out = Stacked(len(visit.cohort.ids), self._kind.room, visit.unlike)
-        watched = Watched(visit)
+            return self._kind.map(task, states)
+        where, parts = self._cut(task)
+        out = Stacked(len(task.cohort.ids), self._kind.room, task.unlike)
+        watched = WatchedFunction(task)
         while parts and not watched.trained:
             here = replace(parts.pop(0), function=watched)
             out.put(where.pop(0), [dict(tree.leaves(part)) for part in self._kind.map(here, states)])
-            _note(visit.cohort, _uses(here))
-        self._collect(out, where, parts, states, visit, training=False)
+            _note(task.cohort, _uses(here))
+        self._collect(out, where, parts, states, task, training=False)
         return out.parts()
 
     def predict(self, asked: Inference) -> list[Tensor]:
@@ -171,9 +171,9 @@ class Pooled:
         self,
         out: Stacked,
         where: Sequence[Tensor],
-        parts: Sequence[Visit],
+        parts: Sequence[CohortTask],
         states: Stored,
-        visit: Visit,
+        task: CohortTask,
         training: bool,
     ) -> None:
         """Run chunks in the pool and put their results into `out`."""
@@ -181,28 +181,28 @@ class Pooled:
             return
         held = self.pool.states(states, [part.cohort.ids for part in parts])
         tasks = [ChunkTask(self._kind, part, rows, training) for part, rows in zip(parts, held, strict=True)]
-        whole = len(where[0]) == len(visit.cohort.ids)  # `Stacked` keeps these tensors as they are
+        whole = len(where[0]) == len(task.cohort.ids)  # `Stacked` keeps these tensors as they are
         for k, (results, uses, new) in self.pool.run(tasks):
             kept = [part.clone() if whole else part for part in results]
             out.put(where[k], [dict(tree.leaves(part)) for part in kept])
-            _note(visit.cohort, uses)
+            _note(task.cohort, uses)
             if new is not None:
                 states.store.stage(parts[k].cohort.ids, new)
 
-    def _cut(self, visit: Visit) -> tuple[list[Tensor], list[Visit]]:
+    def _cut(self, task: CohortTask) -> tuple[list[Tensor], list[CohortTask]]:
         """Return the positions of each chunk, and the chunks, each with a ledger of its own if the cohort has one."""
-        where = list(self._kind.chunks(visit.cohort))
-        parts = [visit.part(positions) for positions in where]
-        if visit.cohort.record is not None:
-            parts = [replace(part, cohort=replace(part.cohort, record=Record())) for part in parts]
+        where = list(self._kind.chunks(task.cohort))
+        parts = [task.part(positions) for positions in where]
+        if task.cohort.record is not None:
+            parts = [replace(part, cohort=replace(part.cohort, record=PrivacyRecord())) for part in parts]
         return where, parts
 
 
-class Watched:
-    """The function of a visit, and whether any client that ran it has trained."""
+class WatchedFunction:
+    """The function of a task, and whether any client that ran it has trained."""
 
-    def __init__(self, visit: Visit) -> None:
-        self._function, self.about, self.trained = visit.function, visit.about, False
+    def __init__(self, task: CohortTask) -> None:
+        self._function, self.about, self.trained = task.function, task.about, False
 
     def __call__(self, client: Client, state: TensorDict, message: TensorDict) -> Parts:
         parts = self._function(client, state, message)
@@ -210,9 +210,9 @@ class Watched:
         return parts
 
 
-def _uses(visit: Visit) -> Mapping[int, Uses]:
-    """Return what the clients of a visit used of private data."""
-    return {} if visit.cohort.record is None else visit.cohort.record.uses
+def _uses(task: CohortTask) -> Mapping[int, Uses]:
+    """Return what the clients of a task used of private data."""
+    return {} if task.cohort.record is None else task.cohort.record.uses
 
 
 def _note(cohort: Cohort, uses: Mapping[int, Uses]) -> None:

@@ -17,7 +17,7 @@ Parts = tuple[TensorDict, ...]
 
 
 @dataclass(frozen=True)
-class Updates:
+class CohortUpdates:
     """What comes out of the training of a cohort, beside the new states, which are staged in their store."""
 
     replies: TensorDict
@@ -69,10 +69,10 @@ class Stacked:
         """Writes what came out of the training of some clients."""
         self.put(where, [dict(tree.leaves(replies)), dict(tree.leaves(metrics)), {"finite": finite}])
 
-    def updates(self) -> Updates:
+    def updates(self) -> CohortUpdates:
         """Returns what came out of the training of all."""
         replies, metrics, rest = self.parts()
-        return Updates(replies, metrics, rest["finite"])
+        return CohortUpdates(replies, metrics, rest["finite"])
 
     def parts(self) -> Parts:
         """Returns the collected TensorDicts."""

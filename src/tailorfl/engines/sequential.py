@@ -9,15 +9,15 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.client import Client
-from tailorfl.engines.base import Inference, Stored, Visit
+from tailorfl.engines.base import CohortTask, Inference, Stored
 from tailorfl.engines.devices import HOST
-from tailorfl.engines.in_process import InProcess, cut, evenly
+from tailorfl.engines.in_process import InProcessEngine, cut, evenly
 from tailorfl.engines.memory import out_of_memory, too_large
-from tailorfl.engines.results import Parts, Stacked, Updates, all_finite
+from tailorfl.engines.results import CohortUpdates, Parts, Stacked, all_finite
 from tailorfl.engines.state import StateStore
 from tailorfl.training import tree
 from tailorfl.training.cohort import PLAN_BLOCK, Cohort, rows_at_once
-from tailorfl.training.outputs import in_passes, one_by_one
+from tailorfl.training.inference import in_passes, one_by_one
 
 CHUNKS = 64
 """A cohort is cut into so many chunks, or fewer."""
@@ -28,7 +28,7 @@ SHARES = 8
 """Into so many parts the models of an evaluation are cut where several processes share them."""
 
 
-class Sequential(InProcess):
+class Sequential(InProcessEngine):
     """Runs clients in a loop; needs the memory of one client at a time."""
 
     kind = "sequential"
@@ -37,11 +37,11 @@ class Sequential(InProcess):
         """Returns how many clients make up a chunk: the results do not depend on it, workers share the work so."""
         return -(-len(cohort.ids) // CHUNKS)
 
-    def train(self, visit: Visit, store: StateStore) -> Updates:
+    def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
         """Runs the function on every client; what a client returns goes straight to its place among all."""
-        out = Stacked(len(visit.cohort.ids), self.room, visit.unlike)
-        for positions in self._pieces(visit.cohort):
-            part = visit.part(positions)
+        out = Stacked(len(task.cohort.ids), self.room, task.unlike)
+        for positions in self._pieces(task.cohort):
+            part = task.part(positions)
             new = Stacked(len(positions), self.room, part.unlike)
             found = self._found(part, Stored(store).of(part.cohort.ids))
             for k, (at, (state, reply, metrics)) in enumerate(zip(positions.tolist(), found, strict=True)):
@@ -56,16 +56,16 @@ class Sequential(InProcess):
         most = min(max(fitting, 1), PLAN_BLOCK)
         return cut(cohort, lambda left: left[: evenly(len(left), most)])
 
-    def run(self, visit: Visit, states: TensorDict) -> Parts:
+    def run(self, task: CohortTask, states: TensorDict) -> Parts:
         """Returns what the function makes of every client, stacked."""
-        out = Stacked(len(visit.cohort.ids), self.room, visit.unlike)
-        for position, found in enumerate(self._found(visit, states)):
+        out = Stacked(len(task.cohort.ids), self.room, task.unlike)
+        for position, found in enumerate(self._found(task, states)):
             out.put(position, found)
         return out.parts()
 
-    def _found(self, visit: Visit, states: TensorDict) -> Iterator[list[dict[str, Tensor]]]:
+    def _found(self, task: CohortTask, states: TensorDict) -> Iterator[list[dict[str, Tensor]]]:
         """What the function makes of one client after another, by path."""
-        cohort, received, index = visit.cohort, visit.received, visit.index
+        cohort, received, index = task.cohort, task.received, task.index
         home = self.place.cohort(cohort)
         everyone = self._moved(received) if index is None else received
         for position in range(len(cohort.ids)):
@@ -73,7 +73,7 @@ class Sequential(InProcess):
             mine = everyone if index is None else self._moved(received[index[position]])
             try:
                 with self.place.calculating():
-                    found = visit.function(client, self._moved(states[position]), mine)
+                    found = task.function(client, self._moved(states[position]), mine)
             except Exception as error:
                 if not out_of_memory(error):
                     raise

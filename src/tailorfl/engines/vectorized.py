@@ -13,17 +13,17 @@ from torch import Tensor
 from torch.func import vmap
 
 from tailorfl.core.client import Client
-from tailorfl.engines.base import Inference, Visit
+from tailorfl.engines.base import CohortTask, Inference
 from tailorfl.engines.devices import HOST
-from tailorfl.engines.in_process import InProcess, largest_first
+from tailorfl.engines.in_process import InProcessEngine, largest_first
 from tailorfl.engines.memory import COPIES, Peak, fitting, halved, out_of_memory, release
 from tailorfl.engines.results import Parts, Stacked
 from tailorfl.models.functional import Model
 from tailorfl.settings.experiment import DEFAULT
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort, padded, rows_at_once
-from tailorfl.training.ledger import Record
-from tailorfl.training.outputs import in_passes, one_by_one
+from tailorfl.training.inference import in_passes, one_by_one
+from tailorfl.training.ledger import PrivacyRecord
 
 CHUNK_BYTES = 16 * 2**20
 """Bytes of the parameters of one chunk, when the chunk size is chosen here: what a large cache holds."""
@@ -37,7 +37,7 @@ PROBE = 2
 Found = list[dict[str, Tensor]]
 
 
-class Vectorized(InProcess):
+class Vectorized(InProcessEngine):
     """Cuts a cohort into chunks of clients of similar size and maps each chunk at once.
 
     Args:
@@ -76,15 +76,15 @@ class Vectorized(InProcess):
             wanted = max(-(-clients // chunks), FEWEST)
         return min(wanted, fitting(device, COPIES * 4 * model.scalars))
 
-    def run(self, visit: Visit, states: TensorDict) -> Parts:
+    def run(self, task: CohortTask, states: TensorDict) -> Parts:
         """Returns what the function makes of every client, stacked."""
-        cohort, move = visit.cohort, self.place.tensors
-        state_leaves, received_leaves = dict(tree.leaves(states)), dict(tree.leaves(visit.received))
-        left, out = largest_first(cohort), Stacked(len(cohort.ids), self.room, visit.unlike)
-        home = replace(visit, cohort=self.place.cohort(cohort))
-        everyone = move(received_leaves) if visit.index is None else {}
+        cohort, move = task.cohort, self.place.tensors
+        state_leaves, received_leaves = dict(tree.leaves(states)), dict(tree.leaves(task.received))
+        left, out = largest_first(cohort), Stacked(len(cohort.ids), self.room, task.unlike)
+        home = replace(task, cohort=self.place.cohort(cohort))
+        everyone = move(received_leaves) if task.index is None else {}
 
-        def apply(part: Visit, chosen: Tensor) -> Found:
+        def apply(part: CohortTask, chosen: Tensor) -> Found:
             mine = move({p: t.index_select(0, chosen) for p, t in state_leaves.items()})
             if part.index is None:
                 return _apply(part, mine, everyone)
@@ -94,7 +94,7 @@ class Vectorized(InProcess):
             chosen = self.next_chunk(cohort, left)
             # A chunk that does not fit is run again, so what it notes counts once it has run to its end.
             part = home.part(chosen)
-            record = None if cohort.record is None else Record()
+            record = None if cohort.record is None else PrivacyRecord()
             part = replace(part, cohort=replace(part.cohort, record=record))
             found = self._attempt(cohort.model, part.cohort, partial(apply, part, chosen))
             if found is None:
@@ -149,14 +149,14 @@ class Vectorized(InProcess):
         return asked.of_rows(rows_at_once(asked.source, asked.models))
 
 
-def _apply(visit: Visit, states: dict[str, Tensor], received: dict[str, Tensor]) -> Found:
+def _apply(task: CohortTask, states: dict[str, Tensor], received: dict[str, Tensor]) -> Found:
     """Maps the function over `states` [clients, ...] and what is received, [clients, ...] where there is an index."""
     parts = 0
 
     def one(position: Tensor, state: dict[str, Tensor], message: dict[str, Tensor]) -> dict[str, Tensor]:
         nonlocal parts
-        found = visit.function(
-            Client(visit.cohort, position), tree.nest(state.items()), tree.nest(message.items())
+        found = task.function(
+            Client(task.cohort, position), tree.nest(state.items()), tree.nest(message.items())
         )
         parts = len(found)
         # The position is returned too, so that a function with nothing to return is still mapped.
@@ -165,8 +165,8 @@ def _apply(visit: Visit, states: dict[str, Tensor], received: dict[str, Tensor])
             **{f"{i}:{p}": t for i, part in enumerate(found) for p, t in tree.leaves(part)},
         }
 
-    positions = torch.arange(len(visit.cohort.ids), device=HOST)  # looked at, not calculated with
-    each = None if visit.index is None else 0
+    positions = torch.arange(len(task.cohort.ids), device=HOST)  # looked at, not calculated with
+    each = None if task.index is None else 0
     flat = vmap(one, in_dims=(0, 0 if states else None, each))(positions, states, received)
     out: list[dict[str, Tensor]] = [{} for _ in range(parts)]
     for key, tensor in flat.items():

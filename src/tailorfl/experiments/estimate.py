@@ -317,7 +317,7 @@ def _rounds(sim: Simulation, some: tuple[int, ...]) -> tuple[float, float, list[
 
 def _client_seconds(sim: Simulation, part: Part) -> float:
     """What the clients of a part take in a round, from what the first takes for one and for two steps a training."""
-    first = replace(part, visit=part.visit.part((0,)), states=part.states[:1])
+    first = replace(part, task=part.task.part((0,)), states=part.states[:1])
 
     def limited(batches: int) -> Part:
         return first.on(replace(first.cohort, limit=batches, plans={}))
@@ -328,7 +328,7 @@ def _client_seconds(sim: Simulation, part: Part) -> float:
 
     def tried(batches: int) -> float:
         it, start = limited(batches), clock()
-        Sequential().map(it.visit, it.states)
+        Sequential().map(it.task, it.states)
         return clock() - start
 
     tried(short)  # the first one is slow in a new process

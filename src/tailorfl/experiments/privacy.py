@@ -18,7 +18,7 @@ from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.planning import planned_ledger
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.privacy import Accountant, PrivacyConfig
-from tailorfl.training.ledger import EVERYONE, Entry, Ledger
+from tailorfl.training.ledger import EVERYONE, Entry, PrivacyLedger
 from tailorfl.training.sample_privacy import SampleDP
 
 log = logging.getLogger(__name__)
@@ -86,14 +86,14 @@ def _levels(
     return None, ClientDP(settings.clip, noise)
 
 
-def planned(job: Job, sim: Simulation) -> Ledger:
+def planned(job: Job, sim: Simulation) -> PrivacyLedger:
     """Returns the ledger that a job will have at its end, held-out clients included."""
     sets = (*job.config.eval.sets, *job.config.eval.final)
     heldout = "heldout" in sets and len(sim.federation.train) > sim.federation.num_clients
     return planned_ledger(sim, job.rounds, max(job.config.eval.adapt_steps, default=0) if heldout else None)
 
 
-def noise_needed(ledger: Ledger, target: float, delta: float, accountant: Accountant) -> float:
+def noise_needed(ledger: PrivacyLedger, target: float, delta: float, accountant: Accountant) -> float:
     """Returns the noise with which no client of a ledger made with noise 1 exceeds ε = `target`."""
     histories = {ledger.entries(client) for client in (*ledger.clients, EVERYONE)}
     noise = 0.0
@@ -105,7 +105,9 @@ def noise_needed(ledger: Ledger, target: float, delta: float, accountant: Accoun
     return noise
 
 
-def noises_needed(ledger: Ledger, target: float, delta: float, accountant: Accountant) -> dict[int, float]:
+def noises_needed(
+    ledger: PrivacyLedger, target: float, delta: float, accountant: Accountant
+) -> dict[int, float]:
     """Returns the noise with which each client of a ledger made with noise 1 reaches ε = `target`, and no more."""
     found: dict[tuple[Entry, ...], float] = {}
     for client in ledger.clients:
@@ -133,7 +135,7 @@ class Spent:
 
     settings: PrivacyConfig
     noise: float
-    ledger: Ledger
+    ledger: PrivacyLedger
     epsilons: Mapping[int, tuple[float, Accountant]]
     clients: int
     secret: bool
@@ -201,7 +203,7 @@ class Spent:
         return text.getvalue()
 
 
-def spent(job: Job, sim: Simulation, ledger: Ledger | None = None) -> Spent | None:
+def spent(job: Job, sim: Simulation, ledger: PrivacyLedger | None = None) -> Spent | None:
     """Returns what a simulation has spent, or will have by a planned `ledger`; None without privacy."""
     settings = privacy_of(job)
     if settings is None:
@@ -267,7 +269,7 @@ def _statistics(values: list[float]) -> dict[str, float]:
         }
 
 
-def _composed(ledger: Ledger) -> dict[str, dict[str, float]]:
+def _composed(ledger: PrivacyLedger) -> dict[str, dict[str, float]]:
     """By purpose: how many clients (all of them, where it concerns all alike), and the steps of each."""
     steps: dict[str, dict[int, int]] = {}
     for purpose, client, _, count in ledger.rows():

@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 from tensordict import TensorDict
 
-from tailorfl.engines.base import Visit
-from tailorfl.engines.results import Parts, Updates
+from tailorfl.engines.base import CohortTask
+from tailorfl.engines.results import CohortUpdates, Parts
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.state import StateStore
 
@@ -28,15 +28,15 @@ class Timed(Sequential):
         super().__init__()
         self.seconds, self._counting = 0.0, counting
 
-    def train(self, visit: Visit, store: StateStore) -> Updates:
+    def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
         """Runs the function on every client."""
         with self._clocked():
-            return super().train(self._of(visit), store)
+            return super().train(self._of(task), store)
 
-    def run(self, visit: Visit, states: TensorDict) -> Parts:
+    def run(self, task: CohortTask, states: TensorDict) -> Parts:
         """Returns what the function makes of every client."""
         with self._clocked():
-            return super().run(self._of(visit), states)
+            return super().run(self._of(task), states)
 
     @contextmanager
     def _clocked(self) -> Iterator[None]:
@@ -44,5 +44,5 @@ class Timed(Sequential):
         yield
         self.seconds += clock() - start
 
-    def _of(self, visit: Visit) -> Visit:
-        return replace(visit, cohort=replace(visit.cohort, counting=True)) if self._counting else visit
+    def _of(self, task: CohortTask) -> CohortTask:
+        return replace(task, cohort=replace(task.cohort, counting=True)) if self._counting else task

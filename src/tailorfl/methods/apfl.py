@@ -36,7 +36,7 @@ from tailorfl.core.method import register
 from tailorfl.core.reduction import Facts, Reduction, to_local
 from tailorfl.methods.bases import ServerModel
 from tailorfl.training import tree
-from tailorfl.training.directed import Directions
+from tailorfl.training.custom_gradient import Directions
 from tailorfl.training.gradients import Gradient
 
 

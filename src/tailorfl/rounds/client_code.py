@@ -14,14 +14,14 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.messages import PerClient
 from tailorfl.core.method import Method
-from tailorfl.engines.base import ClientFunction, Stored, Visit
+from tailorfl.engines.base import ClientFunction, CohortTask, Stored
 from tailorfl.engines.results import Parts
 from tailorfl.engines.vectorized import Vectorized
 from tailorfl.rounds.groups import Group, by_group, message_for
 from tailorfl.rounds.method_errors import explained, pair, whole_model
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort
-from tailorfl.training.ledger import Record
+from tailorfl.training.ledger import PrivacyRecord
 
 WORK = "gradients of samples"
 """Where the function of a round returns how many gradients a client computed."""
@@ -98,12 +98,12 @@ def in_parts(
 
 def counted(
     group: Group, cohort: Cohort, message: TensorDict | PerClient, function: ClientFunction
-) -> tuple[Record, Parts]:
+) -> tuple[PrivacyRecord, Parts]:
     """Returns what private training would use where clients of a group ran a function, and what came out of it.
 
     No sample is looked at and no model moves.
     """
-    record = Record()
-    visit = Visit.of(function, replace(cohort, record=record, counting=True), message)
+    record = PrivacyRecord()
+    visit = CohortTask.of(function, replace(cohort, record=record, counting=True), message)
     with torch.no_grad():
         return record, Vectorized().map(visit, Stored(group.states))

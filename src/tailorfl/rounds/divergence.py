@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.method import Method
-from tailorfl.engines.base import Engine, Stored, Visit
+from tailorfl.engines.base import CohortTask, Engine, Stored
 from tailorfl.engines.results import Parts
 from tailorfl.errors import DivergenceError, ModelError, TailorflError, first_few
 from tailorfl.models.mapping import physical
@@ -67,7 +67,7 @@ def _blamed_term(run: FederatedRun, done: Sequence[Trained]) -> str:
     bad = ((t, k) for t in done for k, ok in enumerate(t.finite.tolist()) if not ok)
     part, k = next((t, k) for t, k in bad if t.ids[k] not in run.malicious.clients)
     message = message_for(part.message, part.group, (k,))
-    visit = Visit.of(run.local, run.cohort((part.ids[k],)), message)
+    visit = CohortTask.of(run.local, run.cohort((part.ids[k],)), message)
     with torch.no_grad():
         return term_to_blame(run.method, visit, Stored(part.group.states), run.engine)
 
@@ -121,7 +121,7 @@ class _NotFinite(TailorflError):
     """A term is to blame; ends the training that is watched."""
 
 
-def term_to_blame(method: Method, visit: Visit, states: Stored, engine: Engine) -> str:
+def term_to_blame(method: Method, visit: CohortTask, states: Stored, engine: Engine) -> str:
     """Returns which term of the one client of `visit` was the first that was not finite; "" if none was.
 
     Looked at are the terms of batches whose loss is finite, their values and their gradients. Under sample-level

@@ -18,7 +18,7 @@ from tailorfl.core.method import Method, check_aggregates
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.engines.auto import Auto, keep_choice
-from tailorfl.engines.base import ClientFunction, Engine, Stored, Visit
+from tailorfl.engines.base import ClientFunction, CohortTask, Engine, Stored
 from tailorfl.engines.memory import keep_freed_memory
 from tailorfl.engines.results import Parts
 from tailorfl.errors import ConfigError
@@ -41,7 +41,7 @@ from tailorfl.settings.system import SystemConfig
 from tailorfl.training import tree
 from tailorfl.training.class_weights import check_class_weights
 from tailorfl.training.cohort import Cohort, TrainConfig
-from tailorfl.training.ledger import Ledger, Purpose, Record
+from tailorfl.training.ledger import PrivacyLedger, PrivacyRecord, Purpose
 
 
 class FederatedRun:
@@ -104,7 +104,7 @@ class FederatedRun:
         self.start, self.states = first.start, first.states
         self.server = method.server_state(self.context)
         self.traffic = Traffic()
-        self.ledger = Ledger()
+        self.ledger = PrivacyLedger()
         self.gradients = self.turns = 0
         self.round = 0
         self._replied: dict[str, tree.Shapes] = {}  # of every reply that a group has sent so far
@@ -218,10 +218,10 @@ class FederatedRun:
             ((group, _),) = by_group(self.groups, ids)
             message = message[group.name]
         with torch.no_grad():
-            return self.engine.map(Visit.of(function, self.cohort(ids), message), states)
+            return self.engine.map(CohortTask.of(function, self.cohort(ids), message), states)
 
-    def _record(self) -> Record | None:
-        return Record() if self.train.dp is not None else None
+    def _record(self) -> PrivacyRecord | None:
+        return PrivacyRecord() if self.train.dp is not None else None
 
     # -- the models that come out ---------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class FederatedRun:
         message = self._deployment_message(group, ids, steps)
         record = self._record()
         cohort = replace(self.cohort(ids, steps, True), record=record)
-        visit = Visit.of(DeploymentFunction(self.method, steps), cohort, message)
+        visit = CohortTask.of(DeploymentFunction(self.method, steps), cohort, message)
         with torch.no_grad():
             (found,) = self.engine.map(visit, Stored(group.states, fresh=steps is not None))
         if record is not None:
@@ -305,7 +305,7 @@ class FederatedRun:
         self.round, self.traffic = int(facts["round"]), Traffic(**facts["traffic"])
         self.gradients, self.turns = int(facts["gradients"]), int(facts["turns"])
         self.clock = float(facts.get("clock", 0.0))
-        self.ledger = Ledger.restore(facts["ledger"]) if "ledger" in facts else Ledger()
+        self.ledger = PrivacyLedger.restore(facts["ledger"]) if "ledger" in facts else PrivacyLedger()
         keep_choice(self.engine, str(facts["engine"]))
 
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from tailorfl.rounds.client_code import DeploymentFunction, counted, deployment_message, in_parts
 from tailorfl.rounds.groups import by_group, message_for
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.training.ledger import Ledger
+from tailorfl.training.ledger import PrivacyLedger
 
 
-def planned_ledger(sim: Simulation, rounds: int, adapt_steps: int | None = None) -> Ledger:
+def planned_ledger(sim: Simulation, rounds: int, adapt_steps: int | None = None) -> PrivacyLedger:
     """Returns the ledger of a simulation after `rounds` rounds and the evaluation of the models that come out.
 
     `adapt_steps` is the longest adaptation of held-out clients that will be evaluated; None where they are not.
     """
-    ledger, updates = Ledger(), sim.updates
+    ledger, updates = PrivacyLedger(), sim.updates
     for number in range(rounds):
         sampled = sim.sample(number)
         training = sim.trainees(sampled)
@@ -39,7 +39,7 @@ def planned_ledger(sim: Simulation, rounds: int, adapt_steps: int | None = None)
     return ledger
 
 
-def _deployments(sim: Simulation, rounds: int, adapt_steps: int | None, ledger: Ledger) -> None:
+def _deployments(sim: Simulation, rounds: int, adapt_steps: int | None, ledger: PrivacyLedger) -> None:
     clients = sim.federation.num_clients
     wanted: list[tuple[range, int | None]] = [(range(clients), None)]
     if adapt_steps is not None:

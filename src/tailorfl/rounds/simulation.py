@@ -10,9 +10,9 @@ import torch
 from tensordict import TensorDict
 
 from tailorfl.core.messages import Broadcast, PerClient, Replies, Traffic
-from tailorfl.engines.base import Visit
+from tailorfl.engines.base import CohortTask
 from tailorfl.engines.precision import at_server
-from tailorfl.engines.results import Updates
+from tailorfl.engines.results import CohortUpdates
 from tailorfl.errors import ConfigError
 from tailorfl.rounds.client_code import WORK
 from tailorfl.rounds.divergence import check_server, rejected_clients
@@ -25,7 +25,7 @@ from tailorfl.rounds.private_updates import nobody
 from tailorfl.rounds.sampling import sample_clients
 from tailorfl.rounds.work import simulated_trace, uses_unheard
 from tailorfl.training import tree
-from tailorfl.training.ledger import Record
+from tailorfl.training.ledger import PrivacyRecord
 
 
 class Simulation(FederatedRun):
@@ -179,7 +179,7 @@ class Simulation(FederatedRun):
         round, server = (self.round, self.server) if older is None else older
         record = self._record()
         cohort = self.population.cohort(ids, round, self.train)
-        visit = Visit.of(self.local, replace(cohort, record=record), message)
+        visit = CohortTask.of(self.local, replace(cohort, record=record), message)
         with torch.no_grad():
             found = self.engine.train(visit, group.states)
         part = self.trained(group, ids, found, message, record)
@@ -189,9 +189,9 @@ class Simulation(FederatedRun):
         self,
         group: Group,
         ids: tuple[int, ...],
-        found: Updates,
+        found: CohortUpdates,
         message: TensorDict | PerClient,
-        record: Record | None,
+        record: PrivacyRecord | None,
     ) -> Trained:
         """Returns the part of a round that clients of a group are, from what their training returned.
 

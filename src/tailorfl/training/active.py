@@ -16,7 +16,7 @@ Which = slice | Tensor
 
 
 @dataclass(frozen=True)
-class Active:
+class ActiveClients:
     """The clients that take a step, by their part of all tensors: [clients, ...], or of one client without the axis."""
 
     carries: Sequence[Carry]
@@ -39,7 +39,7 @@ class Active:
     memory: list[Tensor]
     """What the optimizer remembers: zeros at first of the shapes of `params`, `Rule.memories` times."""
 
-    def of(self, which: Which) -> Active:
+    def of(self, which: Which) -> ActiveClients:
         """The part of some clients."""
 
         def take(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -55,7 +55,7 @@ class Active:
             )
             for carry in self.carries
         ]
-        return Active(
+        return ActiveClients(
             carries,
             take(self.params),
             self.given.map(lambda t: t[which]),
@@ -68,7 +68,7 @@ class Active:
             take(self.memory),
         )
 
-    def put(self, which: Which, part: Active) -> None:
+    def put(self, which: Which, part: ActiveClients) -> None:
         """Writes the part of chosen clients back; views have been written already."""
         if isinstance(which, slice):
             return

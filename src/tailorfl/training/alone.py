@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tailorfl.data.source import Source
 from tailorfl.models.layouts import laid_out
-from tailorfl.training.active import Active
-from tailorfl.training.gradients import Objective, Pass, filled
+from tailorfl.training.active import ActiveClients
+from tailorfl.training.gradients import LocalObjective, Pass, filled
 from tailorfl.training.plan import BatchPlan
 
 GATHERED_BYTES = 2**20
@@ -28,9 +28,9 @@ Move = Callable[[int, int, list[Tensor]], None]
 
 
 def descend(
-    objective: Objective,
+    objective: LocalObjective,
     source: Source,
-    every: Active,
+    every: ActiveClients,
     plan: BatchPlan,
     first: int,
     repeat: int,

@@ -19,12 +19,12 @@ from tailorfl.settings.experiment import DEFAULT
 from tailorfl.settings.train import ClassWeights, ObjectiveName, OptimizerName, Schedule
 from tailorfl.training import tree
 from tailorfl.training.keys import derive
-from tailorfl.training.ledger import Record
+from tailorfl.training.ledger import PrivacyRecord
 from tailorfl.training.objective import Loss
 from tailorfl.training.plan import BatchPlan, Rows, Steps, make_plan
 from tailorfl.training.round_schedule import CONSTANT, RoundSchedule
 from tailorfl.training.sample_privacy import SampleDP
-from tailorfl.training.update import Rule
+from tailorfl.training.update import UpdateRule
 
 INPUT_BYTES = 8 * 2**20
 """Bytes of inputs that one forward pass of an evaluation may hold (activations need several times that)."""
@@ -75,9 +75,9 @@ class TrainConfig:
         return self.objective == "balanced_softmax"
 
     @cached_property
-    def rule(self) -> Rule:
+    def rule(self) -> UpdateRule:
         """How a gradient moves the parameters."""
-        return Rule(self.lr, self.optimizer, self.schedule, self.momentum, self.weight_decay)
+        return UpdateRule(self.lr, self.optimizer, self.schedule, self.momentum, self.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Cohort:
     """float64 [clients, classes] what a sample of a class counts in each client's loss; None: all alike."""
     limit: int | None = None
     """At most this many batches a training, however many fits it is cut into; 0 turns training off."""
-    record: Record | None = field(default=None, compare=False)
+    record: PrivacyRecord | None = field(default=None, compare=False)
     """Where private training notes what it used; None where nobody asks."""
     device: torch.device = torch.device("cpu")  # noqa: RUF009
     """Where the clients' tensors are; rows of `source` lie where its samples do."""

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.training.cohort import Cohort
-from tailorfl.training.directed import gradients_asked
+from tailorfl.training.custom_gradient import gradients_asked
 from tailorfl.training.local_sgd import FitOptions
 from tailorfl.training.plan import batch_sizes, batches_of, batches_per_pass
 

@@ -12,10 +12,10 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.models.layouts import laid_out
-from tailorfl.training.active import Active
+from tailorfl.training.active import ActiveClients
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.counting import account, count
-from tailorfl.training.gradients import Carry, Objective
+from tailorfl.training.gradients import Carry, LocalObjective
 from tailorfl.training.local_sgd import FitOptions, LocalSGD
 from tailorfl.training.operations import where
 from tailorfl.training.packing import Dims, Form, Layout, Packed
@@ -94,7 +94,7 @@ class Fit:
         ]
         centre = inputs["centre"]
         params = [t for carry in carries for t in carry.trained.values()]
-        active = Active(
+        active = ActiveClients(
             carries,
             params,
             inputs["given"],
@@ -107,7 +107,7 @@ class Fit:
             [torch.zeros_like(p) for _ in range(options.rule.memories) for p in params],
         )
         public = self._public(inputs["public"], ranked, plan.rows.shape[1] // options.batches, stacked)
-        objective = Objective(cohort.model, cohort.loss, options.terms, cohort.config.balanced)
+        objective = LocalObjective(cohort.model, cohort.loss, options.terms, cohort.config.balanced)
         loop = LocalSGD(objective, cohort.source, options, stacked)
         loss, gradients = loop.run(active, plan, public)
         work = account(cohort, options, ranked, gradients, plan.count)

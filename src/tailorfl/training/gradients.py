@@ -107,7 +107,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Objective:
+class LocalObjective:
     """The model and loss that are differentiated."""
 
     model: Model
@@ -156,7 +156,7 @@ class Objective:
 
 
 def sum_gradient(
-    objective: Objective,
+    objective: LocalObjective,
     carry: Carry,
     leaves: Sequence[Tensor],
     batch: Batch,
@@ -183,7 +183,7 @@ def sum_gradient(
 
 
 def gradients_of(
-    objective: Objective, carry: Carry, leaves: Sequence[Tensor], batch: Batch, stacked: bool
+    objective: LocalObjective, carry: Carry, leaves: Sequence[Tensor], batch: Batch, stacked: bool
 ) -> tuple[Tensor, tuple[Tensor | None, ...], dict[str, Tensor]]:
     """Returns each client's loss, its gradient at `leaves` (None where the loss does not depend on one), and its new
     batch-norm buffers.
@@ -200,7 +200,7 @@ def filled(found: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> list[Ten
 
 
 def single_users(
-    objective: Objective, carry: Carry, leaves: Sequence[Tensor], batch: Batch
+    objective: LocalObjective, carry: Carry, leaves: Sequence[Tensor], batch: Batch
 ) -> tuple[bool, ...]:
     """Returns which of `leaves` enter the loss through one layer only, which could take their step by itself."""
     with torch.enable_grad():
@@ -208,7 +208,7 @@ def single_users(
 
 
 def _losses(
-    objective: Objective, carry: Carry, leaves: Sequence[Tensor], batch: Batch, stacked: bool
+    objective: LocalObjective, carry: Carry, leaves: Sequence[Tensor], batch: Batch, stacked: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Each client's loss, and its new batch-norm buffers."""
     at = dict(zip(carry.trained, leaves, strict=True))

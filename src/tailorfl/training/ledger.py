@@ -59,7 +59,7 @@ Uses = Counter[Use]
 """How many batches, or passes, were used in which way."""
 
 
-class Record:
+class PrivacyRecord:
     """The uses of one pass of an engine over client code, by client; a cohort carries it."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Record:
         for r, steps in zip(counts.tolist(), batches.tolist(), strict=True):
             mine[Use(rate, noise, r)] += steps
 
-    def merge(self, other: Record) -> None:
+    def merge(self, other: PrivacyRecord) -> None:
         """Adds what another record notes."""
         for client, uses in other.uses.items():
             self.uses.setdefault(client, Counter()).update(uses)
@@ -82,7 +82,7 @@ class Record:
         self.uses.clear()
 
 
-class Ledger:
+class PrivacyLedger:
     """All uses of all clients by purpose. Clients that looked at no data of theirs are not in it."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Ledger:
         return any(self._uses.values())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ledger) and sorted(self.rows()) == sorted(other.rows())
+        return isinstance(other, PrivacyLedger) and sorted(self.rows()) == sorted(other.rows())
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -137,7 +137,7 @@ class Ledger:
         }
 
     @classmethod
-    def restore(cls, dumped: Mapping[str, Any]) -> Ledger:
+    def restore(cls, dumped: Mapping[str, Any]) -> PrivacyLedger:
         """Returns the ledger that was dumped.
 
         Raises:

@@ -25,13 +25,13 @@ from torch import Tensor
 
 from tailorfl.data.source import Source
 from tailorfl.models.cohort_layers import Share
-from tailorfl.training.active import Active
+from tailorfl.training.active import ActiveClients
 from tailorfl.training.alone import descend
-from tailorfl.training.directed import Directed, Directions, Passes
+from tailorfl.training.custom_gradient import Directed, Directions, Passes
 from tailorfl.training.gradients import (
     Batch,
     Carry,
-    Objective,
+    LocalObjective,
     single_users,
     sum_gradient,
 )
@@ -39,7 +39,7 @@ from tailorfl.training.plan import BatchPlan, Steps, runs
 from tailorfl.training.public_term import PublicTerm
 from tailorfl.training.sample_privacy import SampleDP
 from tailorfl.training.terms import Term
-from tailorfl.training.update import Moment, Rule, Update, along, clip_norm
+from tailorfl.training.update import Moment, Update, UpdateRule, along, clip_norm
 
 PublicGradient = Callable[[Carry, list[Tensor]], list[Tensor]]
 """The gradient of a term on public samples at the parameters given."""
@@ -61,7 +61,7 @@ class FitOptions:
 
     trained: tuple[tuple[str, ...], ...]
     """Names of the trained parameters of each component (one unless several models train together)."""
-    rule: Rule
+    rule: UpdateRule
     components: tuple[str, ...] = ("",)
     clip: float | None = None
     clip_each: bool = False
@@ -96,14 +96,14 @@ class LocalSGD:
     `stacked` tells whether tensors have the leading client axis.
     """
 
-    objective: Objective
+    objective: LocalObjective
     source: Source
     options: FitOptions
     stacked: bool
     _single_users: dict[frozenset[str], tuple[bool, ...]] = field(default_factory=dict)
 
     def run(
-        self, every: Active, plan: BatchPlan, public: Sequence[PublicTerm] = ()
+        self, every: ActiveClients, plan: BatchPlan, public: Sequence[PublicTerm] = ()
     ) -> tuple[Tensor, NDArray[np.int64]]:
         """Trains in place and returns the mean training loss of each client, [clients] (0-d for one client).
 
@@ -146,7 +146,9 @@ class LocalSGD:
         mean = total / taken.clamp(min=1) / options.repeat
         return mean if self.stacked else mean[0], gradients
 
-    def _alone(self, every: Active, plan: BatchPlan, update: Update, public: Sequence[PublicTerm]) -> Tensor:
+    def _alone(
+        self, every: ActiveClients, plan: BatchPlan, update: Update, public: Sequence[PublicTerm]
+    ) -> Tensor:
         """Trains one client along its gradient and returns its mean loss, 0-d."""
         options, who = self.options, slice(0, 1)
         bare = not public and every.centre is None and options.clip is None and options.rule.own == 1.0
@@ -178,7 +180,7 @@ class LocalSGD:
 
     def _step(
         self,
-        now: Active,
+        now: ActiveClients,
         batches: Sequence[Batch],
         moment: Moment,
         update: Update,
@@ -201,7 +203,7 @@ class LocalSGD:
 
     def _move(
         self,
-        now: Active,
+        now: ActiveClients,
         turn: Sequence[str],
         gradient: Sequence[Tensor | None],
         moment: Moment,
@@ -293,7 +295,7 @@ class LocalSGD:
         ]
 
     def _shares(
-        self, now: Active, batches: Sequence[Batch], moment: Moment, update: Update
+        self, now: ActiveClients, batches: Sequence[Batch], moment: Moment, update: Update
     ) -> dict[int, Share]:
         """What happens to each parameter that may take its step inside the backward pass, by its place in memory.
 

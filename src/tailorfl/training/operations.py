@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tailorfl.errors import ClientError, TailorflError
+from tailorfl.hashing import uniform
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.packing import Dims
 
@@ -73,6 +75,28 @@ def _guarded(
     except Exception as error:
         raise ClientError(f"{operation.where(positions)}: {type(error).__name__}: {error}") from error
     return result
+
+
+class Drawn:
+    """Uniform numbers of some shapes, by each client's key of the round."""
+
+    def __init__(
+        self, cohort: Cohort, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, purpose: str
+    ) -> None:
+        self.cohort, self.shapes, self.dtype, self.purpose = cohort, shapes, dtype, f"drawn: {purpose}"
+
+    def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
+        """Returns the numbers, [clients, ...] each, or [...] of one client."""
+        keys = torch.from_numpy(self.cohort.keys(positions, self.purpose).astype(np.int64))
+        device = self.cohort.device
+        found = [
+            torch.stack([uniform(key, number, torch.Size(shape), device, self.dtype) for key in keys])
+            for number, shape in enumerate(self.shapes)
+        ]
+        return tuple(t[0] if dims is None else t for t in found)
+
+    def where(self, positions: Sequence[int]) -> str:
+        return where(self.cohort, positions, self.purpose)
 
 
 def where(cohort: Cohort, positions: Sequence[int], stage: str) -> str:

@@ -47,7 +47,7 @@ CLIP_EPS = 1e-6
 
 
 @dataclass(frozen=True)
-class Rule:
+class UpdateRule:
     """The settings of an update.
 
     Raises:
@@ -110,7 +110,7 @@ class Optimizer:
         kind, rest = PLAIN["optimizer"], {name: value for name, value in PLAIN.items() if name != "optimizer"}
         return cls(lr, kind, **rest, clip_each=clip_each)  # type: ignore[arg-type]
 
-    def rule(self, run: Rule) -> Rule:
+    def rule(self, run: UpdateRule) -> UpdateRule:
         """Returns the rule of a fit in a run of rule `run`; a rate that is a tensor is not in it."""
         own: dict[str, Any] = {
             "lr": None if isinstance(self.lr, Tensor) else self.lr,
@@ -143,7 +143,7 @@ class Moment(NamedTuple):
 class Update:
     """Applies a rule to the parameters of one fit."""
 
-    rule: Rule
+    rule: UpdateRule
     steps: Tensor
     """K of every client, [clients] int64."""
     stacked: bool

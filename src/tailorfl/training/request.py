@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.training.cohort import Cohort, TrainConfig
-from tailorfl.training.directed import Directions
+from tailorfl.training.custom_gradient import Directions
 from tailorfl.training.fitting import Fit, Inputs
 from tailorfl.training.local_sgd import FitOptions
 from tailorfl.training.objective import class_prior
@@ -26,7 +26,7 @@ Components = Mapping[str, TensorDict]
 """Models that train together, by name; "" is the name of one alone."""
 
 
-class Asked(NamedTuple):
+class FitRequest(NamedTuple):
     """The arguments of `Client.fit` beside the start."""
 
     train: Collection[str] | None
@@ -39,7 +39,7 @@ class Asked(NamedTuple):
     purpose: str
 
 
-class Done(NamedTuple):
+class FitResult(NamedTuple):
     """What a fit returns."""
 
     loss: Tensor
@@ -51,8 +51,8 @@ class Done(NamedTuple):
 
 
 def run_fit(
-    cohort: Cohort, position: Tensor, number: int, components: Components, asked: Asked
-) -> Done | None:
+    cohort: Cohort, position: Tensor, number: int, components: Components, asked: FitRequest
+) -> FitResult | None:
     """Trains the client at `position`; None where that takes no step.
 
     `number` is which fit of its client this is. Raises as `Client.fit` does.
@@ -114,7 +114,7 @@ def run_fit(
     for name, state in states.items():
         state |= zip((*names[name], *moving[name]), rest, strict=False)
         models[name] = TensorDict(state, batch_size=[])
-    return Done(loss, work, models)
+    return FitResult(loss, work, models)
 
 
 def _prior(cohort: Cohort, position: Tensor) -> tuple[tuple[Tensor, ...], ...]:
@@ -143,7 +143,7 @@ def _sequence(dp: SampleDP | None, number: int, purpose: str) -> str:
     return f"{purpose}/fit {number}" if dp is not None and dp.noise != 0 and number else purpose
 
 
-def _check(cohort: Cohort, components: Components, asked: Asked) -> None:
+def _check(cohort: Cohort, components: Components, asked: FitRequest) -> None:
     """Raises TailorflError for arguments that do not go together."""
     direction, batches = asked.direction, asked.length.batches
     if batches != 1 and (batches < 1 or direction is None):
@@ -212,7 +212,7 @@ def is_beside(cohort: Cohort, state: Mapping[str, Any]) -> bool:
 
 
 def _trained(
-    cohort: Cohort, states: Mapping[str, Mapping[str, Any]], asked: Asked, component: str
+    cohort: Cohort, states: Mapping[str, Mapping[str, Any]], asked: FitRequest, component: str
 ) -> tuple[str, ...]:
     """Names of the tensors of a component that are trained: parameters of the model, then what only terms use.
 

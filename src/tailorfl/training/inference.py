@@ -1,9 +1,17 @@
-"""Looks of a cohort at samples without training: losses, sums over training samples, outputs on the public set."""
+"""Inference of a cohort on samples, without training: losses, sums over samples, outputs, and the Fisher information.
+
+Of the empirical Fisher information it is the trace, from the batches of one pass over a client's training samples:
+
+    F = Σ over the batches  ‖∇ mean loss of the batch‖²         over what the split does not freeze
+
+Models are in evaluation mode.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,17 +19,25 @@ from torch import Tensor
 
 from tailorfl.data.source import Source
 from tailorfl.errors import TailorflError
+from tailorfl.models.functional import Model
+from tailorfl.models.layouts import laid_out
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort, padded, rows_at_once
 from tailorfl.training.keys import generator
 from tailorfl.training.operations import where
-from tailorfl.training.outputs import in_passes
 from tailorfl.training.packing import Dims, Form, Packed
 from tailorfl.training.plan import Rows
 from tailorfl.training.terms import Seen
 
+CACHED_FLOATS, FEWEST_IMAGES = 40_000, 20
+"""A network of convolutions alone sees inputs of so many numbers at once, 50 images of 28 x 28, or so many images."""
 
-class Loss:
+FISHER = "fisher"
+"""Names the random sequence of the batches."""
+Told = TypeVar("Told")
+
+
+class MeanLoss:
     """One evaluation of the loss of a cohort."""
 
     def __init__(self, cohort: Cohort, part: str, names: tuple[str, ...]) -> None:
@@ -163,6 +179,95 @@ class PublicOutputs:
 
     def where(self, positions: Sequence[int]) -> str:
         return where(self.cohort, positions, "predictions on the public set")
+
+
+class Fisher:
+    """One pass over the training samples of a cohort, in batches of the run's size."""
+
+    def __init__(self, cohort: Cohort, names: tuple[str, ...]) -> None:
+        self.cohort, self.names = cohort, names
+        trainable = set(cohort.split.trainable)
+        self.learned = tuple([n for n in cohort.model.parameters if n in trainable])
+
+    def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
+        """Returns F, [clients] or 0-d of one client."""
+        cohort, source = self.cohort, self.cohort.source
+        state = dict(zip(self.names, tensors, strict=True))
+        like = state[self.learned[0]]
+        if cohort.counting:
+            return (like.new_zeros(() if dims is None else len(positions)),)
+        plan = cohort.plan(positions, FISHER, cohort.config.batch_size, 1, None, 0)
+        total, classes = like.new_zeros(len(positions)), cohort.weights_of_classes(positions)
+        axes = dict.fromkeys(self.names) if dims is None else dict(zip(self.names, dims, strict=True))
+        own, rest = self._parts(axes)
+        mapped = torch.func.vmap(self._one, in_dims=(own, rest, 0, 0, 0, None if classes is None else 0))
+        for step in range(plan.rows.shape[1]):
+            # As wide as need be: a client alone has no padding, and the same bits whoever is planned with it.
+            widest = max(int(plan.count[:, step].max()), 1)
+            rows = torch.from_numpy(plan.rows[:, step, :widest]).to(source.x.device)
+            counted = torch.arange(widest) < torch.from_numpy(plan.count[:, step])[:, None]
+            weight = counted.to(cohort.device, torch.float32)
+            x, y = source.take(rows), source.targets(rows)
+            total = total + mapped(*self._parts(state), x, y, weight, classes)
+        return (total[0] if dims is None else total,)
+
+    def _parts(self, named: dict[str, Told]) -> tuple[dict[str, Told], dict[str, Told]]:
+        """What is told of every tensor, of those that are differentiated and of the others."""
+        learned = {n: named[n] for n in self.learned}
+        return learned, {n: told for n, told in named.items() if n not in learned}
+
+    def _one(
+        self,
+        learned: dict[str, Tensor],
+        rest: dict[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        classes: Tensor | None,
+    ) -> Tensor:
+        """‖∇ mean loss‖² of one client's batch; 0 of one that is all padding."""
+        loss = self.cohort.loss.weighed(classes)
+
+        def mean_loss(parameters: dict[str, Tensor]) -> Tensor:
+            return loss(self.cohort.model({**rest, **parameters}, x), y, weight)
+
+        gradient = torch.func.grad(mean_loss)(learned)
+        return torch.stack([g.square().sum() for g in gradient.values()]).sum()
+
+    def where(self, positions: Sequence[int]) -> str:
+        return where(self.cohort, positions, FISHER)
+
+
+def in_passes(
+    answer: Callable[[Tensor], Tensor], source: Source, rows: Tensor, models: int = 1, dim: int = 0
+) -> Tensor:
+    """Returns what `answer` makes of the inputs of `rows`, as many at once as fit for so many models.
+
+    `rows` int64 [rows] or [models, rows]; `dim` is the axis of the rows in what `answer` returns.
+    """
+    parts = torch.split(rows.to(source.x.device), rows_at_once(source, models), dim=-1)
+    return torch.cat([answer(source.take(part)) for part in parts], dim=dim)
+
+
+def one_by_one(
+    model: Model, states: Mapping[str, Tensor], count: int, device: torch.device
+) -> list[Callable[[Tensor], Tensor]]:
+    """Returns what gives the outputs of each of `count` models `states` [models, ...] on inputs [rows, ...].
+
+    Convolutions run with channels last where that is faster, on so few images that a layer finds in the cache what the
+    layer before has made.
+    """
+    each = [{name: tensor[i] for name, tensor in states.items()} for i in range(count)]
+    if not model.channels_last(device):
+        return [partial(model, state) for state in each]
+    return [
+        partial(_in_cache, model, {name: laid_out(t, True) for name, t in state.items()}) for state in each
+    ]
+
+
+def _in_cache(model: Model, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    few = max(FEWEST_IMAGES, CACHED_FLOATS // max(1, x[0].numel()))
+    return torch.cat([model(state, laid_out(part, True)) for part in torch.split(x, few)])
 
 
 def _mean_of(values: Sequence[Tensor], samples: Sequence[Tensor]) -> Tensor:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from methods.small import SIZES, assert_same, everything, personal, simulation
 from tailorfl.core.client import Client
 from tailorfl.engines.auto import Auto
-from tailorfl.engines.base import Engine, Inference, Stored, Visit
-from tailorfl.engines.in_process import InProcess
-from tailorfl.engines.pool import ChunkStates, Pooled, Task
+from tailorfl.engines.base import CohortTask, Engine, Inference, Stored
+from tailorfl.engines.in_process import InProcessEngine
+from tailorfl.engines.pool import ChunkStates, PooledEngine, Task
 from tailorfl.engines.ray_pool import CarriedStates, to_bytes
-from tailorfl.engines.results import Parts, Updates
+from tailorfl.engines.results import CohortUpdates, Parts
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.state import StateStore
 from tailorfl.engines.vectorized import Vectorized
@@ -47,13 +47,13 @@ class Counted:
         self.calls["hold"] += 1
         return self._inner.hold(store)
 
-    def train(self, visit: Visit, store: StateStore) -> Updates:
+    def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
         self.calls["train"] += 1
-        return self._inner.train(visit, store)
+        return self._inner.train(task, store)
 
-    def map(self, visit: Visit, states: TensorDict | Stored) -> Parts:
+    def map(self, task: CohortTask, states: TensorDict | Stored) -> Parts:
         self.calls["map"] += 1
-        return self._inner.map(visit, states)
+        return self._inner.map(task, states)
 
     def predict(self, asked: Inference) -> list[Tensor]:
         self.calls["predict"] += 1
@@ -89,11 +89,14 @@ def test_a_part_of_a_visit_is_what_those_clients_do_in_it(kind: str, index: Tens
     """Row i of the table is 10^i, so a client's rows can be told from their sum."""
     table = TensorDict({"n": torch.tensor([1.0, 10.0, 100.0])}, batch_size=[] if index is None else [3])
     cohort = simulation("local").cohort(range(5))
-    visit, states = Visit(message, cohort, table, index), TensorDict({"n": torch.arange(5.0)}, batch_size=[5])
+    task, states = (
+        CohortTask(message, cohort, table, index),
+        TensorDict({"n": torch.arange(5.0)}, batch_size=[5]),
+    )
     rows = [111.0] * 5 if index is None else table["n"][index].reshape(5, -1).sum(1).tolist()
     for where in (range(5), [3, 1], torch.tensor([4])):
         chosen = [int(i) for i in where]
-        (found,) = KINDS[kind].map(visit.part(where), states[torch.tensor(chosen)])
+        (found,) = KINDS[kind].map(task.part(where), states[torch.tensor(chosen)])
         assert found["state"].tolist() == chosen
         assert found["row"].tolist() == [rows[i] for i in chosen]
         assert found["samples"].tolist() == [SIZES[i] for i in chosen]
@@ -103,10 +106,10 @@ def test_stored_states_are_the_present_ones_or_starts() -> None:
     store = StateStore(TensorDict({"n": torch.tensor(-1.0)}))
     store.put([3], TensorDict({"n": torch.tensor([7.0])}, batch_size=[1]))
     cohort = simulation("local").cohort(range(5))
-    visit = Visit(lambda c, state, r: (TensorDict({"n": state["n"] + 0}),), cohort, TensorDict({}))
+    task = CohortTask(lambda c, state, r: (TensorDict({"n": state["n"] + 0}),), cohort, TensorDict({}))
     for kind in (*KINDS.values(), Auto()):
-        assert kind.map(visit, Stored(store))[0]["n"].tolist() == [-1, -1, -1, 7, -1]
-        assert kind.map(visit, Stored(store, fresh=True))[0]["n"].tolist() == [-1] * 5
+        assert kind.map(task, Stored(store))[0]["n"].tolist() == [-1, -1, -1, 7, -1]
+        assert kind.map(task, Stored(store, fresh=True))[0]["n"].tolist() == [-1] * 5
 
 
 class Backwards:
@@ -143,8 +146,8 @@ def test_models_are_shared_out_where_making_them_takes_training(steps: int, shar
             client.fit(received, length=Length(steps=steps))
         return TensorDict({"n": state["n"] + 0}), TensorDict({"samples": client.samples})
 
-    visit, team = Visit(function, sim.cohort(range(5)), sim.init), Backwards()
-    states, samples = Pooled(Sequential(), team).map(visit, Stored(store, fresh))
+    task, team = CohortTask(function, sim.cohort(range(5)), sim.init), Backwards()
+    states, samples = PooledEngine(Sequential(), team).map(task, Stored(store, fresh))
     assert states["n"].tolist() == ([-1] * 5 if fresh else [5, -1, -1, 7, -1])
     assert samples["samples"].tolist() == list(SIZES)
     assert team.done == shared
@@ -171,7 +174,7 @@ def test_bytes_of_any_tensor_are_those_of_its_elements() -> None:
 @pytest.mark.parametrize("common", [True, False])
 def test_outputs_in_pieces_are_the_outputs(kind: str, common: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """However they are cut, as several processes are asked, or one in several passes; those of the module."""
-    engine: InProcess = KINDS[kind]
+    engine: InProcessEngine = KINDS[kind]
     sim = simulation("local", "mlp", rounds=1)
     ((_, models),) = sim.personal_models(range(5))
     source, rows = sim.federation.source, [torch.arange(k, 3 * k) for k in range(5)]

@@ -25,7 +25,7 @@ from tailorfl.training.gradients import (
     Carry,
     Direction,
     Gradient,
-    Objective,
+    LocalObjective,
     Pass,
     filled,
     gradients_of,
@@ -51,7 +51,7 @@ class Directed:
         clip: largest norm of every gradient that a direction asks for, or None.
     """
 
-    objective: Objective
+    objective: LocalObjective
     components: tuple[str, ...]
     direction: Directions | None
     dp: SampleDP | None
