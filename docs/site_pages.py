@@ -41,7 +41,6 @@ SUBJECTS = {
         "reproduce",
         "pretrain",
         "bench",
-        "landscape",
         "merge",
         "load_config",
     ),

@@ -1,8 +1,8 @@
 """Does `tailorfl advise` say what comparisons then showed? Its regime beside the tables of results/.
 
-    python studies/advise_check.py pilots results/advise              what is advised: advice.csv, in minutes
-    python studies/advise_check.py seeds results/advise FOLDER ...    numbers of every seed: seeds.csv
-    python studies/advise_check.py table results/advise               the verdicts, on the screen
+    python -m studies.advise_check pilots results/advise              what is advised: advice.csv, in minutes
+    python -m studies.advise_check seeds results/advise FOLDER ...    numbers of every seed: seeds.csv
+    python -m studies.advise_check table results/advise               the verdicts, on the screen
 
 `pilots` runs the pilot of `tailorfl advise` (30 clients, the first seed) with the settings of every
 folder of results/ whose comparison.csv has LocalTrain, FedAvg and a personalized method. Of each of the three the line
@@ -19,19 +19,20 @@ import math
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from studies.claims.folders import gathered
 from tailorfl.cli.advise import pilot
 from tailorfl.core.method import find_method
 from tailorfl.errors import TailorflError
 from tailorfl.evaluation.leading import leading
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.evaluation.seeds import interval
-from tailorfl.experiments.claims.folders import gathered
 from tailorfl.experiments.config import load
 from tailorfl.experiments.making import make_federation
 from tailorfl.experiments.names import slug
@@ -155,11 +156,13 @@ def pilots(out: Path, folders: Sequence[str]) -> None:
     Where `folders` are named, only theirs are made anew.
     """
     file, begin = out / "advice.csv", time.process_time()
-    rows = pd.read_csv(file).query("folder not in @folders").to_dict("records") if folders else []
+    rows: list[dict[Hashable, Any]] = []
+    if folders:
+        rows = pd.read_csv(file).query("folder not in @folders").to_dict("records")
     for name, config, _ in federations():
         if folders and name not in folders:
             continue
-        row: dict[str, object] = {"folder": name}
+        row: dict[Hashable, Any] = {"folder": name}
         try:
             if time.process_time() - begin > 60 * MINUTES:
                 raise TailorflError(f"{MINUTES:g} minutes of a core were over")
@@ -222,7 +225,10 @@ def kept(out: Path, name: str, labels: Sequence[str]) -> Seeds:
         frame = pd.read_csv(out / "seeds.csv")
         mine = frame[frame["folder"] == name]
         if not mine.empty:
-            return {label: part.set_index("seed")["mean"].to_dict() for label, part in mine.groupby("label")}
+            return {
+                str(label): dict(zip(part["seed"].tolist(), part["mean"].tolist(), strict=True))
+                for label, part in mine.groupby("label")
+            }
     for one in gathered([RESULTS / "evidence"]):
         if one.recipe == name:
             return {label: one.of(label, "", "mean") for label in labels}

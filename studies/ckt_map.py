@@ -138,7 +138,8 @@ def draw(frame: pd.DataFrame, file: Path) -> None:
     most = float(table.abs().max().max())
     image = axis.imshow(table, cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
     for i, j in ((i, j) for i in range(len(skews)) for j in range(len(sizes))):
-        value, sure = table.iat[i, j], abs(table.iat[i, j]) > half.iat[i, j]
+        value = float(table.to_numpy()[i, j])
+        sure = abs(value) > float(half.to_numpy()[i, j])
         colour = "white" if abs(value) > 0.6 * most else "black"
         axis.text(
             j,

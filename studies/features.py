@@ -64,7 +64,7 @@ def pacs(samples: int | None) -> dict[str, Any]:
     net.eval()
     net.linear = torch.nn.Identity()
     with torch.no_grad():
-        parts = [net(source.take(rows)) for rows in torch.arange(len(source)).split(BATCH)]
+        parts = [net(source.take(rows)) for rows in torch.split(torch.arange(len(source)), BATCH)]
     x = torch.cat(parts).numpy()
     x = (x - x.mean(0)) / x.std(0)
     domains = {"domain": source.groups["domain"].numpy(), "domains": source.group_names["domain"]}

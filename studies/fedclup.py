@@ -50,6 +50,7 @@ def simulations(config: ExperimentConfig) -> Iterator[tuple[str, int, Simulation
         federation = make_federation(own, seed)
         for method in own.methods:
             sim = make_simulation(Job(own, method, seed), federation)
+            assert sim.method.weights is not None
             yield method.label, seed, sim, Truth.of(federation, sim.method.weights)
 
 

@@ -5,7 +5,7 @@
     python studies/paper_scale.py --minutes 1 --scale smoke    the same with seconds of work, on a CPU
 
 Every item is a process of its own that is told to end when the time is over; it keeps its last checkpoint, and the next
-call goes on from there. `tailorfl claims --runs OUT/ITEM/run` judges what is finished.
+call goes on from there. `python -m studies.claims --runs OUT/ITEM/run` judges what is finished.
 """
 
 from __future__ import annotations

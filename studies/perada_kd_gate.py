@@ -54,9 +54,9 @@ class Gap:
 def gap(model: Model, mean: TensorDict, models: TensorDict, x: Tensor, y: Tensor) -> Gap:
     """Returns the gap of `mean` and its `models` [clients, ...] on samples [n, ...] of classes [n]."""
     with torch.no_grad():
-        own = torch.cat([model(mean, part) for part in x.split(PIECE)])
+        own = torch.cat([model(mean, part) for part in torch.split(x, PIECE)])
         each = torch.stack(
-            [torch.cat([model(one, part) for part in x.split(PIECE)]) for one in models.unbind(0)]
+            [torch.cat([model(one, part) for part in torch.split(x, PIECE)]) for one in models.unbind(0)]
         )
     teacher, student = each.mean(0).log_softmax(-1), own.log_softmax(-1)
     average = float((own.argmax(-1) == y).double().mean())

@@ -153,7 +153,7 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     sections, tables = [], []
-    for result in results(args.run):
+    for result in results(args.run).values():
         frame, name = curves(result), result.path.name
         picture = f"scalars_{name}.png"
         draw(frame, name.replace("-", " "), args.out / picture)

@@ -1,6 +1,6 @@
 """PerFed-CKT on linear regression, where everything is known: Theorem 4.2 simulated, and the toy of figure 1.
 
-    python studies/perfed_ckt_theory.py            # writes results/perfed_ckt_theory
+    python -m studies.perfed_ckt_theory            # writes results/perfed_ckt_theory
 
 Theorem 4.2 (arXiv 2109.08119): how far should client k be pulled (λ) towards which mix (α) of everybody's
 estimates? Models and labels are drawn, every client is fitted by least squares and by the pulled objective with
@@ -26,9 +26,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from studies.perfed_ckt_formulas import transfer_mse
 from tailorfl.methods.perfed_ckt import cluster
 from tailorfl.runs.plots import COLOURS
-from tailorfl.theory.perfed_ckt import best_transfer, transfer_mse
+from tailorfl.theory.perfed_ckt import best_transfer
 
 Floats = NDArray[np.float64]
 
@@ -236,7 +237,7 @@ def draw_toy(frame: pd.DataFrame, path: Path) -> None:
 def readme(frame: pd.DataFrame, errors: pd.DataFrame, facts: pd.DataFrame, args: argparse.Namespace) -> str:
     """Returns the page that explains the numbers."""
     settings = f"seed {args.seed}, {args.trials:,} trials of the theorem, {args.toy_trials:,} of the toy"
-    head = f"# PerFed-CKT on linear regression\n\nMade by `python studies/perfed_ckt_theory.py` ({settings})."
+    head = f"# PerFed-CKT on linear regression\n\nMade by `python -m studies.perfed_ckt_theory` ({settings})."
     return "\n\n".join([head, theorem_text(frame), toy_text(errors, facts)]) + "\n"
 
 

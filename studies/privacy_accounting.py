@@ -22,7 +22,8 @@ import pandas as pd
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from tailorfl.privacy.accounting import Entry, epsilon
+from tailorfl.privacy.accounting import epsilon
+from tailorfl.training.ledger import Entry
 
 GRID = np.linspace(-30.0, 60.0, 900_001)
 
@@ -62,7 +63,8 @@ def largest_of(batches: int, sigma: float) -> Callable[[float], np.ndarray]:
     def law(mean: float) -> np.ndarray:
         one, others = norm(mean, sigma), norm(-1, sigma)
         below = others.cdf(GRID) ** (batches - 2)
-        return below * (one.pdf(GRID) * others.cdf(GRID) + (batches - 1) * others.pdf(GRID) * one.cdf(GRID))
+        density = one.pdf(GRID) * others.cdf(GRID) + (batches - 1) * others.pdf(GRID) * one.cdf(GRID)
+        return np.asarray(below * density)
 
     return law
 
@@ -138,10 +140,10 @@ def page(frame: pd.DataFrame) -> str:
         "| Setting | δ | Poisson | Stated | dp-accounting | Possible |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for row in frame.itertuples():
-        possible = "–" if pd.isna(row.possible) else f"{row.possible:.3f}"
-        numbers = f"{row.poisson:.3f} | {row.stated:.3f} | {row.dp_accounting:.3f} | {possible}"
-        lines.append(f"| {row.setting} | {row.delta:g} | {numbers} |")
+    for row in frame.to_dict("records"):
+        possible = "–" if math.isnan(row["possible"]) else f"{row['possible']:.3f}"
+        numbers = f"{row['poisson']:.3f} | {row['stated']:.3f} | {row['dp_accounting']:.3f} | {possible}"
+        lines.append(f"| {row['setting']} | {row['delta']:g} | {numbers} |")
     return "\n".join(lines) + "\n"
 
 

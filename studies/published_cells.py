@@ -3,8 +3,8 @@
     python studies/published_cells.py fedclup_logit --metric shared.official
     python studies/published_cells.py fedclup_logit --metric shared.official -o results/fedclup_logit/cells.md
 
-Reads what `tailorfl claims --keep results/evidence` has kept of a recipe, and the numbers that the recipe says were
-published. z = (published − mean) / s, with s the standard deviation over seeds: a paper's cell is one draw of
+Reads what `python -m studies.claims --keep results/evidence` has kept of a recipe, and the numbers that the recipe says
+were published. z = (published − mean) / s, with s the standard deviation over seeds: a paper's cell is one draw of
 clients, so |z| below 2 is what the same experiment would give 19 times out of 20. A reading of the paper (a variant) is
 as far from it as the root of the mean of its z².
 """
@@ -100,7 +100,7 @@ def main() -> None:
     file = given.kept / f"{given.recipe}-small" / "numbers.csv"
     if not file.is_file():
         raise SystemExit(
-            f"there is no '{file}': run the recipe, then tailorfl claims --runs ... --keep {given.kept}"
+            f"there is no '{file}': run the recipe, then python -m studies.claims --runs ... --keep {given.kept}"
         )
     found = cells(pd.read_csv(file), published(given.recipe, given.metric), given.metric)
     if found.empty:

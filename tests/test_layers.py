@@ -147,6 +147,13 @@ def test_imports_point_to_the_right(path):
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_package_imports_no_study():
+    """Studies use the package, which is installed without them."""
+    assert not [
+        path for path in modules() if any(name.split(".")[0] == "studies" for name, _ in imports(path))
+    ]
+
+
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_optional_packages_are_imported_where_they_are_needed(path):
     early = []

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tailorfl.data.source import Source
     from tailorfl.experiments.config import load as load_config
     from tailorfl.experiments.jobs import Job, Observer
-    from tailorfl.experiments.landscape import landscape
     from tailorfl.experiments.merging import merge
     from tailorfl.experiments.pretrain import Pretrained, Watcher
     from tailorfl.experiments.result import ExperimentResult
@@ -75,7 +74,6 @@ __all__ = [
     "build_federation",
     "compare",
     "export_models",
-    "landscape",
     "load_config",
     "merge",
     "predict",
@@ -111,7 +109,6 @@ _HOMES = {
     "build_federation": "tailorfl.data.build:build",
     "predict": "tailorfl.export.predict:predict",
     "export_models": "tailorfl.export.folder:export",
-    "landscape": "tailorfl.experiments.landscape:landscape",
     "load_config": "tailorfl.experiments.config:load",
     "merge": "tailorfl.experiments.merging:merge",
     "register": "tailorfl.core.method:register",

@@ -133,7 +133,7 @@ def test_lists_as_json_are_the_lists() -> None:
     }  # fmt: skip
 
 
-THEORY = ("moreau", "fedclup", "fedclup-steps", "lambda-range", "minimax", "l2gd", "perfed-ckt", "cost", "dp")
+THEORY = ("moreau", "fedclup", "fedclup-steps", "lambda-range", "minimax", "l2gd", "perfed-ckt", "dp")
 
 
 @pytest.mark.parametrize("command", THEORY)
@@ -156,7 +156,7 @@ def test_all_of_theory_is_tried() -> None:
     assert names == set(THEORY)
 
 
-def test_results_checks_and_audits_as_json(tmp_path: Path) -> None:
+def test_results_and_checks_as_json(tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = tailorfl.run(
         methods=["local", "fedavg"], seeds=2, rounds=1, data={"samples": 240, "clients": 4}, out=out
@@ -177,9 +177,6 @@ def test_results_checks_and_audits_as_json(tmp_path: Path) -> None:
     (out / "local/seed-1/clients.jsonl").write_text("")
     found = as_json("check", str(out), code=1)
     assert [job["job"] for job in found["jobs"] if job["damaged"]] == ["local, seed 1"]
-    audit = as_json("audit", "--trials", "100")
-    assert audit["stated"] > 0
-    assert audit["broken"] is False
 
 
 @pytest.mark.usefixtures("a_quick_estimate")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tailorfl.cli.main import app
 
-COMMANDS = ["moreau", "fedclup", "fedclup-steps", "lambda-range", "minimax", "l2gd", "perfed-ckt", "cost"]
+COMMANDS = ["moreau", "fedclup", "fedclup-steps", "lambda-range", "minimax", "l2gd", "perfed-ckt"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +37,6 @@ def theory(*arguments: str) -> Result:
         ("l2gd --lam 1 --mu 1 --L 10", ["0.0909091", "25.1191"]),
         ("l2gd --p 0.5", ["0.5", "138.155"]),
         ("perfed-ckt --beta 3 --sigma2 2 --nu 1.7 --v2 .5,1,2,4,.2", ["1.17647", "0.267834", "0.449996"]),
-        ("cost --clients 10 --rounds 200 --method hypcluster --clusters 3", ["25,366,707,600"]),
-        ("cost --clients 15", ["fedavg", "31,220,563,200", "perfed_ckt", "72,000,000"]),
-        ("cost --method perfed_ckt --clusters 1 --prediction-scalars 7", ["15,400"]),
-        ("cost --method fedavg --model-scalars 7", ["15,400"]),
     ],
 )
 def test_commands_print_what_the_calculators_find(command: str, expected: list[str]) -> None:
@@ -58,7 +54,6 @@ def test_every_command_has_defaults(command: str) -> None:
     ("command", "message"),
     [
         ("moreau --lam 0", "lam must be a positive number"),
-        ("cost --method fedav", "Did you mean 'fedavg'"),
         ("perfed-ckt --v2 1,x", "v2 must be numbers with commas between them, but is '1,x'"),
         ("fedclup-steps --share 0.5,1", "share must be numbers between 0 and 1, but is '0.5,1'"),
         ("moreu", "Did you mean 'moreau'"),

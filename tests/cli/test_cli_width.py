@@ -46,7 +46,6 @@ COMMANDS: dict[str, list[str]] = {
     "report": ["report", "done", "--target", "0.01"],
     "check": ["check", "done"],
     "gains": ["gains", "done"],
-    "claims": ["claims", "perfed_ckt"],
     "watch": ["watch", "done", "--once"],
     "list": ["list"],
     "list -- settings": ["list", "settings"],
@@ -58,8 +57,6 @@ COMMANDS: dict[str, list[str]] = {
     "tune --dry-run": ["tune", *TINY, METHODS, "--dry-run"],
     "advise": ["advise", *TINY, "--rounds", "1"],
     "data show": ["data", "show", *TINY],
-    "audit": ["audit", "--trials", "100"],
-    "landscape": ["landscape", "done", "--points", "3", "--method", "local", "--model", "0"],
     "export": ["export", "done", "--client", "0", "--overwrite", "-o", "models"],
     "predict": ["predict", "done", "--client", "0", "--method", "local", "--data", "digits.csv"],
     "pretrain": ["pretrain", "data.samples=240", "rounds=1", "model.hidden=[8]", "--overwrite"],
@@ -71,7 +68,6 @@ COMMANDS: dict[str, list[str]] = {
     "theory minimax": ["theory", "minimax"],
     "theory l2gd": ["theory", "l2gd"],
     "theory perfed-ckt": ["theory", "perfed-ckt"],
-    "theory cost": ["theory", "cost"],
     "theory dp": ["theory", "dp", "--target-epsilon", "8"],
 }
 SAME = ("report", "check", "gains", "list", "show", "theory")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import typer
 from typer.testing import CliRunner
 
 from tailorfl.cli.main import app
@@ -94,6 +97,10 @@ def try_command(words: list[str]) -> None:
         assert all(re.search(rf"^{goal}:", targets, re.MULTILINE) for goal in goals), words
     elif program == "python" and arguments[0] == FILES_OF_HOSPITALS:  # what comes after it reads them
         subprocess.run([sys.executable, ROOT / arguments[0], *arguments[1:], "--look-alike"], check=True)
+    elif program == "python" and arguments[:1] == ["-m"] and arguments[1].startswith("studies."):
+        package = importlib.util.find_spec(arguments[1]).submodule_search_locations  # type: ignore[union-attr]
+        module = importlib.import_module(f"{arguments[1]}.__main__" if package else arguments[1])
+        invoke(arguments[2:], module.app)
     elif program == "python" and arguments[0] != "-m":
         assert (ROOT / arguments[0]).is_file(), words
     else:
@@ -109,8 +116,8 @@ def refuse(block: Block) -> None:
     assert " ".join(shown.split()) in " ".join(result.output.split()), result.output
 
 
-def invoke(arguments: list[str]) -> None:
-    """Runs a tailorfl command in this process; data that are not on this machine are no failure."""
+def invoke(arguments: list[str], app: typer.Typer = app) -> None:
+    """Run a command in this process; data that are not on this machine are no failure."""
     result = CliRunner().invoke(app, arguments)
     missing = result.exit_code == 1 and "TAILORFL_DATA" in result.output
     assert missing or result.exit_code == 0, f"tailorfl {shlex.join(arguments)}\n{result.output}"

@@ -1,8 +1,7 @@
-"""Rounds and bytes to a target, the choice of a round, and landscapes of a stored run."""
+"""Rounds and bytes to a target, and the choice of a round."""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,8 @@ from typer.testing import CliRunner
 
 import tailorfl
 from tailorfl.cli.main import app
-from tailorfl.errors import ConfigError, RunError
-from tailorfl.evaluation.sharpness import mean_loss
+from tailorfl.errors import ConfigError
 from tailorfl.experiments.curves import best_rounds, check_target, sections, to_target
-from tailorfl.experiments.landscape import landscape, restored
 from tailorfl.experiments.report import write_report
 from tailorfl.experiments.result import ExperimentResult
 
@@ -175,50 +172,3 @@ def test_the_report_has_the_target_and_the_choice_of_rounds(run: ExperimentResul
     refused = CliRunner().invoke(app, ["report", str(run.path), "--target", "30"])
     assert refused.exit_code == 2
     assert "0.3 for 30 %" in " ".join(refused.output.split())
-
-
-def test_a_landscape_of_a_stored_run_has_its_models_losses(run: ExperimentResult, tmp_path: Path) -> None:
-    found = landscape(run.path, ["global", "1", "4"], method="ditto", part="local", points=5)
-    _, sim, _ = restored(run.path, "ditto", None, None)
-    assert sim.round == 4
-    assert list(found.marks) == ["global", "client 1", "client 4"]
-    assert found.loss.shape == (5, 5)
-    rows = landscape(run.path, ["1"], method="ditto", part="val", points=3, radius=0.5)
-    ((_, models),) = sim.personal_models((1,))
-    import torch
-
-    own = torch.from_numpy(np.sort(sim.federation.val[1]))
-    assert rows.loss[1, 1] == pytest.approx(
-        mean_loss(sim.model, models[0], sim.federation.source, own), rel=1e-5
-    )
-    picture, numbers = found.write(tmp_path / "l.png")
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    table = pd.read_csv(numbers)
-    assert table.shape == (25, 3)
-    assert table["loss"].to_numpy() == pytest.approx(found.loss.ravel(), rel=1e-6)
-    asked = ["landscape", str(run.path), "--method", "ditto", "--points", "3", "-o", str(tmp_path / "g.png")]
-    said = CliRunner().invoke(app, asked)
-    assert said.exit_code == 0, said.output
-    assert "ditto, seed 0, global" in said.output
-    printed = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
-    written = pd.read_csv(tmp_path / "g.csv")
-    assert written["loss"].to_numpy() == pytest.approx(np.ravel(printed["loss"]), rel=1e-6)
-    assert printed["marks"] == {"global": [0.0, 0.0]}
-
-
-def test_what_cannot_be_drawn_is_refused_with_what_there_is(run: ExperimentResult, tmp_path: Path) -> None:
-    for arguments, message in (
-        ({"models": ["global"], "method": "local"}, "no global model"),
-        ({"models": ["9"]}, "clients 0 to 5"),
-        ({"models": ["1", "2"]}, "one model or three"),
-        ({"models": ["1"], "method": "fedavg"}, "unknown method of the experiment 'fedavg'"),
-        ({"models": ["1"], "seed": 7}, "no seed 7; it has 0"),
-        ({"models": ["1"], "points": 1}, "points >= 2"),
-        ({"models": ["1"], "part": "trian"}, "Did you mean .train"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            landscape(run.path, **arguments)  # type: ignore[arg-type]
-    (run.path / "empty").mkdir(exist_ok=True)
-    (tmp_path / "config.yaml").write_text((run.path / "config.yaml").read_text())
-    with pytest.raises(RunError, match="no checkpoint yet"):
-        landscape(tmp_path, ["1"])

@@ -17,8 +17,8 @@ from tailorfl.cli.main import app
 from tailorfl.errors import RunError, TailorflError
 from tailorfl.experiments import fingerprint
 from tailorfl.experiments.config import load
+from tailorfl.experiments.deployed import restore
 from tailorfl.experiments.jobs import Job, Observer
-from tailorfl.experiments.landscape import landscape
 from tailorfl.experiments.report import write_report
 from tailorfl.experiments.result import ExperimentResult
 
@@ -217,7 +217,7 @@ def test_a_finished_job_without_its_last_checkpoint_gives_no_older_model(
     assert f"--resume '{folder}'" in said
     assert not (tmp_path / "out").exists()
     with pytest.raises(RunError, match="checkpoint"):
-        landscape(folder, ["0"], points=2)
+        restore(folder)
     with pytest.raises(RunError, match="checkpoint"):
         tailorfl.predict(folder, tmp_path / "none.csv", client="0")
     assert ExperimentResult.load(folder).table["seeds"].tolist() == [1]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from studies import perfed_ckt_formulas
 from tailorfl.errors import ConfigError
 from tailorfl.theory import (
     fedclup,
@@ -17,7 +18,6 @@ from tailorfl.theory import (
     l2gd,
     minimax,
     moreau,
-    perfed_ckt,
     shrinkage,
     spread,
 )
@@ -62,12 +62,12 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[float, ...
     ),
     (moreau.moreau_constants, {"mu": 1.0, "smoothness": 2.0, "lam": 0.5}, {**CURVED, "lam": NOT_POSITIVE}),
     (
-        perfed_ckt.transfer_mse,
+        perfed_ckt_formulas.transfer_mse,
         {"beta": 1.0, "sigma2": 1.0, "nu": 0.5, "v2": [1.0, 2.0], "client": 0, "lam": 0.5, "alpha": [0.5, 0.5]},
         {"beta": NOT_POSITIVE, "sigma2": NOT_POSITIVE, "nu": NOT_POSITIVE, "lam": NEGATIVE},
     ),
     (
-        perfed_ckt.transmission_cost,
+        perfed_ckt_formulas.transmission_cost,
         {"method": "perfed_ckt", "clients": 5, "rounds": 3, "clusters": 2},
         {"clients": NO_COUNT, "rounds": NO_COUNT, "clusters": NO_COUNT},
     ),
@@ -107,11 +107,11 @@ def test_what_good_numbers_give() -> None:
     """λL/(λ+L) and λμ/(λ+μ), and what a round of 5 clients sends."""
     found = moreau.moreau_constants(mu=1.0, smoothness=2.0, lam=0.5)
     assert (found.global_smoothness, found.global_convexity) == pytest.approx((0.5 * 2 / 2.5, 0.5 / 1.5))
-    cost = perfed_ckt.transmission_cost("perfed_ckt", clients=5, rounds=3, clusters=2)
+    cost = perfed_ckt_formulas.transmission_cost("perfed_ckt", clients=5, rounds=3, clusters=2)
     assert (
         cost.up * 2 == cost.down * 5
     )  # clients send one set of predictions each, and receive one of each cluster
-    once = perfed_ckt.transmission_cost("perfed_ckt", clients=5, rounds=1, clusters=2)
+    once = perfed_ckt_formulas.transmission_cost("perfed_ckt", clients=5, rounds=1, clusters=2)
     assert (cost.up, cost.down) == (3 * once.up, 3 * once.down)
 
 

@@ -7,12 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from studies.perfed_ckt_formulas import transfer_mse, transmission_cost
 from tailorfl.errors import ConfigError
-from tailorfl.theory.perfed_ckt import (
-    best_transfer,
-    transfer_mse,
-    transmission_cost,
-)
+from tailorfl.theory.perfed_ckt import best_transfer
 
 BETA, SIGMA2, NU, V2 = 3.0, 2.0, 1.7, (0.5, 1.0, 2.0, 4.0, 0.2)
 positive = st.floats(0.05, 20)

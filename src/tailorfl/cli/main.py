@@ -12,19 +12,16 @@ from typer.core import TyperGroup
 import tailorfl
 from tailorfl.cli import (
     advise,
-    audit,
     bench,
     data,
     deploy,
     gains,
-    landscape,
     listing,
     pretrain,
     theory,
     watching,
 )
 from tailorfl.cli.arguments import Imports, Quiet, given, hint
-from tailorfl.cli.claims import command as claims_command
 from tailorfl.cli.export import command as export_command
 from tailorfl.cli.predict import command as predict_command
 from tailorfl.cli.running import Request, perform
@@ -97,13 +94,10 @@ app.command("advise")(advise.command)
 app.command("pretrain")(pretrain.command)
 app.command("bench")(bench.command)
 app.command("tune")(tune)
-app.command("audit")(audit.command)
-app.command("claims")(claims_command)
 app.command("export")(export_command)
 app.command("predict")(predict_command)
 app.command("server")(deploy.server)
 app.command("client")(deploy.client)
-app.command("landscape")(landscape.command)
 app.command("gains")(gains.command)
 app.command("list")(listing.list_command)
 app.command("show")(listing.show_command)

@@ -13,7 +13,7 @@ from tailorfl.cli.screen import PROSE, print_json, show_table, stdout
 from tailorfl.errors import ConfigError
 
 app = typer.Typer(
-    no_args_is_help=True, help="Calculate with the papers' formulas: step sizes, rounds, lam, costs."
+    no_args_is_help=True, help="Calculate with the papers' formulas: step sizes, rounds, lam, epsilon."
 )
 
 Lam = Annotated[float, typer.Option("--lam", help="Strength of the pull (lam/2) ||v - w||^2.")]
@@ -201,46 +201,6 @@ def perfed_ckt(
     rows = [(client, *map(float, row), found.local_mse) for client, row in enumerate(each)]
     names = ("client", "lam", "alpha", "own weight", "error", "error alone")
     _show_rows("PerFed-CKT, Theorem 4.2", names, rows, as_json)
-
-
-@app.command()
-def cost(
-    clients: Annotated[int, typer.Option("--clients", help="Clients sampled in a round.")] = 10,
-    rounds: Annotated[int, typer.Option("--rounds", help="Rounds of the run.")] = 200,
-    method: Annotated[
-        str | None,
-        typer.Option("--method", help="fedavg, hypcluster, fedfomo or perfed_ckt; by default all."),
-    ] = None,
-    clusters: Annotated[int, typer.Option("--clusters", help="Of hypcluster and perfed_ckt.")] = 3,
-    model_scalars: Annotated[
-        int | None, typer.Option("--model-scalars", help="Weights of a model; by default VGG-11's.")
-    ] = None,
-    prediction_scalars: Annotated[
-        int | None,
-        typer.Option("--prediction-scalars", help="Public samples times classes; by default 20000."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Scalars that a run sends; a payload sent to several clients in a round counts once."""
-    from typing import get_args
-
-    from tailorfl.theory.perfed_ckt import (
-        PREDICTION_SCALARS,
-        VGG11_SCALARS,
-        CostMethod,
-        transmission_cost,
-    )
-
-    sizes = (
-        VGG11_SCALARS if model_scalars is None else model_scalars,
-        PREDICTION_SCALARS if prediction_scalars is None else prediction_scalars,
-    )
-    rows: list[tuple[float | str, ...]] = []
-    for name in (method,) if method is not None else get_args(CostMethod):
-        found = transmission_cost(name, clients, rounds, clusters, *sizes)
-        rows.append((name, found.up, found.down, found.total))
-    title = f"scalars sent in {rounds} rounds of {clients} clients"
-    _show_rows(title, ("method", "up", "down", "total"), rows, as_json)
 
 
 @app.command()

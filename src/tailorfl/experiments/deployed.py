@@ -9,21 +9,27 @@ from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict
-from torch import nn
+from torch import Tensor, nn
 
 from tailorfl.core.answers import Answering
 from tailorfl.errors import ConfigError, ModelError, RunError, unknown
 from tailorfl.evaluation.judges import Answers
 from tailorfl.evaluation.portions import Portions
 from tailorfl.evaluation.selection import Selection
-from tailorfl.experiments.fingerprint import data_change, digests
+from tailorfl.experiments.fingerprint import data_change, digests, forced, other_settings
+from tailorfl.experiments.folders import check_source, experiment_in
 from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.landscape import GLOBAL, restored
+from tailorfl.experiments.making import make_federation, make_simulation
+from tailorfl.experiments.one_job import make_selection
 from tailorfl.models.layers import head_name
+from tailorfl.printable import quoted
 from tailorfl.rounds.groups import by_group
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.store import RunStore
 from tailorfl.training import tree
+
+GLOBAL = "global"
+"""The name of the model of all clients."""
 
 
 @dataclass(frozen=True)
@@ -158,13 +164,55 @@ def restore(
 
     Raises:
         ConfigError: no such line or seed; data of your own are missing, or given where there were none.
-        RunError: there is no checkpoint, or the data are not those of the run.
+        RunError: there is no checkpoint, the newest is damaged, or the settings or data are not those of the run.
     """
-    job, sim, selection = restored(Path(folder), method, seed, source)
-    store = RunStore.open(Path(folder) / job.folder, readonly=True)
+    folder = Path(folder)
+    config = experiment_in(folder)
+    labels = [m.label for m in config.methods]
+    if method is not None and method not in labels:
+        raise unknown("method of the experiment", method, labels)
+    if seed is not None and seed not in config.seeds:
+        raise ConfigError(f"the experiment has no seed {seed}; it has {', '.join(map(str, config.seeds))}")
+    chosen = config.methods[0 if method is None else labels.index(method)]
+    job = Job(config, chosen, config.seeds[0] if seed is None else seed)
+    check_source(folder, source)
+    place = folder / job.folder
+    found = _newest(job, place, folder) if (place / "config.json").is_file() else None
+    if found is None:
+        if (place / "summary.json").is_file():
+            raise RunError(
+                f"'{place}' is finished, but its checkpoint-* files, which hold the models, are gone; bring them back "
+                "from a copy, or move the folder away and do the job again with --resume"
+            )
+        raise RunError(f"'{place}' has no checkpoint yet; continue the run with --resume {quoted(folder)}")
+    sim = make_simulation(job, make_federation(config, config.data.seed_of(job.seed), source))
+    _, tensors, facts = found
+    sim.load(tensors, facts)
+    selection = make_selection(config, sim, None)
+    if selection is not None:
+        selection.load(tensors)
+    store = RunStore.open(place, readonly=True)
     if data_change(store.config, digests(sim.given), sim.given.source):
         raise RunError(
             f"the data are not those that '{folder}' was made with, and models that look at data once more before they "
             "are deployed would be others; bring the data back as they were"
         )
     return Restored(job, sim, selection, store)
+
+
+def _newest(job: Job, place: Path, folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
+    """The newest checkpoint of a job, whose settings are still those that it was made with."""
+    store = RunStore.open(place, readonly=True)
+    differences = [] if forced(folder) else list(other_settings([job], folder, longer=True, versions=False))
+    if differences:
+        raise RunError(
+            f"'{folder / 'config.yaml'}' does not say what the models were made with ({'; '.join(differences)}); "
+            "restore it from a copy"
+        )
+    try:
+        return store.newest_checkpoint()
+    except RunError as error:
+        raise RunError(
+            f"the newest state of {job.name} is lost ({error}), and an older one would be another model; restore it "
+            f"from a copy, or do its last rounds again with --resume {quoted(folder)}"
+        ) from error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailorfl.experiments.budget import sentence
 from tailorfl.experiments.caveats import caveats
-from tailorfl.experiments.claims.words import sections as of_claims
 from tailorfl.experiments.curves import Section, sections
 from tailorfl.experiments.page.page import page
 from tailorfl.experiments.published import beside, notes
@@ -25,31 +25,36 @@ SPREAD = (
 )
 
 
-def write_report(result: ExperimentResult, target: float | None = None) -> list[Path]:
+def write_report(
+    result: ExperimentResult,
+    target: float | None = None,
+    further: Callable[[ExperimentResult], Sequence[Section]] | None = None,
+) -> list[Path]:
     """Writes the table, the plots, report.md and report.html into the result folder; returns the two reports.
 
-    `target` takes the place of the experiment's `eval.target`. Where jobs are finished meanwhile, all is written again:
-    the experiment may have written its last tables and plots before ours, which know less.
+    `target` takes the place of the experiment's `eval.target`; `further` returns sections of the caller's own. Where
+    jobs are finished meanwhile, all is written again: the experiment may have written its last tables and plots before
+    ours, which know less.
 
     Raises RunError where the folder cannot be written, ConfigError for a target out of the metric's reach.
     """
     while True:
-        files = _write(result, target)
+        files = _write(result, target, () if further is None else further(result))
         now = result.again()
         if len(now.jobs) == len(result.jobs):
             return files
         result = now
 
 
-def _write(result: ExperimentResult, target: float | None) -> list[Path]:
+def _write(result: ExperimentResult, target: float | None, further: Sequence[Section]) -> list[Path]:
     config = result.config
     of_curves = sections(result, config.eval.target if target is None else target)
-    further = [*of_tuning(result.path, config.seeds), *caveats(result), *of_claims(result), *of_curves]
+    all_sections = [*of_tuning(result.path, config.seeds), *caveats(result), *further, *of_curves]
     plots = result.write()
     published = _published(result, config)
     markdown, html = result.path / "report.md", result.path / "report.html"
-    write_text(markdown, _markdown(config, result.markdown, published, further, plots))
-    write_text(html, page(result, target))
+    write_text(markdown, _markdown(config, result.markdown, published, all_sections, plots))
+    write_text(html, page(result, target, further))
     return [markdown, html]
 
 

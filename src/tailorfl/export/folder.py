@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tailorfl.errors import ConfigError, ModelError, RunError
-from tailorfl.experiments.deployed import Deployed, Restored, restore
-from tailorfl.experiments.landscape import GLOBAL
+from tailorfl.experiments.deployed import GLOBAL, Deployed, Restored, restore
 from tailorfl.experiments.names import check_distinct, slug
 from tailorfl.export.facts import FORMAT, facts_of
 from tailorfl.export.formats import ONNX, TORCHSCRIPT, write_onnx, write_torchscript

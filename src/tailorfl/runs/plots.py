@@ -1,6 +1,6 @@
-"""PNG plots of runs: a metric per round, its distribution over clients, and against what was communicated; contours.
+"""PNG plots of runs: a metric per round, its distribution over clients, and against what was communicated.
 
-Every function but the last takes a long DataFrame with a "label" column (one line or box each, in order of first
+Every function takes a long DataFrame with a "label" column (one line or box each, in order of first
 appearance), writes the file atomically, and uses matplotlib's objects directly: no pyplot, so no global state
 and no display.
 """
@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tailorfl.errors import RunError
 from tailorfl.evaluation.seeds import interval
@@ -36,8 +34,6 @@ BOUNDED = SHARES | {"auc", "c_index", "token_accuracy"}
 DPI = 150
 LEGEND_ROWS = 17  # labels in a column of the legend
 COLUMN_WIDTH = 2.0  # inches of figure that a further column takes
-LEVELS = 14
-"""Lines of equal height."""
 LONGEST_LABEL = 60  # characters; a longer one would leave no room for the lines
 MARKS = 12  # markers on a line, whatever its number of rounds
 
@@ -222,41 +218,3 @@ def _name(metric: str) -> str:
         "c_index": "C-index", "r2": "R²",
     }  # fmt: skip
     return named.get(metric, metric.replace("_", " "))
-
-
-def contours(
-    a: NDArray[np.float64],
-    b: NDArray[np.float64],
-    height: NDArray[np.float64],
-    marks: Mapping[str, tuple[float, float]],
-    path: Path,
-    *,
-    title: str,
-) -> None:
-    """Writes lines of equal `height` [b, a], their spacing even on a logarithmic scale above the lowest point.
-
-    Raises RunError where no height is finite, or the file cannot be written.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    finite = height[np.isfinite(height)]
-    if not len(finite):
-        raise RunError("no loss on the grid is finite, so there is nothing to draw; take a smaller radius")
-    low, high = float(finite.min()), float(finite.max())
-    span = max(high - low, 1e-12)
-    levels = low + span * np.geomspace(1e-2, 1.0, LEVELS)
-    figure = Figure(figsize=(6.4, 5.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    drawn = axes.contour(a, b, np.where(np.isfinite(height), height, high), levels=levels, cmap="viridis")
-    axes.clabel(drawn, fontsize=7, fmt="%.3g")
-    for number, (name, (x, y)) in enumerate(marks.items()):
-        axes.plot(x, y, "oD^"[number % 3], color="#D55E00", markersize=7, label=literal(name))
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    axes.set_aspect("equal")  # both axes are in the same unit
-    axes.set_title(literal(title), fontsize=9, wrap=True)
-    axes.set_xlabel("a (along the first direction)")
-    axes.set_ylabel("b (along the second direction)")
-    with replacing(path) as part:
-        figure.savefig(part, format="png", dpi=DPI)

@@ -1,10 +1,9 @@
-"""PerFed-CKT: the best transfer between linear models, and what the method transmits.
+"""PerFed-CKT: the best transfer between linear models.
 
 "Personalized Federated Learning for Heterogeneous Clients with Clustered Knowledge Transfer" (arXiv
-2109.08119), Theorem 4.2 and the cost column of the CIFAR-10 tables. Client k has the true model `w_k =
-theta + zeta_k` with `zeta_k ~ N(0, v_k^2 I)` and a flat prior on theta, sees labels with noise of variance
-sigma^2, and fits `||y - X w||^2 + lam ||P (w - sum_i alpha_i w^_i)||^2`, where `w^_i` are the clients'
-least squares solutions.
+2109.08119), Theorem 4.2. Client k has the true model `w_k = theta + zeta_k` with `zeta_k ~ N(0, v_k^2 I)`
+and a flat prior on theta, sees labels with noise of variance sigma^2, and fits
+`||y - X w||^2 + lam ||P (w - sum_i alpha_i w^_i)||^2`, where `w^_i` are the clients' least squares solutions.
 
     paper      here
     beta       beta, X'X = beta I for every client
@@ -22,20 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from tailorfl.errors import ConfigError, unknown
-from tailorfl.theory.checks import require_counts, require_not_negative, require_positive
+from tailorfl.errors import ConfigError
+from tailorfl.theory.checks import require_positive
 
 Floats = NDArray[np.float64]
-CostMethod = Literal["fedavg", "hypcluster", "fedfomo", "perfed_ckt"]
-VGG11_SCALARS = 9_756_426
-"""Weights of the VGG-11 with batch norm and a 512-512-512-10 head, the model of the printed costs."""
-PREDICTION_SCALARS = 20_000
-"""Class probabilities of 2000 public samples and 10 classes."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +49,6 @@ class Transfer:
     """The same for least squares on a client's own data, `sigma^2 / beta`."""
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Scalars of a whole run; a payload sent down to several clients in a round counts once (multicast)."""
-
-    up: int
-    down: int
-
-    @property
-    def total(self) -> int:
-        """Both directions."""
-        return self.up + self.down
-
-
 def best_transfer(beta: float, sigma2: float, nu: float, v2: Sequence[float]) -> Transfer:
     """The optimum of Theorem 4.2, which is the posterior mean given everybody's estimates.
 
@@ -81,7 +61,7 @@ def best_transfer(beta: float, sigma2: float, nu: float, v2: Sequence[float]) ->
     Raises:
         ConfigError: unless all numbers are positive and there are at least two clients.
     """
-    spread, noise = _variances(beta, sigma2, nu, v2)
+    spread, noise = variances(beta, sigma2, nu, v2)
     precision = 1 / noise
     others = 1 / (precision.sum() - precision)  # A_k
     return Transfer(
@@ -94,78 +74,7 @@ def best_transfer(beta: float, sigma2: float, nu: float, v2: Sequence[float]) ->
     )
 
 
-def transfer_mse(
-    beta: float, sigma2: float, nu: float, v2: Sequence[float], client: int, lam: float, alpha: ArrayLike
-) -> float:
-    """Expected squared error of one coordinate of `client`'s estimate for any `lam` and `alpha`.
-
-    Args:
-        beta, sigma2, nu, v2: as in `best_transfer`.
-        client: index into v2.
-        lam: strength of the pull, not negative.
-        alpha: `[clients]` weights of the estimates in the centre; they must sum to 1, or the error would
-            depend on theta.
-
-    Raises:
-        ConfigError: for numbers as in `best_transfer`, an unknown client or alpha that does not fit.
-    """
-    spread, _ = _variances(beta, sigma2, nu, v2)
-    require_not_negative(lam=lam)
-    weights = np.asarray(alpha, dtype=np.float64)
-    if not 0 <= client < len(spread):
-        raise ConfigError(f"client must be one of 0 to {len(spread) - 1}, but is {client}")
-    if weights.shape != spread.shape or not np.isclose(weights.sum(), 1):
-        raise ConfigError(f"alpha must be {len(spread)} numbers that sum to 1, but is {weights.tolist()}")
-    own = np.eye(len(spread))[client]
-    keep = beta / (beta + lam * nu)
-    estimates = keep * own + (1 - keep) * weights
-    deviations = (1 - keep) * (weights - own)
-    return float((estimates**2).sum() * sigma2 / beta + (deviations**2 * spread).sum())
-
-
-def transmission_cost(
-    method: str,
-    clients: int,
-    rounds: int,
-    clusters: int = 1,
-    model_scalars: int = VGG11_SCALARS,
-    prediction_scalars: int = PREDICTION_SCALARS,
-) -> Cost:
-    """Scalars sent by a run: every upload, and every distinct payload of a round's downlink once.
-
-    With 200 rounds and the default sizes this gives every printed cost of the homogeneous table; its
-    caption says "per round" and the text speaks of 500 rounds, and neither fits the numbers. The cost of
-    FedDF with several architectures is not covered. The table charges SCAFFOLD like FedAvg, though with its
-    control variates it sends twice as much.
-
-    Args:
-        method: "fedavg" (and every method that sends one model down), "hypcluster" (one model a cluster
-            down), "fedfomo" (the models of all sampled clients down) or "perfed_ckt" (predictions up, one
-            centroid a cluster down).
-        clients: sampled in a round.
-        rounds: of the run.
-        clusters: of hypcluster and perfed_ckt; the others have none.
-        model_scalars: of one model.
-        prediction_scalars: public samples times classes.
-
-    Raises:
-        ConfigError: for an unknown method or a count below 1.
-    """
-    require_counts(
-        clients=clients,
-        rounds=rounds,
-        clusters=clusters,
-        model_scalars=model_scalars,
-        prediction_scalars=prediction_scalars,
-    )
-    distinct = {"fedavg": 1, "hypcluster": clusters, "fedfomo": clients, "perfed_ckt": clusters}
-    if method not in distinct:
-        raise unknown("method", method, get_args(CostMethod))
-    payload = prediction_scalars if method == "perfed_ckt" else model_scalars
-    return Cost(up=rounds * clients * payload, down=rounds * distinct[method] * payload)
-
-
-def _variances(beta: float, sigma2: float, nu: float, v2: Sequence[float]) -> tuple[Floats, Floats]:
+def variances(beta: float, sigma2: float, nu: float, v2: Sequence[float]) -> tuple[Floats, Floats]:
     """`(v_i^2, sigma^2 + beta v_i^2)` `[clients]`, once everything is found positive."""
     require_positive(beta=beta, sigma2=sigma2, nu=nu)
     for value in v2:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from tailorfl.experiments.budget import sentence
 from tailorfl.experiments.caveats import caveats
-from tailorfl.experiments.claims.words import sections as of_claims
 from tailorfl.experiments.curves import Section, sections
 from tailorfl.experiments.page.clients import clients
 from tailorfl.experiments.page.curves import curves, worst_clients
@@ -29,10 +28,10 @@ LIBRARIES = ("vega", "vega-lite", "vega-embed")
 """Scripts of the page, in the order that they need each other: see docs/architecture.md."""
 
 
-def page(result: ExperimentResult, target: float | None = None) -> str:
-    """Returns the page; `target` as `write_report` has it."""
+def page(result: ExperimentResult, target: float | None = None, further: Sequence[Section] = ()) -> str:
+    """Return the page; `target` as `write_report` has it, `further` sections stand before published numbers."""
     config, look = result.config, Look.of(result)
-    found, data, left_out = _parts(result, look, config.eval.target if target is None else target)
+    found, data, left_out = _parts(result, look, config.eval.target if target is None else target, further)
     seeds = sorted({int(summary["seed"]) for summary, _ in result.jobs})
     sizes = sorted({int(summary["clients"]) for summary, _ in result.jobs if "clients" in summary})
     lead = [
@@ -45,7 +44,7 @@ def page(result: ExperimentResult, target: float | None = None) -> str:
 
 
 def _parts(
-    result: ExperimentResult, look: Look, target: float | None
+    result: ExperimentResult, look: Look, target: float | None, further: Sequence[Section]
 ) -> tuple[list[Part], dict[str, Any], list[str]]:
     """All parts in their order, the data of their charts, and what is left out."""
     warned = [_section(section, f"warning-{k}") for k, section in enumerate(caveats(result))]
@@ -77,7 +76,7 @@ def _parts(
     left_out += lost
     tuned, rows, lost = tuning(result.folders, look)
     data, left_out = data | rows, left_out + lost
-    claims = [_section(section, "claims") for section in of_claims(result)]
+    more = [_section(section, f"further-{k}") for k, section in enumerate(further)]
     rounds = [_section(section, f"rounds-{k}") for k, section in enumerate(sections(result, target))]
     parts = [
         *warned,
@@ -90,7 +89,7 @@ def _parts(
         worst,
         sets,
         *rounds,
-        *claims,
+        *more,
         *_published(result),
         ledger,
         tuned,

@@ -1,27 +1,34 @@
-"""The command `tailorfl claims`: what papers claim, and whether result folders confirm it."""
+"""`python -m studies.claims`: what papers claim, and whether result folders confirm it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from studies.claims.claim import chosen
+from studies.claims.evidence import keep as keep_numbers
+from studies.claims.folders import gathered
+from studies.claims.judging import Outcome, judge_paper, metrics_of
+from studies.claims.words import basis, found, line, page, published, sections, summary
+from studies.program import program, run
 from tailorfl.cli.listing import AsJson
 from tailorfl.cli.screen import PROSE, print_json, say, show_table, stderr, stdout
 from tailorfl.errors import ConfigError
+from tailorfl.experiments.report import write_report
+from tailorfl.experiments.result import ExperimentResult
 
-if TYPE_CHECKING:
-    from tailorfl.experiments.claims.judging import Outcome
-
+app = program()
 KEPT = Path("results/evidence")
 """Where a checkout of the project has what was kept of its runs."""
 
 
+@app.command()
 def command(
     paper: Annotated[
         str | None,
@@ -46,20 +53,25 @@ def command(
             help="Keep the numbers of the runs there, a folder a recipe and scale.",
         ),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write the report of this result folder with the claims about its recipe, and judge nothing else.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Judge the claims of papers by result folders: holds, does not hold, undecided, not tested."""
-    from tailorfl.experiments.claims.claim import chosen
-    from tailorfl.experiments.claims.evidence import keep as keep_numbers
-    from tailorfl.experiments.claims.folders import gathered
-    from tailorfl.experiments.claims.judging import judge_paper, metrics_of
-    from tailorfl.experiments.claims.words import line, page
-
-    found = chosen(paper)
+    if report is not None:
+        files = write_report(ExperimentResult.load(report), further=sections)
+        say(stdout(), f"written: {', '.join(map(str, files))}")
+        return
+    judged_papers = chosen(paper)
     if keep is not None and not runs:
         raise ConfigError("--keep keeps the numbers of result folders; name them with --runs FOLDER")
     evidence = gathered(runs or ([KEPT] if KEPT.is_dir() and any(KEPT.iterdir()) else []))
-    outcomes = {name: (one, judge_paper(one, evidence)) for name, one in found.items()}
+    outcomes = {name: (one, judge_paper(one, evidence)) for name, one in judged_papers.items()}
     if not evidence:
         say(
             stderr(),
@@ -83,8 +95,6 @@ def command(
 
 
 def _show(console: Console, title: str, outcomes: Sequence[Outcome]) -> None:
-    from tailorfl.experiments.claims.words import basis, found, published, summary
-
     table = Table(title=Text(title), show_lines=True)
     table.add_column("Claim")
     table.add_column("What the paper says", ratio=PROSE)
@@ -99,3 +109,7 @@ def _show(console: Console, title: str, outcomes: Sequence[Outcome]) -> None:
         )
     show_table(console, table)
     say(console, f"{len(outcomes)} claims: {summary(outcomes)}")
+
+
+if __name__ == "__main__":
+    run(app)

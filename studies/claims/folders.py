@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from studies.claims.evidence import ABOUT, NUMBERS, Evidence, joined, of_results
 from tailorfl.errors import RunError
-from tailorfl.experiments.claims.evidence import ABOUT, NUMBERS, Evidence, joined, of_results
 from tailorfl.experiments.folders import experiment_in
 from tailorfl.experiments.variants import results
 from tailorfl.runs.files import decode

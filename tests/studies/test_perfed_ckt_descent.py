@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from studies.perfed_ckt_formulas import example, softmax, squared_norms
 from tailorfl.methods.perfed_ckt import towards
-from tailorfl.theory.perfed_ckt_descent import example, softmax, squared_norms
 
 
 def test_gradient_is_that_of_cross_entropy_and_the_method_s_own_term() -> None:

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from studies.claims.claim import Claim, Floor, Gate, Paper
+from studies.claims.evidence import Evidence
+from studies.claims.verdicts import POINT
 from tailorfl.evaluation.seeds import interval
-from tailorfl.evaluation.verdicts import POINT
-from tailorfl.experiments.claims.claim import Claim, Floor, Gate, Paper
-from tailorfl.experiments.claims.evidence import Evidence
 
 ABOVE_CHANCE, BELOW_CEILING = 0.15, 0.10
 MEAN_TURNS, LEAST_TURNS = 10, 5

@@ -14,16 +14,16 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import tailorfl
-from tailorfl.cli.main import app
+from studies.claims import exact, words
+from studies.claims.__main__ import app
+from studies.claims.claim import Claim, Paper, papers, read_paper
+from studies.claims.evidence import Evidence, joined, keep
+from studies.claims.facts import facts_of
+from studies.claims.folders import gathered, of_folder
+from studies.claims.judging import judge_paper, measured_on
+from studies.claims.verdicts import judge, sampling_error
+from studies.claims.words import page, sections
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.evaluation.verdicts import judge, sampling_error
-from tailorfl.experiments.claims import exact, words
-from tailorfl.experiments.claims.claim import Claim, Paper, papers, read_paper
-from tailorfl.experiments.claims.evidence import Evidence, joined, keep
-from tailorfl.experiments.claims.facts import facts_of
-from tailorfl.experiments.claims.folders import gathered, of_folder
-from tailorfl.experiments.claims.judging import judge_paper, measured_on
-from tailorfl.experiments.claims.words import page, sections
 from tailorfl.experiments.config import load, recipes
 from tailorfl.experiments.names import slug
 from tailorfl.experiments.result import ExperimentResult
@@ -467,11 +467,14 @@ class TestFolders:
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         claim = {**BETTER, "recipe": "tiny", "variants": "a", "first": "Ditto", "second": "LocalTrain"}
-        monkeypatch.setattr("tailorfl.experiments.claims.words.papers", lambda recipe: {"p": paper(claim)})
+        monkeypatch.setattr("studies.claims.words.papers", lambda recipe: {"p": paper(claim)})
         (section,) = sections(ExperimentResult.load(folder / "a"))
         assert section.rows[0][0] == "c0"
         assert "undecided" in section.rows[0][-1]
         assert sections(ExperimentResult.load(folder / "b")) == []
+        assert CliRunner().invoke(app, ["--report", str(folder / "a")]).exit_code == 0
+        for name in ("report.md", "report.html"):
+            assert section.title in (folder / "a" / name).read_text(encoding="utf-8")
 
 
 class TestCommand:
@@ -480,7 +483,7 @@ class TestCommand:
     ) -> None:
         monkeypatch.chdir(tmp_path)
         done = CliRunner().invoke(
-            app, ["claims", "fedoa", "--runs", str(folder), "--keep", "kept", "--write", "page.md", "--json"]
+            app, ["fedoa", "--runs", str(folder), "--keep", "kept", "--write", "page.md", "--json"]
         )
         assert done.exit_code == 0, done.output
         found = {line["claim"]: line for line in json.loads(done.stdout)}  # notes go elsewhere
@@ -492,17 +495,17 @@ class TestCommand:
 
     def test_mistakes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
-        assert "Did you mean 'perada'" in CliRunner().invoke(app, ["claims", "peradas"]).output.replace(
-            "\n", " "
-        )
-        assert "--runs" in CliRunner().invoke(app, ["claims", "--keep", "kept"]).output
+        for arguments, value in ((["peradas"], "'perada'"), (["--keep", "kept"], "--runs")):
+            error = CliRunner().invoke(app, arguments).exception
+            assert isinstance(error, ConfigError)
+            assert value in str(error)
 
     def test_outside_a_clone_it_says_where_results_lie(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
         for options in ([], ["--json"]):
-            done = CliRunner().invoke(app, ["claims", "fedoa", *options])
+            done = CliRunner().invoke(app, ["fedoa", *options])
             said = done.stderr.replace("\n", " ")
             assert "results/evidence" in said
             assert "clone" in said
@@ -510,7 +513,7 @@ class TestCommand:
         without = [line["verdict"] for line in json.loads(done.stdout)].count("not run")
         (tmp_path / "results").mkdir()
         (tmp_path / "results" / "evidence").symlink_to(ROOT / "results" / "evidence")
-        done = CliRunner().invoke(app, ["claims", "fedoa", "--json"])
+        done = CliRunner().invoke(app, ["fedoa", "--json"])
         assert [line["verdict"] for line in json.loads(done.stdout)].count("not run") < without
         assert "clone" not in done.stderr
 
@@ -600,7 +603,7 @@ def test_errors_whose_slopes_are_claimed_are_those_of_least_squares() -> None:
 
 
 def test_results_of_claims_are_up_to_date() -> None:
-    """Where this fails: tailorfl claims --write results/claims.md"""
+    """Where this fails: python -m studies.claims --write results/claims.md"""
     pytest.importorskip("opacus")
     kept = ROOT / "results" / "evidence"
     found = gathered([kept]) if kept.is_dir() and any(kept.iterdir()) else []

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tailorfl.experiments.claims.facts import facts_of, is_shifted
+from studies.claims.facts import facts_of, is_shifted
 from tailorfl.experiments.fingerprint import HARMLESS
 from tailorfl.experiments.result import ExperimentResult
 from tailorfl.runs.files import encode, write_text

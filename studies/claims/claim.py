@@ -1,7 +1,7 @@
 """What papers claim, as data: which method against which, on what, by how much, and what a comparison needs to
 count.
 
-`recipes/claims/PAPER.yaml` holds a paper's claims. A label may name another variant of its recipe, `Global @ 10
+`papers/PAPER.yaml` holds a paper's claims. A label may name another variant of its recipe, `Global @ 10
 classes`, and be a difference of two lines, `Ditto - Local @ 10 classes`; a metric may be a difference of two, `best5 -
 worst5`. Gaps and published numbers are shares, not
 percent.
@@ -10,7 +10,6 @@ percent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -25,7 +24,7 @@ Kind = Literal["at least", "at most", "ordered", "sign", "exact"]
 at most: first − second is no more than `gap`. ordered: the labels of `published` stand in its order. sign:
 first − second is positive, of any size. exact: computed by `check`."""
 Gate = Literal["learned", "took part", "trained", "pulled", "settled", "inside grid"]
-"""What must be so before a comparison counts, see `tailorfl.experiments.claims.gates`."""
+"""What must be so before a comparison counts, see `studies.claims.gates`."""
 Labels = Annotated[tuple[str, ...], BeforeValidator(listed)]
 MINUS = " - "
 """Between two lines, or two metrics, whose difference is meant."""
@@ -55,7 +54,7 @@ class Claim(Settings):
     points: bool = Field(default=True, description="numbers are shares, told in points; else as they are")
     discordance: Number = Field(default=Q, ge=0, le=1)
     gates: tuple[Gate, ...] | None = Field(default=None, description="in place of the paper's")
-    check: str = Field(default="", description="name in tailorfl.experiments.claims.exact")
+    check: str = Field(default="", description="name in studies.claims.exact")
     test: str = Field(default="", description="the test of this repository that holds it")
     impossible: str = Field(default="", description="why nothing here can tell")
     elsewhere: str = Field(default="", description="the committed study that judges it")
@@ -125,8 +124,7 @@ class Paper(Settings):
 
 def papers(recipe: str | None = None) -> dict[str, Paper]:
     """Returns the packaged papers with their claims, by short name; only those that speak of a `recipe`."""
-    folder = Path(str(files("tailorfl.experiments"))) / "recipes" / "claims"
-    named = sorted(folder.glob("*.yaml"))
+    named = sorted((Path(__file__).parent / "papers").glob("*.yaml"))
     if recipe is not None:  # reports ask for each experiment, and reading all claims takes half a second
         named = [file for file in named if f"recipe: {recipe}\n" in file.read_text(encoding="utf-8")]
     return {file.stem: read_paper(file) for file in named}

@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 
 from scripts import loaded
+from studies.claims.claim import papers
 from tailorfl.data.locations import data_file
 from tailorfl.errors import DataError
-from tailorfl.experiments.claims.claim import papers
 from tailorfl.experiments.config import load
 from tailorfl.experiments.variants import expand
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tailorfl.evaluation.verdicts import (
+from studies.claims.verdicts import (
     half_width,
     judge,
     judge_at_most,

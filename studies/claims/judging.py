@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tailorfl.errors import MissingExtraError, unknown
-from tailorfl.evaluation.ranks import LEVEL, holm
-from tailorfl.evaluation.verdicts import (
+from studies.claims.claim import MINUS, Claim, Paper
+from studies.claims.evidence import Evidence
+from studies.claims.exact import CHECKS
+from studies.claims.gates import failed
+from studies.claims.verdicts import (
     Judged,
     Order,
     Verdict,
@@ -18,10 +20,8 @@ from tailorfl.evaluation.verdicts import (
     judge_order,
     sampling_error,
 )
-from tailorfl.experiments.claims.claim import MINUS, Claim, Paper
-from tailorfl.experiments.claims.evidence import Evidence
-from tailorfl.experiments.claims.exact import CHECKS
-from tailorfl.experiments.claims.gates import failed
+from tailorfl.errors import MissingExtraError, unknown
+from tailorfl.evaluation.ranks import LEVEL, holm
 
 Status = Verdict | Literal["elsewhere", "not run", "impossible"]
 WORST_FIRST: tuple[Verdict, ...] = ("reversed", "does not hold", "undecided", "holds in sign", "holds")

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tailorfl.experiments.claims.claim import Claim, Paper, papers
-from tailorfl.experiments.claims.evidence import of_results
-from tailorfl.experiments.claims.judging import Outcome, Status, counted, judge_paper
+from studies.claims.claim import Claim, Paper, papers
+from studies.claims.evidence import of_results
+from studies.claims.judging import Outcome, Status, counted, judge_paper
 from tailorfl.experiments.curves import Section
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ NOTE = (
     "which is the noise of the test set, too. docs/evidence.md says how they are made."
 )
 INTRODUCTION = (
-    "Made by `tailorfl claims --write results/claims.md` from the numbers in `results/evidence`, which were kept from "
-    "the result folders of recipes by `tailorfl claims --runs FOLDER --keep results/evidence`. [How claims are "
-    "judged](../docs/evidence.md). Differences are in points (of errors and distances in units of their own), first "
-    "minus second, with 95 % intervals. `not run`: there are no results yet. "
+    "Made by `python -m studies.claims --write results/claims.md` from the numbers in `results/evidence`, which were "
+    "kept from the result folders of recipes by `python -m studies.claims --runs FOLDER --keep results/evidence`. [How "
+    "claims are judged](../docs/evidence.md). Differences are in points (of errors and distances in units of their "
+    "own), first minus second, with 95 % intervals. `not run`: there are no results yet. "
     "`not tested`: a gate failed, so the comparison does not count whatever it says."
 )
 HEAD = ("Claim", "What the paper says", "Published", "Found", "Verdict")

@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 
 Verdict = Literal["holds", "holds in sign", "does not hold", "reversed", "undecided", "not tested"]
-"""`not tested`: what the comparison needs was not there, see the gates of `tailorfl.experiments.claims`."""
+"""`not tested`: what the comparison needs was not there, see the gates of `studies.claims`."""
 FEWEST = 3
 """Seeds; two are never a result."""
 MOST = 1000

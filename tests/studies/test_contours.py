@@ -10,8 +10,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from studies.landscape import LEVELS, contours
 from tailorfl.errors import RunError
-from tailorfl.runs.plots import LEVELS, contours
 
 A, B = np.linspace(-2, 2, 41), np.linspace(-1, 3, 41)
 BOWL = A[None, :] ** 2 + (B[:, None] - 1) ** 2

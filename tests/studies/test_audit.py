@@ -14,10 +14,8 @@ from scipy.optimize import brentq
 from scipy.stats import binomtest, norm
 from typer.testing import CliRunner
 
-from tailorfl.cli.main import app
+from studies.audit import Attack, app, at_least, at_most, attack, audit_samples
 from tailorfl.errors import ConfigError
-from tailorfl.experiments.audit import audit_samples
-from tailorfl.theory.audit import Attack, at_least, at_most, attack
 from tailorfl.training import custom_gradient, ledger
 from tailorfl.training import sample_privacy as privacy
 from tailorfl.training.sample_privacy import SampleDP
@@ -118,7 +116,7 @@ def test_audits_that_say_nothing_are_refused() -> None:
 
 @opacus
 def test_the_command_shows_both_and_fails_where_the_promise_is_broken() -> None:
-    arguments = ["audit", "--trials", "600", "--steps", "2", "--noise", "2"]
+    arguments = ["--trials", "600", "--steps", "2", "--noise", "2"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert "stated epsilon" in result.output
