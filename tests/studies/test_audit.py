@@ -85,12 +85,12 @@ def loose_clip(patch: pytest.MonkeyPatch) -> None:
 
 def wrong_ledger(patch: pytest.MonkeyPatch) -> None:
     """Batches are written down with ten times the noise that they had."""
-    original = ledger.Record.add
+    original = ledger.PrivacyRecord.add
 
     def add(self: Any, client: int, rate: float, noise: float, gradients: Any) -> None:
         original(self, client, rate, 10 * noise, gradients)
 
-    patch.setattr(ledger.Record, "add", add)
+    patch.setattr(ledger.PrivacyRecord, "add", add)
 
 
 @opacus
