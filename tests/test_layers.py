@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import tailorfl
+from imported import imported_by
 
 ROOT = Path(tailorfl.__file__).parent
 # A module imports its own layer and what stands to its right. `models` and `data` stand side by side, and
@@ -24,7 +25,17 @@ ARROW = [
 ]  # fmt: skip
 BESIDE = {"models", "data"}
 # Modules that every layer stands on, and that see none (but errors are raised everywhere).
-GROUND = {"archives", "arguments", "errors", "hashing", "hooks", "printable", "modules", "hub"}
+GROUND = {
+    "archives",
+    "arguments",
+    "errors",
+    "hashing",
+    "hooks",
+    "printable",
+    "modules",
+    "hub",
+    "light_imports",
+}
 THEORY_SEES = {"core", "privacy", "training", "models", "data", "settings"}
 OPTIONAL = {
     "transformers", "peft", "flwr", "ray", "opacus", "tensorboard", "optuna", "datasets", "torchvision",
@@ -304,6 +315,31 @@ def test_the_front_door_is_light(module):
     code = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+NUMERICAL = {"torch", "tensordict", "numpy", "scipy", "pandas", "pyarrow", "sklearn", "PIL", "safetensors"}
+SEEN = {"matplotlib", "jinja2", "optuna", "flwr", "cryptography", "opacus", "transformers"}
+FEDERATION = """
+import tailorfl
+from tailorfl.experiments.making import make_federation, make_simulation
+from tailorfl.experiments.jobs import Job
+config = tailorfl.load_config({"data": {"name": "digits", "clients": 4}, "methods": ["ditto"], "rounds": 1})
+make_simulation(Job(config, config.methods[0], 0), make_federation(config, 0)).step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "late"),
+    [
+        (("-c", "import tailorfl"), {*NUMERICAL, *SEEN, "pydantic", "yaml", "rich", "typer"}),
+        (("-m", "tailorfl", "--help"), {*NUMERICAL, *SEEN, "pydantic", "yaml"}),
+        (("-c", FEDERATION), {*SEEN, "pandas", "pyarrow", "sklearn", "scipy", "rich", "typer"}),
+    ],
+    ids=["import", "help", "simulation"],
+)
+def test_libraries_load_where_they_are_used(words, late):
+    """Not before: together they take seconds and hundreds of megabytes of every process."""
+    assert not imported_by(*words) & late
 
 
 def test_no_two_test_files_have_one_name() -> None:

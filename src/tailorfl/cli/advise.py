@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -123,6 +122,8 @@ def show(console: Console, config: ExperimentConfig, advice: Advice) -> None:
 
 def _yaml(value: Any, width: int) -> str:
     """YAML whose lines are no longer than `width` where that can be; the package breaks lines once they are."""
+    import yaml
+
     for wanted in range(width, 10, -5):
         text = str(yaml.safe_dump(value, sort_keys=False, width=wanted, default_flow_style=None))
         if max(map(len, text.splitlines())) <= width:

@@ -14,6 +14,7 @@ from rich.text import Text
 from tailorfl.cli.arguments import Imports, Quiet, experiment, like_run
 from tailorfl.cli.screen import PROSE, remark, say, show_table, status, stdout
 from tailorfl.errors import ConfigError
+from tailorfl.light_imports import import_tensordict
 
 if TYPE_CHECKING:
     from tailorfl.benchmark.result import Bench, Profile, Way
@@ -44,7 +45,8 @@ def command(
         )
     config = experiment(arguments)
 
-    from tailorfl.experiments.api import bench  # from here on torch is needed, which takes a second to import
+    import_tensordict()  # from here on torch is needed, which takes a second to import
+    from tailorfl.experiments.api import bench
     from tailorfl.runs.files import encode, write_text
 
     with status(quiet, "bench") as watch:

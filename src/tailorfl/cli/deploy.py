@@ -14,6 +14,7 @@ from tailorfl.cli.service_log import Format, Level, LogFormat, LogLevel, service
 from tailorfl.cli.state import State
 from tailorfl.errors import ConfigError
 from tailorfl.experiments.names import slug
+from tailorfl.light_imports import import_pandas, import_tensordict
 from tailorfl.printable import quoted
 
 app = typer.Typer(
@@ -75,6 +76,7 @@ def server(
 ) -> None:
     """Run an experiment with clients on other machines, each started by `tailorfl client`."""
     _check_keys(keys, insecure)
+    import_tensordict()
     from tailorfl.cli.running import show_result
     from tailorfl.deploy.running import run_server
     from tailorfl.experiments.check import check
@@ -140,7 +142,9 @@ def client(
 ) -> None:
     """Take part in a federation with your own samples, which stay on this machine."""
     _check_keys(keys, insecure)
-    _import_tensordict()
+    import_tensordict()
+    if data is not None and data.suffix.lower() in (".csv", ".tsv"):
+        import_pandas()
     from tailorfl.deploy.joining import member_of
     from tailorfl.deploy.policy import DEFAULT_POLICY, Policy
     from tailorfl.deploy.running import run_client
@@ -171,21 +175,6 @@ def leave_command(
 
     take_off(results, client)
     say(stdout(), f"'{client}' is neither asked nor waited for from the next round on")
-
-
-def _import_tensordict() -> None:
-    """Imports tensordict without torch's compiler, which it only marks two functions for.
-
-    That saves a client 65 MB and some seconds at its start.
-    """
-    import torch.compiler
-
-    marks = torch.compiler.allow_in_graph, torch.compiler.assume_constant_result
-    torch.compiler.allow_in_graph = torch.compiler.assume_constant_result = lambda fn: fn
-    try:
-        import tensordict  # noqa: F401
-    finally:
-        torch.compiler.allow_in_graph, torch.compiler.assume_constant_result = marks
 
 
 @app.command("keys")

@@ -15,7 +15,6 @@ from rich.text import Text
 
 from tailorfl.cli.screen import PROSE, print_json, say, show_table, stdout
 from tailorfl.errors import unknown
-from tailorfl.settings.listing import settings
 
 if TYPE_CHECKING:
     from tailorfl.experiments.describing import Entry
@@ -86,6 +85,8 @@ def _show(name: str, kind: str | None, as_json: bool) -> None:
 
 def _settings(group: str | None, as_json: bool) -> None:
     """Prints all settings, or those of one group. Raises ConfigError: there is no such group or key."""
+    from tailorfl.settings.listing import settings
+
     found = settings(group)
     if not found:
         raise unknown("setting or group of settings", str(group), [s.key for s in settings()])

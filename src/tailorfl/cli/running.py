@@ -11,6 +11,7 @@ from tailorfl.cli.arguments import again, experiment
 from tailorfl.cli.screen import print_json, remark, say, show_table, stderr, stdout
 from tailorfl.cli.state import State
 from tailorfl.errors import ConfigError
+from tailorfl.light_imports import import_tensordict
 from tailorfl.printable import quoted
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def perform(state: State, request: Request, dry_run: bool, quiet: bool, as_json:
     if request.scale is not None:
         _say_what_it_takes(config)
 
-    # From here on torch is needed, which takes a second to import.
+    import_tensordict()  # from here on torch is needed, which takes a second to import
     from tailorfl.experiments.check import check
 
     check(config)

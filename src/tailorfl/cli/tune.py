@@ -15,6 +15,7 @@ from tailorfl.cli.running import Request as Running
 from tailorfl.cli.screen import say, stderr, stdout
 from tailorfl.cli.state import State
 from tailorfl.errors import ConfigError
+from tailorfl.light_imports import import_tensordict
 from tailorfl.printable import quoted
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def command(
         from tailorfl.settings.experiment import COMPARED
 
         config = experiment(arguments, COMPARED)
+    import_tensordict()
     from tailorfl.experiments.progress import messages
     from tailorfl.tuning.run import default_folder, plan_in
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from tailorfl.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time only where tables are read: it takes 60 MB
 
 Floats = NDArray[np.float64]
 Kind = Literal["number", "word", "empty"]
@@ -35,6 +37,8 @@ def tidy(values: pd.Series[Any], na_values: Sequence[str]) -> pd.Series[Any]:
     Raises:
         DataError: cells are lists, records or bytes.
     """
+    import pandas as pd
+
     if pd.api.types.is_numeric_dtype(values) and not na_values:
         return values
     plain = values.astype(object)
@@ -106,6 +110,8 @@ def word_of(value: Any) -> str:
 
 def words_in(values: pd.Series[Any]) -> list[str]:
     """Returns the words of a column without empty cells."""
+    import pandas as pd
+
     if values.dtype == object:  # where True and 1 are the same key
         return [word_of(value) for value in values]
     codes, different = pd.factorize(values)
@@ -135,6 +141,8 @@ def _stripped(value: Any) -> Any:
 
 def _parsed(held: pd.Series[Any]) -> pd.Series[Any]:
     """Numbers of cells that are there, NaN for those that are none."""
+    import pandas as pd
+
     if pd.api.types.is_numeric_dtype(held):
         return held
     if all(isinstance(value, bool | np.bool_) for value in held):

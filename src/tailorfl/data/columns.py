@@ -6,10 +6,9 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -19,6 +18,9 @@ from tailorfl.data.source import Task
 from tailorfl.data.table_files import FILE, SHOWN, is_unnamed, read_table
 from tailorfl.errors import DataError, first_few, nearest
 from tailorfl.printable import shown
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time only where tables are read: it takes 60 MB
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +84,8 @@ def check_features(name: str, frame: pd.DataFrame, features: Sequence[str], word
 
 def _no_measurement(values: pd.Series[Any]) -> str:
     """Return what whole numbers look like that are no measurement, "" for others."""
+    import pandas as pd
+
     if not pd.api.types.is_integer_dtype(values) or len(values) <= FEW_ROWS or values.isna().any():
         return ""
     numbers = values.to_numpy(dtype=np.int64)
@@ -96,6 +100,8 @@ def _no_measurement(values: pd.Series[Any]) -> str:
 
 def name_doubles(name: str, frame: pd.DataFrame) -> None:
     """Warn of rows that repeat another one in every column: one patient may train and test a model then."""
+    import pandas as pd
+
     plain = frame.astype({c: str for c in frame.columns if not pd.api.types.is_numeric_dtype(frame[c])})
     doubles = int(plain.duplicated().sum())
     if doubles:
@@ -132,6 +138,8 @@ def owned_table(
     Raises:
         DataError: it cannot be read, or has no column `client`, or an empty cell there.
     """
+    import pandas as pd
+
     named = [column for column in (*needed, client) if column is not None]
     name, frame = read_table(table, **reading, needed=named)
     owners = None
@@ -150,6 +158,8 @@ def owned_table(
 
 def numeric(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> Tensor:
     """float32 `[rows, columns]`, every cell a finite number."""
+    import pandas as pd
+
     numbers = []
     for column in columns:
         values = filled(name, frame, column)
@@ -172,6 +182,8 @@ def numeric(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> Tensor:
 
 def numbered(values: pd.Series[Any]) -> tuple[Tensor, tuple[str, ...]]:
     """int64 ids in sorted order of the values, and the values as names; mixed types are taken as text."""
+    import pandas as pd
+
     if values.isna().any():
         raise bad_cell("tensors", str(values.name), values.isna(), "is empty (NaN)")
     plain = values.astype(str) if values.dtype == object else values

@@ -6,10 +6,9 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -30,6 +29,9 @@ from tailorfl.data.summaries import (
     moments,
 )
 from tailorfl.errors import DataError, first_few
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time only where tables are read: it takes 60 MB
 
 MOST_LEVELS = 100
 """Of the words of a column; one with more is a name, a number of a patient or a text, and no feature."""

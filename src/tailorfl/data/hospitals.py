@@ -6,16 +6,18 @@ the encoding and the scaling. Natural clients are group `client`; the protocol's
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 
 from tailorfl.data.locations import data_file
 from tailorfl.data.scaling import PRIVATE_SCALING, SCALING, PrivateScaling, Scaling
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time only where tables are read: it takes 60 MB
 
 HEART_CENTRES = ("cleveland", "hungarian", "switzerland", "va")
 TCGA_REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
@@ -55,6 +57,8 @@ def heart(scaling: Literal["client", "public"] = "client") -> Source:
     in place of that, patient by patient, as differential privacy of a patient needs it.
     Task `binary`: logistic regression with one output.
     """
+    import pandas as pd
+
     tables = [_heart_table(centre) for centre in HEART_CENTRES]
     label = np.concatenate([(table.iloc[:, -1] != 0).to_numpy() for table in tables]).astype(np.int64)
     client = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
@@ -94,6 +98,8 @@ def heart(scaling: Literal["client", "public"] = "client") -> Source:
 
 
 def _heart_table(centre: str) -> pd.DataFrame:
+    import pandas as pd
+
     table = pd.read_csv(data_file(f"flamby/processed.{centre}.data"), header=None, na_values="?")
     return table.drop(columns=_SPARSE_COLUMNS).dropna()
 
@@ -120,6 +126,8 @@ def tcga() -> Source:
     Genomic Data Commons: do not try to identify patients. Task `survival`: a linear Cox model with one
     output.
     """
+    import pandas as pd
+
     patients = pd.read_csv(data_file("flamby/brca.csv"))
     folds = pd.read_csv(data_file("flamby/brca_train_test_split.csv"))
     table = patients.merge(folds[["pid", "fold2"]], on="pid", how="inner", validate="one_to_one")

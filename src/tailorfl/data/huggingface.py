@@ -6,10 +6,9 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
-import pandas as pd
 import torch
 
 from tailorfl.data.columns import filled, need_columns, target_columns
@@ -20,6 +19,9 @@ from tailorfl.data.source import Source, Task
 from tailorfl.data.streamed import Columns, Gathered, gather, gathered_once
 from tailorfl.errors import DataError, MissingExtraError, unknown
 from tailorfl.hub import unreachable
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time only where tables are read: it takes 60 MB
 
 FORMAT = "1"
 """Of what is kept; another one is converted anew."""
@@ -60,6 +62,8 @@ def from_datasets(
         DataError: for another type of data set, other parts than "train" and "test", or a column as in
             `from_table`.
     """
+    import pandas as pd
+
     try:
         import datasets
     except ImportError as missing:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
 from tailorfl.errors import DataError
 from tailorfl.printable import harmful, visible
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time only where tables are read: it takes 60 MB
 
 LONGEST_NAME = 200
 """Characters of the name of a client, a class, a column."""
@@ -89,6 +91,8 @@ def flags(values: Any, what: str) -> Tensor:
 
 def client_ids(clients: Any, name: str) -> pd.Series[Any]:
     """Returns ids of any kind, one a sample. Raises DataError where they are something else; `name` is the source's."""
+    import pandas as pd
+
     try:
         ids = np.asarray(clients)
         if ids.dtype.kind == "U":

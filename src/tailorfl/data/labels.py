@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from tailorfl.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time only where tables are read: it takes 60 MB
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,8 @@ def check_classes(
     Raises:
         DataError: they are numbers with fractions, or most of them occur once.
     """
+    import pandas as pd
+
     column = pd.Series(values)
     numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
     found, rows = int(column.nunique()), len(column)
@@ -97,6 +101,8 @@ def from_zero(where: str, y: Tensor) -> Tensor:
 
 def named(values: Any) -> tuple[Tensor, tuple[str, ...]] | None:
     """Returns (classes int64 `[samples]`, their names in sorted order) of labels that are texts, None of others."""
+    import pandas as pd
+
     if isinstance(values, Tensor):
         return None
     try:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -14,6 +13,9 @@ from tailorfl.data.folder import channel_scaling
 from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task, check_finite
 from tailorfl.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time only where tables are read: it takes 60 MB
 
 
 def make_source(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from tailorfl.data.build import stream
 from tailorfl.data.columns import class_names
@@ -15,6 +15,9 @@ from tailorfl.data.source import strata_of
 from tailorfl.data.splits import Split, split_clients
 from tailorfl.data.summaries import CLASSES, Roles
 from tailorfl.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time only where tables are read: it takes 60 MB
 
 
 def own_rows(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-import pandas as pd
 import torch
 
 from tailorfl.arguments import check_kind
@@ -33,6 +32,9 @@ from tailorfl.data.source import Source, Task
 from tailorfl.data.summaries import made_roles
 from tailorfl.data.table_files import reading_info
 from tailorfl.errors import DataError, unknown
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time only where tables are read: it takes 60 MB
 
 __all__ = ["from_datasets", "from_folder", "from_table", "from_tensors"]
 
@@ -127,6 +129,8 @@ def from_table(
     Raises:
         DataError: for an unreadable file, missing columns, empty or non-numeric cells (names column and row).
     """
+    import pandas as pd
+
     check_kind("path", path, str, Path, pd.DataFrame)
     check_kind("task", task, str)
     check_kind("constants", constants, str, Path, Constants, None)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-import pandas as pd
 from torch import Tensor
 
 from tailorfl.data.columns import filled, need_columns, owned_table, target_columns, test_column
@@ -17,6 +16,9 @@ from tailorfl.data.table_files import reading_info
 from tailorfl.data.text import TEXTS, left_of, reading_of, token_info
 from tailorfl.data.tokenizers import load_tokenizer, pair, single, stacked
 from tailorfl.errors import DataError, unknown
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time only where tables are read: it takes 60 MB
 
 
 def from_texts(

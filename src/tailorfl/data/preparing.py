@@ -10,10 +10,9 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -28,6 +27,9 @@ from tailorfl.data.source import Source
 from tailorfl.data.summaries import Roles, Summary, summarise
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.settings.data import Normalisation
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time only where tables are read: it takes 60 MB
 
 TABLE = "table"
 """Key of `Source.info`: the `RawTable` that a source was read from, until it is prepared."""

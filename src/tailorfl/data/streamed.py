@@ -12,10 +12,9 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from PIL import Image
 from torch import Tensor
@@ -25,6 +24,9 @@ from tailorfl.data.folder import stack_images
 from tailorfl.data.kept import kept, mapped
 from tailorfl.data.source import Task
 from tailorfl.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time only where tables are read: it takes 60 MB
 
 ROWS = 1_000
 """Rows that are looked at together."""
@@ -118,11 +120,15 @@ class _Coded:
         self.codes, self.values = array("q"), dict[Any, int]()
 
     def add(self, column: pd.Series[Any]) -> None:
+        import pandas as pd
+
         codes, found = pd.factorize(column)
         place = [self.values.setdefault(value, len(self.values)) for value in found]
         self.codes.extend(np.append(np.asarray(place, dtype=np.int64), -1)[codes].tolist())
 
     def series(self) -> pd.Series[Any]:
+        import pandas as pd
+
         values = np.empty(len(self.values) + 1, dtype=object)
         values[:-1], values[-1] = list(self.values), None
         return pd.Series(values[np.asarray(self.codes)]).infer_objects()
@@ -138,6 +144,8 @@ class _Numbers:
         self.pieces.append(column)
 
     def series(self) -> pd.Series[Any]:
+        import pandas as pd
+
         return pd.concat(self.pieces, ignore_index=True)
 
 
@@ -186,6 +194,8 @@ class _Inputs:
 
 
 def _read(name: str, parts: Mapping[str, Any], columns: Columns, file: Path | None, colour: bool) -> Gathered:
+    import pandas as pd
+
     classed = columns.task in ("classification", "binary")
     beside: dict[str, _Coded | _Numbers] = {
         column: _Coded() if classed or column == columns.client else _Numbers() for column in columns.beside
@@ -236,6 +246,8 @@ def _block(
 
 def _open(place: Path) -> Gathered | None:
     """What lies in a folder, or None where something is missing."""
+    import pandas as pd
+
     try:
         facts = json.loads((place / _FACTS).read_text())
         shape, kind = facts["shape"], torch.uint8 if facts["bytes"] else torch.float32

@@ -21,10 +21,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
-import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tailorfl.data.cells import Kind, in_order, kind_of, numbers_of, tidy, words_of
@@ -33,6 +32,9 @@ from tailorfl.data.rows import Ints
 from tailorfl.data.source import Task
 from tailorfl.errors import DataError
 from tailorfl.settings.base import listed
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time only where tables are read: it takes 60 MB
 
 CLASSES = ("classification", "binary")
 """Tasks whose label is a class."""

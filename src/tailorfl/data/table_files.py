@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from tailorfl.errors import ConfigError, DataError, first_few
 from tailorfl.printable import shown
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time only where tables are read: it takes 60 MB
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,8 @@ def read_table(
         ConfigError: for another `sep` or `decimal`.
         DataError: it cannot be read, two columns have one name, or it is open how its numbers are written.
     """
+    import pandas as pd
+
     if sep is not None and (not isinstance(sep, str) or (sep != "tab" and (len(sep) != 1 or sep in '"\r\n'))):
         raise ConfigError(f"sep should be one character such as ';', or tab, but is {shown(sep)}")
     if decimal is not None and (not isinstance(decimal, str) or decimal not in (".", ",")):
@@ -153,6 +156,8 @@ def joined(
     Raises:
         DataError: a table lacks a column that is needed, or two write one column in different ways.
     """
+    import pandas as pd
+
     for name, frame in frames.items():
         if lacking := [column for column in needed if column != owner and column not in frame.columns]:
             listed = first_few([shown(column) for column in lacking], SHOWN)
@@ -202,6 +207,8 @@ def _read_text(
     path: Path, sep: str | None, decimal: str | None, exclude: Sequence[str]
 ) -> tuple[pd.DataFrame, str | None]:
     """Return the table of a text file, and its decimal mark where that is a comma."""
+    import pandas as pd
+
     encoding = _encoding_of(path)
     sep = sep or _separator_of(path, encoding)
     header = _records(path, encoding, sep, 1)
@@ -280,6 +287,8 @@ def _records(path: Path, encoding: str, sep: str, count: int) -> list[list[str]]
 
 def _texts_of(values: pd.Series[Any]) -> list[str]:
     """Return the different texts of a column, without blanks around them."""
+    import pandas as pd
+
     if pd.api.types.is_numeric_dtype(values) or pd.api.types.is_datetime64_any_dtype(values):
         return []
     texts = {value.strip() for value in values if isinstance(value, str)}
@@ -321,6 +330,8 @@ def _with_numbers(
     Raises:
         DataError: it is open whether a comma is a decimal mark; names the columns.
     """
+    import pandas as pd
+
     texts = {column: _texts_of(frame[column]) for column in frame.columns if column not in exclude}
     numbers = {column: among for column, own in texts.items() if (among := _numbers_among(own))}
     commas = _commas(frame[list(numbers)], ())
@@ -351,6 +362,8 @@ def _with_numbers(
 
 def _has_fractions(values: pd.Series[Any]) -> bool:
     """Return whether a column of numbers was written with decimal points; three digits may have been thousands."""
+    import pandas as pd
+
     if not pd.api.types.is_float_dtype(values):
         return False
     numbers = values[values % 1 != 0].dropna()

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from tailorfl.data.build import public_set
 from tailorfl.data.columns import need_columns
@@ -202,6 +201,8 @@ def common_tables(
         DataError: the tables do not fit together, or none of them has a column that is named; names the clients.
         ConfigError: medians are asked for and the statistics are of all clients.
     """
+    import pandas as pd
+
     roles = told[0].roles
     if data.normalise == "federated" and roles.impute == "median":
         raise ConfigError(

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import softmax
 
 from tailorfl.data.rows import Ints
 from tailorfl.evaluation import parts
@@ -49,6 +48,8 @@ def probabilities(task: str, outputs: Tensor | NDArray[Any], temperature: float 
 
     `outputs` are logits [samples, classes], of a binary task [samples] or [samples, 1].
     """
+    from scipy.special import softmax
+
     logits = _numpy(outputs) / temperature
     if task == "binary":
         flat = logits.reshape(-1, 1)

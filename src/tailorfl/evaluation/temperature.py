@@ -9,8 +9,6 @@ loss is convex, so T is where its derivative mean(Σ_k p_k z_k − z_y) changes 
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import logsumexp
 
 from tailorfl.evaluation.calibration import Reliability, brier, probabilities
 from tailorfl.evaluation.parts import Floats
@@ -29,6 +27,9 @@ def fitted(said: Predictions) -> float | None:
 
     None with fewer than `FEWEST` samples, and of a model whose outputs are not finite.
     """
+    from scipy.optimize import brentq
+    from scipy.special import logsumexp
+
     if len(said.y) < FEWEST or not np.isfinite(said.outputs).all():
         return None
     logits, y = _logits(said), said.y.ravel().astype(np.int64)
@@ -52,6 +53,8 @@ def fitted(said: Predictions) -> float | None:
 
 def measures(said: Predictions, temperature: float = 1.0) -> dict[str, float]:
     """Returns ece, brier and nll (mean negative log-likelihood) of one client's samples; NaN without any."""
+    from scipy.special import logsumexp
+
     p, y = probabilities(said.task, said.outputs, temperature), said.y.ravel().astype(np.int64)
     logits = _logits(said) / temperature
     nll = logsumexp(logits, axis=1) - logits[np.arange(len(y)), y] if len(y) else np.array([np.nan])

@@ -116,10 +116,12 @@ def _needs(method: Any) -> Iterator[str]:
 
 
 def _data() -> Iterator[Entry]:
+    import pandas as pd
+
     from tailorfl.data.registry import loader_of, options_of, sources
 
     for name, description in sources().items():
-        hints = typing.get_type_hints(loader_of(name))
+        hints = typing.get_type_hints(loader_of(name), localns={"pd": pd})  # loaders import it when they run
         yield {"name": name, "what": description, "options": _options(options_of(name), hints)}
 
 

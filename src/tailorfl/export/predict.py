@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -28,6 +27,7 @@ from tailorfl.export.written_model import text_of
 from tailorfl.runs.files import replacing
 
 if TYPE_CHECKING:
+    import pandas as pd  # at run time only where tables are read: it takes 60 MB
     from torch import nn
 
 log = logging.getLogger(__name__)
@@ -69,6 +69,8 @@ def predict(
         ConfigError: no such model.
         DataError: the data are not what the model reads; says what is missing.
     """
+    import pandas as pd
+
     net, code, facts = _model(Path(folder), client, method, seed, steps, source)
     frame, raw = _read(data, facts, list(ids))
     ready = "preparation" in facts["inputs"]
@@ -127,6 +129,8 @@ def _read(
     data: str | Path | pd.DataFrame, facts: Mapping[str, Any], ids: list[str]
 ) -> tuple[pd.DataFrame, Tensor]:
     """(what names each sample, the raw samples; of a table with constants the prepared ones)."""
+    import pandas as pd
+
     inputs, reading = facts["inputs"], facts["reading"]
     if TEXTS in inputs:
         return _text_table(data, inputs, ids)
@@ -177,6 +181,8 @@ def _text_table(
 
 def _rows_of(frame: pd.DataFrame, kept: Sequence[str]) -> pd.DataFrame:
     """Return the number of each row of a table, and its cells in the columns that are kept, as they are."""
+    import pandas as pd
+
     rows = pd.DataFrame({"row": range(len(frame))})
     return pd.concat([rows, frame[[c for c in kept if c in frame.columns]].astype(object)], axis=1)
 
@@ -201,6 +207,8 @@ def _check_columns(
 
 
 def _images(path: Path, inputs: Mapping[str, Any], reading: Mapping[str, Any]) -> tuple[pd.DataFrame, Tensor]:
+    import pandas as pd
+
     files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES)
     if not files:
         raise DataError(f"'{path}' holds no images ({', '.join(SUFFIXES)})")
@@ -221,6 +229,8 @@ def _images(path: Path, inputs: Mapping[str, Any], reading: Mapping[str, Any]) -
 
 
 def _texts(path: Path, inputs: Mapping[str, Any], reading: Mapping[str, Any]) -> tuple[pd.DataFrame, Tensor]:
+    import pandas as pd
+
     options = {key: value for key, value in reading["options"].items() if key not in ("path", "samples")}
     if reading["data"] != INSTRUCTIONS or inputs["task"] == "generation":
         raise DataError(
@@ -237,6 +247,8 @@ def _texts(path: Path, inputs: Mapping[str, Any], reading: Mapping[str, Any]) ->
 
 def _columns(said: Any, inputs: Mapping[str, Any]) -> pd.DataFrame:
     """Answers [samples, ...] as named columns."""
+    import pandas as pd
+
     task, names = inputs["task"], [str(name) for name in inputs.get("classes", ())]
     count = said.shape[1]
     if task in ("classification", "binary"):

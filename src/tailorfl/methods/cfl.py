@@ -27,8 +27,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from pydantic import Field
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -108,6 +106,9 @@ class CFL(Method):
 
     def parts(self, updates: Tensor) -> Tensor:
         """Returns who leaves the first one's part, [members] bool; nobody where the parts are too near."""
+        from scipy.cluster.hierarchy import fcluster, linkage
+        from scipy.spatial.distance import squareform
+
         size = updates.norm(dim=1).clamp(min=torch.finfo(torch.float64).tiny)
         cosine = (updates @ updates.T / (size[:, None] * size[None, :])).clamp(-1.0, 1.0)
         apart = (1 - cosine).numpy()

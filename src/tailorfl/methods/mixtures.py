@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -39,6 +38,8 @@ def least_quadratic(a: Matrix) -> Matrix:
     x = argmin over x ≥ 0 of xᵀAx − 2·1ᵀx has the conditions of β but for its scale, and is non-negative least squares.
     Of several minima it is the one of least norm, up to 10⁻¹² of the size of A.
     """
+    from scipy.optimize import nnls
+
     size = float(np.trace(a)) / len(a)
     if size <= 0:
         return np.full(len(a), 1 / len(a))

@@ -1,0 +1,43 @@
+"""Libraries that a client's process imports without what they bring along work as they do elsewhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PANDAS = """
+import sys
+from tailorfl.light_imports import import_pandas
+import_pandas()
+import pandas as pd
+from pathlib import Path
+assert "pyarrow" not in sys.modules
+frame = pd.read_csv("written.csv")
+frame.to_parquet("light.parquet")
+same = pd.read_parquet("light.parquet")
+pd.testing.assert_frame_equal(frame, same)
+same.to_csv("light.csv", index=False)
+assert Path("light.csv").read_bytes() == Path("written.csv").read_bytes()
+assert str(frame.dtypes["word"]) == str(pd.Series(["a"]).dtype)
+"""
+TENSORDICT = """
+import sys
+import torch
+marks = torch.compiler.allow_in_graph, torch.compiler.assume_constant_result
+from tailorfl.light_imports import import_tensordict
+import_tensordict()
+from tensordict import TensorDict
+assert "torch._dynamo" not in sys.modules
+assert marks == (torch.compiler.allow_in_graph, torch.compiler.assume_constant_result)
+twice = TensorDict({"a": torch.ones(2)}, [2]) + TensorDict({"a": torch.ones(2)}, [2])
+assert twice["a"].tolist() == [2.0, 2.0]
+"""
+
+
+@pytest.mark.parametrize("program", [PANDAS, TENSORDICT], ids=["pandas", "tensordict"])
+def test_a_light_import_leaves_a_library_whole(program, tmp_path):
+    (tmp_path / "written.csv").write_text("number,word\n1,north\n2,\n3,café\n")
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
