@@ -28,7 +28,7 @@ BEGIN, END = "<!-- accuracy: made by docs/advisor_accuracy.py -->\n", "<!-- end 
 CLIENTS, SAMPLES, DIM = 20, 200, 10
 CASES = [(radius, condition) for condition in (1.0, 10.0) for radius in (0.0, 0.1, 0.5, 2.0)]
 HEAD = (
-    "R", "κ", "R found", "ρ", "ρ found", "L of clients", "found", "μ of clients", "found", "λ*", "λ found", "regime",
+    "R", "κ", "R found", "ρ", "ρ found", "L of clients", "found", "μ of clients", "found", "λ*", "λ found",
     "error, best λ = 1",
 )  # fmt: skip
 
@@ -71,7 +71,6 @@ def row(radius: float, condition: float) -> tuple[str, ...]:
         f"{curved.client_mu:.3f}",
         f"{best:.3g}".replace("inf", "∞"),
         ranged(found.lam),
-        f"{found.words} ({found.shares[found.regime]:.0%})",
         f"{price(radius, condition, found.lam.value):.2f}",
     )
 

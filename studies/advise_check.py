@@ -1,6 +1,6 @@
-"""Does `tailorfl advise` say what comparisons then showed? Its regime beside the tables of results/.
+"""Do the numbers of `tailorfl advise` say what comparisons then showed? Their regime beside the tables of results/.
 
-    python -m studies.advise_check pilots results/advise              what is advised: advice.csv, in minutes
+    python -m studies.advise_check pilots results/advise              the regimes: advice.csv, in minutes
     python -m studies.advise_check seeds results/advise FOLDER ...    numbers of every seed: seeds.csv
     python -m studies.advise_check table results/advise               the verdicts, on the screen
 
@@ -40,11 +40,10 @@ from tailorfl.experiments.result import REFERENCES
 from tailorfl.experiments.runner import run_experiment
 from tailorfl.experiments.variants import expand
 from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.theory.advice import Facts
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-ADVISED = {"alone": "local", "between": "personal", "pooled": "global"}
-"""The advisor's regime -> which of the three it means."""
-KINDS = tuple(ADVISED.values())
+KINDS = ("local", "personal", "global")
 MINUTES = 40.0
 """Of one core, for all pilots; federations that are left then are named."""
 Seeds = Mapping[str, Mapping[int, float]]
@@ -150,6 +149,13 @@ def metric(name: str) -> str | None:
     return None if head is None else head[1].replace(" ", "_")
 
 
+def regime(facts: Facts) -> str:
+    """Return which kind the minimax theorem has ahead, with R in units of V: global up to V/N, local above V."""
+    if facts.radius2 > facts.noise.value:
+        return "local"
+    return "personal" if facts.radius2 > facts.noise.value / facts.clients else "global"
+
+
 def pilots(out: Path, folders: Sequence[str]) -> None:
     """Writes advice.csv: a row for each federation, with what the advice rests on, or why there is none.
 
@@ -170,7 +176,7 @@ def pilots(out: Path, folders: Sequence[str]) -> None:
             row["lower"] = leading(federation.source, metric(name) or config.eval.metric) in LOWER_IS_BETTER
             advice = pilot(config, 30, None, lambda _: None)
             facts = advice.facts
-            row |= {"advised": ADVISED[advice.regime], "sure": advice.sure, "confidence": advice.confidence}
+            row |= {"advised": regime(facts), "confidence": advice.confidence}
             row |= {"mode": facts.mode, "samples": facts.samples, "R2": facts.radius2, "V": facts.noise.value}
             row |= {"gain": facts.gain.value, "gain_low": facts.gain.low, "gain_high": facts.gain.high}
         except TailorflError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -92,3 +92,13 @@ def test_a_verdict_is_open_where_the_advice_is_one_of_several(study: ModuleType)
 
 def test_a_table_is_judged_by_the_metric_in_its_head(study: ModuleType) -> None:
     assert [study.metric(name) for name in ("school", "tcga", "heart_gains")] == ["mse", "c_index", None]
+
+
+@pytest.mark.parametrize(
+    ("radius2", "expected"),
+    [(-1.0, "global"), (0.009, "global"), (0.011, "personal"), (0.09, "personal"), (0.11, "local")],
+)
+def test_regimes_are_those_of_the_noise(study: ModuleType, radius2: float, expected: str) -> None:
+    """Thresholds of R^2: V / N and V, for V = 0.1 of ten clients."""
+    facts = SimpleNamespace(radius2=radius2, noise=SimpleNamespace(value=0.1), clients=10)
+    assert study.regime(facts) == expected

@@ -1,4 +1,4 @@
-"""How sure an answer of the advisor calls itself."""
+"""Confidence in an advice, and the doubts that it names."""
 
 from __future__ import annotations
 
@@ -7,32 +7,17 @@ from typing import Any
 
 import pytest
 
-from tailorfl.theory.advice import SURE, Advice
+from tailorfl.theory.advice import Advice
 from tailorfl.theory.advisor import _notes
-from tailorfl.theory.minimax import Regime
 from tailorfl.theory.spread import Interval
 from tailorfl.training.cohort import TrainConfig
 
 NONE: Any = None
 
 
-def advice(
-    regime: Regime = "pooled",
-    share: float = 1.0,
-    lam: tuple[float, float] = (1.0, 4.0),
-    used: int = 8,
-    mode: str = "optimum",
-    gain: tuple[float, float] = (0.0, 0.0),
-) -> Advice:
-    facts: Any = SimpleNamespace(mode=mode, used=used, gain=Interval(sum(gain) / 2, *gain))
-    shares: dict[Regime, float] = {"pooled": 0.0, "between": 0.0, "alone": 0.0, regime: share}
-    return Advice(facts, regime, shares, NONE, Interval(sum(lam) / 2, *lam), None, NONE, ())
-
-
-@pytest.mark.parametrize(("share", "sure"), [(1.0, True), (SURE, True), (SURE - 1e-9, False)])
-def test_it_is_sure_where_nearly_all_resamples_agree(share: float, sure: bool) -> None:
-    assert advice(share=share).sure == sure
-    assert advice("alone", share).sure == sure
+def advice(lam: tuple[float, float] = (1.0, 4.0), used: int = 8, mode: str = "optimum") -> Advice:
+    facts: Any = SimpleNamespace(mode=mode, used=used)
+    return Advice(facts, NONE, Interval(sum(lam) / 2, *lam), None, NONE, ())
 
 
 @pytest.mark.parametrize(
@@ -40,7 +25,6 @@ def test_it_is_sure_where_nearly_all_resamples_agree(share: float, sure: bool) -
     [
         ({}, "high"),
         ({"used": 7}, "moderate"),
-        ({"share": 0.9}, "moderate"),
         ({"lam": (1.0, 4.1)}, "moderate"),
         ({"lam": (0.0, 0.0)}, "moderate"),
         ({"mode": "training"}, "low"),
@@ -50,30 +34,6 @@ def test_confidence_is_high_only_of_optima_of_many_clients_with_a_lam_within_a_f
     given: dict[str, Any], confidence: str
 ) -> None:
     assert advice(**given).confidence == confidence
-
-
-@pytest.mark.parametrize(
-    ("regime", "gain", "contradicted"),
-    [
-        ("pooled", (0.1, 0.2), True),
-        ("pooled", (-0.1, 0.2), True),
-        ("pooled", (-0.1, 0.0), True),
-        ("pooled", (-0.2, -0.1), False),
-        ("alone", (-0.2, -0.1), True),
-        ("alone", (-0.2, 0.1), True),
-        ("alone", (0.0, 0.1), True),
-        ("alone", (0.1, 0.2), False),
-        ("between", (0.1, 0.2), False),
-        ("between", (-0.2, -0.1), False),
-    ],
-)
-def test_trained_models_contradict_the_regime_unless_losses_surely_speak_for_it(
-    regime: Regime, gain: tuple[float, float], contradicted: bool
-) -> None:
-    """Own models that surely beat their mean speak for training alone; ones that surely lose, for collaboration."""
-    assert advice(regime, mode="training", gain=gain).contradicted == contradicted
-    assert advice(regime, mode="training", gain=gain).sure == (not contradicted)
-    assert not advice(regime, mode="optimum", gain=gain).contradicted
 
 
 @pytest.mark.parametrize(("low", "alike"), [(0.0, True), (1.0, False), (1e-9, False)])

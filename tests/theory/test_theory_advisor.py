@@ -108,13 +108,9 @@ def test_noise_and_curvature_are_recovered(condition: float) -> None:
 
 
 @pytest.mark.parametrize("condition", [1.0, 10.0])
-def test_regimes_are_told(condition: float) -> None:
-    alike, near, far = (known(radius, condition)[1] for radius in (0.0, 0.1, 2.0))
-    assert far.words == "personalize"
-    assert far.sure
+def test_plain_baselines_come_first_where_they_are_as_good_as_the_best_pull(condition: float) -> None:
+    alike, far = (known(radius, condition)[1] for radius in (0.0, 2.0))
     assert far.confidence == "high"
-    assert near.regime != "alone"
-    assert alike.regime != "alone"
     assert alike.facts.radius.low == 0
     assert any("alike" in note for note in alike.notes)
     assert alike.errors.pooled < alike.errors.alone / 3
@@ -123,12 +119,11 @@ def test_regimes_are_told(condition: float) -> None:
     assert all({"fedclup", "ditto", "pfedme", "perada"} < set(n) for n in names)
 
 
-def test_a_federation_of_equals_is_told_to_collaborate_for_sure() -> None:
+def test_the_heterogeneity_of_equals_is_known_to_be_small() -> None:
     """In 60 dimensions R^2 = 0 is known well within V / N."""
     source = synthetic_linear(4, 260, 1, 60, heterogeneity=0.0, seed=1)
     advice = advise(natural(source), model_for(source), TrainConfig())
-    assert advice.words == "collaborate"
-    assert advice.shares["alone"] == 0
+    assert advice.facts.radius.high**2 < advice.facts.noise.value / 4
     assert advice.confidence == "moderate"  # of four clients
 
 
@@ -287,7 +282,7 @@ def test_a_cox_model_has_advice() -> None:
     assert (facts.mode, facts.rank, facts.curvature.flat) == ("optimum", 3, 1)  # the bias changes nothing
     assert 0 < facts.curvature.mu < facts.curvature.smoothness
     assert facts.rho.value > 0
-    assert advice.regime != "alone"
+    assert advice.facts.radius2 < advice.facts.noise.value
 
 
 def test_separable_classes_have_no_optimum_and_are_trained() -> None:
@@ -331,7 +326,7 @@ def test_a_network_gets_heuristics_and_is_told_so() -> None:
     assert any("heuristic" in note for note in advice.notes)
     plain = json.loads(json.dumps(advice.to_dict(), allow_nan=False))
     assert plain["facts"]["curvature"]["mu"] is None
-    assert plain["regime_in_words"] == advice.words
+    assert plain["confidence"] == advice.confidence
 
 
 def test_curvature_of_a_network_is_the_hessians() -> None:

@@ -81,11 +81,6 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[float, ...
         {"noise": 0.1, "radius2": 0.5, "clients": 10},
         {"noise": NEGATIVE, "clients": NO_COUNT},
     ),
-    (
-        shrinkage.scaled_rate,
-        {"noise": 0.1, "radius2": 0.5, "samples": 20.0, "clients": 10},
-        {"noise": NOT_POSITIVE, "samples": NOT_POSITIVE},
-    ),
     (resampled, {"clients": 5, "draws": 3}, {"clients": NO_COUNT, "draws": NO_COUNT}),
     (spread.interval, {"value": 1.0, "draws": np.arange(5.0), "level": 0.9}, {"level": NO_SHARE}),
 ]  # fmt: skip

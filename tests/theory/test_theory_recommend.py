@@ -18,7 +18,7 @@ from tailorfl.errors import DataError
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.theory.advice import Advice
-from tailorfl.theory.advisor import _regime, conclude
+from tailorfl.theory.advisor import conclude
 from tailorfl.theory.fedclup import schedule
 from tailorfl.theory.measures import Curvature
 from tailorfl.theory.objective import Objective
@@ -315,15 +315,6 @@ def test_samples_of_a_client_are_a_harmonic_mean_and_small_halves_err_more_than_
     assert advice.facts.excess == pytest.approx(float(np.mean([2.0 * DIM / (6 * n) for n in sizes])))
 
 
-def test_shares_of_the_regimes_add_up_and_extremes_are_sure() -> None:
-    far = advised(gram=1e6 * np.eye(CLIENTS))
-    assert (far.regime, far.shares["alone"]) == ("alone", 1.0)
-    alike = advised(gram=np.zeros((CLIENTS, CLIENTS)))
-    assert (alike.regime, alike.shares["pooled"]) == ("pooled", 1.0)
-    for advice in (far, alike, advised()):
-        assert sum(advice.shares.values()) == pytest.approx(1)
-
-
 def test_transfer_between_clients_is_theorem_4_2_of_perfed_ckt() -> None:
     """A weight's noise is V / d beside v_k^2; who has no spread that can be seen is left to the others."""
     _, pilot = measured()
@@ -381,19 +372,6 @@ def test_intervals_come_from_resampled_clients() -> None:
     reduction = 0.1 * near.errors.coupled / 0.2
     rounds = by_config(near, "fedclup")["rounds"]
     assert rounds == schedule(0.25, 5.0, near.lam.value).rounds(reduction)
-
-
-def test_regime_of_a_resample_without_noise() -> None:
-    """Every client that was drawn repeats its samples: then any difference is real."""
-    assert _regime(0.0, 0.5, 10, 3) == _regime(-1e-9, 1e-9, 10, 3) == "alone"
-    assert _regime(0.0, 0.0, 10, 3) == _regime(0.0, -1.0, 10, 3) == "pooled"
-    # Thresholds of R^2: V / N and V, for V = .3 of three clients.
-    assert [_regime(0.3, r2, 10, 3) for r2 in (0.09, 0.11, 0.29, 0.31)] == [
-        "pooled",
-        "between",
-        "between",
-        "alone",
-    ]
 
 
 def test_who_has_no_spread_that_can_be_seen_is_left_to_the_others() -> None:

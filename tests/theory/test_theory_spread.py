@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tailorfl.theory.shrinkage import best_pull, expected_errors, scaled_rate
+from tailorfl.theory.shrinkage import best_pull, expected_errors
 from tailorfl.theory.spread import Floats, client_spread, heterogeneity, interval, resampled
 
 CLIENTS, DIM, NOISE = 8, 6, 0.5
@@ -113,8 +113,3 @@ def test_best_pull_is_the_minimum_of_the_error_in_every_direction(clients: int) 
 def test_no_heterogeneity_asks_for_the_strongest_pull_and_one_client_for_none() -> None:
     assert best_pull(1.0, -0.1, 10, most=7.0) == 7.0
     assert best_pull(1.0, 0.5, 1) == 0.0
-
-
-def test_regimes_are_those_of_the_noise() -> None:
-    for radius2, regime in ((-1.0, "pooled"), (0.009, "pooled"), (0.011, "between"), (0.11, "alone")):
-        assert scaled_rate(noise=0.1, radius2=radius2, samples=33.3, clients=10).regime == regime

@@ -43,7 +43,7 @@ def command(
     quiet: Quiet = False,
     imports: Imports = None,
 ) -> None:
-    """Train a cheap pilot and say how much to personalize: R, V, rho, L, mu, lam, step sizes, rounds."""
+    """Train a cheap pilot; measure R, V, rho, L and mu, and print the lam, step sizes and rounds that follow."""
     config = experiment(arguments)
     with status(quiet, "pilot", lines=True) as watch:
         advice = pilot(config, clients, rounds, watch)
@@ -101,16 +101,9 @@ def fragment(advice: Advice, config: ExperimentConfig) -> dict[str, Any]:
 
 
 def show(console: Console, config: ExperimentConfig, advice: Advice) -> None:
-    """Prints an advice: what was seen, the regime, settings, PerFed-CKT's weights, doubts, and YAML to paste."""
+    """Print an advice: measurements, confidence, settings, PerFed-CKT's weights, doubts, and YAML to paste."""
     show_table(console, _seen(config.name, advice))
-    others = {word: share for word, share in advice.shares.items() if share >= 0.01 and word != advice.regime}
-    agree = f"{advice.shares[advice.regime]:.0%} of resamples of the clients agree"
-    console.print(
-        f"regime: [bold]{advice.words}[/] ({'sure' if advice.sure else 'not sure'}: {agree}"
-        + "".join(f", {share:.0%} say {_words(word)}" for word, share in others.items())
-        + f"); confidence in all of this: [bold]{advice.confidence}[/]",
-        highlight=False,
-    )
+    console.print(f"confidence: [bold]{advice.confidence}[/]", highlight=False)
     show_table(console, _methods(advice))
     show_table(console, _transfer(advice))
     for note in advice.notes:
@@ -190,12 +183,6 @@ def _transfer(advice: Advice) -> Table:
     if len(found.clients) > SHOWN:
         table.caption = f"{len(found.clients) - SHOWN} more clients in --json"
     return table
-
-
-def _words(regime: str) -> str:
-    from tailorfl.theory.advice import WORDS
-
-    return {str(key): word for key, word in WORDS.items()}[regime]
 
 
 def _pairs(values: Any) -> Text:

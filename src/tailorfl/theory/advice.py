@@ -1,4 +1,4 @@
-"""What the advisor answers: the facts it measured, the regime, settings of the methods, doubts."""
+"""The advisor's answer: what it measured, settings of the methods, and doubts."""
 
 from __future__ import annotations
 
@@ -9,16 +9,12 @@ from typing import Any, Literal
 
 from tailorfl.theory.fedclup_statistics import LambdaRange
 from tailorfl.theory.measures import Curvature
-from tailorfl.theory.minimax import Regime
 from tailorfl.theory.pilot import Mode
 from tailorfl.theory.recommend import Recommendation
 from tailorfl.theory.shrinkage import Errors
 from tailorfl.theory.spread import Interval
 
 Confidence = Literal["high", "moderate", "low"]
-WORDS: dict[Regime, str] = {"pooled": "collaborate", "between": "in between", "alone": "personalize"}
-SURE = 0.95
-"""Share of the resamples that must agree on the regime."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +72,6 @@ class Advice:
     """The advisor's answer."""
 
     facts: Facts
-    regime: Regime
-    shares: dict[Regime, float]
-    """Share of the resamples of the clients that fall into each regime."""
     errors: Errors
     lam: Interval
     corollary: LambdaRange | None
@@ -90,33 +83,11 @@ class Advice:
 
     @property
     def confidence(self) -> Confidence:
-        """low without optima; high if the regime is sure, lam known within a factor of 4 and clients are 8 or more."""
+        """low without optima; high if lam is known within a factor of 4 from 8 clients or more."""
         if self.facts.mode == "training":
             return "low"
         firm = self.lam.low > 0 and self.lam.high <= 4 * self.lam.low
-        return "high" if self.sure and firm and self.facts.used >= 8 else "moderate"
-
-    @property
-    def sure(self) -> bool:
-        """Whether nearly all resamples of the clients agree on the regime, and losses do not contradict it."""
-        return self.shares[self.regime] >= SURE and not self.contradicted
-
-    @property
-    def contradicted(self) -> bool:
-        """Whether losses on samples not trained on speak against the regime.
-
-        Not asked where optima are reached: the halves' models are noisier than those of all samples, so
-        that they lose on unseen samples says little there.
-        """
-        if self.facts.mode == "optimum":
-            return False
-        own = self.facts.gain
-        return (self.regime == "alone" and own.low <= 0) or (self.regime == "pooled" and own.high >= 0)
-
-    @property
-    def words(self) -> str:
-        """The regime in a word or two: collaborate, in between or personalize."""
-        return WORDS[self.regime]
+        return "high" if firm and self.facts.used >= 8 else "moderate"
 
     def to_config(self) -> dict[str, Any]:
         """`{"methods": [...]}`, to be pasted into an experiment."""
@@ -125,7 +96,7 @@ class Advice:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values that JSON can hold; what is not a finite number becomes None."""
         plain: dict[str, Any] = _plain(dataclasses.asdict(self))
-        return {"regime_in_words": self.words, "sure": self.sure, "confidence": self.confidence, **plain}
+        return {"confidence": self.confidence, **plain}
 
 
 def _plain(value: Any) -> Any:

@@ -1,14 +1,9 @@
 """The advisor: what the papers' formulas need, estimated from a federation, and the settings that follow.
 
-    pilot -> R, V, rho, L, mu, v_k -> regime -> lam -> step sizes, local steps and rounds of each method
+    pilot -> R, V, rho, L, mu, v_k -> lam -> step sizes, local steps and rounds of each method
 
 How each number is found stands with the module that finds it: `pilot` (training), `spread` (R, V, v_k),
 `measures` (rho, L, mu), `shrinkage` (lam, errors), `recommend` (settings).
-
-The regime is the minimax theorem's with R in units of the noise: one model for all ("collaborate") up to `R^2 = V
-/ N`, training alone ("personalize") above `R^2 = V`, and "in between" where a pull pays most. V is the squared
-error of a client alone, measured; the theorem's own bound `rho^2 / (mu^2 n)` is larger unless all curvatures
-are equal. It counts as sure when 95 % of resamples of the clients agree.
 """
 
 from __future__ import annotations
@@ -23,15 +18,14 @@ import torch
 from tailorfl.data.federation import Federation
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.models.functional import Model
-from tailorfl.theory.advice import WORDS, Advice, Facts, Transfer
+from tailorfl.theory.advice import Advice, Facts, Transfer
 from tailorfl.theory.fedclup_statistics import LambdaRange, Problem, lambda_range
 from tailorfl.theory.measures import Curvature, curvature, gain_of_own, gradient_noise, prediction_ratio
-from tailorfl.theory.minimax import Regime
 from tailorfl.theory.objective import Objective
 from tailorfl.theory.perfed_ckt import best_transfer
 from tailorfl.theory.pilot import Pilot, Watch, run_pilot
 from tailorfl.theory.recommend import Situation, perfed_ckt, recommendations
-from tailorfl.theory.shrinkage import best_pull, expected_errors, scaled_rate
+from tailorfl.theory.shrinkage import best_pull, expected_errors
 from tailorfl.theory.spread import Floats, client_spread, heterogeneity, interval, resampled
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.objective import LOSSES
@@ -120,8 +114,6 @@ def conclude(
         travelled=pilot.travelled,
         seconds=pilot.seconds,
     )
-    regimes = [_regime(v, r2, samples, clients) for r2, v in drawn[:, :2]]
-    shares: dict[Regime, float] = {name: regimes.count(name) / len(regimes) for name in WORDS}
     lam = interval(best_pull(max(facts.excess, 0.0), radius2, clients, strongest), drawn[:, 3])
     errors = expected_errors(known, radius2, clients)
     situation = Situation(
@@ -135,14 +127,11 @@ def conclude(
         errors=errors,
         initial=pilot.travelled + max(radius2, 0.0),
     )
-    regime = _regime(known, radius2, samples, clients)
     transfer = _transfer(federation, pilot, noise, facts.excess)
     # It exchanges class probabilities.
     exchanging = perfed_ckt(transfer.lam) if federation.source.task == "classification" else ()
     advice = Advice(
         facts=facts,
-        regime=regime,
-        shares=shares,
         errors=errors,
         lam=lam,
         corollary=_corollary(facts),
@@ -150,13 +139,6 @@ def conclude(
         recommendations=(*recommendations(situation), *exchanging),
     )
     return dataclasses.replace(advice, notes=_notes(advice, federation, train))
-
-
-def _regime(noise: float, radius2: float, samples: float, clients: int) -> Regime:
-    """The regime; some resamples have no noise at all, where every client that was drawn repeats its samples."""
-    if noise <= 0:
-        return "alone" if radius2 > 0 else "pooled"
-    return scaled_rate(noise, radius2, samples, clients).regime
 
 
 def _halves_excess(pilot: Pilot) -> Floats:
@@ -225,8 +207,6 @@ def _notes(advice: Advice, federation: Federation, train: TrainConfig) -> tuple[
             "the model or the data allow no optimum to be reached: mu has no meaning, no theory bounds the rounds, "
             "and R, V are those of a few epochs; lam rests on their ratio and is a heuristic"
         )
-        if advice.contradicted:
-            out.append("losses on samples not trained on do not confirm the regime")
         out.append("a global model that trains longer than the pilot may overtake: compare with fedavg")
     elif facts.curvature.client_mu <= 0:
         out.append(

@@ -23,8 +23,7 @@ import math
 from dataclasses import dataclass
 
 from tailorfl.errors import ConfigError
-from tailorfl.theory.checks import require_counts, require_not_negative, require_positive
-from tailorfl.theory.minimax import MinimaxRate, minimax_rate
+from tailorfl.theory.checks import require_counts, require_not_negative
 
 
 @dataclass(frozen=True)
@@ -80,20 +79,3 @@ def expected_errors(noise: float, radius2: float, clients: int) -> Errors:
     both = radius2 + own
     between = radius2 * own / both if both > 0 else 0.0
     return Errors(noise, noise / clients + radius2, noise / clients + between)
-
-
-def scaled_rate(noise: float, radius2: float, samples: float, clients: int) -> MinimaxRate:
-    """The minimax rate with R in units of the noise that one sample leaves, `sqrt(n V)`.
-
-    The theorem's thresholds `1/sqrt(N)` and `1/sqrt(n)` hold for problems of unit noise and curvature; for
-    others they are `sqrt(V / clients)` and `sqrt(V)`. V itself is at most about `rho^2 / (mu^2 n)`.
-
-    Args:
-        noise: V, squared error of training alone on `samples` samples.
-        radius2: R^2; below 0 it counts as 0.
-        samples: n of a client.
-        clients: their number.
-    """
-    require_positive(noise=noise, samples=samples)
-    whole = max(1, round(samples))
-    return minimax_rate(whole, clients, math.sqrt(max(radius2, 0.0) / (whole * noise)))
