@@ -1,8 +1,8 @@
-"""Makes the README's tables of methods, what `tailorfl show` says of them, and the page of reductions.
+"""Makes the tables of methods in docs/methods.md, what `tailorfl show` says of them, and the page of reductions.
 
     python docs/methods_table.py            prints the tables
-    python docs/methods_table.py --write    puts them into README.md and docs/reductions.md, and writes methods.json of
-                                            the package
+    python docs/methods_table.py --write    puts them into docs/methods.md and docs/reductions.md, and writes
+                                            methods.json of the package
 
 What a method keeps and sends is not looked up anywhere: one client trains for one round, and the names of
 the tensors in its state and messages are compared with the parts of a small convolutional network.
@@ -42,6 +42,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FACTS = ROOT / "src" / "tailorfl" / "experiments" / "methods.json"
 PROOF = "tests/methods/test_method_reductions.py"
 """Runs both methods of every line of the table of reductions."""
+METHODS = ROOT / "docs" / "methods.md"
 REDUCTIONS = ROOT / "docs" / "reductions.md"
 BEGIN, END = "<!-- methods: made by docs/methods_table.py -->\n", "<!-- end of methods -->\n"
 HEAD = (
@@ -89,7 +90,7 @@ def table() -> str:
     for family, heading in FAMILIES.items():
         lines = [HEAD, ("---",) * len(HEAD), *(row(m) for m in own() if m.family == family)]
         parts.append(f"### {heading}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines))
-    return "\n" + "\n".join(parts) + "\n"
+    return ("\n" + "\n".join(parts) + "\n").replace("](", "](../")
 
 
 def facts() -> str:
@@ -296,10 +297,10 @@ def files(method: type[Method]) -> str:
     return f"{link}, [tests]({test.relative_to(ROOT).as_posix()})" if any(named[test]) else link
 
 
-def insert(readme: str, made: str) -> str:
-    """Returns the README, or the page of reductions, with its table replaced by `made`."""
-    found = re.sub(f"(?<={re.escape(BEGIN)}).*?(?={re.escape(END)})", lambda _: made, readme, flags=re.DOTALL)
-    assert BEGIN in found, f"README.md or docs/reductions.md has lost the line {BEGIN!r}"
+def insert(page: str, made: str) -> str:
+    """Returns the page of methods, or of reductions, with its table replaced by `made`."""
+    found = re.sub(f"(?<={re.escape(BEGIN)}).*?(?={re.escape(END)})", lambda _: made, page, flags=re.DOTALL)
+    assert BEGIN in found, f"docs/methods.md or docs/reductions.md has lost the line {BEGIN!r}"
     return found
 
 
@@ -314,7 +315,7 @@ def main() -> None:
         return
     known = facts()
     FACTS.write_text(known, encoding="utf-8")
-    for page, made in ((ROOT / "README.md", table()), (REDUCTIONS, reductions_table(known))):
+    for page, made in ((METHODS, table()), (REDUCTIONS, reductions_table(known))):
         page.write_text(insert(page.read_text(encoding="utf-8"), made), encoding="utf-8")
 
 

@@ -1,7 +1,8 @@
 """Pages of the site that are made while it is built, and links that lead from it into the repository.
 
-MkDocs calls `on_files` and `on_page_markdown` (see mkdocs.yml). The README is the front page and CHANGELOG.md a page;
-the references of commands, methods and Python are made from what the package says of itself.
+MkDocs calls `on_files` and `on_page_markdown` (see mkdocs.yml). The README is the front page,
+CHANGELOG.md and CONTRIBUTING.md are pages; the references of commands, methods and Python are made from what
+the package says of itself.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"][
     "Repository"
 ]
-AT_HOME = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
+AT_HOME = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Files of the repository's root that are pages."""
 LEFT = ("help", "install_completion", "show_completion")
 """Options that every command of every program has."""

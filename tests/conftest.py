@@ -21,7 +21,30 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+NOT_QUICK = ("cli", "deploy", "docs", "experiments", "fuzz", "notebooks", "package", "references", "scripts")
+"""Folders of tests that start processes, run whole experiments, or compare with other people's code."""
+
 torch.set_num_threads(1)  # tests train tiny models: a second thread only waits, for minutes on a busy machine
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--quick`, the inner loop of `make quick`."""
+    parser.addoption("--quick", action="store_true", help="each test function once, without slow folders")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave slow folders out of `--quick`."""
+    folder = collection_path.relative_to(Path(__file__).parent).parts[:1]
+    return True if config.getoption("--quick") and folder and folder[0] in NOT_QUICK else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the first set of parameters of every test function in `--quick`."""
+    if config.getoption("--quick"):
+        functions = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
+        first = {id(item) for item in functions.values()}
+        config.hook.pytest_deselected(items=[item for item in items if id(item) not in first])
+        items[:] = [item for item in items if id(item) in first]
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,8 @@ OF_ONES_OWN = {"given", "features", "folder", "table", "text_table", "instructio
 
 def test_the_table_of_methods_is_the_registry(script: Callable[[str], ModuleType]) -> None:
     made = script("methods_table")
-    assert made.insert(README, made.table()) == README, "run: python docs/methods_table.py --write"
+    page = made.METHODS.read_text(encoding="utf-8")
+    assert made.insert(page, made.table()) == page, "run: python docs/methods_table.py --write"
     assert all(method.family in made.FAMILIES and method.use for method in made.own())
     known = made.FACTS.read_text(encoding="utf-8")
     assert made.facts() == known, "run: python docs/methods_table.py --write"
@@ -51,13 +52,15 @@ def test_the_page_of_reductions_names_tests_that_there_are(script: Callable[[str
 
 def test_every_source_is_described_or_needs_no_files() -> None:
     free = {name for name in sources() if name.startswith("synthetic") or name == "digits"}
-    listed = set(re.findall(r"^\| `(\w+)` \| `", README, re.MULTILINE)) & set(sources())
+    page = (ROOT / "docs" / "data-sets.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `(\w+)` \| `", page, re.MULTILINE)) & set(sources())
     assert listed == set(sources()) - free - OF_ONES_OWN
 
 
 def test_every_extra_is_named() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    named = {extra for extra in project["optional-dependencies"] if f"| `{extra}` | " in README}
+    page = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
+    named = {extra for extra in project["optional-dependencies"] if f"| `{extra}` | " in page}
     assert named == set(project["optional-dependencies"])
 
 

@@ -20,7 +20,14 @@ import tailorfl
 from tailorfl.cli.main import app
 from tailorfl.core.method import methods
 
-MADE = {"index.md", "changelog.md", "reference/commands.md", "reference/methods.md", "reference/python.md"}
+MADE = {
+    "index.md",
+    "changelog.md",
+    "contributing.md",
+    "reference/commands.md",
+    "reference/methods.md",
+    "reference/python.md",
+}
 """Pages that docs/site_pages.py makes."""
 
 
@@ -54,7 +61,7 @@ def test_references_leave_nothing_out(script: Callable[[str], ModuleType]) -> No
         ("README.md", "[a](docs/evaluation.md#x)", "[a](evaluation.md#x)"),
         ("README.md", "![a](docs/images/demo.svg)", "![a](images/demo.svg)"),
         ("README.md", "[a](LICENSE)", "[a]({}/LICENSE)"),
-        ("docs/methods.md", "[a](../README.md#data)", "[a](index.md#data)"),
+        ("docs/methods.md", "[a](../README.md#speed)", "[a](index.md#speed)"),
         ("docs/methods.md", "[a](../src/tailorfl/methods)", "[a]({}/src/tailorfl/methods)"),
         ("docs/methods.md", "[a](theory.md), [b](#c), [c](https://x.org/y)", None),
     ],
