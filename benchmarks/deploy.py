@@ -32,8 +32,8 @@ import numpy as np
 
 from tailorfl.deploy.flower import free_port
 from tailorfl.deploy.keys import make_keys
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.making import make_federation
+from tailorfl.runs.build import make_federation
+from tailorfl.runs.job import Job
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
 

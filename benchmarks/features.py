@@ -21,9 +21,9 @@ import torch
 
 from tailorfl.benchmark.clock import processor
 from tailorfl.evaluation.protocols import Protocol, evaluate
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.build import make_federation, make_simulation
+from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import ExperimentConfig
 
 HEAD = {"name": "resnet18", "width": 32, "dropout": 0.3, "trainable": "head"}

@@ -35,12 +35,12 @@ from rich.console import Console
 from tailorfl.benchmark.clock import processor
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
-from tailorfl.experiments import one_job, runner
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.making import make_federation, make_simulation
-from tailorfl.experiments.progress import Lines
-from tailorfl.experiments.venue import SIMULATED
+from tailorfl.report.progress import Lines
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs import job_loop, runner
+from tailorfl.runs.backend import SIMULATED
+from tailorfl.runs.build import make_federation, make_simulation
+from tailorfl.runs.job import Job
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
 
@@ -55,12 +55,12 @@ ROUNDS = {"logistic": 21, "mlp": 21, "cnn2": 6}
 METHODS = ("fedavg", "ditto")
 PARTS: dict[str, tuple[Any, str]] = {
     "training": (Simulation, "step"),
-    "means": (one_job, "means"),
+    "means": (job_loop, "means"),
     "clients": (RunStore, "append_clients"),
     "rounds": (RunStore, "append_round"),
     "dump": (Simulation, "dump"),
     "checkpoint": (RunStore, "save_checkpoint"),
-    "summary": (one_job, "summary_of"),
+    "summary": (job_loop, "summary_of"),
     "finish": (RunStore, "finish"),
 }
 """What is timed beside evaluations, by the name of its line in the results."""
@@ -132,10 +132,10 @@ def whole(config: ExperimentConfig, data: Source) -> dict[str, Any]:
     real = {name: getattr(owner, function) for name, (owner, function) in PARTS.items()}
     for name, (owner, function) in PARTS.items():
         setattr(owner, function, watch.timed(name, real[name]))
-    venue = replace(SIMULATED, evaluate=watch.timed("evaluation", SIMULATED.evaluate))
+    backend = replace(SIMULATED, evaluate=watch.timed("evaluation", SIMULATED.evaluate))
     try:
         with tempfile.TemporaryDirectory() as folder:
-            runner.run_experiment(config, Path(folder) / "run", observer=watch, source=data, venue=venue)
+            runner.run_experiment(config, Path(folder) / "run", observer=watch, source=data, backend=backend)
     finally:
         for name, (owner, function) in PARTS.items():
             setattr(owner, function, real[name])

@@ -16,11 +16,11 @@ from tailorfl.core.method import methods
 from tailorfl.data.partition import RECIPES
 from tailorfl.data.registry import options_of as source_options
 from tailorfl.data.registry import sources
-from tailorfl.experiments.check import partition_options
 from tailorfl.models.registry import available, options_of
+from tailorfl.runs.check import partition_options
 
 PACKAGE = Path(inspect.getfile(tailorfl)).parent
-FILE = PACKAGE / "experiments" / "catalogue.json"
+FILE = PACKAGE / "settings" / "catalogue.json"
 
 
 def catalogue() -> str:

@@ -39,7 +39,7 @@ from tailorfl.training import tree
 from tailorfl.training.cohort import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[1]
-FACTS = ROOT / "src" / "tailorfl" / "experiments" / "methods.json"
+FACTS = ROOT / "src" / "tailorfl" / "cli" / "methods.json"
 PROOF = "tests/methods/test_method_reductions.py"
 """Runs both methods of every line of the table of reductions."""
 METHODS = ROOT / "docs" / "methods.md"

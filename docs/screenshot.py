@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from tailorfl.cli.results import show_comparison
-from tailorfl.experiments.folders import experiment_in
-from tailorfl.experiments.result import ExperimentResult
+from tailorfl.report.result import ExperimentResult
+from tailorfl.runs.folders import experiment_in
 
 IMAGES = Path(__file__).parent / "images"
 WIDTH = 112

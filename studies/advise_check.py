@@ -33,13 +33,13 @@ from tailorfl.errors import TailorflError
 from tailorfl.evaluation.leading import leading
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.evaluation.seeds import interval
-from tailorfl.experiments.config import load
-from tailorfl.experiments.making import make_federation
-from tailorfl.experiments.names import slug
-from tailorfl.experiments.result import REFERENCES
-from tailorfl.experiments.runner import run_experiment
-from tailorfl.experiments.variants import expand
+from tailorfl.report.experiment import run_experiment
+from tailorfl.report.result import REFERENCES
+from tailorfl.runs.build import make_federation
+from tailorfl.runs.variants import expand
 from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.loading import load
+from tailorfl.settings.names import slug
 from tailorfl.theory.advice import Facts
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"

@@ -19,8 +19,8 @@ import matplotlib
 import pandas as pd
 
 from tailorfl.evaluation.seeds import Paired, interval, paired
-from tailorfl.experiments.merging import merge
-from tailorfl.experiments.result import ExperimentResult
+from tailorfl.report.merging import merge
+from tailorfl.report.result import ExperimentResult
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

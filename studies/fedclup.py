@@ -28,14 +28,14 @@ from matplotlib.figure import Figure
 from tailorfl.data.synthetic import closed_form
 from tailorfl.evaluation.errors import Truth, linear_models
 from tailorfl.evaluation.seeds import interval
-from tailorfl.experiments.config import load
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.making import make_federation, make_simulation
-from tailorfl.experiments.variants import expand
 from tailorfl.methods.fedclup import FedCLUP
+from tailorfl.report.plots import COLOURS, DPI
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs.plots import COLOURS, DPI
+from tailorfl.runs.build import make_federation, make_simulation
+from tailorfl.runs.job import Job
+from tailorfl.runs.variants import expand
 from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.loading import load
 from tailorfl.theory.fedclup import round_rate, schedule
 
 TARGETS = (1.05, 1.2, 1.5)

@@ -17,8 +17,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from tailorfl.evaluation.seeds import interval
-from tailorfl.experiments.config import load
-from tailorfl.experiments.variants import results
+from tailorfl.report.result import results
+from tailorfl.settings.loading import load
 
 TASKS = ("entailment", "sentiment", "paraphrase", "reading", "mean")
 PUBLISHED: dict[str, dict[str, dict[str, float]]] = {

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tailorfl.evaluation.ranks import holm
 from tailorfl.evaluation.seeds import Paired, interval, paired
-from tailorfl.experiments.result import ExperimentResult
+from tailorfl.report.result import ExperimentResult
 
 ALONE = "LocalTrain"
 LEVEL = 0.05

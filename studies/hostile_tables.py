@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from tailorfl.evaluation.seeds import interval
-from tailorfl.experiments.variants import results
+from tailorfl.report.result import results
 
 MODELS = ("personal", "global")
 

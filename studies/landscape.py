@@ -34,12 +34,12 @@ from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, RunError, unknown
 from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.sharpness import mean_loss
-from tailorfl.experiments.deployed import GLOBAL, restore
-from tailorfl.experiments.jobs import Job
 from tailorfl.models.functional import Model
+from tailorfl.report.plots import DPI, literal
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.files import replacing, write_text
-from tailorfl.runs.plots import DPI, literal
+from tailorfl.runs.job import Job
+from tailorfl.runs.trained_models import GLOBAL, restore
 from tailorfl.training.keys import generator, torch_seed
 
 app = program()

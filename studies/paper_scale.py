@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tailorfl.experiments.config import load
 from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.loading import load
 
 GRACE = 30.0
 """Seconds that a process gets to write its last checkpoint."""

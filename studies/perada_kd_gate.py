@@ -25,14 +25,14 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.messages import Replies
-from tailorfl.experiments.config import load
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.making import make_federation, make_simulation
-from tailorfl.experiments.variants import expand
 from tailorfl.models.functional import Model
 from tailorfl.models.weights import save_weights
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.build import make_federation, make_simulation
+from tailorfl.runs.job import Job
+from tailorfl.runs.variants import expand
 from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.loading import load
 
 START_ROUNDS = {"smoke": 1, "small": 30, "paper": 30}
 POINT = 0.01

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tailorfl.evaluation.seeds import interval, paired
-from tailorfl.experiments.config import load
-from tailorfl.experiments.result import ExperimentResult
+from tailorfl.report.result import ExperimentResult
+from tailorfl.settings.loading import load
 
 PUBLISHED: dict[str, dict[str, tuple[float, float, float | None]]] = {
     "perada_cifar": {

@@ -22,9 +22,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from tailorfl.evaluation.seeds import interval, paired
-from tailorfl.experiments.result import ExperimentResult
-from tailorfl.experiments.variants import results
-from tailorfl.runs.plots import COLOURS
+from tailorfl.report.plots import COLOURS
+from tailorfl.report.result import ExperimentResult, results
 
 MODELS = {"all": "all clients", "sampled": "clients that took part at least once"}
 COUNTS = {"multicast": "each payload of the server once", "unicast": "every receiver counted"}

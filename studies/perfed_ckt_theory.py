@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from studies.perfed_ckt_formulas import transfer_mse
 from tailorfl.methods.perfed_ckt import cluster
-from tailorfl.runs.plots import COLOURS
+from tailorfl.report.plots import COLOURS
 from tailorfl.theory.perfed_ckt import best_transfer
 
 Floats = NDArray[np.float64]

@@ -21,8 +21,8 @@ from typing import Any
 import pandas as pd
 
 from tailorfl.evaluation.seeds import interval, paired
-from tailorfl.experiments.merging import merge
-from tailorfl.experiments.result import ExperimentResult
+from tailorfl.report.merging import merge
+from tailorfl.report.result import ExperimentResult
 
 TITLES = {"global": "Global model", "personal": "Personal models"}
 COLUMNS = {"mean": "mean", "lowest5": "lowest 5 %", "top5": "top 5 %", "gap": "gap", "std": "std"}

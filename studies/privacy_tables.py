@@ -17,8 +17,8 @@ from typing import Any
 import pandas as pd
 
 from tailorfl.evaluation.seeds import interval
-from tailorfl.experiments.config import load
-from tailorfl.experiments.variants import results
+from tailorfl.report.result import results
+from tailorfl.settings.loading import load
 
 
 def collected(folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:

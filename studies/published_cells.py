@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from tailorfl.experiments.config import load
+from tailorfl.settings.loading import load
 
 KEPT = Path("results") / "evidence"
 

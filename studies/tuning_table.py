@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from tailorfl.experiments.tuned import NAME, best_score, read, written
+from tailorfl.runs.tuned import NAME, best_score, read, written
 
 HEAD = (
     "| Method | Before (%) | After (%) | Place | Validation (%) | Trials | Chosen |",

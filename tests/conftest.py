@@ -14,8 +14,8 @@ from tailorfl import modules
 from tailorfl.data.locations import data_file
 from tailorfl.engines import auto
 from tailorfl.errors import DataError
-from tailorfl.experiments import estimate
-from tailorfl.runs import plots
+from tailorfl.report import plots
+from tailorfl.runs import cost_estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,8 +73,8 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def a_quick_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     """--dry-run counts, and tries one batch of a client, where a test does not ask how sure its seconds are."""
-    monkeypatch.setattr(estimate, "PROBE_SECONDS", 0.0)
-    monkeypatch.setattr(estimate, "PATIENCE", 0.0)
+    monkeypatch.setattr(cost_estimate, "PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(cost_estimate, "PATIENCE", 0.0)
 
 
 def find_or_skip(file: str) -> Path:

@@ -16,27 +16,30 @@ import tailorfl
 from imported import imported_by
 
 ROOT = Path(tailorfl.__file__).parent
-# A module imports its own layer and what stands to its right. `models` and `data` stand side by side, and
-# beneath all `settings`, which sees no other layer and needs no torch. `theory` stands above the core, seen
-# by methods, which take their papers' formulas from it, and by the command line.
-ARROW = [
-    "cli", "deploy", "export", "tuning", "experiments", "benchmark", "runs", "evaluation", "rounds", "engines",
-    "methods", "core", "privacy", "training", "models", "data", "settings",
-]  # fmt: skip
-BESIDE = {"models", "data"}
+# A layer a line, from the ground up: a module imports its own layer and those above it in this list, and where several
+# stand in one line they do not see each other.
+LAYERS = (
+    ("settings",),
+    ("models", "data"),
+    ("training",),
+    ("privacy",),
+    ("core",),
+    ("theory", "engines"),
+    ("methods", "rounds"),
+    ("evaluation",),
+    ("benchmark",),
+    ("runs",),
+    ("report",),
+    ("tuning", "export"),
+    ("deploy",),
+    ("api",),
+    ("cli",),
+)
 # Modules that every layer stands on, and that see none (but errors are raised everywhere).
 GROUND = {
-    "archives",
-    "arguments",
-    "errors",
-    "hashing",
-    "hooks",
-    "printable",
-    "modules",
-    "hub",
-    "light_imports",
-}
-THEORY_SEES = {"core", "privacy", "training", "models", "data", "settings"}
+    "archives", "arguments", "errors", "hashing", "hooks", "printable", "modules", "hub", "light_imports",
+}  # fmt: skip
+BELOW_SETTINGS = {"modules": {"errors"}, "hooks": {"errors"}, "arguments": {"errors", "printable"}}
 OPTIONAL = {
     "transformers", "peft", "flwr", "ray", "opacus", "tensorboard", "optuna", "datasets", "torchvision",
     "timm", "imagecorruptions", "tokenizers", "accelerate", "rouge_score", "mlflow", "wandb", "onnx",
@@ -106,20 +109,14 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def allowed(layer: str) -> set[str]:
-    """The layers that a module of `layer` may import; "" is the package itself, the door to all of them."""
+    """The layers that a module of `layer` may import; "" is the package itself, the door to all but `cli`."""
     if layer in GROUND:
-        sees = {"modules": {"errors"}, "hooks": {"errors"}, "arguments": {"errors", "printable"}}
-        return {layer, *sees.get(layer, ())}
-    if layer == "settings":
-        return {layer, "errors", "printable"}
-    if layer in BESIDE:
-        return {layer, *GROUND, "settings"}
-    if layer == "theory":
-        return {layer, *GROUND, *THEORY_SEES}
-    right = set(ARROW[ARROW.index(layer) :]) if layer else set(ARROW) - {"cli"}
-    if layer in ("", "cli", "export", "experiments", "methods"):
-        right.add("theory")
-    return {*right, *GROUND, *([""] if layer == "cli" else [])}
+        return {layer, *BELOW_SETTINGS.get(layer, ())}
+    if layer == "":
+        return {*GROUND, *(name for row in LAYERS for name in row)} - {"cli"}
+    place = next(number for number, row in enumerate(LAYERS) if layer in row)
+    below = {name for row in LAYERS[:place] for name in row}
+    return {layer, *below, *GROUND, *([""] if layer == "cli" else [])}
 
 
 def target_of(name: str) -> str | None:
@@ -145,11 +142,10 @@ def top_level(tree: ast.Module) -> Iterator[ast.stmt]:
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_to_the_right(path):
+def test_imports_point_down(path):
     layer = layer_of(path)
-    assert layer in ("", *GROUND, "theory", *ARROW), (
-        f"'{layer}' is in no layer; place it in the arrow of this test"
-    )
+    known = {"", *GROUND, *(name for row in LAYERS for name in row)}
+    assert layer in known, f"'{layer}' is in no layer; place it in the list of this test"
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for name, line in imports(path)
@@ -253,23 +249,21 @@ def test_files_and_functions_are_small(layer):
 
 
 def test_the_rules_themselves():
-    assert allowed("settings") == {"settings", "errors", "printable"}
-    assert allowed("core") == {"core", "privacy", "training", "models", "data", "settings", *GROUND}
+    assert allowed("settings") == {"settings", *GROUND}
     assert allowed("models") == {"models", "settings", *GROUND}
     assert allowed("data") == {"data", "settings", *GROUND}
-    assert allowed("methods") == allowed("core") | {"methods", "theory"}
-    assert allowed("theory") == allowed("core") | {"theory"}
     assert allowed("training") == {"training", "models", "data", "settings", *GROUND}
+    assert allowed("core") == allowed("training") | {"core", "privacy"}
+    assert allowed("theory") == allowed("core") | {"theory"}
+    assert allowed("methods") == allowed("core") | {"methods", "theory", "engines"}
+    assert "methods" not in allowed("rounds")
     assert allowed("modules") == {"modules", "errors"}
-    assert [layer for layer in ARROW if "theory" in allowed(layer)] == [
-        "cli",
-        "export",
-        "experiments",
-        "methods",
-    ]
     assert "runs" not in allowed("evaluation")
-    assert "cli" not in allowed("experiments") | allowed("")
-    assert "export" not in allowed("experiments")
+    assert "report" not in allowed("runs")
+    assert not {"tuning", "export"} & allowed("report")
+    assert not {"cli", "api"} & allowed("deploy")
+    assert "cli" not in allowed("api") | allowed("")
+    assert "" not in allowed("api")
     assert allowed("errors") == {"errors"}
     assert allowed("hashing") == {"hashing"}
     assert allowed("printable") == {"printable"}
@@ -302,7 +296,7 @@ def test_imports_are_found_wherever_they_hide(tmp_path, monkeypatch):
         "tailorfl.errors",
         "tailorfl.cli.main",
         "tailorfl.settings.experiment",
-        "tailorfl.experiments.config",
+        "tailorfl.settings.loading",
         "tailorfl.theory.fedclup_statistics",
         "tailorfl.theory.perfed_ckt",
     ],
@@ -321,8 +315,8 @@ NUMERICAL = {"torch", "tensordict", "numpy", "scipy", "pandas", "pyarrow", "skle
 SEEN = {"matplotlib", "jinja2", "optuna", "flwr", "cryptography", "opacus", "transformers"}
 FEDERATION = """
 import tailorfl
-from tailorfl.experiments.making import make_federation, make_simulation
-from tailorfl.experiments.jobs import Job
+from tailorfl.runs.build import make_federation, make_simulation
+from tailorfl.runs.job import Job
 config = tailorfl.load_config({"data": {"name": "digits", "clients": 4}, "methods": ["ditto"], "rounds": 1})
 make_simulation(Job(config, config.methods[0], 0), make_federation(config, 0)).step()
 """

@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from tailorfl.data.federation import Federation
     from tailorfl.data.in_memory import Data
     from tailorfl.data.source import Source
-    from tailorfl.experiments.config import load as load_config
-    from tailorfl.experiments.jobs import Job, Observer
-    from tailorfl.experiments.merging import merge
-    from tailorfl.experiments.pretrain import Pretrained, Watcher
-    from tailorfl.experiments.result import ExperimentResult
     from tailorfl.export.folder import export as export_models
     from tailorfl.export.predict import predict
     from tailorfl.models.functional import Model
     from tailorfl.models.split import Split
+    from tailorfl.report.merging import merge
+    from tailorfl.report.result import ExperimentResult
     from tailorfl.rounds.one_round import RoundResult
     from tailorfl.rounds.simulation import Simulation
+    from tailorfl.runs.job import Job, Observer
+    from tailorfl.runs.pretrain import Pretrained, Watcher
     from tailorfl.settings.experiment import ExperimentConfig
+    from tailorfl.settings.loading import load as load_config
     from tailorfl.training.cohort import TrainConfig
     from tailorfl.training.plan import Length
     from tailorfl.training.terms import Seen, Term
@@ -89,13 +89,13 @@ _HOMES = {
     "Client": "tailorfl.core.client:Client",
     "Context": "tailorfl.core.context:Context",
     "ExperimentConfig": "tailorfl.settings.experiment:ExperimentConfig",
-    "ExperimentResult": "tailorfl.experiments.result:ExperimentResult",
+    "ExperimentResult": "tailorfl.report.result:ExperimentResult",
     "Federation": "tailorfl.data.federation:Federation",
-    "Job": "tailorfl.experiments.jobs:Job",
+    "Job": "tailorfl.runs.job:Job",
     "Length": "tailorfl.training.plan:Length",
     "Method": "tailorfl.core.method:Method",
     "Model": "tailorfl.models.functional:Model",
-    "Observer": "tailorfl.experiments.jobs:Observer",
+    "Observer": "tailorfl.runs.job:Observer",
     "Optimizer": "tailorfl.training.update:Optimizer",
     "Tuning": "tailorfl.tuning.run:Tuning",
     "Replies": "tailorfl.core.messages:Replies",
@@ -109,8 +109,8 @@ _HOMES = {
     "build_federation": "tailorfl.data.build:build",
     "predict": "tailorfl.export.predict:predict",
     "export_models": "tailorfl.export.folder:export",
-    "load_config": "tailorfl.experiments.config:load",
-    "merge": "tailorfl.experiments.merging:merge",
+    "load_config": "tailorfl.settings.loading:load",
+    "merge": "tailorfl.report.merging:merge",
     "register": "tailorfl.core.method:register",
 }
 
@@ -154,7 +154,7 @@ def run(
     Raises:
         TailorflError: the settings, data or model cannot be used; the message says why and what to do.
     """
-    from tailorfl.experiments.api import run as run_here
+    from tailorfl.api import run as run_here
 
     modules.load(imports)
     return run_here(
@@ -189,7 +189,7 @@ def compare(
 
     Arguments and errors are those of `run`; where no methods are named, six that are unlike each other are compared.
     """
-    from tailorfl.experiments.api import run as run_here
+    from tailorfl.api import run as run_here
     from tailorfl.settings.experiment import COMPARED
 
     modules.load(imports)
@@ -225,7 +225,7 @@ def reproduce(
 
     Arguments and errors are those of `run`; `scale` is one of a recipe that has several.
     """
-    from tailorfl.experiments.api import reproduce as reproduce_here
+    from tailorfl.api import reproduce as reproduce_here
 
     modules.load(imports)
     return reproduce_here(
@@ -304,7 +304,7 @@ def pretrain(
         source: your own data in place of `data.name`, as for `run`.
         imports, settings: as for `run`, as errors are.
     """
-    from tailorfl.experiments.api import pretrain as pretrain_here
+    from tailorfl.api import pretrain as pretrain_here
 
     modules.load(imports)
     return pretrain_here(
@@ -332,7 +332,7 @@ def bench(
         watch: told what is being done.
         imports, settings: as for `run`, as errors are.
     """
-    from tailorfl.experiments.api import bench as bench_here
+    from tailorfl.api import bench as bench_here
 
     modules.load(imports)
     return bench_here(config, settings, seconds=seconds, profile=profile, source=source, watch=watch)

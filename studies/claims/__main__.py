@@ -20,8 +20,8 @@ from studies.program import program, run
 from tailorfl.cli.listing import AsJson
 from tailorfl.cli.screen import PROSE, print_json, say, show_table, stderr, stdout
 from tailorfl.errors import ConfigError
-from tailorfl.experiments.report import write_report
-from tailorfl.experiments.result import ExperimentResult
+from tailorfl.report.document import write_report
+from tailorfl.report.result import ExperimentResult
 
 app = program()
 KEPT = Path("results/evidence")

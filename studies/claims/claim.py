@@ -16,8 +16,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from tailorfl.errors import ConfigError, unknown
-from tailorfl.experiments.reading import Loader, parsed
 from tailorfl.settings.base import Number, Settings, listed
+from tailorfl.settings.reading import Loader, parsed
 
 Kind = Literal["at least", "at most", "ordered", "sign", "exact"]
 """at least: first − second is positive, `gap` as published; of errors the method with the larger one is first.

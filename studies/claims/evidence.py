@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from studies.claims.facts import facts_of, is_shifted
-from tailorfl.experiments.fingerprint import HARMLESS
-from tailorfl.experiments.result import ExperimentResult
+from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.files import encode, write_text
+from tailorfl.runs.fingerprint import HARMLESS
 from tailorfl.settings.experiment import DEFAULT, ExperimentConfig
 
 NUMBERS, ABOUT = "numbers.csv", "evidence.json"

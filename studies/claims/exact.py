@@ -266,9 +266,9 @@ def _error(clients: int, samples: int, radius: float, seed: int) -> float:
 
 def _gradients(method: Mapping[str, object]) -> float:
     """Gradients of single samples that a client computes in a round, counted in one round of four clients."""
-    from tailorfl.experiments.config import parse
-    from tailorfl.experiments.jobs import Job
-    from tailorfl.experiments.making import make_federation, make_simulation
+    from tailorfl.runs.build import make_federation, make_simulation
+    from tailorfl.runs.job import Job
+    from tailorfl.settings.loading import parse
 
     config = parse(
         {

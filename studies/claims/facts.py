@@ -21,10 +21,10 @@ from collections import Counter
 from typing import Any
 
 from tailorfl.core.method import make_method
-from tailorfl.experiments.result import REFERENCES, ExperimentResult
-from tailorfl.experiments.tuned import NAME as TUNING
-from tailorfl.experiments.tuned import read
+from tailorfl.report.result import REFERENCES, ExperimentResult
 from tailorfl.runs.store import RunStore
+from tailorfl.runs.tuned import NAME as TUNING
+from tailorfl.runs.tuned import read
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training.round_schedule import RoundSchedule
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from studies.claims.evidence import ABOUT, NUMBERS, Evidence, joined, of_results
 from tailorfl.errors import RunError
-from tailorfl.experiments.folders import experiment_in
-from tailorfl.experiments.variants import results
+from tailorfl.report.result import results
 from tailorfl.runs.files import decode
+from tailorfl.runs.folders import experiment_in
 
 if TYPE_CHECKING:
     import pandas as pd

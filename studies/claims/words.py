@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from studies.claims.claim import Claim, Paper, papers
 from studies.claims.evidence import of_results
 from studies.claims.judging import Outcome, Status, counted, judge_paper
-from tailorfl.experiments.curves import Section
+from tailorfl.report.curves import Section
 
 if TYPE_CHECKING:
-    from tailorfl.experiments.result import ExperimentResult
+    from tailorfl.report.result import ExperimentResult
 
 STATUSES: tuple[Status, ...] = (
     "holds",

@@ -18,9 +18,9 @@ from tailorfl.benchmark.ways import Round, candidates
 from tailorfl.engines import precision
 from tailorfl.engines.sequential import Sequential
 from tailorfl.errors import ConfigError
-from tailorfl.experiments.config import load
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.making import make_federation, make_simulation
+from tailorfl.runs.build import make_federation, make_simulation
+from tailorfl.runs.job import Job
+from tailorfl.settings.loading import load
 from tailorfl.training import tree
 
 SMALL: dict[str, Any] = {

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 import tailorfl
 from tailorfl.cli.main import app
 from tailorfl.errors import ConfigError
-from tailorfl.experiments.config import load
-from tailorfl.experiments.first_look import first_look
 from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.first_look import first_look
 from tailorfl.settings.listing import settings
+from tailorfl.settings.loading import load
 
 
 @pytest.fixture(autouse=True)

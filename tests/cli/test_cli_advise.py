@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from tailorfl.cli.advise import pilot
 from tailorfl.cli.main import app
 from tailorfl.core.method import methods
-from tailorfl.experiments.check import check
-from tailorfl.experiments.config import load
+from tailorfl.runs.check import check
+from tailorfl.settings.loading import load
 from tailorfl.theory import advisor
 
 LINEAR = [

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tailorfl.benchmark import measure as module
 from tailorfl.cli.main import app
-from tailorfl.experiments.config import load
+from tailorfl.settings.loading import load
 
 SMALL = ["data.clients=4", "data.samples=160", "model=logistic", "method=fedavg"]
 

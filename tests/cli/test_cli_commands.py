@@ -112,7 +112,7 @@ def test_reproduce_shows_published_numbers_beside_ours(
     recipe.write_text(
         "name: tiny\nmethod: local\npublished:\n  source: a table\n  local: {mean: 0.25, clients: [0.5]}\n"
     )
-    monkeypatch.setattr("tailorfl.experiments.config.recipes", lambda: {"tiny": recipe})
+    monkeypatch.setattr("tailorfl.settings.loading.recipes", lambda: {"tiny": recipe})
     for given in ("tiny", str(recipe)):  # a recipe by its name, or a file of one's own
         output = invoke("reproduce", given, "--quiet", *SMALL).output
         assert "source: a table" in output

@@ -16,11 +16,11 @@ from rich.progress import ProgressSample
 from tailorfl.cli.estimates import show_estimate
 from tailorfl.cli.results import show_comparison
 from tailorfl.core.messages import Traffic
-from tailorfl.experiments.config import load
-from tailorfl.experiments.jobs import Job, Observer
-from tailorfl.experiments.progress import Facts, Lines, Live, bars, headline, observer
+from tailorfl.report.progress import Facts, Lines, Live, bars, headline, observer
+from tailorfl.report.tables import Column
 from tailorfl.rounds.one_round import RoundResult
-from tailorfl.runs.tables import Column
+from tailorfl.runs.job import Job, Observer
+from tailorfl.settings.loading import load
 
 CONFIG = load(None, ["method=ditto", "seeds=2", "rounds=4"])
 JOB = Job(CONFIG, CONFIG.methods[0], 1)
@@ -99,7 +99,7 @@ def test_warnings_stand_on_lines_of_their_own_above_the_bars(quiet: bool) -> Non
     log, console = logging.getLogger("tailorfl"), terminal(80)
     before = list(log.handlers)
     with observer(console, CONFIG, quiet=quiet):
-        logging.getLogger("tailorfl.experiments.runner").warning("3 of %d clients [bold]: %s", 20, "x" * 90)
+        logging.getLogger("tailorfl.runs.runner").warning("3 of %d clients [bold]: %s", 20, "x" * 90)
         logging.getLogger("tailorfl.engines.auto").info("not for everybody")
     assert log.handlers == before
     assert f"warning: 3 of 20 clients [bold]: {'x' * 90}" in shown(console).replace("\n", "")

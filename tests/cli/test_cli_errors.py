@@ -105,14 +105,14 @@ def test_interrupt_says_how_to_continue(monkeypatch: pytest.MonkeyPatch, tmp_pat
         (out / "config.yaml").write_text(config.to_yaml())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tailorfl.experiments.variants.run_experiment", started)
+    monkeypatch.setattr("tailorfl.report.experiment.run_experiment", started)
     result = invoke("run", "--out", "my results", "--quiet")
     assert result.exit_code == 130
     assert "tailorfl run --resume 'my results'" in result.output
 
 
 def test_interrupt_before_anything_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailorfl.experiments.variants.run_experiment", interrupt)
+    monkeypatch.setattr("tailorfl.report.experiment.run_experiment", interrupt)
     result = invoke("run", "--quiet")
     assert result.exit_code == 130
     assert "--resume" not in result.output

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from tailorfl.cli.epochs import EpochLines, LiveEpochs, watcher
 from tailorfl.cli.main import INTERRUPTED, app
-from tailorfl.experiments import pretrain
-from tailorfl.experiments.pretrain import Epoch, Watcher
-from tailorfl.experiments.progress import bars
+from tailorfl.report.progress import bars
+from tailorfl.runs import pretrain
+from tailorfl.runs.pretrain import Epoch, Watcher
 
 SMALL = ["data.samples=120", "rounds=2", "model.hidden=[8]", "train.batch_size=32"]
 

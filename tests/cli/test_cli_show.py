@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 import tailorfl
+from tailorfl.cli.descriptions import KINDS, described, entries
 from tailorfl.cli.main import app
 from tailorfl.core.method import Family, Method, methods
-from tailorfl.experiments.describing import KINDS, described, entries
 from tailorfl.settings.listing import settings
 
 ROOT = Path(__file__).resolve().parents[2]

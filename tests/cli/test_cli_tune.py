@@ -10,8 +10,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from tailorfl.cli.main import app
-from tailorfl.experiments.config import load
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.settings.loading import load
 from tuning.tiny import untimed
 
 TINY = ["data.clients=4", "data.samples=240", "model.hidden=8", "methods=fedavg,ditto", "rounds=2", "seeds=1"]

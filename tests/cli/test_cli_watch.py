@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import tailorfl
-from experiments.killing import ended, forked, started
+from runs.killing import ended, forked, started
 from tailorfl.cli import watching
 from tailorfl.cli.main import app
 

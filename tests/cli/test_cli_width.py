@@ -19,10 +19,10 @@ import tailorfl
 from tailorfl.benchmark import measure
 from tailorfl.cli.main import app
 from tailorfl.cli.screen import NARROWEST, PROSE, say, show_table
-from tailorfl.experiments.config import load
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.progress import Live, bars
-from tailorfl.experiments.report import write_report
+from tailorfl.report.document import write_report
+from tailorfl.report.progress import Live, bars
+from tailorfl.runs.job import Job
+from tailorfl.settings.loading import load
 
 TINY = [
     "seeds=2",

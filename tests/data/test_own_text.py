@@ -16,9 +16,9 @@ from tailorfl.data.build import build
 from tailorfl.data.own_text import from_texts
 from tailorfl.data.registry import load_source
 from tailorfl.errors import ConfigError, DataError
-from tailorfl.experiments.deployed import restore
 from tailorfl.export.folder import export
 from tailorfl.export.predict import predict
+from tailorfl.runs.trained_models import restore
 
 QUICK: dict[str, Any] = {"seeds": [0], "rounds": 1, "engine": "sequential", "eval": {"every": 0}}
 BERT = {"name": "bert", "head": "classification", "vocabulary": 259}

@@ -12,7 +12,7 @@ import pytest
 from tailorfl.data.build import build
 from tailorfl.data.partition import partition
 from tailorfl.errors import ConfigError, DataError, MissingExtraError
-from tailorfl.experiments.config import load
+from tailorfl.settings.loading import load
 
 STRATA = np.random.default_rng(0).integers(0, 6, 400)
 

@@ -14,14 +14,14 @@ from tailorfl.deploy.member import Member
 from tailorfl.deploy.post import InProcess, Post
 from tailorfl.deploy.roster import Roster
 from tailorfl.deploy.serving import Deployment, for_deployment
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.making import make_federation, make_simulation
-from tailorfl.experiments.result import ExperimentResult
-from tailorfl.experiments.runner import run_experiment
+from tailorfl.report.experiment import run_experiment
+from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.participation import Trace
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.checkpoints import load as load_checkpoint
 from tailorfl.runs.checkpoints import rounds
+from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import ExperimentConfig
 
 TRAIN: dict[str, Any] = {"epochs": 1, "batch_size": 16, "lr": 0.1}
@@ -69,7 +69,7 @@ def deployed(
     config = for_deployment(config)
     deployment = Deployment(Roster(within), folder / "out", config)
     try:
-        return run_experiment(config, folder / "out", venue=deployment.venue, **how)
+        return run_experiment(config, folder / "out", backend=deployment.backend, **how)
     finally:
         if isinstance(within, InProcess):
             within.close()

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from deploy.federating import same, simulated
 from tailorfl.deploy.flower import free_port
-from tailorfl.experiments.jobs import Job
 from tailorfl.rounds.participation import RoundTrace, Trace
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.checkpoints import load, rounds
+from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training import tree
 

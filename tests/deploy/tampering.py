@@ -17,13 +17,13 @@ from tailorfl.deploy.hosting import host_experiment
 from tailorfl.deploy.member import Member
 from tailorfl.deploy.packet import PROTOCOL, Packet
 from tailorfl.deploy.post import InProcess, Letter
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.result import ExperimentResult
+from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.participation import ClientOutcome, Trace
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.checkpoints import load as load_checkpoint
 from tailorfl.runs.checkpoints import rounds
 from tailorfl.runs.files import encode
+from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training import tree
 

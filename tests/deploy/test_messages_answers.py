@@ -23,7 +23,7 @@ from deploy.tampering import (
     with_tensor,
 )
 from tailorfl.deploy.packet import Packet
-from tailorfl.experiments.result import ExperimentResult
+from tailorfl.report.result import ExperimentResult
 
 HUGE = 10**400
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deploy.federating import deployed, experiment, same, server_state
-from tailorfl.experiments.runner import run_experiment
+from tailorfl.report.experiment import run_experiment
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.system import SystemConfig

@@ -14,7 +14,7 @@ from methods.settings import row as quick_options
 from tailorfl.deploy.joining import member_of
 from tailorfl.deploy.post import InProcess
 from tailorfl.evaluation.protocols import Protocol, evaluate
-from tailorfl.experiments.result import ExperimentResult
+from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig

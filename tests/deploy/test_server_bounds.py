@@ -31,7 +31,7 @@ from deploy.test_own_files import of_files, write
 from tailorfl.deploy.member import Member
 from tailorfl.deploy.packet import Packet
 from tailorfl.errors import RunError
-from tailorfl.experiments.result import ExperimentResult
+from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
 

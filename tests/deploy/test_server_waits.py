@@ -28,7 +28,7 @@ from tailorfl.deploy.member import Member
 from tailorfl.deploy.membership import take_off
 from tailorfl.deploy.packet import Packet
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.experiments.result import ExperimentResult
+from tailorfl.report.result import ExperimentResult
 from tailorfl.settings.experiment import ExperimentConfig
 
 

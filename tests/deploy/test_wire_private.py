@@ -16,8 +16,8 @@ from deploy.tampering import Ask, Tampered, hosted, job_of, place_of
 from tailorfl.core import method as registry
 from tailorfl.core.client import Client
 from tailorfl.deploy.packet import Packet
-from tailorfl.experiments.making import make_federation
 from tailorfl.methods.ditto import Ditto
+from tailorfl.runs.build import make_federation
 from tailorfl.runs.checkpoints import load as load_checkpoint
 from tailorfl.runs.checkpoints import rounds
 from tailorfl.settings.experiment import ExperimentConfig

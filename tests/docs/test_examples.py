@@ -19,10 +19,10 @@ from blocks import ROOT, SHELL, Block, blocks, commands, file_of, lines, refuse,
 
 import tailorfl
 from tailorfl.errors import DataError
-from tailorfl.experiments import privacy
-from tailorfl.experiments.check import check
-from tailorfl.experiments.config import load
+from tailorfl.runs import privacy
+from tailorfl.runs.check import check
 from tailorfl.settings.experiment import COMPARED
+from tailorfl.settings.loading import load
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 FIRST = ("README.md", "first-run.md")

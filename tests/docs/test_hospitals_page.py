@@ -14,8 +14,8 @@ from blocks import ROOT, blocks, commands, file_of, invoke
 from scripts import loaded
 from tailorfl.data.hospitals import HEART_CENTRES
 from tailorfl.errors import DataError
-from tailorfl.experiments.deployed import restore
 from tailorfl.export.predict import predict
+from tailorfl.runs.trained_models import restore
 
 PAGE = ROOT / "docs" / "hospitals.md"
 

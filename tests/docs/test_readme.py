@@ -14,9 +14,9 @@ from blocks import ROOT, blocks, commands
 
 from tailorfl.cli.main import app
 from tailorfl.data.registry import sources
-from tailorfl.experiments.check import check
-from tailorfl.experiments.config import load, recipes
+from tailorfl.runs.check import check
 from tailorfl.settings.experiment import COMPARED
+from tailorfl.settings.loading import load, recipes
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

@@ -21,11 +21,11 @@ from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.evaluation.selection import Choice, Selection
-from tailorfl.experiments.check import check
-from tailorfl.experiments.config import parse
-from tailorfl.experiments.jobs import Job, Observer
-from tailorfl.experiments.runner import run_experiment
+from tailorfl.report.experiment import run_experiment
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.check import check
+from tailorfl.runs.job import Job, Observer
+from tailorfl.settings.loading import parse
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.sample_privacy import SampleDP
 

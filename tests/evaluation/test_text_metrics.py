@@ -29,10 +29,10 @@ from tailorfl.evaluation import generation, metrics
 from tailorfl.evaluation.generation import earned, prompts, reference, teacher_forced
 from tailorfl.evaluation.protocols import SERVER, Protocol, evaluate
 from tailorfl.evaluation.summary import Record, summaries
-from tailorfl.experiments.config import load
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.eval import SETS, GenerationConfig
+from tailorfl.settings.loading import load
 from tailorfl.training import cohort as cohorts
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.objective import LOSSES

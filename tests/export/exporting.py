@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tailorfl.evaluation.judges import make_judge
 from tailorfl.evaluation.portions import Portions
-from tailorfl.experiments.deployed import Restored
 from tailorfl.export.folder import loaded
+from tailorfl.runs.trained_models import Restored
 from tailorfl.settings.eval import GenerationConfig
 
 APART = Path(__file__).with_name("apart.py")

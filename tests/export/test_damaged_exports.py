@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 import tailorfl
 from tailorfl.cli.main import app
 from tailorfl.errors import ModelError, RunError, TailorflError
-from tailorfl.experiments.deployed import restore
 from tailorfl.export.folder import FACTS, difference, export, loaded, sample_for
 from tailorfl.export.predict import predict
 from tailorfl.runs import manifest
 from tailorfl.runs.files import PART
+from tailorfl.runs.trained_models import restore
 
 
 @pytest.fixture(scope="module")

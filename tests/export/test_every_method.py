@@ -12,8 +12,8 @@ import torch
 import tailorfl
 from export.exporting import assert_apart, note
 from methods.settings import NAMES, row
-from tailorfl.experiments.deployed import restore
 from tailorfl.export.folder import write
+from tailorfl.runs.trained_models import restore
 
 SMALL: dict[str, Any] = {
     "seeds": [0],

@@ -20,8 +20,8 @@ from export.exporting import assert_apart, assert_gives, note
 from tailorfl.cli.main import app
 from tailorfl.data.own import from_table
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.experiments.deployed import restore
 from tailorfl.export.folder import export
+from tailorfl.runs.trained_models import restore
 
 QUICK: dict[str, Any] = {"seeds": [0], "rounds": 2, "engine": "sequential", "eval": {"every": 1}}
 

@@ -17,9 +17,9 @@ import tailorfl
 from tailorfl.data.constants import Constants
 from tailorfl.data.hospitals import heart
 from tailorfl.errors import DataError
-from tailorfl.experiments.deployed import restore
 from tailorfl.export.folder import export, loaded
 from tailorfl.export.predict import predict
+from tailorfl.runs.trained_models import restore
 
 QUICK: dict[str, Any] = {"seeds": [0], "rounds": 2, "engine": "sequential", "eval": {"every": 0}}
 SITES = ("ash", "elm", "oak")

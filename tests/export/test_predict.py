@@ -18,9 +18,9 @@ import tailorfl
 from tailorfl.cli.main import app
 from tailorfl.data.own import from_table
 from tailorfl.errors import ConfigError, DataError
-from tailorfl.experiments.deployed import restore
 from tailorfl.export.folder import export
 from tailorfl.export.predict import predict
+from tailorfl.runs.trained_models import restore
 
 QUICK: dict[str, Any] = {"seeds": [0], "rounds": 1, "engine": "sequential", "eval": {"every": 0}}
 

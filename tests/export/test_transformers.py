@@ -14,8 +14,8 @@ import tailorfl
 from export.exporting import assert_apart, assert_gives, note
 from methods.settings import one_of
 from tailorfl.errors import ConfigError, MissingExtraError, ModelError, RunError
-from tailorfl.experiments.deployed import restore
 from tailorfl.export.folder import checked, export, loaded
+from tailorfl.runs.trained_models import restore
 
 QUICK: dict[str, Any] = {
     "seeds": [0], "rounds": 1, "engine": "sequential", "eval": {"every": 0, "final": ["local"]},

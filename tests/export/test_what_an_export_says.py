@@ -17,7 +17,6 @@ from torch.nn import functional
 
 import tailorfl
 from tailorfl.errors import ModelError
-from tailorfl.experiments.deployed import restore
 from tailorfl.export import folder
 from tailorfl.export.folder import TOLERANCE, difference, export, loaded, sample_for
 from tailorfl.export.formats import TOLERANCE as OTHER_PROGRAMS
@@ -27,6 +26,7 @@ from tailorfl.export.source_code import NotWritable, written
 from tailorfl.export.transformer import merged
 from tailorfl.models import build
 from tailorfl.models.lora import lora_layers
+from tailorfl.runs.trained_models import restore
 
 QUICK: dict[str, Any] = {"seeds": [0], "rounds": 2, "engine": "sequential"}
 Compare = Callable[[Tensor, Callable[[Tensor], Tensor]], float]

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tailorfl.experiments.catalogue import known
-from tailorfl.experiments.check import check
-from tailorfl.experiments.config import load
-from tailorfl.experiments.result import ExperimentResult
-from tailorfl.experiments.runner import run_experiment
 from tailorfl.printable import harmful
+from tailorfl.report.experiment import run_experiment
+from tailorfl.report.result import ExperimentResult
+from tailorfl.runs.check import check
+from tailorfl.settings.catalogue import known
+from tailorfl.settings.loading import load
 
 CHOICES: dict[str, list[Any]] = {
     "model": [

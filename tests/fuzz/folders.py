@@ -17,17 +17,17 @@ import tailorfl
 from fuzz.data import damaged
 from tailorfl.data.own import from_table
 from tailorfl.errors import TailorflError
-from tailorfl.experiments.config import load
-from tailorfl.experiments.deployed import restore
-from tailorfl.experiments.faults import told as as_library_errors
-from tailorfl.experiments.folders import experiment_in
-from tailorfl.experiments.integrity import job_problems, jobs_of
-from tailorfl.experiments.jobs import Job, Observer
-from tailorfl.experiments.report import write_report
-from tailorfl.experiments.result import ExperimentResult
 from tailorfl.export.folder import export
 from tailorfl.export.predict import predict
+from tailorfl.report.document import write_report
+from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.faults import told as as_library_errors
+from tailorfl.runs.folders import experiment_in
+from tailorfl.runs.integrity import job_problems, jobs_of
+from tailorfl.runs.job import Job, Observer
+from tailorfl.runs.trained_models import restore
+from tailorfl.settings.loading import load
 from tailorfl.tuning import run as tuning
 from tailorfl.tuning.outcome import TUNED
 

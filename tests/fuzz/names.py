@@ -12,14 +12,14 @@ from rich.console import Console
 
 from tailorfl.cli.screen import show_table
 from tailorfl.data.own import from_tensors
-from tailorfl.experiments.check import check
-from tailorfl.experiments.config import load
-from tailorfl.experiments.folders import new_folder
-from tailorfl.experiments.names import slug
-from tailorfl.experiments.variants import expand
 from tailorfl.printable import harmful
-from tailorfl.runs.plots import literal
-from tailorfl.runs.tables import DEFAULT_COLUMNS, SeedResult, comparison, render, rich_table
+from tailorfl.report.plots import literal
+from tailorfl.report.tables import DEFAULT_COLUMNS, SeedResult, comparison, render, rich_table
+from tailorfl.runs.check import check
+from tailorfl.runs.folders import new_folder
+from tailorfl.runs.variants import expand
+from tailorfl.settings.loading import load
+from tailorfl.settings.names import slug
 
 PIECES = [
     "..", "/",

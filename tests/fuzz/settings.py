@@ -9,10 +9,10 @@ from typing import Any
 import yaml
 
 from tailorfl.errors import TailorflError
-from tailorfl.experiments.check import check
-from tailorfl.experiments.config import load, parse
-from tailorfl.experiments.runner import run_experiment
 from tailorfl.printable import harmful
+from tailorfl.report.experiment import run_experiment
+from tailorfl.runs.check import check
+from tailorfl.settings.loading import load, parse
 
 BASE: dict[str, Any] = {
     "method": "fedavg",

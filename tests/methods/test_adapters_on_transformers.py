@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tailorfl.experiments.config import parse
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.making import make_federation, make_simulation
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.build import make_federation, make_simulation
+from tailorfl.runs.job import Job
+from tailorfl.settings.loading import parse
 from tailorfl.training import tree
 
 pytest.importorskip("transformers", reason="pip install 'tailorfl[text]'")

@@ -13,9 +13,9 @@ from methods.small import SIZES, TRAIN, assert_close, assert_same, federation, r
 from methods.test_cfl import populations
 from tailorfl.data.federation import Federation
 from tailorfl.errors import ConfigError, DivergenceError
-from tailorfl.experiments.config import load
-from tailorfl.experiments.estimate import estimate
 from tailorfl.rounds.sampling import sample_clients
+from tailorfl.runs.cost_estimate import estimate
+from tailorfl.settings.loading import load
 
 N = len(SIZES)
 

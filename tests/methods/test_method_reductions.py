@@ -29,8 +29,8 @@ from methods.test_lora_factors import LORA, simulation_with_lora
 from tailorfl.core.method import Method, make_method
 from tailorfl.core.reduction import Reduction
 from tailorfl.data.federation import Federation
-from tailorfl.experiments.reductions import facts_of, named
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.reductions import facts_of, named
 from tailorfl.training import tree
 from tailorfl.training.cohort import TrainConfig
 

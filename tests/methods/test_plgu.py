@@ -13,11 +13,11 @@ from methods.plain import batches
 from methods.small import TRAIN, simulation
 from tailorfl.core.client import Client
 from tailorfl.core.method import make_method
-from tailorfl.experiments.reductions import facts_of
 from tailorfl.methods.ascent import layer_scores, layerwise_perturbation
 from tailorfl.methods.plgu import PLGULF, largest
 from tailorfl.models.layers import layer_groups
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.reductions import facts_of
 from tailorfl.training import tree
 from tailorfl.training.plan import Length
 

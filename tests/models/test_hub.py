@@ -13,8 +13,8 @@ import pytest
 
 from tailorfl import errors, hub
 from tailorfl.errors import ConfigError, DataError, MissingExtraError, ModelError
-from tailorfl.experiments.config import load
-from tailorfl.experiments.first_look import first_look
+from tailorfl.settings.first_look import first_look
+from tailorfl.settings.loading import load
 
 pytest.importorskip("transformers", reason="pip install 'tailorfl[text]'")
 
@@ -99,7 +99,7 @@ def test_settings_are_refused_before_anything_is_loaded() -> None:
 )
 def test_data_and_head_must_ask_for_the_same(tmp_path: Path, data: str, model: Any, said: str) -> None:
     from tailorfl.data.build import build as build_federation
-    from tailorfl.experiments.models import make_model
+    from tailorfl.runs.model import make_model
     from tailorfl.settings.model import OneModelConfig
 
     row = {"instruction": "What colour has grass?\nOPTIONS:\n- green\n- red", "output": "green"}

@@ -33,7 +33,7 @@ OPTIONS = [
     "--hypothesis-seed=0",
 ]
 PARAMETERS = 4
-LEFT_OUT = ("tests/docs/", "tests/cli/", "tests/test_layers.py", "tests/experiments/test_resume.py")
+LEFT_OUT = ("tests/docs/", "tests/cli/", "tests/test_layers.py", "tests/runs/test_resume.py")
 """Tests that work through processes of their own, or that run everything at once."""
 
 

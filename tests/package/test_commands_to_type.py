@@ -11,9 +11,9 @@ import pytest
 
 import tailorfl
 from tailorfl.errors import RunError
-from tailorfl.experiments.folders import check_folder
-from tailorfl.experiments.result import ExperimentResult
 from tailorfl.printable import quoted
+from tailorfl.report.result import ExperimentResult
+from tailorfl.runs.folders import check_folder
 
 BEFORE_A_PATH = re.compile(
     r"(--(resume|extend|out|keys)|tailorfl (check|compare|export|gains|predict|report)) $"
@@ -48,7 +48,7 @@ def test_a_shell_reads_the_path_back(path: str) -> None:
 
 
 def test_no_message_has_a_bare_path_in_a_command() -> None:
-    joined = {"experiments/page/others.py"}  # several folders, each quoted before they are joined
+    joined = {"report/page/others.py"}  # several folders, each quoted before they are joined
     wrong = {
         str(file.relative_to(SOURCE)): lines
         for file in sorted(SOURCE.rglob("*.py"))

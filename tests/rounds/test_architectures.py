@@ -19,15 +19,15 @@ from tailorfl.engines.make import make_engine
 from tailorfl.engines.sequential import Sequential
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
-from tailorfl.experiments.check import check
-from tailorfl.experiments.config import parse
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.making import make_federation, make_simulation
-from tailorfl.experiments.runner import run_experiment
 from tailorfl.models.functional import Model
+from tailorfl.report.experiment import run_experiment
 from tailorfl.rounds.groups import assign_by_size
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.build import make_federation, make_simulation
+from tailorfl.runs.check import check
+from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.loading import parse
 from tailorfl.training import tree
 
 MODELS = {"small": model("mlp"), "large": model("batch_norm")}

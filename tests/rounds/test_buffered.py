@@ -26,12 +26,12 @@ from methods.small import (
 from rounds.test_participation import digest
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.experiments.check import check
-from tailorfl.experiments.config import parse
 from tailorfl.rounds.availability import Listed
 from tailorfl.rounds.buffered import Buffered
 from tailorfl.rounds.participation import Trace
 from tailorfl.rounds.system import System
+from tailorfl.runs.check import check
+from tailorfl.settings.loading import parse
 from tailorfl.settings.system import SystemConfig
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.sample_privacy import SampleDP

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.making import make_federation, make_simulation
-from tailorfl.experiments.runner import run_experiment
+from tailorfl.report.experiment import run_experiment
 from tailorfl.rounds.buffered import Buffered
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.build import make_federation, make_simulation
+from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import ExperimentConfig
 
 TWO = {"name": "logistic", "larger": [{"name": "mlp", "hidden": [6]}], "assign": "random"}

@@ -24,10 +24,10 @@ from studies.claims.judging import judge_paper, measured_on
 from studies.claims.verdicts import judge, sampling_error
 from studies.claims.words import page, sections
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.experiments.config import load, recipes
-from tailorfl.experiments.names import slug
-from tailorfl.experiments.result import ExperimentResult
-from tailorfl.experiments.variants import expand
+from tailorfl.report.result import ExperimentResult
+from tailorfl.runs.variants import expand
+from tailorfl.settings.loading import load, recipes
+from tailorfl.settings.names import slug
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -18,9 +18,9 @@ from studies.landscape import app, landscape, losses, plane_through, random_plan
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.sharpness import mean_loss
-from tailorfl.experiments.deployed import restore
-from tailorfl.experiments.result import ExperimentResult
 from tailorfl.models.functional import Model
+from tailorfl.report.result import ExperimentResult
+from tailorfl.runs.trained_models import restore
 
 torch.manual_seed(0)
 MODEL = Model.of(nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 4)))

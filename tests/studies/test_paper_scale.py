@@ -12,8 +12,8 @@ from scripts import loaded
 from studies.claims.claim import papers
 from tailorfl.data.locations import data_file
 from tailorfl.errors import DataError
-from tailorfl.experiments.config import load
-from tailorfl.experiments.variants import expand
+from tailorfl.runs.variants import expand
+from tailorfl.settings.loading import load
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from tailorfl.errors import ConfigError
-from tailorfl.experiments.check import check
-from tailorfl.experiments.config import load
 from tailorfl.methods.perfed_ckt import towards
 from tailorfl.models.functional import Model
+from tailorfl.runs.check import check
+from tailorfl.settings.loading import load
 from tailorfl.settings.train import TrainSettings
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort, TrainConfig

@@ -18,9 +18,9 @@ from tailorfl.engines.pool import PooledEngine
 from tailorfl.engines.process_pool import ProcessPool
 from tailorfl.engines.sequential import Sequential
 from tailorfl.errors import ConfigError
-from tailorfl.experiments.config import load
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.making import train_config
+from tailorfl.runs.build import train_config
+from tailorfl.runs.job import Job
+from tailorfl.settings.loading import load
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.round_schedule import RoundSchedule
 

@@ -9,9 +9,9 @@ import pytest
 
 from tailorfl.core.method import Method, methods
 from tailorfl.errors import ConfigError
-from tailorfl.experiments.config import load
-from tailorfl.experiments.tuned import value_of
+from tailorfl.runs.tuned import value_of
 from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.loading import load
 from tailorfl.tuning.space import RATES, Choice, Range, changed, edges, spaces, start
 
 TRAINING = {"train.lr"}

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tailorfl.evaluation.protocols import Protocol, evaluate
-from tailorfl.experiments.budget import Limit
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.making import make_federation, make_simulation
+from tailorfl.runs.budget import Limit
+from tailorfl.runs.build import make_federation, make_simulation
+from tailorfl.runs.job import Job
 from tailorfl.tuning.outcome import Tuned
 from tailorfl.tuning.run import Request, begin, discard, plan, tune
 from tailorfl.tuning.training import Stretch, Trainer, _shared

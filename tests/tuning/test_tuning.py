@@ -11,12 +11,12 @@ import torch
 import tailorfl
 from tailorfl.data.federation import Federation
 from tailorfl.errors import ConfigError, DataError, RunError
-from tailorfl.experiments.config import load
-from tailorfl.experiments.making import make_federation
-from tailorfl.experiments.report import write_report
-from tailorfl.experiments.result import ExperimentResult
-from tailorfl.experiments.tuned import section, value_of
+from tailorfl.report.document import tuning_section, write_report
+from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.build import make_federation
+from tailorfl.runs.tuned import value_of
+from tailorfl.settings.loading import load
 from tailorfl.tuning import training
 from tailorfl.tuning.run import Request, begin, plan
 from tailorfl.tuning.training import UNDER_WAY
@@ -146,7 +146,7 @@ def test_the_experiment_that_comes_out_has_what_was_chosen_and_its_report_says_s
     assert "## Tuning" in text
     assert f"{found.samples:,} samples seen" in text
     assert "seeds 1000, none of the comparison's;" in text
-    assert "of which the comparison uses 1000, too" in section(tmp_path / "c", [0, 1000])[0].note
+    assert "of which the comparison uses 1000, too" in tuning_section(tmp_path / "c", [0, 1000])[0].note
     tailorfl.compare(str(tmp_path / "t" / "tuned.yaml"), out=tmp_path / "d", rounds=1, methods=["fedavg"])
     assert not (tmp_path / "d" / "tuning.json").exists(), "of another experiment"
 

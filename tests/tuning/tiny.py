@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tailorfl.experiments.config import load
 from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.loading import load
 from tailorfl.tuning.run import Request, Tuning, begin, plan, tune
 
 TINY: dict[str, Any] = {

@@ -65,9 +65,9 @@ def pilot(config: ExperimentConfig, clients: int, rounds: int | None, watch: Cal
     """
     import torch
 
-    from tailorfl.experiments.check import check
-    from tailorfl.experiments.jobs import Job
-    from tailorfl.experiments.making import make_federation, make_simulation
+    from tailorfl.runs.build import make_federation, make_simulation
+    from tailorfl.runs.check import check
+    from tailorfl.runs.job import Job
     from tailorfl.settings.experiment import MethodConfig
     from tailorfl.theory.advisor import advise
 

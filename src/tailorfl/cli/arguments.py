@@ -60,10 +60,10 @@ def experiment(
     Modules that stand in KEY=VALUE it may name, those of a file only if they were imported.
 
     Raises:
-        ConfigError: as `tailorfl.experiments.config.load`, or a name does not exist.
+        ConfigError: as `tailorfl.settings.loading.load`, or a name does not exist.
     """
-    from tailorfl.experiments.config import load, recipes
-    from tailorfl.experiments.overrides import name_modules
+    from tailorfl.settings.loading import load, recipes
+    from tailorfl.settings.overrides import name_modules
 
     given = list(arguments or [])
     named = bool(given) and "=" not in given[0]
@@ -76,7 +76,7 @@ def experiment(
     name_modules(changes)
     config = load(given[0] if named else base, changes, methods=methods, scale=scale)
     if "torch" not in sys.modules:  # else the registries themselves are as quick
-        from tailorfl.experiments.first_look import first_look
+        from tailorfl.settings.first_look import first_look
 
         first_look(config)
     return config
@@ -89,14 +89,14 @@ def again() -> str:
 
 def hint(option: str, value: str | None = None) -> str | None:
     """Returns the setting that somebody who wrote an option such as `--rounds` meant, or None."""
-    from tailorfl.experiments.places import written
+    from tailorfl.settings.places import written
 
     return written(option.lstrip("-").replace("-", "_"), value)
 
 
 def _refuse_words(words: Sequence[str]) -> None:
     """Raises ConfigError if the first word is a setting without its `=`, or something to be chosen by a setting."""
-    from tailorfl.experiments.places import written
+    from tailorfl.settings.places import written
 
     meant = written(words[0], words[1] if len(words) > 1 else None)
     if meant is not None:

@@ -46,7 +46,7 @@ def command(
     config = experiment(arguments)
 
     import_tensordict()  # from here on torch is needed, which takes a second to import
-    from tailorfl.experiments.api import bench
+    from tailorfl.api import bench
     from tailorfl.runs.files import encode, write_text
 
     with status(quiet, "bench") as watch:
@@ -115,7 +115,7 @@ def _table(found: Bench) -> Table:
 
 
 def _cells(way: Way) -> tuple[str, ...]:
-    from tailorfl.runs.tables import human_bytes
+    from tailorfl.report.tables import human_bytes
 
     memory = "–" if way.memory_bytes is None else human_bytes(way.memory_bytes)
     if not way.seconds:

@@ -53,9 +53,9 @@ def show(
 ) -> None:
     """Show who has how many samples of what, and how unlike clients are; nothing is trained."""
     from tailorfl.data.overview import overview
-    from tailorfl.experiments.making import make_federation
-    from tailorfl.experiments.progress import messages
-    from tailorfl.runs.data_picture import draw_federation
+    from tailorfl.report.data_picture import draw_federation
+    from tailorfl.report.progress import messages
+    from tailorfl.runs.build import make_federation
 
     config = experiment(arguments)
     if config.variants:

@@ -13,9 +13,9 @@ from tailorfl.cli.screen import say, stdout
 from tailorfl.cli.service_log import Format, Level, LogFormat, LogLevel, service_log
 from tailorfl.cli.state import State
 from tailorfl.errors import ConfigError
-from tailorfl.experiments.names import slug
 from tailorfl.light_imports import import_pandas, import_tensordict
 from tailorfl.printable import quoted
+from tailorfl.settings.names import slug
 
 app = typer.Typer(
     name="deploy",
@@ -79,9 +79,9 @@ def server(
     import_tensordict()
     from tailorfl.cli.running import show_result
     from tailorfl.deploy.running import run_server
-    from tailorfl.experiments.check import check
-    from tailorfl.experiments.jobs import Observer
-    from tailorfl.experiments.progress import Lines
+    from tailorfl.report.progress import Lines
+    from tailorfl.runs.check import check
+    from tailorfl.runs.job import Observer
 
     with service_log("server", log_format, log_level) as told:
         config = experiment(arguments)
@@ -148,7 +148,7 @@ def client(
     from tailorfl.deploy.joining import member_of
     from tailorfl.deploy.policy import DEFAULT_POLICY, Policy
     from tailorfl.deploy.running import run_client
-    from tailorfl.experiments.config import load
+    from tailorfl.settings.loading import load
 
     with service_log(name or (data.stem if data is not None else "client"), log_format, log_level) as told:
         member = member_of(
@@ -230,8 +230,8 @@ def policy_command(
 ) -> None:
     """Write a policy: what a client lets a server ask of it."""
     from tailorfl.deploy.policy import experiment_digest, template
-    from tailorfl.experiments.config import load
     from tailorfl.runs.files import write_text
+    from tailorfl.settings.loading import load
 
     config = None if experiment_file is None else load(experiment_file)
     if out.exists():

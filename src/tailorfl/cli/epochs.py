@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from tailorfl.experiments.pretrain import Epoch, Watcher
-from tailorfl.experiments.progress import bars, messages
+from tailorfl.report.progress import bars, messages
+from tailorfl.runs.pretrain import Epoch, Watcher
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tailorfl.cli.screen import PROSE, say, show_table
-from tailorfl.runs.tables import MARK, human_bytes, human_seconds
+from tailorfl.report.tables import MARK, human_bytes, human_seconds
 
 if TYPE_CHECKING:
-    from tailorfl.experiments.estimate import Estimate
+    from tailorfl.runs.cost_estimate import Estimate
     from tailorfl.settings.experiment import ExperimentConfig
 
 FIRST = ("name", "seconds", "seconds_per_round", "bytes_per_round", "trained_scalars")

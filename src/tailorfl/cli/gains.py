@@ -14,7 +14,7 @@ from tailorfl.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tailorfl.experiments.single_clients import Clients
+    from tailorfl.report.clients import Clients
 
 
 def command(
@@ -29,8 +29,8 @@ def command(
     as_json: listing.AsJson = False,
 ) -> None:
     """What every client has, by its name: alone, with each method, what it gains, and how sure of it."""
-    from tailorfl.experiments.single_clients import clients_of
-    from tailorfl.experiments.variants import results
+    from tailorfl.report.clients import clients_of
+    from tailorfl.report.result import results
 
     found = results(folder)
     if len(found) > 1:

@@ -18,9 +18,9 @@ def show_integrity(console: Console, folder: Path, as_json: bool = False) -> Non
         RunError: something is damaged; names how many jobs.
         ConfigError: the folder holds no experiment.
     """
-    from tailorfl.experiments.folders import experiment_in
-    from tailorfl.experiments.integrity import job_problems, jobs_of
-    from tailorfl.experiments.standing import sentence
+    from tailorfl.runs.folders import experiment_in
+    from tailorfl.runs.integrity import job_problems, jobs_of
+    from tailorfl.runs.status import sentence
 
     stands = sentence(folder)
     found = [(name, job_problems(place)) for name, place in jobs_of(folder, experiment_in(folder))]

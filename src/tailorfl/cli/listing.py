@@ -17,7 +17,7 @@ from tailorfl.cli.screen import PROSE, print_json, say, show_table, stdout
 from tailorfl.errors import unknown
 
 if TYPE_CHECKING:
-    from tailorfl.experiments.describing import Entry
+    from tailorfl.cli.descriptions import Entry
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 LISTS = ("methods", "data", "models", "partitions", "recipes")
@@ -49,7 +49,7 @@ def list_command(
     if name is not None:
         _show(name, what, as_json)
         return
-    from tailorfl.experiments.describing import entries
+    from tailorfl.cli.descriptions import entries
 
     kinds = LISTS if what is None else (what,)
     if as_json:
@@ -73,7 +73,7 @@ def show_command(
 
 
 def _show(name: str, kind: str | None, as_json: bool) -> None:
-    from tailorfl.experiments.describing import described
+    from tailorfl.cli.descriptions import described
 
     found = described(name, kind)
     if as_json:

@@ -30,7 +30,7 @@ from tailorfl.cli.state import State
 from tailorfl.cli.tune import Before, before
 from tailorfl.cli.tune import command as tune
 from tailorfl.errors import TailorflError, nearest
-from tailorfl.experiments.faults import told
+from tailorfl.runs.faults import told
 from tailorfl.runs.signals import Terminated, ended_in_order, why
 
 INTERRUPTED = 130
@@ -205,7 +205,7 @@ def reproduce(
     as_json: listing.AsJson = False,
 ) -> None:
     """Run a recipe and show a paper's numbers beside ours."""
-    from tailorfl.experiments.config import read
+    from tailorfl.settings.loading import read
 
     read(recipe)  # refuses what is neither a recipe nor a file, KEY=VALUE too
     request = Request([recipe, *(settings or ())], None, out, resume, overwrite=overwrite, scale=scale)

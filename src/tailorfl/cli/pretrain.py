@@ -40,8 +40,8 @@ def command(
     config = None if resume else experiment(arguments)
 
     from tailorfl.cli.epochs import watcher  # from here on torch is needed, which takes a second to import
-    from tailorfl.experiments.check import check
-    from tailorfl.experiments.pretrain import central, default_file, experiment_of, pretrain, running
+    from tailorfl.runs.check import check
+    from tailorfl.runs.pretrain import central, default_file, experiment_of, pretrain, running
 
     if config is not None:
         config = central(config)

@@ -13,8 +13,8 @@ from tailorfl.cli.screen import print_json, say, stdout
 from tailorfl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tailorfl.experiments.matrix import Matrix
-    from tailorfl.experiments.result import ExperimentResult
+    from tailorfl.report.matrix import Matrix
+    from tailorfl.report.result import ExperimentResult
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def write(folders: Sequence[Path], wanted: Wanted) -> None:
         ConfigError: there is no place named for several folders, or one file for several variants.
         RunError: a folder holds no result, or a file cannot be written.
     """
-    from tailorfl.experiments.report import write_report
+    from tailorfl.report.document import write_report
 
     federations = _federations(folders, wanted)
     if federations is not None:
@@ -78,8 +78,8 @@ def write(folders: Sequence[Path], wanted: Wanted) -> None:
 
 def _federations(folders: Sequence[Path], wanted: Wanted) -> Matrix | None:
     """The matrix of folders, or of a folder's variants, that are of different data; None where all are of the same."""
-    from tailorfl.experiments.matrix import by_federation, matrix
-    from tailorfl.experiments.variants import results
+    from tailorfl.report.matrix import by_federation, matrix
+    from tailorfl.report.result import results
 
     if wanted.out is None:
         return None
@@ -93,9 +93,9 @@ def _federations(folders: Sequence[Path], wanted: Wanted) -> Matrix | None:
 
 def _matrix(federations: Matrix, wanted: Wanted) -> list[Path]:
     """Writes the page of several federations; into a folder with its table, diagram and numbers."""
-    from tailorfl.experiments.page.ranks import page
+    from tailorfl.report.page.ranks import page
+    from tailorfl.report.rank_plot import png
     from tailorfl.runs.files import reporting, write_text
-    from tailorfl.runs.rank_plot import png
 
     assert wanted.out is not None
     files: dict[Path, str] = {}
@@ -121,8 +121,8 @@ def _matrix(federations: Matrix, wanted: Wanted) -> list[Path]:
 
 
 def _results(folders: Sequence[Path], wanted: Wanted) -> dict[str, ExperimentResult]:
-    from tailorfl.experiments.merging import merge
-    from tailorfl.experiments.variants import results
+    from tailorfl.report.merging import merge
+    from tailorfl.report.result import results
 
     if len(folders) > 1 and wanted.out is None:
         raise ConfigError(
@@ -134,7 +134,7 @@ def _results(folders: Sequence[Path], wanted: Wanted) -> dict[str, ExperimentRes
 
 
 def _page(result: ExperimentResult, file: Path, target: float | None) -> Path:
-    from tailorfl.experiments.page.page import page
+    from tailorfl.report.page.page import page
     from tailorfl.runs.files import write_text
 
     write_text(file, page(result, target))
@@ -143,9 +143,9 @@ def _page(result: ExperimentResult, file: Path, target: float | None) -> Path:
 
 def _tables(result: ExperimentResult, wanted: Wanted) -> list[Path]:
     """Writes the table for LaTeX and its numbers, where they are wanted."""
-    from tailorfl.experiments.report import latex
+    from tailorfl.report.document import latex
+    from tailorfl.report.tables import render
     from tailorfl.runs.files import write_text
-    from tailorfl.runs.tables import render
 
     out = []
     if wanted.latex is not None:

@@ -12,12 +12,12 @@ from rich.text import Text
 
 from tailorfl.cli.estimates import show_reductions
 from tailorfl.cli.screen import PROSE, fits, say, show_table
-from tailorfl.runs.tables import MISSING
+from tailorfl.report.tables import MISSING
 
 if TYPE_CHECKING:
-    from tailorfl.experiments.curves import Section
-    from tailorfl.experiments.matrix import Matrix
-    from tailorfl.experiments.result import ExperimentResult
+    from tailorfl.report.curves import Section
+    from tailorfl.report.matrix import Matrix
+    from tailorfl.report.result import ExperimentResult
 
 FIRST = ("mean", "worst10", "epsilon", "bytes", "share_beating_local")
 """How good, for the worst clients too, at what cost: what stands in the first table where one has no room for all."""
@@ -29,7 +29,7 @@ DETAILS = ("std", "best10", "weighted_mean", "gradients_each")
 
 def show_comparison(console: Console, result: ExperimentResult, name: str) -> None:
     """Prints the comparison table; in a narrow console without details, and in several parts if need be."""
-    from tailorfl.runs.tables import rich_table
+    from tailorfl.report.tables import rich_table
 
     frame, columns = result.marked(result.table), list(result.columns)
     for column in columns:
@@ -94,7 +94,7 @@ def show_matrix(console: Console, matrix: Matrix) -> None:
 
 def published_table(result: ExperimentResult, published: Mapping[str, Any]) -> Table:
     """A paper's numbers beside ours, one row each, with the half width of our 95 % interval over seeds."""
-    from tailorfl.experiments.published import beside
+    from tailorfl.report.published import beside
 
     table = Table(title="published and ours")
     for number, name in enumerate(("Method", "Number", "Published", "Ours", "Difference")):

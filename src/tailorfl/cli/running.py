@@ -15,8 +15,8 @@ from tailorfl.light_imports import import_tensordict
 from tailorfl.printable import quoted
 
 if TYPE_CHECKING:
-    from tailorfl.experiments.result import ExperimentResult
-    from tailorfl.experiments.starting import Way
+    from tailorfl.report.result import ExperimentResult
+    from tailorfl.runs.job import Way
     from tailorfl.settings.experiment import ExperimentConfig
 
 
@@ -59,15 +59,16 @@ def perform(state: State, request: Request, dry_run: bool, quiet: bool, as_json:
         _say_what_it_takes(config)
 
     import_tensordict()  # from here on torch is needed, which takes a second to import
-    from tailorfl.experiments.check import check
+    from tailorfl.runs.check import check
 
     check(config)
-    from tailorfl.experiments.progress import messages, observer
-    from tailorfl.experiments.variants import expand, run_variants
+    from tailorfl.report.experiment import run_variants
+    from tailorfl.report.progress import messages, observer
+    from tailorfl.runs.variants import expand
 
     if dry_run:
         from tailorfl.cli.estimates import show_estimate
-        from tailorfl.experiments.estimate import estimate
+        from tailorfl.runs.cost_estimate import estimate
 
         errors, costs = stderr(), []
         with messages(errors):
@@ -81,8 +82,8 @@ def perform(state: State, request: Request, dry_run: bool, quiet: bool, as_json:
         if as_json:
             print_json(costs)
         return
-    from tailorfl.experiments.folders import new_folder
-    from tailorfl.experiments.tuned import beside
+    from tailorfl.runs.folders import new_folder
+    from tailorfl.runs.tuned import beside
 
     folder = request.resume or request.extend or request.out or new_folder(config, request.overwrite)
     state.under_way(folder / "config.yaml", f"tailorfl run{again()} --resume {quoted(folder)}")
@@ -126,8 +127,8 @@ def _say_what_it_takes(config: ExperimentConfig) -> None:
 
 def _asked(request: Request) -> tuple[ExperimentConfig, Way]:
     """The experiment, and whether it is new, resumed or extended."""
-    from tailorfl.experiments.folders import experiment_in, experiment_to_resume
-    from tailorfl.experiments.progress import messages
+    from tailorfl.report.progress import messages
+    from tailorfl.runs.folders import experiment_in, experiment_to_resume
 
     if request.resume is not None and not request.arguments:
         return experiment_to_resume(request.resume), "resume"
@@ -136,7 +137,7 @@ def _asked(request: Request) -> tuple[ExperimentConfig, Way]:
         given = experiment(request.arguments, request.methods, base, request.scale)
     if request.resume is None and request.extend is None:
         return given, "new"
-    from tailorfl.experiments.starting import resumed, with_more
+    from tailorfl.runs.starting import resumed, with_more
 
     if request.extend is not None:
         return with_more(request.extend, given)
@@ -147,8 +148,8 @@ def _asked(request: Request) -> tuple[ExperimentConfig, Way]:
 def show_result(result: ExperimentResult, target: float | None = None) -> None:
     """Prints the comparison table, what there is beside it, and where the results lie."""
     from tailorfl.cli.results import published_table, section_table, show_comparison
-    from tailorfl.experiments.curves import sections
-    from tailorfl.experiments.published import notes
+    from tailorfl.report.curves import sections
+    from tailorfl.report.published import notes
 
     config = result.config
     out = stdout()

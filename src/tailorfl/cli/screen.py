@@ -65,7 +65,7 @@ def status(quiet: bool, name: str, *, lines: bool = False) -> Iterator[Callable[
 
     Log messages of the library go there meanwhile.
     """
-    from tailorfl.experiments.progress import messages
+    from tailorfl.report.progress import messages
 
     console = stderr()
     with messages(console):

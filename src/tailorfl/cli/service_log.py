@@ -68,7 +68,7 @@ class _Stamped(logging.Handler):
 @contextmanager
 def service_log(who: str, form: LogFormat, level: LogLevel) -> Iterator[Callable[[str], None]]:
     """Writes all that the library logs meanwhile; yields what is called with a sentence for the person who looks on."""
-    from tailorfl.experiments.progress import messages
+    from tailorfl.report.progress import messages
 
     log = logging.getLogger("tailorfl")
     before = log.level

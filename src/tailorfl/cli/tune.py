@@ -64,7 +64,7 @@ class Tune:
 
     def plan(self, config: ExperimentConfig) -> Plan:
         """Returns what that comes to for an experiment. Raises ConfigError where it does not fit."""
-        from tailorfl.experiments.check import check
+        from tailorfl.runs.check import check
         from tailorfl.tuning.run import Request, plan
 
         check(config)
@@ -109,7 +109,7 @@ def command(
 
         config = experiment(arguments, COMPARED)
     import_tensordict()
-    from tailorfl.experiments.progress import messages
+    from tailorfl.report.progress import messages
     from tailorfl.tuning.run import default_folder, plan_in
 
     with messages(stderr()):
@@ -140,8 +140,8 @@ def before(state: State, request: Running, budget: str, dry_run: bool, quiet: bo
     Raises:
         TailorflError: the request cannot be tuned, or the tuning fails.
     """
-    from tailorfl.experiments.folders import new_folder
-    from tailorfl.experiments.progress import messages
+    from tailorfl.report.progress import messages
+    from tailorfl.runs.folders import new_folder
     from tailorfl.tuning.outcome import TUNED
     from tailorfl.tuning.run import REQUEST, begin, discard, plan_in
 
@@ -206,7 +206,7 @@ def show(found: Tuning, as_json: bool = False) -> None:
 @contextmanager
 def _watching(quiet: bool) -> Iterator[Watch]:
     from tailorfl.cli.tuned import Bar, Lines
-    from tailorfl.experiments.progress import bars, messages
+    from tailorfl.report.progress import bars, messages
     from tailorfl.tuning.run import Watch
 
     console = stderr()

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tailorfl.cli.screen import PROSE, say, show_table
-from tailorfl.experiments.tuned import written
-from tailorfl.runs.tables import human_seconds
+from tailorfl.report.tables import human_seconds
+from tailorfl.runs.tuned import written
 from tailorfl.tuning.outcome import Tuned, at_edge, ranks
 from tailorfl.tuning.run import Watch
 
@@ -139,7 +139,7 @@ def _show_edges(console: Console, found: Tuning) -> None:
 def show_plan(console: Console, plan: Plan, workers: int, quiet: bool) -> None:
     """Prints what a tuning would search and take."""
     from tailorfl.cli.screen import stderr
-    from tailorfl.experiments.progress import messages
+    from tailorfl.report.progress import messages
     from tailorfl.tuning.foreseen import foreseen
     from tailorfl.tuning.samplers import size
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from tailorfl.cli.screen import remark, say, show_table, stderr, stdout
 
 if TYPE_CHECKING:
-    from tailorfl.experiments.live import Snapshot, Watched
+    from tailorfl.report.live import Snapshot, Watched
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Result folder of an experiment.")]
 CERTAIN = 1.0
@@ -33,7 +33,7 @@ def watch(
     every: Annotated[float, typer.Option(help="Seconds between looks.", min=0.1, max=3600.0)] = 1.0,
 ) -> None:
     """Follow a running experiment in the terminal until it ends: jobs, rounds, metric, time left."""
-    from tailorfl.experiments.live import Watched
+    from tailorfl.report.live import Watched
     from tailorfl.runs.files import encode
 
     watched = Watched(_begun(folder))
@@ -57,7 +57,7 @@ def board(
     ] = False,
 ) -> None:
     """Follow a running experiment in a browser on this machine; Ctrl-C closes the page's server."""
-    from tailorfl.experiments.board import Board
+    from tailorfl.report.board import Board
 
     try:
         with Board(_begun(folder), host, port, share) as server:
@@ -193,12 +193,12 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    from tailorfl.runs.tables import human_seconds
+    from tailorfl.report.tables import human_seconds
 
     return human_seconds(seconds)
 
 
 def _bytes(job: dict[str, Any]) -> str:
-    from tailorfl.runs.tables import human_bytes
+    from tailorfl.report.tables import human_bytes
 
     return "–" if job["bytes_up"] is None else human_bytes(job["bytes_up"] + job["bytes_down"])

@@ -9,10 +9,10 @@ from typing import Any
 
 from tailorfl.data.hollow import PARTS
 from tailorfl.errors import MessageError
-from tailorfl.experiments.fingerprint import deciding
-from tailorfl.experiments.jobs import Job
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.files import encode
+from tailorfl.runs.fingerprint import deciding
+from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import ExperimentConfig
 
 LONGEST_NAME = 200

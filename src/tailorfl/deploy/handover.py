@@ -8,12 +8,12 @@ from tailorfl.data.hollow import own_part, source_facts
 from tailorfl.deploy.local_run import LocalRun
 from tailorfl.errors import ModelError
 from tailorfl.evaluation.protocols import Protocol, evaluate
-from tailorfl.experiments.deployed import Restored
-from tailorfl.experiments.fingerprint import environment
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.keeping import finish, keeper
 from tailorfl.export.folder import write
+from tailorfl.runs.fingerprint import environment
+from tailorfl.runs.job import Job
+from tailorfl.runs.prediction_log import finish, keeper
 from tailorfl.runs.store import RunStore
+from tailorfl.runs.trained_models import Restored
 
 
 def hand_over(job: Job, run: LocalRun, client: int, place: Path) -> str:

@@ -9,12 +9,12 @@ from tailorfl.deploy.post import Post
 from tailorfl.deploy.roster import Roster
 from tailorfl.deploy.serving import Deployment, for_deployment
 from tailorfl.errors import ConfigError
-from tailorfl.experiments.check import check
-from tailorfl.experiments.folders import experiment_in
-from tailorfl.experiments.jobs import Observer
-from tailorfl.experiments.result import ExperimentResult
-from tailorfl.experiments.runner import run_experiment
-from tailorfl.experiments.starting import resumed
+from tailorfl.report.experiment import run_experiment
+from tailorfl.report.result import ExperimentResult
+from tailorfl.runs.check import check
+from tailorfl.runs.folders import experiment_in
+from tailorfl.runs.job import Observer
+from tailorfl.runs.starting import resumed
 from tailorfl.settings.experiment import ExperimentConfig
 
 
@@ -47,7 +47,7 @@ def host_experiment(
             f"'{out}' holds the experiment '{experiment_in(out).name}', not '{name}'; choose another folder (--out)"
         )
     deployment = Deployment(Roster(post, config.deploy.max_bytes, told), out, config, way != "new")
-    result = run_experiment(config, out, way=way, observer=observer, venue=deployment.venue)
+    result = run_experiment(config, out, way=way, observer=observer, backend=deployment.backend)
     deployment.hand_over_the_rest()
     deployment.goodbye()
     return result

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailorfl.errors import ConfigError, MissingExtraError
-from tailorfl.experiments.names import check_distinct, slug
 from tailorfl.runs.files import replacing, reporting, write_text
+from tailorfl.settings.names import check_distinct, slug
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

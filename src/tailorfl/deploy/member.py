@@ -52,11 +52,11 @@ from tailorfl.errors import (
     TailorflError,
 )
 from tailorfl.evaluation.protocols import Protocol
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.making import make_simulation
-from tailorfl.experiments.names import slug
+from tailorfl.runs.build import make_simulation
 from tailorfl.runs.files import decode, encode, replacing, reporting, write_text
+from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.names import slug
 from tailorfl.training.ledger import Uses
 
 log = logging.getLogger(__name__)

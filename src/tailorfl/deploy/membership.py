@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tailorfl.errors import RunError, unknown
-from tailorfl.experiments.fingerprint import deciding
 from tailorfl.runs.files import append_lines, decode, encode, write_text
+from tailorfl.runs.fingerprint import deciding
 from tailorfl.settings.experiment import ExperimentConfig
 
 NAME, LEFT = "federation.json", "left"

@@ -10,7 +10,7 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.hollow import Own, own_part, source_facts
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError, unknown
-from tailorfl.experiments.making import make_federation
+from tailorfl.runs.build import make_federation
 from tailorfl.settings.experiment import ExperimentConfig
 
 

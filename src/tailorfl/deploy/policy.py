@@ -24,10 +24,10 @@ from tailorfl.core.method import find_method
 from tailorfl.data.source import Source
 from tailorfl.data.summaries import CLASSES
 from tailorfl.errors import ConfigError, MessageError, PolicyError
-from tailorfl.experiments.fingerprint import HARMLESS, changes
-from tailorfl.experiments.written_out import with_all_options
 from tailorfl.models.registry import build
 from tailorfl.runs.files import encode, reporting
+from tailorfl.runs.fingerprint import HARMLESS, changes
+from tailorfl.runs.written_out import with_all_options
 from tailorfl.settings.base import Names, Number, Settings, Whole
 from tailorfl.settings.engine import EngineConfig
 from tailorfl.settings.experiment import DEFAULT, ExperimentConfig

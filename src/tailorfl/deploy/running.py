@@ -15,9 +15,9 @@ from tailorfl.deploy.member import Member
 from tailorfl.deploy.packet import failure
 from tailorfl.deploy.reaching import Reach, address
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.experiments.jobs import Job, Observer, Several
-from tailorfl.experiments.result import ExperimentResult
+from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.one_round import RoundResult
+from tailorfl.runs.job import Job, Observer, Several
 from tailorfl.runs.signals import raise_if_told
 from tailorfl.settings.experiment import ExperimentConfig
 

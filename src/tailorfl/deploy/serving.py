@@ -1,4 +1,4 @@
-"""A server's experiment: the venue whose clients are elsewhere, from waiting for them to their last message."""
+"""A server's experiment: the backend whose clients are elsewhere, from waiting for them to their last message."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tailorfl.deploy.packet import Packet
 from tailorfl.deploy.remote import LOOK, Line, Remote, evaluate_remotely
 from tailorfl.deploy.roster import Answer, Roster, goodbye, named
 from tailorfl.errors import ConfigError, DataError, MessageError, RunError
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.making import make_federation, make_simulation
-from tailorfl.experiments.venue import Venue
-from tailorfl.experiments.written_out import with_all_options
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.backend import Backend
+from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.files import decode, encode
+from tailorfl.runs.job import Job
 from tailorfl.runs.store import RunStore
+from tailorfl.runs.written_out import with_all_options
 from tailorfl.settings.experiment import DEFAULT, ExperimentConfig
 
 log = logging.getLogger(__name__)
@@ -113,9 +113,9 @@ class Deployment:
         self._without: dict[str, str] = {}
 
     @property
-    def venue(self) -> Venue:
+    def backend(self) -> Backend:
         """What an experiment is run with."""
-        return Venue(self._federation, self._simulation, evaluate_remotely, self._done)
+        return Backend(self._federation, self._simulation, evaluate_remotely, self._done)
 
     # -- before the first round -----------------------------------------------------------------------------
 

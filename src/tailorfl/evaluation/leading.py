@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from tailorfl.data.hollow import HOLLOW
 from tailorfl.data.source import Source
-from tailorfl.errors import unknown
+from tailorfl.errors import ConfigError, unknown
 from tailorfl.evaluation.calibration import FURTHER, all_metrics
 from tailorfl.evaluation.metrics import primary
+from tailorfl.settings.experiment import ExperimentConfig
 
 DOMINANT = 0.8
 """Share of one class of two from which on it dominates, of all samples or of a natural client's."""
@@ -23,6 +24,8 @@ MULTIPLE = 2.0
 """Of more classes one dominates that has half of all samples, and so many times its equal share."""
 FEWEST = 20
 """Samples of a natural client of which shares are looked at."""
+UNIT_METRICS = frozenset({"accuracy", "balanced_accuracy", "macro_f1", "auc", "c_index", "token_accuracy"})
+"""Metrics that lie between 0 and 1."""
 
 
 def leading(source: Source, wanted: str | None = None) -> str:
@@ -36,6 +39,29 @@ def leading(source: Source, wanted: str | None = None) -> str:
             raise unknown(f"metric (eval.metric) of a {source.task} task", wanted, all_metrics(source.task))
         return wanted
     return "balanced_accuracy" if dominated(source) else primary(source.task)[0]
+
+
+def first_metric(config: ExperimentConfig, source: Source) -> str:
+    """Return the metric by which methods are compared on a source.
+
+    Raises:
+        ConfigError: the task has no such metric, none of `eval.metrics`, or one that `eval.target` is out of reach of.
+    """
+    further(source, config.eval.metrics)
+    metric = leading(source, config.eval.metric)
+    check_target(config.eval.target, metric)
+    return metric
+
+
+def check_target(target: float | None, metric: str) -> None:
+    """Nothing if a primary metric can be as good as `target`.
+
+    Raises:
+        ConfigError: it cannot, as an accuracy of 95 where 0.95 is meant.
+    """
+    if target is not None and metric in UNIT_METRICS and not 0 <= target <= 1:
+        meant = f"; {target / 100:g} for {target:g} %?" if 1 < target <= 100 else ""
+        raise ConfigError(f"a target for {metric} lies between 0 and 1, but is {target:g}{meant}")
 
 
 def further(source: Source, wanted: Sequence[str]) -> tuple[str, ...]:

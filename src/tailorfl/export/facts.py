@@ -9,10 +9,10 @@ from typing import Any
 from tailorfl.data.preparing import PREPARATION
 from tailorfl.data.scaling import SCALING
 from tailorfl.evaluation.summary import OF_RECORD
-from tailorfl.experiments.deployed import Deployed, Restored
-from tailorfl.experiments.fingerprint import decisive, environment, meaning
-from tailorfl.experiments.keeping import temperature_of
 from tailorfl.runs.files import encode
+from tailorfl.runs.fingerprint import decisive, environment, meaning
+from tailorfl.runs.prediction_log import temperature_of
+from tailorfl.runs.trained_models import Deployed, Restored
 
 FORMAT = 2
 """Of an export; a reader refuses higher ones. Since 2 there is a manifest, with a digest of every file."""

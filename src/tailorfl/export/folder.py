@@ -17,8 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from tailorfl.errors import ConfigError, ModelError, RunError
-from tailorfl.experiments.deployed import GLOBAL, Deployed, Restored, restore
-from tailorfl.experiments.names import check_distinct, slug
 from tailorfl.export.facts import FORMAT, facts_of
 from tailorfl.export.formats import ONNX, TORCHSCRIPT, write_onnx, write_torchscript
 from tailorfl.export.source_code import NotWritable, written
@@ -28,6 +26,8 @@ from tailorfl.models.lora import lora_layers
 from tailorfl.runs import manifest
 from tailorfl.runs.checkpoints import write_tensors
 from tailorfl.runs.files import decode, encode, replacing, replacing_folder, write_text
+from tailorfl.runs.trained_models import GLOBAL, Deployed, Restored, restore
+from tailorfl.settings.names import check_distinct, slug
 
 log = logging.getLogger(__name__)
 

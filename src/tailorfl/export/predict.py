@@ -20,11 +20,11 @@ from tailorfl.data.registry import load_source
 from tailorfl.data.table_files import READING, SHOWN, read_table
 from tailorfl.data.text import TEXTS
 from tailorfl.errors import ConfigError, DataError, ModelError, first_few
-from tailorfl.experiments.deployed import restore
 from tailorfl.export.facts import facts_of
 from tailorfl.export.folder import FACTS, checked, loaded
 from tailorfl.export.written_model import text_of
 from tailorfl.runs.files import replacing
+from tailorfl.runs.trained_models import restore
 
 if TYPE_CHECKING:
     import pandas as pd  # at run time only where tables are read: it takes 60 MB

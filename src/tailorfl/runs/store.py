@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 Status = Literal["running", "finished", "failed", "interrupted"]
 
+SECONDS = "simulated_seconds"
+"""What a round's record and a summary call how long a simulated system took until then, where one is."""
 SYNC_SECONDS = 1.0
 """Rounds that are faster than this wait for the disk together."""
 _RESULTS = (

@@ -1,7 +1,7 @@
 """What an experiment is: the settings of data, model, methods, training and evaluation, with their defaults.
 
 Every setting is checked for its name, type and range here, without importing torch; that the names of
-methods, models, data and their own options exist is checked by `tailorfl.experiments.check`.
+methods, models, data and their own options exist is checked by `tailorfl.runs.check`.
 """
 
 from __future__ import annotations

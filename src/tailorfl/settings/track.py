@@ -37,3 +37,8 @@ class TrackConfig(Settings):
                 "and MLFLOW_TRACKING_PASSWORD"
             )
         return given
+
+    @property
+    def leaves_the_machine(self) -> bool:
+        """Whether trackers send rounds elsewhere."""
+        return self.wandb == "online" or isinstance(self.mlflow, str)

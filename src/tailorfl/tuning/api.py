@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tailorfl.errors import ConfigError
-from tailorfl.experiments.check import check
-from tailorfl.experiments.config import load
-from tailorfl.experiments.overrides import name_modules
+from tailorfl.runs.check import check
 from tailorfl.settings.experiment import COMPARED, ExperimentConfig
+from tailorfl.settings.loading import load
+from tailorfl.settings.overrides import name_modules
 from tailorfl.tuning.run import Plan, Request, Tuning, begin, default_folder, plan, plan_in
 from tailorfl.tuning.run import tune as tune_in
 

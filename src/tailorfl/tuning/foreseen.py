@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tailorfl.experiments.budget import nearest
-from tailorfl.experiments.estimate import estimate
+from tailorfl.runs.budget import nearest
+from tailorfl.runs.cost_estimate import estimate
 from tailorfl.tuning.run import Plan
 from tailorfl.tuning.samplers import size
 from tailorfl.tuning.training import Trainer

@@ -24,8 +24,6 @@ from typing import Any
 from tailorfl import modules
 from tailorfl.errors import ConfigError, RunError, WorkerError
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
-from tailorfl.experiments.folders import check_name, new_folder, whole_experiment
-from tailorfl.experiments.tuned import NAME
 from tailorfl.printable import quoted
 from tailorfl.runs.files import (
     PART,
@@ -37,7 +35,9 @@ from tailorfl.runs.files import (
     sha256,
     write_text,
 )
+from tailorfl.runs.folders import check_name, new_folder, whole_experiment
 from tailorfl.runs.signals import ended_in_order
+from tailorfl.runs.tuned import NAME
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.tuning.budget import Budget, parse, tuned_on
 from tailorfl.tuning.outcome import TUNED, Tuned, as_json, experiment

@@ -18,10 +18,10 @@ from pydantic import ValidationError
 
 from tailorfl.core.method import find_method, make_method
 from tailorfl.errors import ConfigError
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.making import train_config
-from tailorfl.experiments.tuned import value_of
 from tailorfl.printable import shown
+from tailorfl.runs.build import train_config
+from tailorfl.runs.job import Job
+from tailorfl.runs.tuned import value_of
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 
 log = logging.getLogger(__name__)

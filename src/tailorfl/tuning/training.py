@@ -26,19 +26,19 @@ from tailorfl.errors import (
 from tailorfl.evaluation.leading import leading
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.evaluation.summary import means
-from tailorfl.experiments.budget import Limit, limit_of, of_fedavg
-from tailorfl.experiments.due import is_due, rounds_between
-from tailorfl.experiments.jobs import Job
-from tailorfl.experiments.making import make_federation, make_simulation
-from tailorfl.experiments.names import slug
-from tailorfl.experiments.one_job import make_selection
-from tailorfl.experiments.saving import Saver
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
+from tailorfl.runs.budget import Limit, limit_of, of_fedavg
+from tailorfl.runs.build import make_federation, make_simulation
+from tailorfl.runs.eval_schedule import is_due, rounds_between
 from tailorfl.runs.files import decode, encode, is_locked
+from tailorfl.runs.job import Job
+from tailorfl.runs.job_loop import make_selection
+from tailorfl.runs.saver import Saver
 from tailorfl.runs.signals import raise_if_told
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.names import slug
 from tailorfl.tuning.space import changed
 
 log = logging.getLogger(__name__)

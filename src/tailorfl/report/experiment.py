@@ -1,0 +1,121 @@
+"""An experiment from its first round to its report: the runner's jobs, told to trackers, and what they found.
+
+<out>/comparison.csv, .md, *.png     what `ExperimentResult` makes of all jobs
+<out>/report.md, report.html         the same and more, written again where they were there before
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tailorfl.report.document import write_report
+from tailorfl.report.result import ExperimentResult
+from tailorfl.report.tracking import forget, tracked
+from tailorfl.runs.backend import SIMULATED, Backend
+from tailorfl.runs.faults import told
+from tailorfl.runs.files import reporting, write_text
+from tailorfl.runs.folders import check_folder, check_name, discard_jobs
+from tailorfl.runs.job import Observer, Several, Way
+from tailorfl.runs.runner import run_jobs
+from tailorfl.runs.signals import ended_in_order
+from tailorfl.runs.variants import expand
+from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.names import slug
+
+
+class ResultWriter(Observer):
+    """Writes tables, plots and the report when every job of an experiment is done."""
+
+    result: ExperimentResult
+
+    def experiment_started(self, folder: Path, way: Way) -> None:
+        """Delete what trackers wrote of an experiment that a new one replaces."""
+        if way == "new":
+            forget(folder)
+
+    def experiment_done(self, folder: Path) -> None:
+        """Write what the jobs in a folder found."""
+        self.result = ExperimentResult.load(folder)
+        self.result.write()
+        # Made while it ran, its table would not be that of the plots beside it.
+        if (folder / "report.md").is_file():
+            write_report(self.result)
+
+
+@told()
+def run_experiment(
+    config: ExperimentConfig,
+    out: Path,
+    *,
+    way: Way = "new",
+    overwrite: bool = False,
+    observer: Observer | None = None,
+    source: Any = None,
+    force: bool = False,
+    tuning: Path | None = None,
+    backend: Backend = SIMULATED,
+) -> ExperimentResult:
+    """Run every method with every seed and return the result.
+
+    `observer` is told of it beside the experiment's trackers; all else is as `tailorfl.runs.runner.run_jobs` says.
+
+    Raises:
+        TailorflError: see the message; what was finished stays on disk and "resume" continues from there.
+    """
+    writer = ResultWriter()
+    with ended_in_order(), tracked(config, out) as trackers:
+        run_jobs(
+            config,
+            out,
+            way=way,
+            overwrite=overwrite,
+            observer=Several((*([] if observer is None else [observer]), *trackers, writer)),
+            source=source,
+            force=force,
+            tuning=tuning,
+            backend=backend,
+        )
+    return writer.result
+
+
+def run_variants(
+    config: ExperimentConfig,
+    out: Path,
+    *,
+    way: Way = "new",
+    overwrite: bool = False,
+    observer: Observer | None = None,
+    force: bool = False,
+    tuning: Path | None = None,
+) -> Iterator[ExperimentResult]:
+    """Runs every variant and yields its result when it is done.
+
+    `way`, `force` and `tuning` are those of `run_experiment`.
+
+    Raises:
+        TailorflError: see the message; what was finished stays on disk.
+    """
+    check_name(out)
+    experiments = expand(config)
+    if config.variants and way == "new":
+        check_folder(out, False, overwrite)
+        with reporting(out, "create the result folder"):
+            out.mkdir(parents=True, exist_ok=True)
+        for name in experiments:
+            discard_jobs(out / slug(name))
+    if config.variants and way != "resume":
+        write_text(out / "config.yaml", config.to_yaml())
+    for name, experiment in experiments.items():
+        folder = out / slug(name) if name else out
+        started = (folder / "config.yaml").is_file()
+        yield run_experiment(
+            experiment,
+            folder,
+            way=way if started else "new",
+            overwrite=overwrite,
+            observer=observer,
+            force=force,
+            tuning=tuning,
+        )

@@ -1,0 +1,167 @@
+"""Several result folders as one: seeds that were done by a job of a queue each, methods by different people.
+
+Lines with the same label, settings, data and versions are one method, and their seeds are put together. Lines with the
+same label and something else about them stay apart, each with the name of its folder, and the report says what differs.
+A client is better off than with Local only where Local had the very same data and settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from tailorfl.errors import ConfigError, RunError
+from tailorfl.report.result import ExperimentResult, results
+from tailorfl.runs.extension import methods_of
+from tailorfl.runs.files import digest_of, reporting
+from tailorfl.runs.fingerprint import changes, decisive, samples_of
+from tailorfl.runs.store import RunStore
+from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.names import slug
+
+Jobs = list[tuple[dict[str, Any], RunStore]]
+
+
+def merge(folders: Sequence[str | Path], out: str | Path | None) -> dict[str, MergedResult]:
+    """Returns the results of several folders put together, by name of the variant ("" where there are none).
+
+    Tables, plots and reports are written into `out`, where one is given; the folders stay as they are.
+
+    Raises:
+        ConfigError: no folder is given, or one twice, or `out` holds an experiment of its own.
+        RunError: they do not go together: other metrics, or the same seed of the same method twice.
+    """
+    places = [Path(folder) for folder in folders]
+    target = None if out is None else Path(out)
+    twice = [str(place) for place in places if sum(place.resolve() == p.resolve() for p in places) > 1]
+    if twice or not places:
+        raise ConfigError(f"give every folder once: {twice[0]}" if twice else "give at least one folder")
+    if target is not None and (target / "config.yaml").exists():
+        raise ConfigError(
+            f"'{target}' holds an experiment of its own, whose table the one of several folders would replace; choose "
+            "another --out"
+        )
+    found = {place: results(place) for place in places}
+    names = list(dict.fromkeys(name for parts in found.values() for name in parts))
+    merged = {}
+    for name in names:
+        path = places[0] if target is None else target / slug(name) if name else target
+        with reporting(path, "create the result folder"):
+            path.mkdir(parents=True, exist_ok=True)
+        merged[name] = MergedResult.of(path, {p: parts[name] for p, parts in found.items() if name in parts})
+    return merged
+
+
+class MergedResult(ExperimentResult):
+    """What several experiments found; see the module."""
+
+    parts: Mapping[Path, ExperimentResult]
+
+    @classmethod
+    def of(cls, path: Path, parts: Mapping[Path, ExperimentResult]) -> Self:
+        """Returns the parts, by the folder that they were asked for, as one result whose files go to `path`."""
+        metrics = {part.metric: folder for folder, part in parts.items()}
+        if len(metrics) > 1:
+            listed = ", ".join(f"{metric} in '{folder}'" for metric, folder in metrics.items())
+            raise RunError(
+                f"these folders measure different things, which one table cannot compare: {listed}"
+            )
+        jobs = _together(parts)
+        _refuse_twice(jobs)
+        missing = [f"{folder}: {reason}" for folder, part in parts.items() for reason in part.missing]
+        result = cls(path, jobs, missing)
+        result.parts = parts
+        result.folders = tuple(part.path for part in parts.values())
+        result.unlike = list(_unlike(parts))
+        return result
+
+    def again(self) -> Self:
+        """Returns the result as it is now, see `ExperimentResult`."""
+        return type(self).of(self.path, {folder: part.again() for folder, part in self.parts.items()})
+
+    @property
+    def config(self) -> ExperimentConfig:
+        """The experiment of the first folder, with the methods and seeds of all."""
+        first, *others = (part.config for part in self.parts.values())
+        methods, seeds = methods_of(first), dict.fromkeys(first.seeds)
+        for config in others:
+            methods = {**methods_of(config), **methods}
+            seeds |= dict.fromkeys(config.seeds)
+        changes = {"methods": tuple(methods.values()), "seeds": tuple(sorted(seeds))}
+        return first.model_copy(update=changes)
+
+
+def _together(parts: Mapping[Path, ExperimentResult]) -> Jobs:
+    """All jobs, in the order of the first appearance of their method; labels told apart where they must be."""
+    kinds: dict[str, dict[str, None]] = {}
+    for part in parts.values():
+        for summary, store in part.jobs:
+            kinds.setdefault(summary["label"], {})[_kind(summary["label"], store)] = None
+    rows: dict[str, Jobs] = {}
+    for folder, part in parts.items():
+        for summary, store in part.jobs:
+            label = summary["label"]
+            shown = label if len(kinds[label]) == 1 else f"{label} ({_short(folder, parts)})"
+            told = {**summary, "label": shown, "company": _company(store)}
+            rows.setdefault(shown, []).append((told, store))
+    return [job for row in rows.values() for job in sorted(row, key=lambda job: int(job[0]["seed"]))]
+
+
+def _refuse_twice(jobs: Jobs) -> None:
+    seen: dict[tuple[str, int], Path] = {}
+    for summary, store in jobs:
+        key = (summary["label"], int(summary["seed"]))
+        if key in seen:
+            raise RunError(
+                f"{key[0]}, seed {key[1]}, is in '{seen[key]}' and in '{store.path}', which would count one experiment "
+                "twice; leave one of the folders out"
+            )
+        seen[key] = store.path
+
+
+def _short(folder: Path, parts: Mapping[Path, ExperimentResult]) -> str:
+    """The name of a folder, with the way to it where another one has that name."""
+    return folder.name if sum(other.name == folder.name for other in parts) == 1 else str(folder)
+
+
+def _facts(label: str | None, store: RunStore) -> dict[str, Any]:
+    """What decides the numbers of a job beside its seed; without a label, its method apart."""
+    stored = store.config
+    settings = decisive(stored.get("experiment", {}), label or "", longer=label is None)
+    versions = {k: v for k, v in stored.get("environment", {}).items() if k in ("tailorfl", "torch")}
+    return {**settings, "version": versions, "samples": samples_of(stored)}
+
+
+def _kind(label: str, store: RunStore) -> str:
+    return digest_of(_facts(label, store))
+
+
+def _company(store: RunStore) -> str:
+    """What Local must share with a method to be its measure: everything but the method, and who has which samples."""
+    return digest_of({**_facts(None, store), "dealt": (store.config.get("data") or {}).get("dealt")})
+
+
+def _unlike(parts: Mapping[Path, ExperimentResult]) -> Iterator[tuple[str, str]]:
+    """(folder, how it differs from the first one), of those that do."""
+    first, *others = parts
+    then = {label: _facts(label, store) for label, store in _first_jobs(parts[first])}
+    for folder in others:
+        found: dict[str, None] = {}
+        for label, store in _first_jobs(parts[folder]):
+            old = then.get(label)
+            if old is None:  # another method: what it shares with the others
+                old, new = _facts(None, parts[first].jobs[0][1]), _facts(None, store)
+            else:
+                new = _facts(label, store)
+            found |= dict.fromkeys(changes(old, new))
+        if found:
+            yield str(folder), "; ".join(found)
+
+
+def _first_jobs(part: ExperimentResult) -> Iterator[tuple[str, RunStore]]:
+    seen = set()
+    for summary, store in part.jobs:
+        if summary["label"] not in seen:
+            seen.add(summary["label"])
+            yield summary["label"], store

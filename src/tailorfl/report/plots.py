@@ -1,0 +1,220 @@
+"""PNG plots of runs: a metric per round, its distribution over clients, and against what was communicated.
+
+Every function takes a long DataFrame with a "label" column (one line or box each, in order of first
+appearance), writes the file atomically, and uses matplotlib's objects directly: no pyplot, so no global state
+and no display.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tailorfl.errors import RunError
+from tailorfl.evaluation.seeds import interval
+from tailorfl.report.tables import human_bytes
+from tailorfl.runs.files import replacing
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette (2008), told apart with any colour vision; its yellow is too light for lines on
+# white
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", "--", ":", "-.")  # the second seven lines are dashed, and so on
+SHARES = frozenset({"accuracy", "balanced_accuracy", "macro_f1"})  # metrics shown in percent
+BOUNDED = SHARES | {"auc", "c_index", "token_accuracy"}
+"""Metrics in 0 ... 1."""
+DPI = 150
+LEGEND_ROWS = 17  # labels in a column of the legend
+COLUMN_WIDTH = 2.0  # inches of figure that a further column takes
+LONGEST_LABEL = 60  # characters; a longer one would leave no room for the lines
+MARKS = 12  # markers on a line, whatever its number of rounds
+
+
+def metric_per_round(
+    frame: pd.DataFrame, path: str | Path, *, metric: str = "accuracy", title: str | None = None
+) -> None:
+    """Lines of the mean over seeds with a band of its 95 % confidence interval (none with one seed).
+
+    `frame` has the columns label, seed, round and `metric`; rounds with NaN (not evaluated) are left out.
+    Raises RunError if nothing is left to plot or the file cannot be written.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    data = _usable(frame, ["label", "seed", "round", metric], metric)
+    figure, axes = _figure(title or f"{_name(metric)} per round")
+    for number, (label, group) in enumerate(data.groupby("label", sort=False)):
+        rounds, means, widths = over_seeds(group, "round", metric)
+        _line(axes, number, str(label), rounds, means)
+        low, high = means - widths, means + widths
+        if (
+            metric in BOUNDED
+        ):  # no share is below 0 or above 1, though an interval of Student's t reaches there
+            low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
+        axes.fill_between(rounds, low, high, color=_colour(number), alpha=0.18, linewidth=0)
+    axes.set_xlabel("round (line: mean over seeds, band: 95 % confidence interval)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _metric_axis(axes, metric, "y")
+    _save(figure, axes, path)
+
+
+def client_distribution(
+    frame: pd.DataFrame, path: str | Path, *, metric: str = "accuracy", title: str | None = None
+) -> None:
+    """A row a label: clients as dots, quartiles as a box, 5 % to 95 % as whiskers, the mean as a diamond.
+
+    `frame` has the columns label and `metric`, one row a client (and seed, which are pooled); NaN is left
+    out. Raises RunError if nothing is left to plot or the file cannot be written.
+    """
+    data = _usable(frame, ["label", metric], metric)
+    groups = [(str(label), group[metric].to_numpy()) for label, group in data.groupby("label", sort=False)]
+    figure, axes = _figure(title or f"{_name(metric)} of the clients", height=1.6 + 0.55 * len(groups))
+    jitter = np.random.default_rng(0)
+    for number, (_, values) in enumerate(groups):
+        heights = number + jitter.uniform(-0.22, 0.22, len(values))
+        axes.scatter(values, heights, s=9, alpha=0.45, linewidth=0, color=_colour(number), zorder=2)
+        _box(axes, number, values)
+    axes.set_yticks(range(len(groups)), [f"{literal(label)}\nn = {len(values)}" for label, values in groups])
+    axes.invert_yaxis()  # first label on top, as in a table
+    _metric_axis(axes, metric, "x", " (box: quartiles, line: median, diamond: mean, whiskers: 5 % to 95 %)")
+    _save(figure, axes, path)
+
+
+def metric_by_bytes(
+    frame: pd.DataFrame, path: str | Path, *, metric: str = "accuracy", title: str | None = None
+) -> None:
+    """Lines of the mean over seeds against the mean bytes communicated so far, on a logarithmic axis.
+
+    `frame` has the columns label, seed, round, bytes (cumulative, up and down) and `metric`. A label that
+    never communicates has no place on the axis: its last value is a horizontal line. Raises RunError if
+    nothing is left to plot or the file cannot be written.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    data = _usable(frame, ["label", "seed", "round", "bytes", metric], metric)
+    figure, axes = _figure(title or f"{_name(metric)} for communication")
+    for number, (label, group) in enumerate(data.groupby("label", sort=False)):
+        rounds, means, _ = over_seeds(group, "round", metric)
+        amounts = group.groupby("round")["bytes"].mean().loc[rounds].to_numpy()
+        sent = amounts > 0
+        if sent.any():
+            _line(axes, number, str(label), amounts[sent], means[sent])
+        else:
+            name = f"{literal(str(label))} (no communication)"
+            axes.axhline(means[-1], color=_colour(number), linestyle=(0, (1, 1)), linewidth=1.8, label=name)
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
+    axes.xaxis.set_major_formatter(lambda value, _: human_bytes(value).replace(".0 ", " "))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("bytes sent by all clients and the server so far (log scale)")
+    _metric_axis(axes, metric, "y")
+    _save(figure, axes, path)
+
+
+def literal(text: str) -> str:
+    """Returns a text that matplotlib shows as it is: a dollar sign would begin a formula; long ones are cut."""
+    cut = text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 1]}…"
+    return cut.replace("$", r"\$")
+
+
+def _usable(frame: pd.DataFrame, columns: list[str], metric: str) -> pd.DataFrame:
+    """These columns of the rows that have a value of the metric."""
+    absent = [name for name in columns if name not in frame]
+    if absent:
+        raise RunError(
+            f"cannot plot {metric}: column {', '.join(absent)} is missing from {list(frame.columns)}"
+        )
+    data = frame[columns].dropna()
+    if data.empty:
+        raise RunError(f"cannot plot {metric}: no row has a value; was it evaluated?")
+    return data
+
+
+def over_seeds(group: pd.DataFrame, key: str, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sorted keys, means over seeds and half widths of their intervals (0 with one seed: no band)."""
+    stats = [(at, *interval(values.tolist())) for at, values in group.groupby(key)[metric]]
+    table = np.asarray(stats, dtype=np.float64)
+    return table[:, 0], table[:, 1], np.nan_to_num(table[:, 2])
+
+
+def _figure(title: str, height: float = 4.2) -> tuple[Figure, Axes]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.6, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_title(literal(title[:1].upper() + title[1:]), fontsize=12)
+    axes.grid(color="0.88", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _line(axes: Axes, number: int, label: str, x: np.ndarray, y: np.ndarray) -> None:
+    axes.plot(
+        x,
+        y,
+        label=literal(label),
+        color=_colour(number),
+        linestyle=DASHES[number // len(COLOURS) % len(DASHES)],
+        linewidth=1.8,
+        marker="osD^vPX"[number % 7],
+        markersize=4.5,
+        markevery=max(1, len(x) // MARKS),
+    )
+
+
+def _box(axes: Axes, number: int, values: np.ndarray) -> None:
+    """Box of the quartiles and median, whiskers to 5 % and 95 %, mean as a diamond, at height `number`."""
+    low, first, median, third, high = np.percentile(values, [5, 25, 50, 75, 95])
+    colour = _colour(number)
+    axes.barh(number, third - first, 0.6, first, facecolor="none", edgecolor=colour, linewidth=1.6, zorder=3)
+    axes.hlines([number, number], [low, third], [first, high], color=colour, linewidth=1.6, zorder=3)
+    axes.vlines(median, number - 0.3, number + 0.3, color="black", linewidth=2, zorder=3)
+    axes.plot(values.mean(), number, "D", markersize=6, color="white", markeredgecolor="black", zorder=4)
+
+
+def _metric_axis(axes: Axes, metric: str, which: str, legend: str = "") -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    axis = axes.yaxis if which == "y" else axes.xaxis
+    if metric in SHARES:
+        axis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=""))
+        axis.set_label_text(f"{_name(metric)} in %{legend}")
+    else:
+        axis.set_label_text(f"{_name(metric)}{legend}")
+
+
+def _save(figure: Figure, axes: Axes, path: str | Path) -> None:
+    labels = axes.get_legend_handles_labels()[1]
+    if labels:
+        # Beside the lines, where it covers none of them, and no higher than they are.
+        columns = math.ceil(len(labels) / LEGEND_ROWS)
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width + COLUMN_WIDTH * (columns - 1), height)
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9, ncols=columns)
+    with replacing(Path(path)) as part, warnings.catch_warnings():
+        # A font that lacks a letter of a label shows a box in its place, about which nobody need do anything.
+        warnings.filterwarnings("ignore", message="Glyph")
+        figure.savefig(part, format="png", dpi=DPI)
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _name(metric: str) -> str:
+    named = {
+        "auc": "AUC", "mse": "mean squared error", "deviance": "Poisson deviance", "mae": "mean absolute error",
+        "c_index": "C-index", "r2": "R²",
+    }  # fmt: skip
+    return named.get(metric, metric.replace("_", " "))

@@ -1,0 +1,231 @@
+"""Progress of an experiment: live bars in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.table import Column
+from rich.text import Text
+
+from tailorfl.printable import visible
+from tailorfl.report.tables import human_seconds
+from tailorfl.runs.job import Observer, Several
+
+if TYPE_CHECKING:
+    from tailorfl.rounds.one_round import RoundResult
+    from tailorfl.runs.job import Job
+    from tailorfl.settings.experiment import ExperimentConfig
+
+BAR = 10
+BESIDE = BAR + 4
+"""Columns of a line beside a task's name and its facts: spinner, bar and the blanks between."""
+
+
+@contextmanager
+def observer(console: Console, config: ExperimentConfig, *, quiet: bool = False) -> Iterator[Observer]:
+    """The observer that suits a console; log messages of the library go to the same console meanwhile."""
+    with messages(console):
+        if quiet:
+            yield Observer()
+        elif console.is_terminal:
+            with bars(console) as progress:
+                yield Live(progress, len(config.seeds) * len(config.methods))
+        else:
+            yield Lines(console)
+
+
+@contextmanager
+def watching(config: ExperimentConfig, given: Observer | None, progress: bool | None) -> Iterator[Observer]:
+    """The observer of a call from Python: the one that was given, a display on stderr, or both.
+
+    `progress` is whether to display; None: where a person looks on and gave no observer.
+    """
+    shown = (given is None and looked_at()) if progress is None else progress
+    if not shown:
+        yield given if given is not None else Observer()
+        return
+    with observer(Console(stderr=True), config) as display:
+        yield display if given is None else Several((given, display))
+
+
+def looked_at() -> bool:
+    """Whether a person sees what this process prints: in a terminal, an interactive Python or a notebook."""
+    return sys.stderr.isatty() or hasattr(sys, "ps1") or ("IPython" in sys.modules and _in_ipython())
+
+
+def _in_ipython() -> bool:
+    return sys.modules["IPython"].get_ipython() is not None
+
+
+@contextmanager
+def messages(console: Console | logging.Handler) -> Iterator[None]:
+    """Prints log messages of the library on a console meanwhile, above the bars where it shows some.
+
+    A handler in its place gets them instead.
+    """
+    handler = console if isinstance(console, logging.Handler) else _Messages(console)
+    log = logging.getLogger("tailorfl")
+    passed_on = log.propagate
+    log.addHandler(handler)
+    log.propagate = (
+        False  # packages of transformers give the root logger a handler, which would print it again
+    )
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = passed_on
+
+
+class _Messages(logging.Handler):
+    """`warning: ...`, in the manner of the command line's `error: ...`.
+
+    Messages with an `extra={"once": key}` are printed once for a key, whatever else they say: a warning that every
+    seed gives. All others come as often as what they tell of.
+    """
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+        self._printed: set[object] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints one message."""
+        key = getattr(record, "once", None)
+        if key is not None and key in self._printed:
+            return
+        self._printed.add(key)
+        style = "bold yellow" if record.levelno >= logging.WARNING else "dim"
+        said = visible(self.format(record), but="\n\t")
+        text = Text.assemble((f"{record.levelname.lower()}:", style), f" {said}")
+        self._console.print(text, soft_wrap=True)
+
+
+def headline(metrics: Mapping[str, float]) -> tuple[str, float] | None:
+    """(name, value) to show out of means by "model/set/metric": personal before global, local first."""
+    for model in ("personal", "global"):
+        for key, value in metrics.items():
+            if key.startswith(f"{model}/local/"):
+                return key.rsplit("/", 1)[-1], value
+    return next(iter(metrics.items()), None)
+
+
+def title(job: Job) -> str:
+    """The name of a job for people."""
+    return f"{job.method.label} seed {job.seed}"
+
+
+class Lines(Observer):
+    """One line when a job starts, at each evaluation and at its end, to a console or a log."""
+
+    def __init__(self, target: Console | Callable[[str], None]) -> None:
+        self._target = target
+        self._where = ""
+        self._rounds = 0
+        self._speed = 0.0
+
+    def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
+        """Says which job begins."""
+        self._where, self._rounds = f"[{position}/{total}] {title(job)}", rounds
+        resumed = f", resumed after round {resumed_from}" if resumed_from else ""
+        self._print(f"{self._where}: {rounds} rounds{resumed}")
+
+    def round_done(self, job: Job, done: RoundResult) -> None:
+        """Remembers the speed; rejected clients are named by the log."""
+        self._speed = done.clients_per_second
+
+    def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
+        """Says how good the models are."""
+        found = headline(metrics)
+        score = "" if found is None else f", {found[0]} {found[1]:.4f}"
+        speed = f", {self._speed:.0f} clients/s" if self._speed else ""
+        self._print(f"{self._where}: round {round}/{self._rounds}{score}{speed}")
+
+    def job_done(self, job: Job, summary: dict[str, Any]) -> None:
+        """Says how long it took."""
+        self._print(f"{self._where}: done in {summary['seconds']:.1f} s")
+
+    def _print(self, text: str) -> None:
+        if isinstance(self._target, Console):
+            self._target.print(Text(text), soft_wrap=True)
+        else:
+            self._target(text)
+
+
+class Live(Observer):
+    """Two bars: the experiment with the time left, and the current job with round, clients/s and metric."""
+
+    def __init__(self, progress: Progress, jobs: int) -> None:
+        self._progress = progress
+        self._all = progress.add_task("experiment", total=jobs, facts=f"0/{jobs} jobs")
+        self._job = progress.add_task("", total=None, facts="", visible=False)
+        self._jobs, self._position, self._rounds, self._score = jobs, 0, 1, ""
+
+    def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
+        """Starts the job's bar."""
+        self._position, self._rounds, self._score = position, rounds, ""
+        self._progress.reset(
+            self._job, total=rounds, completed=resumed_from, description=title(job), visible=True
+        )
+        self._progress.update(self._job, facts=f"round {resumed_from}/{rounds}")
+        self._advance(resumed_from)
+
+    def round_done(self, job: Job, done: RoundResult) -> None:
+        """Moves both bars."""
+        turned_away = f" · {len(done.rejected)} rejected" if done.rejected else ""
+        round = done.round + 1
+        speed = f"{done.clients_per_second:.0f} clients/s"
+        facts = f"round {round}/{self._rounds} · {speed}{self._score}{turned_away}"
+        self._progress.update(self._job, completed=round, facts=facts)
+        self._advance(round)
+
+    def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
+        """Remembers the metric to show."""
+        found = headline(metrics)
+        self._score = "" if found is None else f" · {found[0]} {found[1]:.3f}"
+
+    def job_done(self, job: Job, summary: dict[str, Any]) -> None:
+        """Leaves one line above the bars."""
+        line = f"{title(job)}{self._score or ' ·'} in {summary['seconds']:.1f} s"
+        self._progress.console.print(Text(line))
+        self._advance(self._rounds)
+
+    def _advance(self, round: int) -> None:
+        done = self._position - 1 + round / self._rounds
+        self._progress.update(self._all, completed=done, facts=f"{int(done)}/{self._jobs} jobs")
+
+
+class Facts(ProgressColumn):
+    """What is known of a task, for the whole experiment also the time left; the second fact yields first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self._width = width
+
+    def render(self, task: Task) -> Text:
+        """One cell, of as many facts as a line of the terminal has room for."""
+        facts = str(task.fields["facts"]).split(" · ")
+        if task.id == 0 and task.time_remaining is not None:
+            facts.append(f"{human_seconds(task.time_remaining)} left")
+        room = self._width - BESIDE - len(task.description)
+        while len(facts) > 1 and len(" · ".join(facts)) > room:
+            del facts[1]
+        return Text(" · ".join(facts), no_wrap=True)
+
+
+def bars(console: Console) -> Progress:
+    """Bars of a console that vanish at the end; every task needs a field `facts`."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold", no_wrap=False)),
+        BarColumn(bar_width=BAR),
+        Facts(console.width),
+        console=console,
+        transient=True,
+    )

@@ -1,0 +1,147 @@
+"""The critical-difference diagram of Demšar (2006): methods on a line of average ranks, bars over those that are alike.
+
+It is laid out once, in points with y downwards, and drawn as SVG, as TikZ and as PNG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Literal
+
+from tailorfl.report.plots import literal
+from tailorfl.report.tables import tex
+from tailorfl.runs.files import replacing
+
+LEFT, RIGHT, TOP = 190.0, 450.0, 48.0
+"""Where the axis of ranks lies."""
+WIDTH = 640.0
+STEP = 19.0
+"""Between the lines of two methods."""
+BAR = 7.0
+"""Between two bars."""
+SIZE = 12.0
+"""Of letters."""
+DPI = 150
+
+
+@dataclass(frozen=True)
+class Line:
+    """From one point to another."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    width: float = 1.0
+
+
+@dataclass(frozen=True)
+class Label:
+    """A text whose middle (or begin, or end) is at a point of its baseline."""
+
+    x: float
+    y: float
+    text: str
+    anchor: Literal["start", "middle", "end"]
+
+
+@dataclass(frozen=True)
+class Diagram:
+    """Lines and texts, `height` points high and `WIDTH` wide."""
+
+    lines: list[Line]
+    labels: list[Label]
+    height: float
+
+
+def diagram(
+    names: Sequence[str], average: Sequence[float], groups: Sequence[Sequence[int]], critical: float | None
+) -> Diagram:
+    """Lays the diagram out: the best rank on the left, half of the methods on each side.
+
+    `groups` are those that do not differ, as places in `names`; `critical` is drawn as a length above the axis where it
+    is given.
+    """
+    count = len(names)
+    order = sorted(range(count), key=lambda k: average[k])
+
+    def at(rank: float) -> float:
+        return LEFT + (rank - 1) / max(count - 1, 1) * (RIGHT - LEFT)
+
+    lines = [Line(LEFT, TOP, RIGHT, TOP)]
+    labels = []
+    for rank in range(1, count + 1):
+        lines.append(Line(at(rank), TOP, at(rank), TOP - 6))
+        labels.append(Label(at(rank), TOP - 10, str(rank), "middle"))
+    if critical is not None:
+        end = min(LEFT + critical / max(count - 1, 1) * (RIGHT - LEFT), WIDTH - 10)
+        lines += [Line(LEFT, 16, end, 16, 2), Line(LEFT, 12, LEFT, 20, 2), Line(end, 12, end, 20, 2)]
+        labels.append(Label((LEFT + end) / 2, 10, f"critical difference {critical:.2f}", "middle"))
+    for number, group in enumerate(groups):
+        ranks = [average[k] for k in group]
+        y = TOP + 8 + BAR * number
+        lines.append(Line(at(min(ranks)) - 3, y, at(max(ranks)) + 3, y, 3.5))
+    begin = TOP + 22 + BAR * len(groups)
+    half = (count + 1) // 2
+    for place, k in enumerate(order):
+        is_left = place < half
+        row = place if is_left else count - 1 - place
+        y, x = begin + STEP * row, at(average[k])
+        side = LEFT - 20 if is_left else RIGHT + 20
+        lines += [Line(x, TOP, x, y), Line(x, y, side, y)]
+        name = f"{names[k]} ({average[k]:.2f})"
+        labels.append(Label(side + (-4 if is_left else 4), y + 4, name, "end" if is_left else "start"))
+    return Diagram(lines, labels, begin + STEP * half)
+
+
+def svg(drawn: Diagram, alt: str) -> str:
+    """Returns an SVG element in the colour of the text around it; `alt` says what it shows."""
+    parts = [
+        f'<line x1="{n.x1:.1f}" y1="{n.y1:.1f}" x2="{n.x2:.1f}" y2="{n.y2:.1f}" stroke="currentColor" '
+        f'stroke-width="{n.width:g}"/>'
+        for n in drawn.lines
+    ]
+    parts += [
+        f'<text x="{t.x:.1f}" y="{t.y:.1f}" text-anchor="{t.anchor}" fill="currentColor">{escape(t.text)}</text>'
+        for t in drawn.labels
+    ]
+    head = f'viewBox="0 0 {WIDTH:g} {drawn.height:g}" width="{WIDTH:g}" font-size="{SIZE:g}" role="img"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {head} aria-label="{escape(alt)}">{"".join(parts)}</svg>'
+
+
+def tikz(drawn: Diagram) -> str:
+    """Returns a TikZ picture, for documents that use the package tikz."""
+    anchor = {"start": "base west", "middle": "base", "end": "base east"}
+    lines = [
+        rf"\draw[line width={n.width / 2:g}pt] ({n.x1:.1f},{-n.y1:.1f}) -- ({n.x2:.1f},{-n.y2:.1f});"
+        for n in drawn.lines
+    ]
+    lines += [
+        rf"\node[anchor={anchor[t.anchor]}, inner sep=0] at ({t.x:.1f},{-t.y:.1f}) {{\small {tex(t.text)}}};"
+        for t in drawn.labels
+    ]
+    body = "\n".join(f"  {line}" for line in lines)
+    return f"\\begin{{tikzpicture}}[x=0.7pt, y=0.9pt]\n{body}\n\\end{{tikzpicture}}\n"
+
+
+def png(drawn: Diagram, path: Path) -> None:
+    """Writes the picture. Raises RunError where the file cannot be written."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH / 72, drawn.height / 72))
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0, 0, 1, 1))
+    for line in drawn.lines:
+        axes.plot([line.x1, line.x2], [line.y1, line.y2], color="black", linewidth=line.width)
+    side = {"start": "left", "middle": "center", "end": "right"}
+    for label in drawn.labels:
+        axes.text(label.x, label.y, literal(label.text), ha=side[label.anchor], fontsize=SIZE * 0.85)
+    axes.set_xlim(0, WIDTH)
+    axes.set_ylim(drawn.height, 0)
+    axes.set_axis_off()
+    with replacing(path) as part:
+        figure.savefig(part, format="png", dpi=DPI)

@@ -1,0 +1,305 @@
+"""What the numbers of a job were made with, so that a resumed experiment cannot mix two.
+
+Every job keeps its experiment, a digest of its data and of how they were dealt, and the versions of the library and of
+torch. Settings that change no number (names, texts, engines but for their precision, when to save) may differ; all
+others may not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tailorfl.data.federation import Federation
+from tailorfl.data.preparing import GIVEN, PREPARATION, Preparation, given_digest
+from tailorfl.data.scaling import SCALING, Scaling
+from tailorfl.data.source import Source
+from tailorfl.data.table_files import READING
+from tailorfl.data.text import TEXTS
+from tailorfl.errors import RunError, first_few
+from tailorfl.runs.files import decode, encode, write_text
+from tailorfl.runs.job import Job, other_job
+from tailorfl.runs.label_counts import label_counts
+from tailorfl.runs.store import RunStore
+from tailorfl.settings.experiment import DEFAULT
+
+HARMLESS = (
+    "name",
+    "description",
+    "published",
+    "search",
+    "variants",
+    "scales",
+    "scale",
+    "seeds",
+    "methods",
+    "engine",
+    "checkpoint_every",
+    "threads",
+    "track",
+    "deploy",
+)
+"""Settings of an experiment that decide no number of one of its jobs, but for the engine's precision; `methods` and
+`seeds` are its jobs.
+"""
+FORCED = "forced.json"
+"""Where a result folder says what was different when it was resumed all the same."""
+NAMED = ("classes", "features", "tokenizer", "pad", "vocabulary", TEXTS, READING)
+"""What of a source's `info` names numbers, or says how they are read."""
+PREPARED = "samples"
+"""What folders note in place of `GIVEN` that were written before it: a digest of prepared samples."""
+MOST = 8
+"""Differences that a message lists."""
+
+
+def environment() -> dict[str, str]:
+    """Returns the versions that numbers may depend on in their last digits, and the processor."""
+    return {
+        "tailorfl": version("tailorfl"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": processor(),
+    }
+
+
+def processor() -> str:
+    """Returns the name of this machine's processor and its widest instructions for floats."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    return f"{name} ({torch.backends.cpu.get_cpu_capability()})"
+
+
+def digests(federation: Federation) -> dict[str, str]:
+    """Return digests of what was given, and of which client has which samples for what.
+
+    The first is the same for every seed; the second has public and shifted samples too.
+    """
+    dealt = hashlib.blake2b(digest_size=16)
+    for part in (federation.part("train"), federation.part("val"), federation.part("test")):
+        for array in (part.values, part.starts, part.stops):
+            dealt.update(np.ascontiguousarray(array).tobytes())
+    dealt.update(np.ascontiguousarray(federation.server).tobytes())
+    dealt.update(repr((federation.num_clients, federation.names)).encode())
+    if federation.public is not None:
+        federation.public.feed(dealt)
+    for name, source in federation.shifted.items():
+        dealt.update(name.encode())
+        source.feed(dealt)
+    return {GIVEN: given_digest(federation.source), "dealt": dealt.hexdigest()}
+
+
+def samples_of(stored: Mapping[str, Any]) -> str | None:
+    """Return the digest of the samples that a job's folder notes; older folders call it otherwise."""
+    data = stored.get("data") or {}
+    found: str | None = data.get(GIVEN, data.get(PREPARED))
+    return found
+
+
+def data_change(
+    stored: Mapping[str, Any], now: Mapping[str, str], source: Source, same_seed: bool = True
+) -> str:
+    """Return how the data of a job's folder differ from those of today, "" where they do not or none are noted.
+
+    Args:
+        stored: what the folder notes, as `made_with` returns it.
+        now: the `digests` of today's federation.
+        source: of today's federation.
+        same_seed: whether both were made with the same seed, and so deal the samples alike.
+    """
+    before, now = stored.get("data"), dict(now)
+    if not isinstance(before, dict):
+        return ""
+    if GIVEN not in before and GIVEN in source.info:
+        if not same_seed:
+            version = stored.get("environment", environment())["tailorfl"]
+            return (
+                f"tailorfl {version} wrote it without a digest of the data before data.normalise, so other seeds "
+                "cannot be compared with it"
+            )
+        prepared = hashlib.blake2b(digest_size=16)
+        source.feed(prepared)
+        now[GIVEN] = prepared.hexdigest()
+    if samples_of(stored) != now[GIVEN]:
+        return "the samples were others"
+    if same_seed and before.get("dealt") != now["dealt"]:
+        return "the samples were dealt to clients in another way"
+    return ""
+
+
+def made_with(job: Job, federation: Federation) -> dict[str, Any]:
+    """Returns what a job's folder keeps of all this."""
+    return {
+        "experiment": job.config.to_dict(),
+        "data": digests(federation),
+        "environment": environment(),
+        "clients": list(federation.names),
+        "source": federation.source.name,
+        "inputs": meaning(federation.source),
+        **label_counts(job, federation),
+    }
+
+
+def other_settings(
+    jobs: Sequence[Job], out: Path, *, longer: bool = False, versions: bool = True
+) -> Iterator[str]:
+    """Yield how the settings, and the `versions`, of the jobs that lie in a folder differ from today's.
+
+    `longer`: they may have fewer rounds.
+    """
+    here = {key: value for key, value in environment().items() if key in ("tailorfl", "torch")}
+    for job, stored in _stored(jobs, out):
+        then, now = (
+            decisive(e, job.method.label, longer)
+            for e in (stored.get("experiment", {}), job.config.to_dict())
+        )
+        had = {k: v for k, v in stored.get("environment", {}).items() if k in here}
+        if "environment" not in stored or not versions:
+            had = here  # or it was written before versions were kept
+        for change in (*changes(then, now), *changes({"version": had}, {"version": here})):
+            yield f"{job.name}: {change}"
+
+
+def other_data(jobs: Sequence[Job], out: Path, job: Job, federation: Federation) -> Iterator[str]:
+    """Yield which of the jobs that lie in a folder were made of other data than the federation of a `job`."""
+    now = digests(federation)
+    for other, stored in _stored(jobs, out):
+        same_seed = other.config.data.seed_of(other.seed) == job.config.data.seed_of(job.seed)
+        change = data_change(stored, now, federation.source, same_seed)
+        if change:
+            yield f"{other.name}: {change}"
+
+
+def refuse(out: Path, differences: Sequence[str], force: bool) -> None:
+    """Nothing if there are none; with `force` they are noted in the folder, for the report.
+
+    Raises:
+        RunError: there are some.
+    """
+    if not differences:
+        return
+    if force:
+        noted = [*forced(out), *(d for d in differences if d not in forced(out))]
+        write_text(out / FORCED, encode(noted, indent=1))
+        return
+    listed = first_few(differences, MOST, "; ")
+    raise RunError(
+        f"'{out}' was started with something else, and one table must not mix the two. {listed}. Go back to what it "
+        "was, start anew in another folder (--out), or go on all the same with --force, which the report then says"
+    )
+
+
+def forced(out: Path) -> list[str]:
+    """Returns what was different when the experiment in a folder was resumed by force."""
+    file = out / FORCED
+    if not file.is_file():
+        return []
+    try:
+        return [str(line) for line in decode(file.read_bytes())]
+    except (ValueError, TypeError) as error:
+        raise RunError(
+            f"'{file}', which says what was different when the experiment was resumed by force, is damaged ({error}); "
+            "restore it from a copy"
+        ) from error
+
+
+def _stored(jobs: Sequence[Job], out: Path) -> Iterator[tuple[Job, dict[str, Any]]]:
+    for job in jobs:
+        folder = out / job.folder
+        if not (folder / "config.json").is_file():
+            continue
+        store = RunStore.open(folder, readonly=True)
+        stored, wrong = store.config, other_job(store)
+        groups = [stored.get(key, {}) for key in ("experiment", "environment")]
+        methods = groups[0].get("methods", []) if isinstance(groups[0], dict) else None
+        whole = all(isinstance(group, dict) for group in groups) and isinstance(methods, list)
+        if wrong or not whole or not all(isinstance(method, dict) for method in methods or ()):
+            raise RunError(
+                f"'{folder / 'config.json'}' is not what was written for {job.name}"
+                f"{''.join(f' ({what})' for what in wrong)}; restore the job's folder from a copy, or move it away to "
+                "do it anew"
+            )
+        yield job, stored
+
+
+def deciding(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that decide the numbers of an experiment's jobs, beside those of their methods."""
+    engine = experiment.get("engine", {})
+    precision = engine.get("precision", DEFAULT.engine.precision) if isinstance(engine, Mapping) else None
+    kept = {key: value for key, value in experiment.items() if key not in HARMLESS}
+    return {**kept, "engine": {"precision": precision}}
+
+
+def decisive(experiment: Mapping[str, Any], label: str, longer: bool = False) -> dict[str, Any]:
+    """Returns the settings that decide a job's numbers, those of its method among them; rounds unless `longer`."""
+    but = ("rounds",) if longer else ()
+    own = [m for m in experiment.get("methods", ()) if m.get("label") == label]
+    shared = {key: value for key, value in deciding(experiment).items() if key not in but}
+    return {**shared, "method": {k: v for k, v in own[0].items() if k not in but} if own else {}}
+
+
+def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yields which settings of two groups differ, and how; what did not exist then and has its default does not."""
+    old, new = dict(_flat(then)), dict(_flat(now))
+    for key in sorted(old.keys() | new.keys()):
+        if key in old and key in new and old[key] == new[key]:
+            continue
+        if key not in old and _is_default(key, new[key]):
+            continue  # a setting that did not exist then, left as it is
+        yield f"{key} was {old.get(key, 'not there')!r} and is {new.get(key, 'not there')!r}"
+
+
+def _is_default(key: str, value: Any) -> bool:
+    from tailorfl.settings.experiment import ExperimentConfig
+
+    defaults = dict(_flat(ExperimentConfig().to_dict()))
+    return key in defaults and bool(defaults[key] == value)
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, list(value) if isinstance(value, list | tuple) else value
+
+
+def meaning(source: Source) -> dict[str, Any]:
+    """Returns how raw samples become inputs, and what the outputs stand for, as JSON can hold it.
+
+    `shape` and `type` are of an input; `task`, `outputs` and `classes` say what comes out. `image`: a byte b of a
+    channel becomes (b / 255 - mean) / deviation. `scaling`: a raw number r of a feature becomes (r - mean) / deviation,
+    with the constants of the client whose it is or else those above them, and is cut off at ± clip where that is given;
+    `before` is a scaling that comes first. `preparation`: of raw tables, see `tailorfl.data.constants.Constants`.
+    """
+    kinds = {torch.uint8: "image", torch.int64: "tokens"}
+    facts: dict[str, Any] = {
+        "shape": list(source.input_shape),
+        "type": kinds.get(source.x.dtype, "numbers"),
+        "task": source.task,
+        "outputs": source.outputs,
+    }
+    for key in NAMED:
+        if key in source.info:
+            value = source.info[key]
+            facts[key] = list(value) if isinstance(value, tuple) else value
+    if source.mean is not None and source.std is not None:
+        facts["image"] = {"mean": list(source.mean), "deviation": list(source.std)}
+    scaling: Scaling | None = source.info.get(SCALING)
+    if scaling is not None:
+        facts["scaling"] = scaling.facts()
+    preparation: Preparation | None = source.info.get(PREPARATION)
+    if preparation is not None:
+        facts["preparation"] = preparation.facts()
+    return facts

@@ -1,0 +1,149 @@
+"""Jobs, one method with one seed each, and who watches them being done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tailorfl.errors import RunError
+from tailorfl.hooks import check_hooks
+from tailorfl.runs import manifest
+from tailorfl.runs.store import RunStore
+from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
+from tailorfl.settings.names import slug
+
+if TYPE_CHECKING:
+    from tailorfl.rounds.one_round import RoundResult
+
+
+Way = Literal["new", "resume", "extend"]
+"""new: in a folder without an experiment; resume: go on with what is there; extend: go on with more of it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One method with one seed."""
+
+    config: ExperimentConfig
+    method: MethodConfig
+    seed: int
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds."""
+        return self.method.rounds if self.method.rounds is not None else self.config.rounds
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return f"{self.method.label}, seed {self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """Where the job lies below the experiment's folder."""
+        return Path(slug(self.method.label)) / f"seed-{self.seed}"
+
+
+def other_job(store: RunStore) -> list[str]:
+    """Returns what is wrong where a job's folder holds another job, as after folders were exchanged; [] where not."""
+    said, place = store.config, store.path
+    label, seed = said.get("label"), said.get("seed")
+    if label is None and seed is None:
+        return []  # of a store that no experiment made
+    if place.parts[-2:] == (slug(str(label)), f"seed-{seed}"):
+        return []
+    return [f"it holds another job: {label}, seed {seed}"]
+
+
+def trouble(place: Path) -> str:
+    """Returns why a job's folder holds no result: it is not finished, or not what was written; "" where it does."""
+    if not (place / "config.json").is_file():
+        return "was not started"
+    store = RunStore.open(place, readonly=True)
+    try:
+        found = [*store.problems(), *other_job(store)]
+        status = store.status
+        if not found and status == "finished" and not (place / manifest.NAME).is_file():
+            store.rounds()  # of before there were manifests, which say that files are as they were written
+            store.clients()
+    except RunError as error:
+        return f"damaged: {error}"
+    if found:
+        return f"damaged: {', '.join(found)}; restore it from a copy, or do it again with --resume"
+    return "" if status == "finished" else f"not finished ({status})"
+
+
+class Observer:
+    """What a progress display is told. This one shows nothing; override what you want to show."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_hooks(cls, Observer)
+
+    def experiment_started(self, folder: Path, way: Way) -> None:
+        """The first job that is not finished yet begins in an experiment's folder; "new" replaces what was there."""
+
+    def experiment_done(self, folder: Path) -> None:
+        """Every job in an experiment's folder is finished, or diverged; nobody else changes the folder now."""
+
+    def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
+        """Job number `position` (from 1) of `total` begins; `resumed_from` rounds are already done."""
+
+    def round_done(self, job: Job, done: RoundResult) -> None:
+        """One more round is done."""
+
+    def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
+        """Means over clients by "model/set/metric", after `round` rounds."""
+
+    def recorded(self, job: Job, record: Mapping[str, Any]) -> None:
+        """A record was stored of a round, or numbers that came to it later: what rounds.jsonl says, by name.
+
+        The time that this takes is not counted as the job's.
+        """
+
+    def job_done(self, job: Job, summary: dict[str, Any]) -> None:
+        """The job is finished and stored."""
+
+    def job_kept(self, job: Job) -> None:
+        """The job was finished before, and nothing is done."""
+
+
+class Several(Observer):
+    """Tells several observers, in order."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
+
+    def experiment_started(self, folder: Path, way: Way) -> None:
+        for one in self._observers:
+            one.experiment_started(folder, way)
+
+    def experiment_done(self, folder: Path) -> None:
+        for one in self._observers:
+            one.experiment_done(folder)
+
+    def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
+        for one in self._observers:
+            one.job_started(job, position, total, rounds, resumed_from)
+
+    def round_done(self, job: Job, done: RoundResult) -> None:
+        for one in self._observers:
+            one.round_done(job, done)
+
+    def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
+        for one in self._observers:
+            one.evaluated(job, round, metrics)
+
+    def recorded(self, job: Job, record: Mapping[str, Any]) -> None:
+        for one in self._observers:
+            one.recorded(job, record)
+
+    def job_kept(self, job: Job) -> None:
+        for one in self._observers:
+            one.job_kept(job)
+
+    def job_done(self, job: Job, summary: dict[str, Any]) -> None:
+        for one in self._observers:
+            one.job_done(job, summary)

@@ -1,0 +1,114 @@
+"""What a job keeps of its last evaluation for single clients: predictions of test samples, and temperatures."""
+
+from __future__ import annotations
+
+import io
+import logging
+from typing import Any
+
+import numpy as np
+
+from tailorfl.data.hollow import HOLLOW
+from tailorfl.errors import ConfigError
+from tailorfl.evaluation.predictions import Kept, Predictions
+from tailorfl.evaluation.protocols import headline
+from tailorfl.evaluation.temperature import FEWEST, fitted, measures
+from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs import predictions
+from tailorfl.runs.files import write_text
+from tailorfl.runs.job import Job
+from tailorfl.runs.privacy import privacy_of
+from tailorfl.runs.store import RunStore
+
+log = logging.getLogger(__name__)
+
+TASKS = ("classification", "binary")
+CALIBRATION = "calibration.csv"
+
+
+def keeper(job: Job, sim: Simulation) -> Kept | None:
+    """Returns what notes predictions of the last evaluation, None where nothing is to be kept.
+
+    Test samples are kept where there are `eval.predictions` at most; not of generated text, and not of private
+    training, whose ε covers no label of a sample. Validation samples are noted to fit temperatures.
+
+    Of samples that are elsewhere nothing is kept here.
+
+    Raises:
+        ConfigError: temperatures of a task that has no classes.
+    """
+    config, source = job.config.eval, sim.federation.source
+    if source.info.get(HOLLOW):
+        return None
+    if config.calibrate != "none" and source.task not in TASKS:
+        raise ConfigError(
+            f"eval.calibrate={config.calibrate} fits probabilities of classes, but '{source.name}' is a task of "
+            f"{source.task}; leave it out"
+        )
+    if config.calibrate == "none" and not _stored(job, sim):
+        return None
+    return Kept(headline(sim)[0], ("local", "val") if config.calibrate != "none" else ("local",))
+
+
+def _stored(job: Job, sim: Simulation) -> bool:
+    """Whether the predictions themselves are written."""
+    samples = int(sim.federation.sizes("test")[: sim.federation.num_clients].sum())
+    covered = privacy_of(job) is None and sim.federation.source.task != "generation"
+    return covered and 0 < samples <= job.config.eval.predictions
+
+
+def finish(kept: Kept, job: Job, sim: Simulation, store: RunStore) -> dict[str, Any]:
+    """Writes what was kept into a job's folder and returns what its summary says of it."""
+    test = kept.part("local")
+    if _stored(job, sim):
+        predictions.save(store.path, test)
+    if "val" not in kept.parts:
+        return {}
+    frame = calibrated(test, kept.part("val"), sim.federation.names)
+    text = io.StringIO()
+    frame.to_csv(text, index=False, lineterminator="\n")
+    write_text(store.path / CALIBRATION, text.getvalue())
+    both = frame[frame["temperature"].notna() & frame["ece"].notna()]
+    if not len(both):
+        log.warning(
+            "%s: no client has %d validation samples and a test sample, so no temperature was fitted",
+            job.name,
+            FEWEST,
+        )
+    means = {name: float(both[name].mean()) for name in both.columns[5:]} if len(both) else {}
+    return {"calibration": {"by": job.config.eval.calibrate, "clients": len(both), **means}}
+
+
+def calibrated(test: Predictions, val: Predictions, names: Any) -> Any:
+    """Returns a frame with a row a client: its temperature, and what it does to its test part."""
+    import pandas as pd
+
+    rows = []
+    for client in np.union1d(test.client, val.client).tolist():
+        mine, seen = test.of(client), val.of(client)
+        temperature = fitted(seen)
+        row = {
+            "client": client,
+            "name": str(names[client]),
+            "val_samples": len(seen.y),
+            "samples": len(mine.y),
+            "temperature": np.nan if temperature is None else temperature,
+        }
+        before, after = measures(mine), measures(mine, temperature or 1.0)
+        for measure, value in before.items():
+            row[measure] = value
+            row[f"{measure}_calibrated"] = np.nan if temperature is None else after[measure]
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def temperature_of(store: RunStore, client: int | None) -> float | None:
+    """Returns the temperature of a client of a job, None where it has none."""
+    import pandas as pd
+
+    file = store.path / CALIBRATION
+    if client is None or not file.is_file():
+        return None
+    frame = pd.read_csv(file)
+    found = frame.loc[frame["client"] == client, "temperature"].dropna()
+    return float(found.iloc[0]) if len(found) else None

@@ -1,0 +1,285 @@
+"""Differential privacy of a job: the noise that a wanted ε needs, and what was spent in the end."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tailorfl.errors import TailorflError
+from tailorfl.privacy.accounting import epsilon, noise_for
+from tailorfl.privacy.client_privacy import ClientDP
+from tailorfl.rounds.planning import planned_ledger
+from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.job import Job
+from tailorfl.settings.privacy import Accountant, PrivacyConfig
+from tailorfl.training.ledger import EVERYONE, Entry, PrivacyLedger
+from tailorfl.training.sample_privacy import SampleDP
+
+log = logging.getLogger(__name__)
+
+SLACK = 1e-6
+"""Share by which ε may exceed a target for want of digits."""
+
+NEIGHBOURS = {
+    "sample": "zero-out: one sample of a client contributes nothing, all else is equal",
+    "client": "zero-out: the updates of one client are zero, all else is equal",
+}
+"""Between which runs ε bounds the difference."""
+SECRETS = (
+    "the seed",
+    "who took part in a round, and how many",
+    "bytes and losses of single rounds",
+    "checkpoints",
+)
+"""What must not be released where ε counts on nobody seeing who takes part."""
+
+Simulated = TypeVar("Simulated", bound=Simulation)
+Build = Callable[[SampleDP | None, ClientDP | None], Simulated]
+"""Makes the simulation of a job with privacy of one level, or with none."""
+
+
+def privacy_of(job: Job) -> PrivacyConfig | None:
+    """Returns the privacy settings of a job: those of its method, else of the experiment; None without."""
+    given = {**job.config.train.model_dump(), **job.method.train}["dp"]
+    return None if given is None else PrivacyConfig.model_validate(given)
+
+
+def with_privacy(job: Job, build: Build[Simulated]) -> Simulated:
+    """Returns the simulation of a job, with the noise that its settings give or that its wanted ε needs.
+
+    Raises:
+        ConfigError: privacy does not cover what the method does, or the wanted ε cannot be reached.
+        TailorflError, MissingExtraError: as `tailorfl.privacy.accounting.epsilon`.
+    """
+    settings = privacy_of(job)
+    if settings is None:
+        return build(None, None)
+    if settings.noise is not None:
+        return build(*_levels(settings, settings.noise))
+    assert settings.epsilon is not None
+    unit = build(*_levels(settings, 1.0))
+    ledger, asked = planned(job, unit), (settings.epsilon, settings.delta, settings.accountant)
+    own: tuple[float, ...] = ()
+    if settings.noise_of_each:
+        found = noises_needed(ledger, *asked)
+        noise = max(found.values(), default=0.0)
+        own = tuple(found.get(client, noise) for client in range(len(unit.federation.train)))
+    else:
+        noise = noise_needed(ledger, *asked)
+    log.info(
+        "%s, seed %d: epsilon = %g needs noise = %g", job.method.label, job.seed, settings.epsilon, noise
+    )
+    return build(*_levels(settings, noise, own))
+
+
+def _levels(
+    settings: PrivacyConfig, noise: float, own: tuple[float, ...] = ()
+) -> tuple[SampleDP | None, ClientDP | None]:
+    if settings.level == "sample":
+        return SampleDP(settings.clip, noise, settings.sampling, own), None
+    return None, ClientDP(settings.clip, noise)
+
+
+def planned(job: Job, sim: Simulation) -> PrivacyLedger:
+    """Returns the ledger that a job will have at its end, held-out clients included."""
+    sets = (*job.config.eval.sets, *job.config.eval.final)
+    heldout = "heldout" in sets and len(sim.federation.train) > sim.federation.num_clients
+    return planned_ledger(sim, job.rounds, max(job.config.eval.adapt_steps, default=0) if heldout else None)
+
+
+def noise_needed(ledger: PrivacyLedger, target: float, delta: float, accountant: Accountant) -> float:
+    """Returns the noise with which no client of a ledger made with noise 1 exceeds ε = `target`."""
+    histories = {ledger.entries(client) for client in (*ledger.clients, EVERYONE)}
+    noise = 0.0
+    # The costliest first, by what small ε grow with: for most others one look then shows that it is enough.
+    for history in sorted(histories, key=_size, reverse=True):
+        scaled = tuple((q, noise * sigma, steps) for q, sigma, steps in history)
+        if not noise or _told(scaled, delta, accountant)[0] > target:
+            noise = max(noise, noise_for(target, delta, history, accountant))
+    return noise
+
+
+def noises_needed(
+    ledger: PrivacyLedger, target: float, delta: float, accountant: Accountant
+) -> dict[int, float]:
+    """Returns the noise with which each client of a ledger made with noise 1 reaches ε = `target`, and no more."""
+    found: dict[tuple[Entry, ...], float] = {}
+    for client in ledger.clients:
+        history = ledger.entries(client)
+        if history not in found:
+            found[history] = noise_for(target, delta, history, accountant)
+    return {client: found[ledger.entries(client)] for client in ledger.clients}
+
+
+def _size(history: Iterable[Entry]) -> float:
+    return sum(steps * (q / sigma) ** 2 if sigma else math.inf for q, sigma, steps in history)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What the private data of a run's clients were used for, and what that costs.
+
+    Attributes:
+        ledger: all uses.
+        epsilons: client -> (ε, the accountant that tells it), of all that a client took part in; held-out ones too.
+        clients: how many train; their ids come first.
+        noises: σ of each client that trains, from the first on, where they differ.
+        secret: whether ε counts on nobody seeing who took part in a round.
+    """
+
+    settings: PrivacyConfig
+    noise: float
+    ledger: PrivacyLedger
+    epsilons: Mapping[int, tuple[float, Accountant]]
+    clients: int
+    secret: bool
+    noises: tuple[float, ...] = ()
+
+    @property
+    def largest(self) -> float:
+        """ε of the client that spent most."""
+        return max((found for found, _ in self.epsilons.values()), default=0.0)
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the settings, ε over the clients that train (and over those held out), and what composed."""
+        of_training = [found for client, (found, _) in self.epsilons.items() if client < self.clients]
+        of_others = [found for client, (found, _) in self.epsilons.items() if client >= self.clients]
+        settings = self.settings
+        return {
+            "level": settings.level,
+            "neighbours": NEIGHBOURS[settings.level],
+            "clip": settings.clip,
+            "noise": self.noise,
+            **({"noise_of_clients": _statistics(list(self.noises))} if self.noises else {}),
+            "target": settings.epsilon,
+            "delta": settings.delta,
+            "accountant": settings.accountant,
+            "batches": settings.sampling if settings.level == "sample" else None,
+            "epsilon": _statistics(of_training),
+            **({"epsilon_heldout": _statistics(of_others)} if of_others else {}),
+            "composed": _composed(self.ledger),
+            **({"not_for_release": list(SECRETS)} if self.secret else {}),
+        }
+
+    def csv(self) -> str:
+        """Returns a table with a row for every client, purpose and kind of use; ε is of all rows of a client."""
+        import pandas as pd
+
+        rows = []
+        for purpose, client, use, steps in self.ledger.rows():
+            found, accountant = self.epsilons[0 if client == EVERYONE else client]
+            rows.append(
+                {
+                    "client": "all" if client == EVERYONE else client,
+                    "purpose": purpose,
+                    "rate": use.rate,
+                    "gradients": use.gradients,
+                    "steps": steps,
+                    "noise": use.noise,
+                    "delta": self.settings.delta,
+                    "epsilon": found,
+                    "accountant": accountant,
+                }
+            )
+        columns = (
+            "client",
+            "purpose",
+            "rate",
+            "gradients",
+            "steps",
+            "noise",
+            "delta",
+            "epsilon",
+            "accountant",
+        )
+        text = io.StringIO()
+        pd.DataFrame(rows, columns=list(columns)).to_csv(text, index=False, lineterminator="\n")
+        return text.getvalue()
+
+
+def spent(job: Job, sim: Simulation, ledger: PrivacyLedger | None = None) -> Spent | None:
+    """Returns what a simulation has spent, or will have by a planned `ledger`; None without privacy."""
+    settings = privacy_of(job)
+    if settings is None:
+        return None
+    dp = sim.train.dp if sim.train.dp is not None else sim.client_dp
+    assert dp is not None
+    book = sim.ledger if ledger is None else ledger
+    ids = sorted({*range(sim.participants), *book.clients})
+    epsilons = {i: _told(book.entries(i), settings.delta, settings.accountant) for i in ids}
+    noises = dp.own[: sim.participants] if isinstance(dp, SampleDP) else ()
+    found = Spent(settings, dp.noise, book, epsilons, sim.participants, sim.cohort_is_secret, noises)
+    if any(by != settings.accountant for _, by in epsilons.values()):
+        log.warning(
+            "%s, seed %d: epsilon is too large for the accountant prv; the looser bound of rdp is reported",
+            job.method.label,
+            job.seed,
+            extra={"once": (job.method.label, "the accountant")},
+        )
+    if settings.epsilon is not None and found.largest > settings.epsilon * (1 + SLACK):
+        log.warning(
+            "%s, seed %d: epsilon is %g, above the wanted %g: this method used more of its data than could be known "
+            "before the first round",
+            job.method.label,
+            job.seed,
+            found.largest,
+            settings.epsilon,
+            extra={"once": (job.method.label, "the wanted epsilon")},
+        )
+    return found
+
+
+def epsilon_so_far(job: Job, sim: Simulation) -> dict[str, float]:
+    """Returns {"epsilon": ε of the client whose data were used most so far}; {} without privacy.
+
+    Used most is what has the largest Σ steps (q / σ)²; one client is accounted for, as `spent` takes long for all.
+    """
+    settings = privacy_of(job)
+    if settings is None:
+        return {}
+    histories = {sim.ledger.entries(client) for client in (*sim.ledger.clients, EVERYONE)}
+    worst = max(histories, key=_size)
+    return {"epsilon": _told(worst, settings.delta, settings.accountant)[0]}
+
+
+def _told(entries: tuple[Entry, ...], delta: float, accountant: Accountant) -> tuple[float, Accountant]:
+    """ε and the accountant that tells it: RDP's bound where PRV has none."""
+    try:
+        return epsilon(entries, delta, accountant), accountant
+    except TailorflError:
+        if accountant == "rdp":
+            raise
+        return epsilon(entries, delta, "rdp"), "rdp"
+
+
+def _statistics(values: list[float]) -> dict[str, float]:
+    found = np.array(values)
+    with np.errstate(invalid="ignore"):  # infinite ones have no spread
+        return {
+            "mean": float(found.mean()),
+            "std": float(found.std()),
+            "min": float(found.min()),
+            "max": float(found.max()),
+        }
+
+
+def _composed(ledger: PrivacyLedger) -> dict[str, dict[str, float]]:
+    """By purpose: how many clients (all of them, where it concerns all alike), and the steps of each."""
+    steps: dict[str, dict[int, int]] = {}
+    for purpose, client, _, count in ledger.rows():
+        mine = steps.setdefault(purpose, {})
+        mine[client] = mine.get(client, 0) + count
+    return {
+        purpose: {
+            **({} if EVERYONE in mine else {"clients": len(mine)}),
+            "steps_mean": float(np.mean(list(mine.values()))),
+            "steps_max": max(mine.values()),
+        }
+        for purpose, mine in steps.items()
+    }

@@ -1,0 +1,176 @@
+"""Runs experiments: every method with every seed, each in a result folder of its own, resumable at any moment.
+
+<out>/config.yaml                    the experiment
+<out>/<label>/seed-<s>/              one job: records, checkpoints, summary (see tailorfl.runs.store)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tailorfl.data.federation import Federation
+from tailorfl.errors import DivergenceError
+from tailorfl.evaluation.leading import dominated, first_metric
+from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.backend import SIMULATED, Backend
+from tailorfl.runs.eval_schedule import left_out
+from tailorfl.runs.extension import discard_damage, is_longer, reopen
+from tailorfl.runs.files import write_text
+from tailorfl.runs.fingerprint import FORCED, made_with, other_data, other_settings, refuse
+from tailorfl.runs.folders import (
+    check_folder,
+    check_source,
+    discard_jobs,
+    experiment_in,
+    locked,
+)
+from tailorfl.runs.job import Job, Observer, Way
+from tailorfl.runs.job_loop import run_job
+from tailorfl.runs.reductions import remarks
+from tailorfl.runs.status import StatusFile
+from tailorfl.runs.store import RunStore
+from tailorfl.runs.tuned import NAME as TUNING
+from tailorfl.runs.written_out import with_all_options
+from tailorfl.settings.experiment import ExperimentConfig
+
+log = logging.getLogger(__name__)
+
+
+def run_jobs(
+    config: ExperimentConfig,
+    out: Path,
+    *,
+    way: Way = "new",
+    overwrite: bool = False,
+    observer: Observer | None = None,
+    source: Any = None,
+    force: bool = False,
+    tuning: Path | None = None,
+    backend: Backend = SIMULATED,
+) -> None:
+    """Run every method with every seed; finished jobs that are there are kept.
+
+    `way` says what is done with what is there, see `tailorfl.runs.starting`. `source` is a
+    `tailorfl.data.Source` to use in place of the configured one; `force` goes on with other settings, data or versions
+    than the experiment was started with, and notes that for the report. `tuning` is the tuning.json that the settings
+    come from, of which the folder gets a copy. `backend` is where clients are: in this process, unless told.
+
+    Raises:
+        TailorflError: see the message; what was finished stays on disk and "resume" continues from there.
+    """
+    torch.set_num_threads(config.threads)
+    config = with_all_options(config)
+    watch = observer if observer is not None else Observer()
+    resume = way != "new"
+    jobs = [Job(config, method, seed) for seed in config.seeds for method in config.methods]
+    # Even between two jobs, when none of them is locked, the folder is this process's.
+    with locked(out), StatusFile(out, len(jobs)) as status:
+        check_folder(out, resume, overwrite)
+        begun = False
+        if resume:
+            refuse(out, list(other_settings(jobs, out, longer=way == "extend")), force)
+        federation: Federation | None = None
+        facts: dict[str, Any] = {}
+        built: int | None = None
+        said: set[str] = set()
+        diverged: list[DivergenceError] = []
+        for position, job in enumerate(jobs, start=1):
+            folder = out / job.folder
+            if resume and _is_kept(job, folder, way):
+                watch.job_kept(job)
+                continue
+            if resume:
+                check_source(out, source)
+            seed = config.data.seed_of(job.seed)
+            if federation is None or seed != built:
+                federation, built = backend.federation(config, seed, source, said), seed
+                _say_leading(config, first_metric(config, federation.source), federation, said)
+                facts = made_with(job, federation)
+                if resume:
+                    refuse(out, list(other_data(jobs, out, job, federation)), force)
+            sim = backend.simulation(job, federation, folder)
+            if not begun:  # only now: data or a model that cannot be used replace no earlier experiment
+                _begin(config, jobs, out, way, tuning)
+                watch.experiment_started(out, way)
+                begun = True
+            _say_reductions(job, sim, said)
+            _say_secrets(job, sim, said)
+            _say_left_out(job, sim, said)
+            try:
+                origin = {"own_source": source is not None, **facts}
+                status.begin(job, sim, position)
+                run_job(job, sim, folder, resume, watch, position, len(jobs), origin, backend)
+            except DivergenceError as error:
+                log.warning("%s, seed %d, is left out of the results: %s", job.method.label, job.seed, error)
+                diverged.append(error)
+            status.end()
+            del sim  # its states need not be held while the next ones are made
+        if diverged and not any(_is_finished(out / job.folder) for job in jobs):
+            raise diverged[0]
+        watch.experiment_done(out)
+
+
+def _is_kept(job: Job, folder: Path, way: Way) -> bool:
+    """Whether a job is finished and whole; what is damaged of it is deleted, to be done again."""
+    if not _is_finished(folder) or (way == "extend" and is_longer(job, folder)):
+        return False
+    return discard_damage(job, folder)
+
+
+def _is_finished(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and RunStore.open(folder, readonly=True).status == "finished"
+
+
+def _begin(config: ExperimentConfig, jobs: Sequence[Job], out: Path, way: Way, tuning: Path | None) -> None:
+    """Makes the folder that of the experiment, once everything was looked at that could refuse it."""
+    tuned = None if tuning is None else tuning.read_text(encoding="utf-8")
+    if way == "new":
+        discard_jobs(out)
+        (out / FORCED).unlink(missing_ok=True)
+        (out / TUNING).unlink(missing_ok=True)
+    if way == "extend":
+        reopen(jobs, out)
+    if way == "new" or with_all_options(experiment_in(out)) != config:
+        write_text(out / "config.yaml", config.to_yaml())
+    if tuned is not None:
+        write_text(out / TUNING, tuned)
+
+
+def _say_reductions(job: Job, sim: Simulation, said: set[str]) -> None:
+    """Warns where the settings of a line make its method another one, once a line and not once a seed."""
+    for sentence in remarks(sim, job.rounds):
+        warning = f"{job.method.label}: {sentence}"
+        if warning not in said:
+            log.warning("%s", warning)
+            said.add(warning)
+
+
+def _say_secrets(job: Job, sim: Simulation, said: set[str]) -> None:
+    """Warns, once, where rounds are sent elsewhere though ε counts on nobody seeing them."""
+    warning = "track sends losses and bytes of single rounds elsewhere, and ε counts on nobody seeing them"
+    if sim.cohort_is_secret and job.config.track.leaves_the_machine and warning not in said:
+        log.warning("%s: send them only to whom you trust with the data", warning)
+        said.add(warning)
+
+
+def _say_left_out(job: Job, sim: Simulation, said: set[str]) -> None:
+    """Says, once, which evaluations a budget leaves out."""
+    sentence = left_out(job.config, sim, job.rounds)
+    if sentence and sentence not in said:
+        log.warning("%s", sentence)
+        said.add(sentence)
+
+
+def _say_leading(config: ExperimentConfig, metric: str, federation: Federation, said: set[str]) -> None:
+    """Say once which metric comes first, where the data decide that."""
+    why = dominated(federation.source)
+    if why and config.eval.metric is None and why not in said:
+        log.warning(
+            "%s, so %s comes first and accuracy beside it; eval.metric chooses", why, metric.replace("_", " ")
+        )
+        said.add(why)

@@ -1,0 +1,218 @@
+"""The models that clients of a run deploy, as plain modules: of its newest checkpoint, as evaluations make them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from tailorfl.core.answers import Answering
+from tailorfl.errors import ConfigError, ModelError, RunError, unknown
+from tailorfl.evaluation.judges import Answers
+from tailorfl.evaluation.portions import Portions
+from tailorfl.evaluation.selection import Selection
+from tailorfl.models.layers import head_name
+from tailorfl.printable import quoted
+from tailorfl.rounds.groups import by_group
+from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.build import make_federation, make_simulation
+from tailorfl.runs.fingerprint import data_change, digests, forced, other_settings
+from tailorfl.runs.folders import check_source, experiment_in
+from tailorfl.runs.job import Job
+from tailorfl.runs.job_loop import make_selection
+from tailorfl.runs.store import RunStore
+from tailorfl.training import tree
+
+GLOBAL = "global"
+"""The name of the model of all clients."""
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """One model that leaves a run.
+
+    Attributes:
+        name: the client's, or "global" (with several architectures "global-ARCHITECTURE").
+        client: its number; None for a global model that no client is named for.
+        kind: personal, or global: the model of all, which clients of a method without personal models deploy.
+        architecture: which of the run's models it is, as `ModelConfig.architectures` names it.
+        module: samples -> outputs, in evaluation mode; its tensors are its own.
+        round: how many rounds it has seen; of a model that was chosen by validation, when that was.
+        live: names of the tensors that a run trains; all others are the same for everybody.
+        steps: batches that a held-out client trained on before; None for a client of the federation.
+    """
+
+    name: str
+    client: int | None
+    kind: Literal["personal", "global"]
+    architecture: str
+    module: nn.Module
+    round: int
+    live: tuple[str, ...]
+    steps: int | None = None
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A job of a result folder as its newest checkpoint has it."""
+
+    job: Job
+    sim: Simulation
+    selection: Selection | None
+    store: RunStore
+
+    @property
+    def heldout(self) -> range:
+        """Numbers of the clients that never trained."""
+        federation = self.sim.federation
+        return range(federation.num_clients, len(federation.names))
+
+    def number(self, client: str) -> int:
+        """Returns the number of a client that is named by its name, or by its number where no name is like that.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        names = list(self.sim.federation.names)
+        if client in names:
+            return names.index(client)
+        if client.isdecimal() and int(client) < len(names):
+            return int(client)
+        raise unknown("client of the run", client, names)
+
+    def models(self, clients: Sequence[int], steps: int | None = None) -> Iterator[Deployed]:
+        """Yields what clients deploy, one after another; `steps` of held-out ones, by default the most evaluated."""
+        most = max(self.job.config.eval.adapt_steps, default=0)
+        for client in clients:
+            if self.sim.method.has_personal:
+                late = client in self.heldout
+                yield self._personal(client, (most if steps is None else steps) if late else None)
+            else:
+                yield self._global(self._group(client), client)
+
+    def global_models(self) -> Iterator[Deployed]:
+        """Yields the global model, one an architecture.
+
+        Raises:
+            ConfigError: the method has none.
+        """
+        for group in self.sim.groups:
+            yield self._global(group.name, None)
+
+    def _group(self, client: int) -> str:
+        ((group, _),) = by_group(self.sim.groups, (client,))
+        return group.name
+
+    def _architecture(self, group: str) -> str:
+        return group or next(iter(self.job.config.model_of(self.job.method).architectures))
+
+    def _global(self, group: str, client: int | None) -> Deployed:
+        state = self.sim.global_model(group)
+        if state is None:
+            raise ConfigError(
+                f"{self.job.method.label} has no global model; name a client, or take all of them"
+            )
+        model = next(g.model for g in self.sim.groups if g.name == group)
+        several = f"{GLOBAL}-{group}" if group else GLOBAL
+        name = several if client is None else self.sim.federation.names[client]
+        module = model.alone(tree.tensors(state))
+        return Deployed(
+            name, client, "global", self._architecture(group), module, self.sim.round, tuple(model.sizes)
+        )
+
+    def _personal(self, client: int, steps: int | None) -> Deployed:
+        sim, ids, round = self.sim, (client,), self.sim.round
+        if self.selection is not None and steps is None:
+            models, round = self.selection.models(ids), self.selection.choices[client].round
+        else:
+            found = sim.personal_models(ids) if steps is None else sim.newcomer_models(ids, steps)
+            ((_, models),) = found
+        group = self._group(client)
+        model = next(g.model for g in sim.groups if g.name == group)
+        module = model.alone(tree.tensors(models[0]))
+        if sim.method.answers:
+            module = self._answering(client, models, module)
+        name = sim.federation.names[client]
+        return Deployed(
+            name, client, "personal", self._architecture(group), module, round, tuple(model.sizes), steps
+        )
+
+    def _answering(self, client: int, models: TensorDict, module: nn.Module) -> nn.Module:
+        """The module with what makes the method's answers of its outputs."""
+        sim, head = self.sim, head_name(module)
+        if head is None:
+            raise ModelError(
+                f"the answers of {self.job.method.label} need features, which the model has none of"
+            )
+        judge = Answers(sim.engine, Portions(sim), sim.method)
+        with torch.no_grad():
+            (answers,) = judge.answering(sim.cohort((client,), own=True), models)
+        return Answering(module, head, answers).eval()
+
+
+def restore(
+    folder: str | Path, method: str | None = None, seed: int | None = None, source: Any = None
+) -> Restored:
+    """Returns a job of a result folder: the line `method` (by default the first) with a seed (likewise).
+
+    `source` is the data of a run on data of your own.
+
+    Raises:
+        ConfigError: no such line or seed; data of your own are missing, or given where there were none.
+        RunError: there is no checkpoint, the newest is damaged, or the settings or data are not those of the run.
+    """
+    folder = Path(folder)
+    config = experiment_in(folder)
+    labels = [m.label for m in config.methods]
+    if method is not None and method not in labels:
+        raise unknown("method of the experiment", method, labels)
+    if seed is not None and seed not in config.seeds:
+        raise ConfigError(f"the experiment has no seed {seed}; it has {', '.join(map(str, config.seeds))}")
+    chosen = config.methods[0 if method is None else labels.index(method)]
+    job = Job(config, chosen, config.seeds[0] if seed is None else seed)
+    check_source(folder, source)
+    place = folder / job.folder
+    found = _newest(job, place, folder) if (place / "config.json").is_file() else None
+    if found is None:
+        if (place / "summary.json").is_file():
+            raise RunError(
+                f"'{place}' is finished, but its checkpoint-* files, which hold the models, are gone; bring them back "
+                "from a copy, or move the folder away and do the job again with --resume"
+            )
+        raise RunError(f"'{place}' has no checkpoint yet; continue the run with --resume {quoted(folder)}")
+    sim = make_simulation(job, make_federation(config, config.data.seed_of(job.seed), source))
+    _, tensors, facts = found
+    sim.load(tensors, facts)
+    selection = make_selection(config, sim, None)
+    if selection is not None:
+        selection.load(tensors)
+    store = RunStore.open(place, readonly=True)
+    if data_change(store.config, digests(sim.given), sim.given.source):
+        raise RunError(
+            f"the data are not those that '{folder}' was made with, and models that look at data once more before they "
+            "are deployed would be others; bring the data back as they were"
+        )
+    return Restored(job, sim, selection, store)
+
+
+def _newest(job: Job, place: Path, folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
+    """The newest checkpoint of a job, whose settings are still those that it was made with."""
+    store = RunStore.open(place, readonly=True)
+    differences = [] if forced(folder) else list(other_settings([job], folder, longer=True, versions=False))
+    if differences:
+        raise RunError(
+            f"'{folder / 'config.yaml'}' does not say what the models were made with ({'; '.join(differences)}); "
+            "restore it from a copy"
+        )
+    try:
+        return store.newest_checkpoint()
+    except RunError as error:
+        raise RunError(
+            f"the newest state of {job.name} is lost ({error}), and an older one would be another model; restore it "
+            f"from a copy, or do its last rounds again with --resume {quoted(folder)}"
+        ) from error

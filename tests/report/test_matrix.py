@@ -1,0 +1,112 @@
+"""Several federations in one report: what is one federation, ranks against scipy, and every form of the table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import rankdata
+from typer.testing import CliRunner
+
+import tailorfl
+from tailorfl.cli.main import app
+from tailorfl.report.matrix import Matrix, by_federation, matrix
+from tailorfl.report.page.ranks import page
+from tailorfl.report.result import ExperimentResult
+
+TINY: dict[str, Any] = {
+    "methods": ["local", "fedavg"],
+    "rounds": 1,
+    "seeds": 2,
+    "model": "logistic",
+    "data": {"clients": 3, "samples": 120},
+    "engine": "sequential",
+    "eval": {"every": 0, "final": ["local"]},
+}
+LINEAR = {
+    "methods": ["local", "fedavg"],
+    "data": {"name": "synthetic_linear", "clients": 3},
+    "model": "linear",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("matrix")
+    tailorfl.run(TINY, out=out / "few")
+    tailorfl.run({**TINY, "data": {"clients": 4, "samples": 160}}, out=out / "more")
+    tailorfl.run({**TINY, "data": {"clients": 4, "samples": 160}, "methods": ["ditto"]}, out=out / "ditto")
+    tailorfl.run({**TINY, **LINEAR}, out=out / "linear")
+    return out
+
+
+def loaded(folder: Path, *names: str) -> Matrix:
+    found = {folder / name: ExperimentResult.load(folder / name) for name in names}
+    return matrix(found, by_federation(found))
+
+
+def test_folders_of_the_same_data_are_one_federation(folder: Path) -> None:
+    found = loaded(folder, "few", "more", "ditto")
+    assert list(found.results) == ["few", "more"]
+    assert found.labels == ["local", "fedavg", "ditto"]
+    assert found.ranked == ["local", "fedavg"]
+    assert [label for label, rank in found.ordered if rank is None] == ["ditto"]
+    assert found.text("few", "ditto") == "–"
+
+
+def test_every_federation_is_ranked_by_its_own_metric(folder: Path) -> None:
+    """The third is a regression, where the smallest error is the best."""
+    found = loaded(folder, "few", "more", "linear")
+    assert found.ranking is not None
+    scores = np.array([found.results[n].table.loc[["local", "fedavg"], "mean"] for n in found.results])
+    signed = scores * np.array([[-1.0], [-1.0], [1.0]])
+    assert found.results["linear"].metric == "mse"
+    assert found.ranking.ranks.tolist() == rankdata(signed, axis=1).tolist()
+
+
+def test_the_command_writes_the_matrix_in_every_form(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    shown = CliRunner().invoke(app, ["report", "few", "more", "linear", "-o", "all"], env={"COLUMNS": "120"})
+    assert shown.exit_code == 0, shown.output
+    assert "methods by federations" in shown.output
+    assert sorted(p.name for p in Path("all").iterdir()) == [
+        "matrix.csv",
+        "matrix.tex",
+        "ranks.png",
+        "report.html",
+    ]
+    found = loaded(folder, "few", "more", "linear")
+    text = Path("all/report.html").read_text()
+    assert text == page(found).replace(f"From {folder}/", "From ")
+    assert text.count("<svg xmlns=") == 2
+    for name in found.results:
+        for label in found.labels:
+            assert found.text(name, label) in text
+            assert found.text(name, label) in shown.output
+    numbers = pd.read_csv("all/matrix.csv").set_index("label")
+    assert numbers.loc["fedavg", "few"] == found.results["few"].table.loc["fedavg", "mean"]
+    assert numbers["rank"].is_monotonic_increasing
+    latex = Path("all/matrix.tex").read_text()
+    assert latex.count(r"\begin{") == latex.count(r"\end{") == 2
+    told = CliRunner().invoke(app, ["report", "few", "more", "-o", "j.html", "--json"])
+    assert [row["label"] for row in json.loads(told.stdout)] == [
+        label for label, _ in loaded(folder, "few", "more").ordered
+    ]
+    one = CliRunner().invoke(
+        app, ["report", "few", "more", "-o", "m.html", "--latex", "m.tex", "--csv", "m.csv"]
+    )
+    assert one.exit_code == 0, one.output
+    assert Path("m.html").is_file()
+    assert Path("m.tex").is_file()
+    assert Path("m.csv").is_file()
+
+
+def test_too_few_federations_have_a_table_and_no_ranks(folder: Path) -> None:
+    found = loaded(folder, "more", "ditto")
+    assert found.ranking is None
+    assert "Ranks: they need two methods" in page(found)
+    assert "average rank" in page(found)

@@ -1,0 +1,202 @@
+"""The page of a report in a real browser: it is drawn, sorts, marks clients everywhere, and asks for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tailorfl
+from report.browsing import browser, why_not
+from tailorfl.report.page.page import page
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+SETTINGS: dict[str, Any] = {
+    "methods": ["local", "fedavg", "ditto"],
+    "rounds": 2,
+    "seeds": 2,
+    "model": "logistic",
+    "engine": "sequential",
+    "data": {"clients": 5, "samples": 300},
+    "eval": {"every": 1, "final": ["local"]},
+}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("browser")
+    result = tailorfl.run(SETTINGS, out=folder / "run")
+    (folder / "report.html").write_text(page(result), encoding="utf-8")
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with browser(tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+@pytest.fixture
+def shown(chromium: Any, file: Path) -> Iterator[Any]:
+    """The drawn page at the width of a desk; no test leaves a message in the console or a request."""
+    opened, said, asked = chromium.new_page(), [], []
+    opened.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    opened.on("pageerror", lambda error: said.append(str(error)))
+    opened.on("request", lambda request: asked.append(request.url))
+    opened.set_viewport_size({"width": 1400, "height": 900})
+    opened.emulate_media(color_scheme="light")
+    opened.goto(file.as_uri())
+    opened.wait_for_selector("html[data-drawn]", timeout=30_000)
+    yield opened
+    opened.close()
+    assert said == []
+    assert [url for url in asked if not url.startswith("data:")] == [file.as_uri()]
+
+
+def column(shown: Any, table: str, number: int) -> list[str]:
+    return list(
+        shown.locator(f"#{table} table").first.locator(f"tbody td:nth-child({number})").all_inner_texts()
+    )
+
+
+def test_every_chart_is_drawn_and_has_words(shown: Any) -> None:
+    names = shown.eval_on_selector_all(".chart", "charts => charts.map(chart => chart.dataset.chart)")
+    assert {"round", "bytes", "gains", "against-1", "against-2", "reliability", "labels", "worst"} == set(
+        names
+    )
+    for name in names:
+        assert shown.locator(f"#chart-{name} svg path").count() > 3, name
+        told = shown.locator(f"#chart-{name} [role=graphics-document], #chart-{name}[role=graphics-document]")
+        assert len(told.first.get_attribute("aria-label", timeout=1000) or "") > 20, name
+    assert shown.locator("#chart-gains .points_marks path").count() == 2 * 2 * 5
+
+
+def test_tables_sort_by_mouse_and_by_keyboard(shown: Any) -> None:
+    def numbers() -> list[float]:
+        return [float(text.split(" ±")[0]) for text in column(shown, "comparison", 3)]
+
+    arrow = "query => getComputedStyle(document.querySelector(query), '::after').content"
+    assert shown.evaluate(arrow, "#comparison th button") == '" ↕"'
+    before = numbers()
+    head = shown.locator("#comparison table thead th").nth(2)
+    head.locator("button").click()
+    assert numbers() == sorted(before, reverse=True)
+    assert head.get_attribute("aria-sort") == "descending"
+    assert shown.evaluate(arrow, "#comparison th[aria-sort] button") == '" ↓"'
+    head.locator("button").focus()
+    shown.keyboard.press("Enter")
+    assert numbers() == sorted(before)
+    assert head.get_attribute("aria-sort") == "ascending"
+    shown.locator("#comparison table thead th button").first.press("Space")
+    assert column(shown, "comparison", 1) == ["ditto", "fedavg", "local"]
+    assert head.get_attribute("aria-sort") is None
+
+
+def test_a_client_is_marked_in_every_picture(shown: Any) -> None:
+    rings = "#chart-{} .shown_marks path"
+    others = ("against-1", "against-2")
+    assert all(shown.locator(rings.format(name)).count() == 0 for name in others)
+    points = shown.locator("#chart-against-1 .points_marks path")
+    points.first.scroll_into_view_if_needed()
+    points.first.hover(force=True)
+    shown.wait_for_selector(rings.format("against-2"))
+    assert all(shown.locator(rings.format(name)).count() == 1 for name in others)
+    said = shown.locator(".said").inner_text()
+    assert "seed" in said
+    # The ring of the other picture is at the point of the client that the page names.
+    place = shown.evaluate(
+        """() => {
+            const {data} = JSON.parse(document.getElementById("store").textContent);
+            const said = document.querySelector(".said").textContent;
+            return data.clients.filter(c => said.startsWith(`${c.name}, seed ${c.seed},`)).map(c => [c.local, c.m2])[0];
+        }"""
+    )
+    same = shown.evaluate(
+        """([x, y]) => {
+            const all = query => [...document.querySelectorAll(`#chart-against-2 ${query} path`)];
+            const mine = all(".points_marks").find(({__data__: {datum}}) => datum.local === x && datum.m2 === y);
+            return mine.getAttribute("transform") === all(".shown_marks")[0].getAttribute("transform");
+        }""",
+        place,
+    )
+    assert same
+    shown.mouse.move(2, 2)
+    shown.wait_for_function("document.querySelectorAll('#chart-against-2 .shown_marks path').length === 0")
+
+
+def test_the_list_marks_a_client_without_a_mouse(shown: Any) -> None:
+    select = shown.locator("select.client")
+    values = select.locator("option").evaluate_all("options => options.map(o => o.value)")
+    assert len(values) == 1 + 2 * 5
+    select.select_option(values[1])
+    shown.wait_for_selector("#chart-against-1 .shown_marks path")
+    assert (
+        shown.locator("#chart-labels .shown_marks path").count() == 10
+    )  # a frame around each of its classes
+    shown.keyboard.press("Escape")
+    shown.wait_for_function("document.querySelectorAll('.shown_marks path').length === 0")
+
+
+def test_a_name_in_the_legend_hides_its_line_everywhere(shown: Any) -> None:
+    key = shown.locator("#curves button.key[data-label=ditto]")
+    key.click()
+    shown.wait_for_selector("#worst button.key[data-label=ditto][aria-pressed=false]")
+    drawn = """name => new Set([...document.querySelectorAll(`#chart-${name} .band_marks path`)]
+        .map(path => path.getAttribute("fill"))).size"""
+    shown.wait_for_function(f"({drawn})('round') === 2 && ({drawn})('worst') === 2")
+    key.click()
+    shown.wait_for_function(f"({drawn})('round') === 3 && ({drawn})('worst') === 3")
+
+
+def test_dark_light_and_print(shown: Any) -> None:
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = shown.evaluate(paper)
+    assert light == "rgb(255, 255, 255)"
+    shown.locator("#theme").click()
+    dark = shown.evaluate(paper)
+    assert dark != light
+    shown.emulate_media(media="print")
+    assert shown.evaluate(paper) == light
+    assert not shown.locator("#theme").is_visible()
+    shown.emulate_media(media="screen", color_scheme="dark")
+    shown.evaluate("delete document.documentElement.dataset.theme")
+    assert shown.evaluate(paper) == dark
+
+
+def test_texts_stand_out_from_their_ground_in_both_themes(shown: Any) -> None:
+    """At least 4.5 : 1, as WCAG 2 AA asks of text."""
+    contrast = """() => {
+        const linear = v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+        const light = colour => {
+            const [r, g, b] = colour.match(/[\\d.]+/g).map(v => linear(v / 255));
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+        };
+        const ground = light(getComputedStyle(document.body).backgroundColor);
+        return ["body", "caption", "figcaption", "a", "td", "th"].map(query => {
+            const mine = light(getComputedStyle(document.querySelector(query)).color);
+            return (Math.max(mine, ground) + 0.05) / (Math.min(mine, ground) + 0.05); });
+    }"""
+    for scheme in ("light", "dark"):
+        shown.emulate_media(color_scheme=scheme)
+        assert min(shown.evaluate(contrast)) > 4.5, scheme
+
+
+def test_a_phone_scrolls_tables_and_not_the_page(shown: Any) -> None:
+    shown.set_viewport_size({"width": 400, "height": 800})
+    shown.wait_for_function("document.querySelector('#chart-round svg').getBoundingClientRect().width <= 400")
+    assert shown.evaluate("document.documentElement.scrollWidth") == 400
+
+
+def test_tables_are_there_without_a_script(chromium: Any, file: Path) -> None:
+    plain = chromium.browser.new_context(java_script_enabled=False) if chromium.browser else None
+    if plain is None:
+        pytest.skip("this browser gives no page without scripts")
+    opened = plain.new_page()
+    opened.goto(file.as_uri())
+    assert opened.locator("#comparison tbody tr").count() == 3
+    assert opened.locator("noscript p").is_visible()
+    assert not opened.locator("#theme").is_visible()
+    plain.close()

@@ -1,0 +1,266 @@
+"""Plots: valid pictures that show every line in its colour, from the data as they come."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from tailorfl.errors import RunError
+from tailorfl.report import plots
+
+LABELS = ("LocalTrain", "FedAvg", "FedAvg+FT", "Ditto")
+
+
+@pytest.fixture
+def quick_pictures() -> None:
+    """Here pictures are painted."""
+
+
+def rounds_frame(labels: tuple[str, ...] = LABELS, seeds: int = 3) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    rows = []
+    for number, label in enumerate(labels):
+        for seed in range(seeds):
+            for round in range(1, 41):
+                value = 0.55 + 0.1 * number - 0.4 * np.exp(-round / (6 + number)) + rng.normal(0, 0.01)
+                sent = 0 if label == "LocalTrain" else round * 10.0 ** (5 + number)
+                rows.append((label, seed, round, sent, value if round % 2 else np.nan))
+    return pd.DataFrame(rows, columns=["label", "seed", "round", "bytes", "accuracy"])
+
+
+def clients_frame() -> pd.DataFrame:
+    rng = np.random.default_rng(1)
+    values = {label: rng.beta(4 + 2 * number, 2, 60) for number, label in enumerate(LABELS)}
+    return pd.DataFrame(values).melt(var_name="label", value_name="accuracy")
+
+
+PLOTS = [
+    (plots.metric_per_round, rounds_frame),
+    (plots.client_distribution, clients_frame),
+    (plots.metric_by_bytes, rounds_frame),
+]
+Plot = Callable[..., None]
+
+
+def pixels(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        image.verify()
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return np.asarray(image.convert("RGB")).astype(int)
+
+
+def longest_run(ink: np.ndarray) -> int:
+    """How long the longest unbroken horizontal line of a picture is."""
+    longest = here = np.zeros(len(ink), dtype=int)
+    for column in ink.T:
+        here = np.where(column, here + 1, 0)
+        longest = np.maximum(longest, here)
+    return int(longest.max())
+
+
+def share_of(picture: np.ndarray, colour: str) -> float:
+    target = [int(colour[start : start + 2], 16) for start in (1, 3, 5)]
+    return float((np.abs(picture - target).max(axis=2) < 12).mean())
+
+
+@pytest.mark.parametrize(("plot", "frame"), PLOTS)
+def test_picture_shows_every_label_in_its_colour(
+    tmp_path: Path, plot: Plot, frame: Callable[[], pd.DataFrame]
+) -> None:
+    plot(frame(), tmp_path / "plot.png")
+    picture = pixels(tmp_path / "plot.png")
+    assert picture.shape[0] > 400
+    assert picture.shape[1] > 1000
+    for colour in plots.COLOURS[: len(LABELS)]:
+        assert share_of(picture, colour) > 1e-4, colour
+    assert share_of(picture, plots.COLOURS[len(LABELS)]) < 1e-5
+    assert os.listdir(tmp_path) == ["plot.png"]
+
+
+def test_more_labels_than_colours_stay_apart() -> None:
+    count = 2 * len(plots.COLOURS)
+    looks = {(plots._colour(number), plots.DASHES[number // len(plots.COLOURS)]) for number in range(count)}
+    assert len(looks) == count
+
+
+def test_band_is_drawn_for_several_seeds_only(tmp_path: Path) -> None:
+    def faint_pixels(seeds: int) -> int:
+        plots.metric_per_round(rounds_frame(("a",), seeds), tmp_path / "plot.png")
+        picture = pixels(tmp_path / "plot.png")
+        mixed = 255 - 0.18 * (
+            255 - np.array([0x00, 0x72, 0xB2])
+        )  # the first colour at the band's opacity on white
+        return int((np.abs(picture - mixed).max(axis=2) < 3).sum())
+
+    assert faint_pixels(3) > 500
+    assert faint_pixels(1) < 50
+
+
+def test_same_data_same_picture(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        plots.client_distribution(clients_frame(), tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The axes of every plot, in place of its file."""
+    kept: list[Any] = []
+    monkeypatch.setattr(plots, "_save", lambda figure, axes, path: kept.append(axes))
+    return kept
+
+
+@pytest.mark.parametrize(("metric", "inside"), [("accuracy", True), ("auc", True), ("mse", False)])
+def test_a_band_of_shares_ends_at_0_and_1(
+    metric: str, inside: bool, drawn: list[Any], tmp_path: Path
+) -> None:
+    """Of 0.9, 1.0 Student's interval is 0.95 ± 0.64, which no share can have."""
+    frame = pd.DataFrame({"label": "a", "seed": [0, 1], "round": 1, metric: [0.9, 1.0]})
+    frame = pd.concat([frame, frame.assign(round=2, **{metric: [0.0, 0.1]})])
+    plots.metric_per_round(frame, tmp_path / "plot.png", metric=metric)
+    (band,) = drawn[0].collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    expected = (0.0, 1.0) if inside else (0.05 - 12.7062 * 0.05, 0.95 + 12.7062 * 0.05)
+    assert (heights.min(), heights.max()) == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_band_is_students_interval_of_95_percent(drawn: list[Any], tmp_path: Path) -> None:
+    """Three seeds: mean ± t(0.975, 2 degrees) s/√3, with t = 4.302653 from a printed table."""
+    values = {1: (1.0, 2.0, 6.0), 2: (4.0, 4.0, 4.0)}
+    rows = [("a", seed, r, v) for r, found in values.items() for seed, v in enumerate(found)]
+    frame = pd.DataFrame(rows, columns=["label", "seed", "round", "mse"])
+    plots.metric_per_round(frame, tmp_path / "plot.png", metric="mse")
+    (axes,) = drawn
+    (line,) = axes.get_lines()
+    np.testing.assert_allclose(line.get_xydata(), [(1, 3), (2, 4)])
+    (band,) = axes.collections
+    corners = band.get_paths()[0].vertices
+    at = {r: corners[corners[:, 0] == r, 1] for r in values}
+    half = 4.302653 * np.sqrt((4 + 1 + 9) / 2) / np.sqrt(3)
+    np.testing.assert_allclose([at[1].min(), at[1].max()], [3 - half, 3 + half], rtol=1e-6)
+    np.testing.assert_allclose([at[2].min(), at[2].max()], [4, 4])
+    ticks = axes.get_xticks()
+    assert (ticks == ticks.round()).all(), "rounds are whole"
+
+
+def test_the_box_is_the_quartiles_and_the_whiskers_are_the_tails(drawn: list[Any], tmp_path: Path) -> None:
+    """Of 0, 1, ..., 99 and 200 the q-th percentile is q, and the mean is (4950 + 200) / 101."""
+    frame = pd.DataFrame({"label": "a", "mse": [*range(100), 200]}).sample(frac=1, random_state=0)
+    plots.client_distribution(frame, tmp_path / "plot.png", metric="mse")
+    (axes,) = drawn
+    (box,) = axes.patches
+    assert (box.get_x(), box.get_x() + box.get_width()) == pytest.approx((25, 75))
+    assert box.get_y() + box.get_height() / 2 == pytest.approx(0)
+    dots, whiskers, median = axes.collections
+    assert sorted(dots.get_offsets()[:, 0]) == [*range(100), 200]
+    assert np.abs(dots.get_offsets()[:, 1]).max() < box.get_height() / 2
+    ends = sorted(tuple(segment[:, 0]) for segment in whiskers.get_segments())
+    np.testing.assert_allclose(ends, [(5, 25), (75, 95)])
+    np.testing.assert_allclose([segment[:, 0] for segment in median.get_segments()], [(50, 50)])
+    (diamond,) = axes.get_lines()
+    assert diamond.get_xdata()[0] == pytest.approx(5150 / 101)
+
+
+def test_bytes_are_the_mean_over_seeds_and_silence_is_a_level(drawn: list[Any], tmp_path: Path) -> None:
+    rows = [("a", seed, r, r * 1000 * (seed + 1), r + seed) for r in (1, 2) for seed in (0, 1)]
+    rows += [("b", 0, r, 0, 10.0 * r) for r in (1, 2)]
+    frame = pd.DataFrame(rows, columns=["label", "seed", "round", "bytes", "mse"])
+    plots.metric_by_bytes(frame, tmp_path / "plot.png", metric="mse")
+    (axes,) = drawn
+    line, level = axes.get_lines()
+    np.testing.assert_allclose(line.get_xydata(), [(1500, 1.5), (3000, 2.5)])
+    np.testing.assert_allclose(level.get_ydata(), [20, 20])
+    assert level.get_label() == "b (no communication)"
+    assert axes.get_xlabel().startswith("bytes sent")
+
+
+def test_shares_are_shown_in_percent_and_other_metrics_as_they_are(drawn: list[Any], tmp_path: Path) -> None:
+    row = pd.DataFrame({"label": ["a"], "seed": [0], "round": [1], "accuracy": [0.5], "auc": [0.5]})
+    for metric, texts in (("accuracy", ("50", "50.0")), ("auc", ("0.5", "0.50"))):
+        plots.metric_per_round(row, tmp_path / "plot.png", metric=metric)
+        assert drawn[-1].yaxis.get_major_formatter().format_ticks([0.25, 0.5])[1] in texts
+        plots.client_distribution(row, tmp_path / "plot.png", metric=metric)
+        assert drawn[-1].xaxis.get_major_formatter().format_ticks([0.25, 0.5])[1] in texts
+    assert [axes.get_ylabel() or axes.get_xlabel().split(" (")[0] for axes in drawn] == [
+        "accuracy in %", "accuracy in %", "AUC", "AUC",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("plot", "frame"), PLOTS)
+def test_nothing_to_plot_is_an_error(tmp_path: Path, plot: Plot, frame: Callable[[], pd.DataFrame]) -> None:
+    with pytest.raises(RunError, match="no row has a value"):
+        plot(frame().assign(accuracy=np.nan), tmp_path / "plot.png")
+    with pytest.raises(RunError, match="column auc is missing"):
+        plot(frame(), tmp_path / "plot.png", metric="auc")
+    assert not os.listdir(tmp_path)
+
+
+def test_unwritable_picture_is_a_run_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"absent/plot\.png.*check the name"):
+        plots.client_distribution(clients_frame(), tmp_path / "absent" / "plot.png")
+
+
+def test_one_client_one_round_one_seed(tmp_path: Path) -> None:
+    row = pd.DataFrame({"label": ["a"], "seed": [0], "round": [1], "bytes": [10], "mse": [2.5]})
+    for plot, _ in PLOTS:
+        plot(row, tmp_path / "plot.png", metric="mse", title="A title")
+        picture = pixels(tmp_path / "plot.png")
+        inside = picture[60:-120, 250:-250]  # without title, ticks and labels: the mark itself
+        assert inside.min() < 100
+
+
+IMPORTS = """
+import sys
+import warnings
+import tailorfl.evaluation.metrics, tailorfl.evaluation.seeds, tailorfl.evaluation.summary
+import tailorfl.report.plots, tailorfl.runs.store, tailorfl.report.tables
+heavy = {"torch", "pandas", "matplotlib", "sklearn", "scipy", "rich", "pyarrow"} & set(sys.modules)
+assert not heavy, heavy
+import pandas
+tailorfl.report.plots.client_distribution(pandas.DataFrame({"label": ["a"], "accuracy": [1.0]}), sys.argv[1])
+assert "matplotlib.pyplot" not in sys.modules
+assert "torch" not in sys.modules
+"""
+
+
+def test_heavy_packages_load_when_needed_and_pyplot_never(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS, tmp_path / "plot.png"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_many_labels_leave_room_for_the_lines(tmp_path: Path) -> None:
+    """A legend higher than the figure would squeeze them away; matplotlib then only warns."""
+    few, many = (rounds_frame(tuple(f"method {i}" for i in range(n)), seeds=1) for n in (4, 40))
+    for plot in (plots.metric_per_round, plots.metric_by_bytes):
+        sizes = []
+        for frame in (few, many):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                plot(frame, tmp_path / "plot.png")
+            ink = pixels(tmp_path / "plot.png").min(axis=-1) < 200
+            sizes.append(
+                (longest_run(ink), longest_run(ink.T))
+            )  # the axes, as wide and high as the room for lines
+        assert sizes[1][0] >= sizes[0][0] > 500
+        assert sizes[1][1] == sizes[0][1] > 300
+
+
+@pytest.mark.parametrize("label", ["[/x] $a$", r"$\frac{$", "50 $", "_{"])
+def test_a_label_is_shown_as_it_is_and_never_read_as_a_formula(tmp_path: Path, label: str) -> None:
+    for plot, frame in PLOTS:
+        renamed = frame().replace({"Ditto": label})
+        plot(renamed, tmp_path / "plot.png", title=label)
+        assert pixels(tmp_path / "plot.png").shape[0] > 400

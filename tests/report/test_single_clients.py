@@ -1,0 +1,137 @@
+"""What every client has, by its name: against the records, and intervals against the kept predictions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import accuracy_score, brier_score_loss
+from typer.testing import CliRunner
+
+import tailorfl
+from tailorfl.cli.main import app
+from tailorfl.data.own import from_tensors
+from tailorfl.errors import ConfigError
+from tailorfl.evaluation.bootstrap import resampled
+from tailorfl.evaluation.calibration import probabilities
+from tailorfl.report.clients import Clients, clients_of
+from tailorfl.report.experiment import run_experiment
+from tailorfl.runs import predictions
+from tailorfl.settings.loading import parse
+
+SETTINGS: dict[str, Any] = {
+    "methods": ["local", "fedavg", "ditto"],
+    "rounds": 3,
+    "seeds": 2,
+    "model": "logistic",
+    "train": {"lr": 0.3},
+    "engine": "sequential",
+    "data": {"clients": 3, "samples": 900, "split": {"train": 0.5, "val": 0.2, "test": 0.3}},
+    "eval": {"every": 0, "calibrate": "temperature"},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tailorfl.ExperimentResult:
+    return tailorfl.run(SETTINGS, out=tmp_path_factory.mktemp("clients") / "run")
+
+
+def test_lines_are_the_records_and_what_the_predictions_say(run: tailorfl.ExperimentResult) -> None:
+    found = clients_of(run, 1)
+    assert [(line.client, line.label) for line in found.lines] == [
+        (client, label) for client in range(3) for label in ("local", "fedavg", "ditto")
+    ]
+    for line in found.lines:
+        folder = run.path / line.label / "seed-1"
+        said, alone = predictions.load(folder), predictions.load(run.path / "local" / "seed-1")
+        assert said is not None
+        assert alone is not None
+        mine, other = said.of(line.client), alone.of(line.client)
+        assert line.samples == len(mine.y)
+        assert line.value == accuracy_score(mine.y, mine.outputs.argmax(1))
+        values, before = (resampled("accuracy", one, 1) for one in (mine, other))
+        assert line.interval is not None
+        assert [line.interval.low, line.interval.high] == list(np.quantile(values, [0.025, 0.975]))
+        p = probabilities("classification", mine.outputs)
+        assert line.brier == pytest.approx(
+            brier_score_loss(mine.y, p, labels=range(p.shape[1]), scale_by_half=False)
+        )
+        assert (line.temperature is None) == (line.ece_calibrated is None)
+        if line.label == "local":
+            assert line.alone
+            assert line.gain is None
+            continue
+        assert line.gain == pytest.approx(line.value - accuracy_score(other.y, other.outputs.argmax(1)))
+        assert line.gain_interval is not None
+        ends = np.quantile(values - before, [0.025, 0.975])
+        assert [line.gain_interval.low, line.gain_interval.high] == pytest.approx(list(ends))
+
+
+def test_temperatures_are_those_of_the_job(run: tailorfl.ExperimentResult) -> None:
+    table = pd.read_csv(run.path / "fedavg" / "seed-0" / "calibration.csv").set_index("client")
+    assert table["temperature"].notna().any()
+    for line in clients_of(run, methods=["fedavg"]).lines:
+        for name, value in (("temperature", line.temperature), ("ece_calibrated", line.ece_calibrated)):
+            assert np.isnan(table[name][line.client]) if value is None else value == table[name][line.client]
+
+
+def test_the_command_prints_names_or_json(run: tailorfl.ExperimentResult) -> None:
+    shown = CliRunner().invoke(app, ["gains", str(run.path)], env={"COLUMNS": "80"})
+    assert shown.exit_code == 0
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    for word in ("client-0", "fedavg", "gain over alone", "95 % bootstrap interval", "Numbers are of seed 0"):
+        assert word in shown.stdout
+    arguments = [
+        "gains",
+        str(run.path),
+        "--json",
+        "--seed",
+        "1",
+        "--client",
+        "client-2",
+        "--method",
+        "ditto",
+    ]
+    said = CliRunner().invoke(app, arguments)
+    (line,) = json.loads(said.stdout)
+    (wanted,) = clients_of(run, 1, clients=["client-2"], methods=["ditto"]).lines
+    assert line == json.loads(json.dumps(wanted.to_dict()))
+    assert line["gain_interval"][0] <= line["gain"] <= line["gain_interval"][1]
+
+
+def test_what_is_not_there_is_said(run: tailorfl.ExperimentResult, tmp_path: Path) -> None:
+    for given, why in (
+        ({"seed": 7}, "no finished job with seed 7"),
+        ({"clients": ["client-9"]}, "client-9"),
+        ({"methods": ["fedavgg"]}, "Did you mean 'fedavg'"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            clients_of(run, **given)  # type: ignore[arg-type]
+    bare = {**SETTINGS, "methods": ["fedavg"], "seeds": 1, "rounds": 1, "eval": {"predictions": 0}}
+    found = clients_of(tailorfl.run(bare, out=tmp_path / "bare"))
+    assert all(line.value is not None and line.gain is None and line.interval is None for line in found.lines)
+    assert "no LocalTrain was run beside" in found.notes[0]
+    assert "No intervals of fedavg" in found.notes[1]
+    assert len(found.notes) == 2, "nothing is said of intervals that nobody has"
+    assert found.head == ("client", "method", "test", "accuracy", "gain over alone")
+
+
+def test_numbers_that_are_not_defined_are_absent(tmp_path: Path) -> None:
+    """Two clients of one class each, led by AUC: no number is made up."""
+    rng = np.random.default_rng(0)
+    y = np.concatenate([np.repeat([0, 1], 40), np.tile([0, 1], 20)])
+    owner = np.repeat(["a", "b", "mixed"], 40)
+    source = from_tensors(rng.normal(size=(120, 3)).astype(np.float32), y, clients=owner, task="binary")
+    settings = {"methods": ["local", "fedavg"], "rounds": 1, "seeds": 1, "model": "logistic"}
+    more = {"data": {"partition": "natural"}, "eval": {"every": 0, "metric": "auc"}}
+    found: Clients = clients_of(run_experiment(parse({**settings, **more}), tmp_path / "run", source=source))
+    assert all(line.value is not None for line in found.lines[4:])
+    for line in found.lines[:4]:
+        assert (line.value, line.interval, line.gain, line.gain_interval) == (None,) * 4
+        assert line.ece is not None
+        assert found.cells(line)[3] == "–"
+    assert any("one class only" in note and "of a, b has" in note for note in found.notes)

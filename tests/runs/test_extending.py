@@ -1,0 +1,309 @@
+"""More seeds, methods and rounds in a result folder, and commands that begin what they cannot resume."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import tailorfl
+from runs.killing import assert_identical, numbers
+from tailorfl.cli.main import app
+from tailorfl.data.own import from_tensors
+from tailorfl.errors import ConfigError, RunError
+from tailorfl.runs import extension
+from tailorfl.runs.job import Job, Observer
+from tailorfl.runs.store import RunStore
+
+TINY: dict[str, Any] = {
+    "methods": ["local", "ditto"],
+    "rounds": 3,
+    "seeds": [0],
+    "data": {"clients": 4, "samples": 200, "heldout_clients": 1},
+    "model": {"name": "mlp", "hidden": [4], "norm": "batch"},
+    "engine": "sequential",
+    "eval": {"every": 2, "final": ["local", "heldout", "global"]},
+    "checkpoint_every": 2,
+}
+MANY: list[Any] = [
+    {"name": "fedavg", "label": "fedadam", "server": {"kind": "adam", "lr": 0.05}},
+    "fedavg_ft",
+    "fedrep",
+    "apfl",
+    "pfedme",
+    "scaffold",
+    "fedbn",
+]
+
+
+@pytest.fixture(autouse=True)
+def _without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tailorfl.ExperimentResult, "plot", lambda result: [])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the tiny experiment, which tests copy."""
+    out = tmp_path_factory.mktemp("finished") / "out"
+    tailorfl.run(TINY, out=out)
+    return out
+
+
+@pytest.fixture
+def out(finished: Path, tmp_path: Path) -> Path:
+    """A result folder of the tiny experiment of one's own."""
+    return Path(shutil.copytree(finished, tmp_path / "out"))
+
+
+class Counts(Observer):
+    """Which jobs were done, and how many rounds of each."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[str, int] = {}
+
+    def round_done(self, job: Job, done: Any) -> None:
+        self.rounds[job.name] = self.rounds.get(job.name, 0) + 1
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+def invoke(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+def test_more_seeds_and_methods_equal_an_experiment_that_had_them_all(out: Path, tmp_path: Path) -> None:
+    kept = contents(out / "ditto")
+    watch = Counts()
+    tailorfl.run(out=out, extend=True, seeds=2, methods=["fedavg"], observer=watch)
+    assert watch.rounds == {"fedavg, seed 0": 3, "local, seed 1": 3, "ditto, seed 1": 3, "fedavg, seed 1": 3}
+    after = contents(tmp_path / "out" / "ditto")
+    assert {name: after[name] for name in kept} == kept
+    tailorfl.run({**TINY, "seeds": 2, "methods": ["local", "ditto", "fedavg"]}, out=tmp_path / "whole")
+    assert_identical(numbers(tmp_path / "out"), numbers(tmp_path / "whole"))
+
+
+def test_the_command_extends_with_a_file_or_with_settings_alone(out: Path, tmp_path: Path) -> None:
+    file = tmp_path / "more.yaml"
+    more = {**TINY, "methods": ["ditto", {"name": "ditto", "label": "Ditto 0.1", "lam": 0.1}]}
+    file.write_text(tailorfl.load_config(more).to_yaml())
+    shown = invoke("run", str(file), "--extend", str(out), "--quiet")
+    assert all(label in shown for label in ("local", "ditto", "Ditto 0.1"))
+    shown = invoke("compare", "seeds=[7]", "--extend", str(out), "--quiet")
+    assert "mean over 2 seeds" in shown
+    assert "fedavg" not in shown, "nothing is compared that nobody named"
+    assert tailorfl.load_config(tmp_path / "out" / "config.yaml").seeds == (0, 7)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "methods"), [(3, MANY), (2, ["fedavg_ft", "fedbn"])], ids=["not evaluated", "evaluated"]
+)
+def test_more_rounds_have_the_bits_of_a_longer_run(rounds: int, methods: list[Any], tmp_path: Path) -> None:
+    """The last round of the shorter run is not (3) or with fewer sets (2) evaluated in the longer one."""
+    short = {**TINY, "methods": methods, "rounds": rounds}
+    tailorfl.run(short, out=tmp_path / "out")
+    watch = Counts()
+    tailorfl.run(out=tmp_path / "out", extend=True, rounds=5, observer=watch)
+    assert set(watch.rounds.values()) == {5 - rounds}
+    tailorfl.run({**short, "rounds": 5}, out=tmp_path / "whole")
+    assert_identical(numbers(tmp_path / "out"), numbers(tmp_path / "whole"))
+    invoke("check", str(tmp_path / "out"))
+
+
+def test_an_extension_that_is_stopped_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything else, half-way through reopening, and in a round."""
+    out = tmp_path / "out"
+    tailorfl.run({**TINY, "rounds": 4}, out=out)
+    real, seen = extension._reopen, []
+
+    def dying(job: Job, folder: Path) -> None:
+        seen.append(job)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        real(job, folder)
+
+    monkeypatch.setattr(extension, "_reopen", dying)
+    with pytest.raises(KeyboardInterrupt):
+        tailorfl.run(out=out, extend=True, rounds=7)
+    monkeypatch.setattr(extension, "_reopen", real)
+    missing = tailorfl.ExperimentResult.load(out).missing
+    assert len(missing) == 1
+    assert "not finished" in missing[0]
+
+    class Stop(Observer):
+        def round_done(self, job: Job, done: Any) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tailorfl.run(out=out, extend=True, rounds=7, observer=Stop())
+    tailorfl.run(out=out, resume=True)
+    tailorfl.run({**TINY, "rounds": 7}, out=tmp_path / "whole")
+    assert_identical(numbers(out), numbers(tmp_path / "whole"))
+
+
+def test_a_choice_by_validation_is_made_anew_where_the_last_round_was_no_candidate(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    short = {**TINY, "eval": {**TINY["eval"], "select": "val"}, "methods": ["ditto", "fedavg"]}
+    tailorfl.run(short, out=tmp_path / "out")
+    watch = Counts()
+    tailorfl.run(out=tmp_path / "out", extend=True, rounds=6, observer=watch)
+    assert watch.rounds == {"ditto, seed 0": 6, "fedavg, seed 0": 3}
+    assert "ditto, seed 0 is done anew: its last round was a candidate of eval.select=val" in caplog.text
+    tailorfl.run({**short, "rounds": 6}, out=tmp_path / "whole")
+    assert_identical(numbers(tmp_path / "out"), numbers(tmp_path / "whole"))
+
+
+def test_a_larger_budget_goes_on_too(tmp_path: Path) -> None:
+    short = {**TINY, "methods": ["fedavg", "fedrep"], "budget": "gradients", "rounds": 8}
+    tailorfl.run(short, out=tmp_path / "out")
+    tailorfl.run(out=tmp_path / "out", extend=True, rounds=16)
+    whole = tailorfl.run({**short, "rounds": 16}, out=tmp_path / "whole").table
+    found = tailorfl.ExperimentResult.load(tmp_path / "out").table
+    timed = ["seconds", "seconds_ci"]
+    assert found.drop(columns=timed).equals(whole.drop(columns=timed))
+    assert found.loc["fedrep", "rounds"] < 16
+
+
+@pytest.mark.parametrize(
+    ("train", "reason"),
+    [
+        ({"round_schedule": {"kind": "cosine"}}, "of kind cosine falls with the share of the rounds"),
+        ({"round_schedule": {"kind": "step", "milestones": [0.5]}}, "of kind step falls with the share"),
+    ],
+)
+def test_where_the_number_of_rounds_decides_more_are_refused(
+    train: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    tailorfl.run({**TINY, "train": train}, out=tmp_path / "out")
+    before = contents(tmp_path / "out")
+    with pytest.raises(ConfigError, match=reason):
+        tailorfl.run(out=tmp_path / "out", extend=True, rounds=5)
+    assert contents(tmp_path / "out") == before
+    tailorfl.run(out=tmp_path / "out", extend=True, seeds=2)
+
+
+@pytest.mark.parametrize("schedule", [{"kind": "inverse"}, {"kind": "step", "milestones": [2]}])
+def test_schedules_of_round_numbers_go_on(schedule: dict[str, Any], tmp_path: Path) -> None:
+    short = {**TINY, "train": {"round_schedule": schedule}}
+    tailorfl.run(short, out=tmp_path / "out")
+    tailorfl.run(out=tmp_path / "out", extend=True, rounds=5)
+    tailorfl.run({**short, "rounds": 5}, out=tmp_path / "whole")
+    assert_identical(numbers(tmp_path / "out"), numbers(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"train": {"lr": 0.5}}, r"train\.lr was 0\.\d+ and is 0\.5"),
+        (
+            {"methods": [{"name": "ditto", "lam": 0.25}]},
+            r"ditto: lam was 1\.0 and is 0\.25.*label of its own",
+        ),
+        ({"rounds": 2}, "has 3 rounds, and --extend takes none of them away"),
+        ({"data": {"clients": 5}}, r"data\.clients was 4 and is 5"),
+    ],
+)
+def test_what_is_no_extension_is_refused_and_nothing_changes(
+    more: dict[str, Any], said: str, out: Path
+) -> None:
+    before = contents(out)
+    with pytest.raises(RunError, match=said):
+        tailorfl.run(out=out, extend=True, **more)
+    assert contents(out) == before
+
+
+def test_other_data_are_refused_before_any_job_is_opened_again(tmp_path: Path) -> None:
+    import torch
+
+    x = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
+    given = {**TINY, "data": {"clients": 2}, "eval": {}, "model": {"name": "mlp", "hidden": [4]}}
+    first, other = (from_tensors(v, (v[:, 0] > 0).long()) for v in (x, x + 1e-3))
+    tailorfl.run(given, source=first, out=tmp_path / "out")
+    before = contents(tmp_path / "out")
+    with pytest.raises(RunError, match="the samples were others"):
+        tailorfl.run(out=tmp_path / "out", extend=True, rounds=5, source=other)
+    assert contents(tmp_path / "out") == before
+    tailorfl.run(out=tmp_path / "out", extend=True, rounds=5, source=first)
+
+
+def test_privacy_was_planned_for_its_rounds() -> None:
+    config = tailorfl.load_config({**TINY, "train": {"dp": {"clip": 1.0, "noise": 1.0}}})
+    assert "ε" in extension.tied(Job(config, config.methods[1], 0))
+
+
+def test_resume_begins_where_nothing_is_and_goes_on_with_the_same_command(tmp_path: Path) -> None:
+    """As a queue sends it: again after every loss of the machine."""
+    out, file = tmp_path / "out", tmp_path / "experiment.yaml"
+    file.write_text(tailorfl.load_config({**TINY, "seeds": [0]}).to_yaml())
+    command = ("run", str(file), "train.lr=0.07", "--resume", str(out), "--quiet")
+    invoke(*command)
+    first = contents(out)
+    invoke(*command)
+    assert contents(out) == first
+    RunStore.discard(out / "ditto" / "seed-0")
+    invoke("run", str(file), "train.lr=0.07", "engine.workers=0", "--resume", str(out), "--quiet")
+    tailorfl.run({**TINY, "train": {"lr": 0.07}}, out=tmp_path / "whole")
+    assert_identical(numbers(out), numbers(tmp_path / "whole"))
+
+    said = invoke("run", str(file), "train.lr=0.08", "--resume", str(out), code=1)
+    assert "train.lr was 0.07 and is 0.08" in said
+    said = invoke("run", str(file), "train.lr=0.07", "seeds=3", "--resume", str(out), code=1)
+    assert "was started with seeds [0], but is to go on with [0, 1, 2]" in said
+    assert f"--extend {out}" in said
+    said = invoke("run", "--resume", str(tmp_path / "nothing"), code=2)
+    assert "give the experiment" in said
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_python_begins_with_resume_too(tmp_path: Path) -> None:
+    for _ in range(2):
+        result = tailorfl.run({**TINY, "methods": ["local"]}, out=tmp_path / "out", resume=True)
+        assert list(result.table.index) == ["local"]
+    with pytest.raises(ConfigError, match="choose one"):
+        tailorfl.run(out=tmp_path / "out", resume=True, extend=True)
+    with pytest.raises(ConfigError, match="give out"):
+        tailorfl.run(extend=True, seeds=3)
+    again = tailorfl.compare(out=tmp_path / "out", extend=True, methods=["fedavg"])
+    assert list(again.table.index) == ["local", "fedavg"]
+
+
+def test_force_goes_on_with_other_settings_and_says_so(tmp_path: Path) -> None:
+    given = {**TINY, "methods": ["local"]}
+    tailorfl.run(given, out=tmp_path / "out")
+    RunStore.discard(tmp_path / "out" / "local" / "seed-0")
+    tailorfl.run({**given, "seeds": [0], "train": {"lr": 0.3}}, out=tmp_path / "out", resume=True, force=True)
+    assert tailorfl.load_config(tmp_path / "out" / "config.yaml").train.lr == 0.3
+
+
+def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    said = invoke("run", "--extend", "a", "--resume", "b", code=2)
+    assert "--resume and --extend are given together" in said
+    assert "--out and --extend" in invoke("compare", "--extend", "a", "--out", "b", code=2)
+    assert "no config.yaml" in invoke("compare", "--extend", str(tmp_path), "seeds=3", code=2)
+
+
+def test_variants_are_extended_each(tmp_path: Path) -> None:
+    recipe = tmp_path / "two.yaml"
+    two = {"a": {"train": {"lr": 0.1}}, "b": {"train": {"lr": 0.2}}}
+    recipe.write_text(json.dumps({**TINY, "name": "two", "methods": ["local"], "rounds": 2, "variants": two}))
+    invoke("run", str(recipe), "--resume", str(tmp_path / "out"), "--quiet")
+    invoke("run", "seeds=2", "rounds=3", "--extend", str(tmp_path / "out"), "--quiet")
+    for name in two:
+        found = tailorfl.ExperimentResult.load(tmp_path / "out" / name)
+        assert [(s["seed"], s["rounds"]) for s, _ in found.jobs] == [(0, 3), (1, 3)]
+
+
+def test_damaged_jobs_are_not_gone_on_with(out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (out / "ditto" / "seed-0" / "rounds.jsonl").unlink()
+    watch = Counts()
+    tailorfl.run(out=out, extend=True, rounds=5, observer=watch)
+    assert watch.rounds == {"local, seed 0": 2, "ditto, seed 0": 5}
+    assert "ditto, seed 0 is done again: rounds.jsonl is missing" in caplog.text

@@ -1,0 +1,267 @@
+"""Pretraining: ordinary central training with a cosine over epochs, resumable, and a start for experiments."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import tailorfl
+from tailorfl.data.source import Source
+from tailorfl.errors import ConfigError, DataError, RunError
+from tailorfl.models.registry import build
+from tailorfl.runs.build import make_federation, make_simulation
+from tailorfl.runs.job import Job
+from tailorfl.runs.pretrain import Epoch, Pretrained, Watcher, central, rate_of, running
+from tailorfl.settings.loading import load
+
+DATA = {"samples": 200}
+MLP = {"name": "mlp", "hidden": [8]}
+RESNET = {"name": "resnet10", "width": 8, "stem": "cifar"}
+TRAIN = {"batch_size": 32, "lr": 0.1}
+
+
+class Killed(Exception):
+    """The process dies."""
+
+
+class Dies(Watcher):
+    """Stops the training after some epochs."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def epoch_done(self, epoch: Epoch) -> None:
+        if epoch.epoch == self.after:
+            raise Killed
+
+
+def pretrain(out: Path, **settings: Any) -> Pretrained:
+    changes = {"data": DATA, "model": MLP, "rounds": 3, **settings}
+    return tailorfl.pretrain(out=out, **{"train": TRAIN, **changes})
+
+
+def pictures(count: int = 60) -> Source:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (count, 1, 8, 8), generator=rng, dtype=torch.uint8)
+    return Source("pictures", x, torch.arange(count) % 3, "classification", 3, mean=(0.5,), std=(0.3,))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_it_is_a_plain_loop_with_a_cosine_over_epochs(tmp_path: Path, momentum: float) -> None:
+    train = {**TRAIN, "momentum": momentum, "weight_decay": 0.01}
+    found = pretrain(tmp_path / "w.safetensors", train=train)
+    config = central(load(None, {"data": DATA, "model": MLP, "rounds": 3, "train": train}))
+    federation = make_federation(config, 0)
+    sim = make_simulation(Job(config, config.methods[0], 0), federation)
+    module = build("mlp", (1, 8, 8), 10, hidden=[8])
+    module.load_state_dict(dict(sim.init.items()))
+    for epoch in range(3):
+        lr = 0.05 * (1 + math.cos(math.pi * epoch / 3))
+        assert found.epochs[epoch].lr == pytest.approx(lr)
+        optimizer = torch.optim.SGD(module.parameters(), lr=lr, momentum=momentum, weight_decay=0.01)
+        sim.round = epoch
+        plan = sim.cohort((0,)).plan((0,), "train", 32, 1, None, 0)
+        losses = []
+        for rows, count in zip(plan.rows[0], plan.count[0], strict=True):
+            at = torch.from_numpy(rows[:count])
+            loss = nn.functional.cross_entropy(module(federation.source.take(at)), federation.source.y[at])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert found.epochs[epoch].loss == pytest.approx(sum(losses) / len(losses), rel=1e-4)
+    for name, tensor in load_file(found.weights).items():
+        torch.testing.assert_close(tensor, module.state_dict()[name], rtol=1e-4, atol=1e-6)
+
+
+def test_all_training_samples_are_in_one_place(tmp_path: Path) -> None:
+    found = pretrain(
+        tmp_path / "w.safetensors", rounds=1, data={"clients": 7, "partition": "dirichlet", **DATA}
+    )
+    report = json.loads(found.report.read_text())
+    assert report["samples"] == {"train": 140, "val": 20, "test": 40}
+    assert (report["settings"]["data"]["clients"], report["settings"]["data"]["partition"]) == (1, "iid")
+
+
+def test_the_files_hold_everything(tmp_path: Path) -> None:
+    found = pretrain(tmp_path / "net.safetensors", model=RESNET, rounds=2)
+    tensors = load_file(found.weights)
+    net = build("resnet10", (1, 8, 8), 10, width=8, stem="cifar")
+    assert {n: t.shape for n, t in tensors.items()} == {n: t.shape for n, t in net.state_dict().items()}
+    assert int(tensors["bn1.num_batches_tracked"]) == 2 * 5
+    assert not torch.equal(tensors["bn1.running_var"], torch.ones(8))
+    report = json.loads((tmp_path / "net.json").read_text())
+    assert report["weights"] == "net.safetensors"
+    assert report["metric"] == found.metric == "accuracy"
+    assert report["scalars"] == found.scalars == sum(t.numel() for t in tensors.values())
+    assert [e["epoch"] for e in report["epochs"]] == [1, 2]
+    assert report["seconds"] == pytest.approx(sum(e["seconds"] for e in report["epochs"]))
+    assert report["settings"]["model"]["width"] == 8
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["net.json", "net.safetensors"]
+
+
+def test_it_learns_and_the_report_says_so(tmp_path: Path) -> None:
+    found = tailorfl.pretrain(
+        out=tmp_path / "w.safetensors", rounds=4, train={"lr": 0.05, "momentum": 0.9, "batch_size": 32}
+    )
+    assert found.epochs[-1].test > 0.85
+    assert found.epochs[-1].loss < 0.5 * found.epochs[0].loss
+    assert found.epochs[-1].val > 0.85
+
+
+@pytest.mark.parametrize(("model", "after"), [(MLP, 1), (MLP, 4), (RESNET, 2)])
+def test_killed_and_resumed_is_the_same_to_the_bit(tmp_path: Path, model: dict[str, Any], after: int) -> None:
+    settings = {"model": model, "rounds": 4, "train": {**TRAIN, "optimizer": "adamw", "lr": 1e-3}}
+    whole = pretrain(tmp_path / "whole.safetensors", **settings)
+    out = tmp_path / "cut.safetensors"
+    with pytest.raises(Killed):
+        pretrain(out, **settings, watch=Dies(after))
+    assert not out.exists()
+    assert (running(out) / "config.yaml").is_file()
+    seen: list[int] = []
+
+    class Sees(Watcher):
+        def started(self, name: str, epochs: int, metric: str, done: int) -> None:
+            seen.append(done)
+
+    found = tailorfl.pretrain(out=out, resume=True, watch=Sees())
+    assert seen == [after]
+    assert not running(out).exists()
+    expected, got = load_file(whole.weights), load_file(found.weights)
+    assert expected.keys() == got.keys()
+    assert all(torch.equal(tensor, got[name]) for name, tensor in expected.items())
+    for a, b in zip(whole.epochs, found.epochs, strict=True):
+        assert (a.epoch, a.lr, a.loss, a.val, a.test) == (b.epoch, b.lr, b.loss, b.val, b.test)
+
+
+def test_killed_in_its_first_epoch_it_begins_again(tmp_path: Path) -> None:
+    class DiesAtOnce(Watcher):
+        def started(self, name: str, epochs: int, metric: str, done: int) -> None:
+            raise Killed
+
+    out = tmp_path / "w.safetensors"
+    with pytest.raises(Killed):
+        pretrain(out, watch=DiesAtOnce())
+    found = tailorfl.pretrain(out=out, resume=True)
+    whole = pretrain(tmp_path / "whole.safetensors")
+    assert [e.loss for e in found.epochs] == [e.loss for e in whole.epochs]
+
+
+@pytest.mark.parametrize("model", [{"name": "mlp", "hidden": [64]}, RESNET], ids=["mlp", "resnet"])
+def test_experiments_start_from_it(tmp_path: Path, model: dict[str, Any]) -> None:
+    """The body and its running statistics are the file's, the head is drawn; so a run begins, and is better for it."""
+    alone = model is RESNET  # of running statistics; that the start helps, the quick model shows
+    settings: dict[str, Any] = {"rounds": 1} if alone else {"rounds": 6, "data": {}}
+    found = pretrain(tmp_path / "w.safetensors", model=model, train={**TRAIN, "momentum": 0.9}, **settings)
+    saved = load_file(found.weights)
+    settings = {
+        "data": {"clients": 3, "samples": 150, "partition": "iid"},
+        "method": "fedavg",
+        "seeds": 1,
+        "rounds": 2,
+        "train": {"lr": 0.05, "batch_size": 8},
+    }
+    start = {**model, "weights": str(found.weights), "skip_head": True}
+    config = load(None, {**settings, "model": start})
+    sim = make_simulation(Job(config, config.methods[0], 0), make_federation(config, 0))
+    head = {"head.weight", "head.bias", "fc.weight", "fc.bias"}
+    for name, tensor in sim.init.items():
+        assert torch.equal(tensor, saved[name]) == (name not in head), name
+    if alone:
+        return
+    warm = tailorfl.run(out=tmp_path / "warm", **settings, model=start)
+    cold = tailorfl.run(out=tmp_path / "cold", **settings, model=model)
+    assert warm.jobs[0][0]["metrics"]["mean"] > cold.jobs[0][0]["metrics"]["mean"] + 0.3
+
+
+def test_frozen_tensors_are_in_the_file_too(tmp_path: Path) -> None:
+    found = pretrain(tmp_path / "w.safetensors", model={**RESNET, "trainable": "head"}, rounds=1)
+    tensors = load_file(found.weights)
+    assert set(tensors) == set(build("resnet10", (1, 8, 8), 10, width=8, stem="cifar").state_dict())
+    again = pretrain(
+        tmp_path / "v.safetensors",
+        model={**RESNET, "weights": str(found.weights)},
+        rounds=1,
+        train={"lr": 1e-9},
+    )
+    torch.testing.assert_close(load_file(again.weights)["conv1.weight"], tensors["conv1.weight"])
+
+
+def test_augmentation_optimizers_and_schedules_work(tmp_path: Path) -> None:
+    train = {"optimizer": "adamw", "schedule": "linear", "lr": 1e-3, "weight_decay": 0.1, "batch_size": 16}
+    options = {"model": RESNET, "rounds": 2, "train": train, "source": pictures()}
+    plain = pretrain(tmp_path / "a.safetensors", data={}, **options)
+    changed = pretrain(tmp_path / "b.safetensors", data={"augment": "flip_crop"}, **options)
+    assert all(math.isfinite(epoch.loss) for epoch in plain.epochs + changed.epochs)
+    a, b = load_file(plain.weights)["conv1.weight"], load_file(changed.weights)["conv1.weight"]
+    assert not torch.allclose(a, b)
+
+
+def test_the_rate_falls_by_a_cosine() -> None:
+    rates = [rate_of(epoch, 10, 0.4) for epoch in range(10)]
+    assert rates[0] == 0.4
+    assert rates[5] == pytest.approx(0.2)
+    assert rates == sorted(rates, reverse=True)
+    assert 0 < rates[-1] < 0.01
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"train": {"steps": 5}}, "epochs as rounds"),
+        ({"train": {"epochs": 2}}, "epochs as rounds"),
+        ({"train": {"dp": {"clip": 1.0, "noise": 1.0}}}, "needs? no privacy"),
+        ({"train": {"round_schedule": "step"}}, "cosine by itself"),
+        ({"model": {"name": "logistic", "larger": ["mlp"]}}, "one model"),
+        ({"variants": {"a": {"rounds": 1}}}, "one model"),
+        ({"model": {"name": "resnet10", "widht": 8}}, "Did you mean 'width'"),
+    ],
+)
+def test_what_it_cannot_follow_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        pretrain(tmp_path / "w.safetensors", **settings)
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_are_not_replaced_by_mistake(tmp_path: Path) -> None:
+    out = tmp_path / "w.safetensors"
+    with pytest.raises(ConfigError, match=r"\.safetensors file"):
+        pretrain(tmp_path / "w.pt")
+    with pytest.raises(RunError, match="was never begun"):
+        tailorfl.pretrain(out=out, resume=True)
+    first = pretrain(out, rounds=1)
+    with pytest.raises(RunError, match="exists already"):
+        pretrain(out, rounds=1)
+    with pytest.raises(RunError, match="is finished"):
+        tailorfl.pretrain(out=out, resume=True)
+    with pytest.raises(ConfigError, match="neither config nor settings"):
+        tailorfl.pretrain(out=out, resume=True, rounds=2)
+    with pytest.raises(Killed):
+        pretrain(out, overwrite=True, watch=Dies(1))
+    with pytest.raises(RunError, match="not finished"):
+        pretrain(out)
+    again = pretrain(out, rounds=1, overwrite=True)
+    assert again.epochs[0].loss == first.epochs[0].loss
+    assert not running(out).exists()
+
+
+def test_data_that_cannot_be_used_leave_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="uint8 images"):
+        pretrain(tmp_path / "w.safetensors", data={"augment": "flip"})
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_of_your_own_must_be_given_again(tmp_path: Path) -> None:
+    out = tmp_path / "w.safetensors"
+    with pytest.raises(Killed):
+        pretrain(out, data={}, source=pictures(), watch=Dies(1))
+    with pytest.raises(ConfigError, match=r"source=\.\.\."):
+        tailorfl.pretrain(out=out, resume=True)
+    assert len(tailorfl.pretrain(out=out, resume=True, source=pictures()).epochs) == 3

@@ -1,0 +1,147 @@
+"""Lines whose settings make them another method say so: at the start, in the table, in the report, in a dry run."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tailorfl.core.method import make_method
+from tailorfl.core.reduction import Facts
+from tailorfl.report.document import write_report
+from tailorfl.report.experiment import run_experiment
+from tailorfl.runs.build import make_federation, make_simulation, train_config
+from tailorfl.runs.cost_estimate import estimate
+from tailorfl.runs.job import Job
+from tailorfl.runs.reductions import named, remarks
+from tailorfl.runs.variants import expand
+from tailorfl.settings.loading import load, parse, recipes
+
+SETTINGS: dict[str, Any] = {
+    "data": {"name": "digits", "clients": 4, "samples": 200},
+    "model": "logistic",
+    "methods": [
+        {"name": "local"},
+        {"name": "plgu_lf", "label": "frozen", "personal_layers": 5},
+        {"name": "ditto"},
+        {"name": "perada", "label": "PerAda w/o KD", "lam": 0.5, "distil": {"steps": 0}},
+        {"name": "hypcluster", "label": "one cluster", "clusters": 1},
+    ],
+    "train": {"steps": 1, "batch_size": 8},
+    "rounds": 2,
+    "fraction": 0.5,
+    "seeds": 2,
+}
+SAID = {
+    "frozen": "PLGU-LF with D = 5 on a model of 1 layer is LocalTrain in its personal models",
+    "PerAda w/o KD": "PerAda without distillation is Ditto (lam = 0.5)",
+    "one cluster": "HypCluster with c = 1 is FedAvg",
+}
+
+
+def test_a_run_says_it_once_a_line_and_its_table_and_report_keep_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        result = run_experiment(parse(SETTINGS), tmp_path / "out")
+    warnings = [r.getMessage() for r in caplog.records if " is " in r.getMessage()]
+    for label, sentence in SAID.items():
+        assert warnings.count(f"{label}: {sentence}") == 1
+    assert not any(w.startswith(("ditto:", "local:")) for w in warnings)
+    assert result.reductions == {label: [sentence] for label, sentence in SAID.items()}
+    table = (tmp_path / "out/comparison.md").read_text()
+    pages = [table, *(page.read_text() for page in write_report(result))]
+    for page in pages:
+        assert all(f"† {label}: {sentence}." in page for label, sentence in SAID.items())
+    assert "| frozen † |" in table
+    assert "| ditto |" in table
+    assert "†" not in (tmp_path / "out/comparison.csv").read_text()
+
+
+def test_a_dry_run_says_it_without_training() -> None:
+    found = estimate(parse(SETTINGS)).reductions
+    assert found == {label: [sentence] for label, sentence in SAID.items()}
+
+
+def test_a_fully_personal_split_says_that_every_client_trains_alone() -> None:
+    config = parse({**SETTINGS, "model": "mlp", "methods": [{"name": "fedper", "personal_part": "all"}]})
+    sim = make_simulation(Job(config, config.methods[0], 0), make_federation(config, 0))
+    assert named(sim, 2) == ["FedPer with all of this model in its personal part ('all') is LocalTrain"]
+
+
+KNOWN = {
+    "adapters_text": {"FFA-LoRA": "fedavg", "PerAda w/o KD": "ditto"},
+    "all_methods": {"PLGU-LF": "no layer stays personal", "FFA-LoRA": "fedavg"},
+    "ckt_cnn": {"CKT c=1": "without clusters"},
+    "ckt_phases": {
+        f"CKT c=1 λ={line}": "without clusters"
+        for line in ("0.02", "0.1", "0.5", "2", "8", "32", "0.1 one init", "0.5 after 20")
+    },
+    "defaults_cifar": {"fedclup": "mr_mtl", "cfl": "fedavg", "ffa_lora": "fedavg"},
+    "defaults_digits": {"fedclup": "mr_mtl", "ffa_lora": "fedavg"},
+    "fedclup_cnn2": {f"FedCLUP {lam}": "mr_mtl" for lam in ("0.2", "0.5", "2.5")},
+    "fedclup_cnn3": {f"FedCLUP {lam}": "mr_mtl" for lam in ("0.2", "0.5", "2.5")},
+    "fedclup_logit": {f"FedCLUP {lam}": "mr_mtl" for lam in ("0.5", "1.5", "2.5")},
+    "fedoa_domains": {"PerAda": "ditto"},
+    "fedoa_clients": {"PerAda λ=0": "local", "PerAda λ=0.1": "ditto"},
+    "fedoa_features": {"PerAda λ=0": "local", "PerAda λ=0.1": "ditto", "PerAda λ=1": "ditto"},
+    "fedoa_frozen_head": {"PerAda λ=0": "local", "PerAda λ=0.1": "ditto", "PerAda λ=1": "ditto"},
+    "fedoa_flan": {"PerAda": "ditto"},
+    "fedoa_pacs": {"PerAda": "ditto"},
+    "heart_personal": {"FedCLUP": "mr_mtl"},
+    "mnist_logistic": {"FedCLUP 0.5": "mr_mtl", "FedCLUP 1.5": "mr_mtl", "FedCLUP 2.5": "mr_mtl"},
+    "perada_cifar": {"PerAda w/o KD": "ditto"},
+    "perada_distil": {"PerAda w/o KD": "ditto"},
+    "perada_domains": {"PerAda w/o KD": "ditto"},
+    "perada_dp": {"PerAda w/o KD": "ditto"},
+    "perada_kd_gate": {
+        "PerAda w/o KD": ""
+    },  # its personal models are not trained: only the global one is looked at
+    "perada_pacs": {"PerAda w/o KD": "ditto"},
+    "perfed_ckt_cifar": {"PerFed-CKT c=1": "without clusters"},
+    "plgu_ablation": {"PLGU-LF D=0": "no layer stays personal"},
+    "tcga_personal": {"FedCLUP": "mr_mtl"},
+}
+"""Lines of recipes that are other methods, and meant to be: each paper has this baseline in this form."""
+
+
+@pytest.mark.parametrize("name", sorted(recipes()))
+def test_no_line_of_a_recipe_is_another_method_unknown_to_us(name: str) -> None:
+    """With a split that has both parts, whatever the model; rounds, cohorts and training are the recipe's."""
+    found: dict[str, str] = {}
+    for config in expand(load(name)).values():
+        for line in config.methods:
+            job = Job(config, line, config.seeds[0])
+            facts = Facts(
+                split=cast(Any, SimpleNamespace(shared=("u",), personal=("v",), trainable=("u", "v"))),
+                layers=5,
+                train=train_config(job),
+                clients=config.data.clients or 6,
+                most=max(2, round(config.fraction * (config.data.clients or 6))),
+                everyone=config.fraction == 1,
+                rounds=job.rounds,
+                architectures=len(config.model_of(line).architectures),
+            )
+            for one in make_method(line.name, line.options).reductions(facts):
+                found[line.label] = one.other or one.remark
+    known = KNOWN.get(name, {})
+    assert set(found) == set(known)
+    assert {label: found[label] for label, words in known.items() if words not in found[label]} == {}
+
+
+@pytest.mark.parametrize("method", ["fedit", "fedlora"])
+def test_methods_of_adapters_say_that_they_train_a_whole_model(method: str, tmp_path: Path) -> None:
+    def said(*settings: str) -> list[str]:
+        config = load(None, [f"method={method}", "data.samples=120", "data.clients=2", *settings])
+        job = Job(config, config.methods[0], 0)
+        return [
+            s for s in remarks(make_simulation(job, make_federation(config, 0)), 3) if "all its weights" in s
+        ]
+
+    (sentence,) = said()
+    assert "as FedAvg does" in sentence
+    assert "model.lora" in sentence
+    assert said("model.trainable=head") == []

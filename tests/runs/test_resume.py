@@ -1,0 +1,218 @@
+"""Stopped anywhere, an experiment goes on to the very numbers of one that nobody stopped."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tailorfl
+from runs.killing import assert_identical, ended, forked, killed, numbers
+from tailorfl.engines.auto import Auto
+from tailorfl.errors import ConfigError, RunError
+from tailorfl.runs.store import RunStore
+
+METHODS: list[Any] = [
+    {"name": "fedavg", "label": "fedadam", "server": {"kind": "adam", "lr": 0.05}},
+    "ditto",
+    {"name": "fedrep", "head_epochs": 1},
+    "apfl",
+    "pfedme",
+    "fedbn",
+]
+SMALL: dict[str, Any] = {
+    "seeds": [3],
+    "data": {"samples": 300, "clients": 8},
+    "model": {"name": "mlp", "hidden": [8], "norm": "batch", "dropout": 0.2},
+    "rounds": 4,
+    "fraction": 0.5,
+    "engine": "vectorized",
+    "eval": {"every": 2},
+    "checkpoint_every": 2,
+}
+LONG: dict[str, Any] = {
+    **SMALL,
+    "method": "ditto",
+    "rounds": 60,
+    "train": {"epochs": 4},
+    "engine": "sequential",
+    "eval": {"every": 14},
+    "checkpoint_every": 3,
+}
+MOMENTS = [
+    ("fedadam", "round", 3),
+    ("ditto", "tensors", 1),
+    ("fedrep", "facts", 2),
+    ("apfl", "record", 4),
+    ("pfedme", "summary", 1),
+    ("fedbn", "create", 1),
+    ("fedbn", "round", 2),
+    ("fedbn", "tensors", 2),
+    ("fedbn", "comparison", 1),
+]
+"""(label, point, count): after each the experiment is resumed, and lives until the next."""
+
+
+def settings_file(folder: Path, settings: dict[str, Any]) -> str:
+    file = folder / "experiment.yaml"
+    file.write_text(tailorfl.load_config(settings).to_yaml())
+    return str(file)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.name != ".lock"
+    }
+
+
+def status(job: Path) -> str:
+    """How a job stands."""
+    return RunStore.open(job, readonly=True).status
+
+
+@pytest.mark.slow
+def test_killed_at_every_kind_of_moment_it_ends_the_same(tmp_path: Path) -> None:
+    tailorfl.run({**SMALL, "methods": METHODS}, out=tmp_path / "whole")
+    broken = str(tmp_path / "broken")
+    start = ("run", settings_file(tmp_path, {**SMALL, "methods": METHODS}), "--out", broken, "--quiet")
+    for position, (label, point, count) in enumerate(MOMENTS):
+        killed(label, point, count, *(start if position == 0 else ("run", "--resume", broken, "--quiet")))
+        assert label == "fedbn" or status(tmp_path / "broken" / label / "seed-3") == "interrupted"
+    assert "fedadam" in tailorfl.run(out=broken, resume=True).table.index
+    assert_identical(numbers(tmp_path / "broken"), numbers(tmp_path / "whole"))
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The numbers of the long experiment when nobody stops it."""
+    out = tmp_path_factory.mktemp("long") / "out"
+    tailorfl.run(LONG, out=out)
+    return numbers(out)
+
+
+@pytest.mark.slow
+def test_killed_at_random_it_ends_the_same(tmp_path: Path, long_run: dict[str, Any]) -> None:
+    rng = random.Random(0)
+    out = tmp_path / "out"
+    arguments: tuple[str, ...] = ("run", settings_file(tmp_path, LONG), "--out", str(out))
+    for _ in range(3):
+        process, words = forked(*arguments)
+        assert "ditto seed 3: 60 rounds" in words.readline()
+        time.sleep(rng.uniform(0.05, 0.5))
+        os.kill(process, signal.SIGKILL)
+        assert ended(process, words)[0] == -signal.SIGKILL
+        assert status(out / "ditto" / "seed-3") == "interrupted"
+        arguments = ("run", "--resume", str(out))
+    tailorfl.run(out=out, resume=True)
+    assert_identical(numbers(out), long_run)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str, dict[str, str]]:
+    """(folder, exit code, last words) of a run stopped by Ctrl-C, and what others were told meanwhile."""
+    folder = tmp_path_factory.mktemp("stopped")
+    out = folder / "my results"
+    process, said = forked("run", settings_file(folder, LONG), "--out", str(out))
+    assert "ditto seed 3: 60 rounds" in said.readline()
+    told = {}
+    ways: dict[str, dict[str, Any]] = {
+        "again": {"config": LONG},
+        "overwrite": {"config": LONG, "overwrite": True},
+        "resume": {"resume": True},
+    }
+    for way, options in ways.items():
+        with pytest.raises(RunError) as refused:
+            tailorfl.run(out=out, **options)
+        told[way] = str(refused.value)
+    os.kill(process, signal.SIGINT)
+    code, words = ended(process, said)
+    return out, code, words, {**told, "process": str(process)}
+
+
+def test_two_runs_never_write_one_folder(stopped: tuple[Path, int, str, dict[str, str]]) -> None:
+    out, _, _, told = stopped
+    for way in ("again", "overwrite", "resume"):
+        assert f"process {told['process']} is writing to '{out}'" in told[way]
+        assert "choose another name" in told[way]
+
+
+def test_ctrl_c_says_how_to_go_on_and_it_does(
+    stopped: tuple[Path, int, str, dict[str, str]], long_run: dict[str, Any]
+) -> None:
+    out, code, words, _ = stopped
+    assert code == 130
+    assert f"tailorfl run --resume '{out}'" in words
+    assert "Traceback" not in words
+    job = out / "ditto" / "seed-3"
+    assert status(job) == "interrupted"
+    assert 0 < len(RunStore.open(job, readonly=True).rounds()) < 60
+    tailorfl.run(out=out, resume=True)
+    assert_identical(numbers(out), long_run)
+
+
+def test_resuming_a_finished_experiment_changes_nothing(tmp_path: Path) -> None:
+    first = tailorfl.run({**SMALL, "methods": ["local", "ditto"]}, out=tmp_path / "out")
+    before = contents(tmp_path / "out")
+    again = tailorfl.run(out=tmp_path / "out", resume=True)
+    assert contents(tmp_path / "out") == before
+    assert again.table.equals(first.table)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_the_same_command_twice_gives_the_same_bits(engine: str, tmp_path: Path) -> None:
+    for out in ("one", "two"):
+        tailorfl.run({**SMALL, "methods": METHODS, "engine": engine, "rounds": 2}, out=tmp_path / out)
+    assert_identical(numbers(tmp_path / "one"), numbers(tmp_path / "two"))
+
+
+def stop(*arguments: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_before_the_first_checkpoint_the_chosen_engine_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which engine is faster may be measured differently the second time, and the last bits depend on it."""
+    monkeypatch.setattr(Auto, "_measure", lambda auto, *_: auto.choose("vectorized"))
+    settings = {**SMALL, "method": "ditto", "engine": "auto"}
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "save_checkpoint", stop)
+        with pytest.raises(KeyboardInterrupt):
+            tailorfl.run(settings, out=tmp_path / "out")
+    monkeypatch.setattr(Auto, "_measure", lambda auto, *_: auto.choose("sequential"))
+    assert set(tailorfl.run(out=tmp_path / "out", resume=True).rounds["engine"]) == {"vectorized"}
+
+
+def test_overwriting_leaves_no_finished_job_of_the_old_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped replacement, resumed, would else pass old results for its own."""
+    out, methods = tmp_path / "out", ["local", "ditto"]
+    tailorfl.run({**SMALL, "methods": methods}, out=out)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "save_checkpoint", stop)
+        with pytest.raises(KeyboardInterrupt):
+            tailorfl.run({**SMALL, "methods": methods, "rounds": 3}, out=out, overwrite=True)
+    assert not (out / "ditto").joinpath("seed-3", "summary.json").exists()
+    result = tailorfl.run(out=out, resume=True)
+    assert [summary["rounds"] for summary, _ in result.jobs] == [3, 3]
+
+
+def test_data_of_ones_own_are_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tailorfl.data.synthetic_classes import synthetic_digits
+
+    out, source = tmp_path / "out", synthetic_digits(clients=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "save_checkpoint", stop)
+        with pytest.raises(KeyboardInterrupt):
+            tailorfl.run({"rounds": 2, "seeds": 1}, out=out, source=source)
+    with pytest.raises(ConfigError, match="data of your own; continue it the same way"):
+        tailorfl.run(out=out, resume=True)
+    assert len(tailorfl.run(out=out, resume=True, source=source).rounds) == 2

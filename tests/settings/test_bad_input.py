@@ -1,0 +1,369 @@
+"""Bad input of every kind: a clear message, the right exit code, no traceback, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from click.testing import Result
+from typer.testing import CliRunner
+
+import tailorfl
+from runs.killing import assert_identical, ended, forked, numbers
+from tailorfl.cli.main import app
+from tailorfl.data.source import Source
+from tailorfl.errors import DataError
+from tailorfl.runs.store import RunStore
+
+QUICK = ["rounds=2", "seeds=1", "eval.every=1"]
+TABLE = ["data=table", "data.path=table.csv", "data.options={label: y, client: hospital}", "model=logistic"]
+Edit = Callable[[pd.DataFrame], pd.DataFrame]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results go to an empty folder, and lines are wide enough not to wrap."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+def invoke(*arguments: str) -> Result:
+    result = CliRunner().invoke(app, ["run", *QUICK, *arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def refused(*arguments: str, code: int = 1) -> str:
+    """The message of an experiment that does not even start; nothing is left of it."""
+    before = set(Path().iterdir())
+    result = invoke(*arguments)
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert {path for path in Path().iterdir() if path.name != "runs"} == before
+    assert not list(Path().glob("runs/*"))
+    message: str = result.stderr.split("error: ")[1]
+    return message
+
+
+def table(edit: Edit = lambda frame: frame, sizes: Sequence[int] = (20, 20, 20)) -> None:
+    """Writes table.csv: hospitals of these numbers of rows, two features, two classes in turn."""
+    rng = np.random.default_rng(0)
+    rows = sum(sizes)
+    frame = pd.DataFrame(
+        {
+            "hospital": [f"h{client}" for client, size in enumerate(sizes) for _ in range(size)],
+            "age": rng.normal(size=rows),
+            "dose": rng.normal(size=rows),
+            "y": np.arange(rows) % 2,
+        }
+    )
+    edit(frame).to_csv("table.csv", index=False)
+
+
+def own(change: Callable[[torch.Tensor, torch.Tensor], None]) -> Source:
+    """A source as a careless caller may make it."""
+    x, y = torch.randn(60, 3), torch.arange(60) % 2
+    change(x, y)
+    return Source("mine", x, y, "classification", 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "parts"),
+    [
+        (["train.lrr=1"], 2, ["train.lrr", "Did you mean 'train.lr'?"]),
+        (["method=dito"], 2, ["unknown method 'dito'", "Did you mean 'ditto'?", "Valid:"]),
+        (["data=mnst"], 2, ["unknown data source 'mnst'", "Did you mean 'mnist'?"]),
+        (["model=lenett"], 2, ["unknown model 'lenett'", "Did you mean 'lenet'?"]),
+        (["data.options.foo=1"], 2, ["option of data source 'digits' 'foo'"]),
+        (["eval.sets=[val]", "eval.final=[global]"], 2, ["eval.final", "should contain 'local'"]),
+        (["data=table", "data.options.label=y"], 2, ["'table' needs the option 'path'"]),
+        # impossible partitions
+        (["data.clients=5000"], 1, ["cannot deal 1797 samples to 5000 clients", "at most as many"]),
+        (["data.clients=300"], 1, ["300 clients min_size=10 (3000 needed)", "use fewer clients"]),
+        (
+            ["data.partition=labels_per_client", "data.partition_options.classes=20"],
+            1,
+            ["cannot give every client 20 classes: the data have 10", "smaller 'classes'"],
+        ),
+        (["data.partition_options.alpha=-1"], 2, ["alpha", "-1"]),
+        (["data.partition=natural"], 1, ["source 'digits' has none", "another partition"]),
+        (
+            ["data.clients=60", "data.partition_options={alpha: 0.01, min_size: 0}"],
+            1,
+            ["clients have no training samples: clients 'client-", "a larger min_size"],
+        ),
+        # models that do not fit
+        (["model=lenet"], 1, ["at least 16x16 pixels, the data has 8x8", "'cnn2'"]),
+        (["model=cox"], 1, ["one output", "asks for 10"]),
+        (["model={name: mlp, hidden: [-3]}"], 1, ["a list of widths such as [200], got [-3]"]),
+        (["model.weights=nowhere.npz"], 1, ["'nowhere.npz' does not exist"]),
+        # splits and held-out clients
+        (["data.split={train: 0.9, test: 0.9}"], 2, ["train=0.9", "at most 1"]),
+        (["data.split={train: 0.5, val: 0.5}"], 1, ["no client has test samples", "data.split"]),
+        (["data.split=perfed"], 2, ["Did you mean 'perfed_ckt'?"]),
+        (["data.split={test: official}"], 2, ["official test part, which this source does not have"]),
+        (["data.heldout_clients=-1"], 2, ["data.heldout_clients = -1", "at least 0"]),
+        (["data.heldout_clients=[clinic-7]"], 2, ["unknown held-out client 'clinic-7'", "Did you mean"]),
+        (["data.heldout_domain=sketch"], 1, ["source 'digits' has no domains"]),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_is_written(
+    arguments: list[str], code: int, parts: list[str]
+) -> None:
+    message = refused(*arguments, code=code)
+    assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize(
+    ("edit", "parts"),
+    [
+        (
+            lambda t: t.assign(age=t.age.mask(t.index == 3)),
+            ["column 'age' is empty (NaN) in 1 of 60 rows", "3"],
+        ),
+        (lambda t: t.assign(age=t.age.where(t.index != 3, np.inf)), ["column 'age' is infinite", "row 3"]),
+        (lambda t: t.assign(dose="much"), ["column 'dose' is not a number"]),
+        (lambda t: t.iloc[:0], ["has 0 rows"]),
+        (lambda t: t.drop(columns="y"), ["has no column 'y'", "Columns: hospital, age, dose"]),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_told_by_column_and_row(edit: Edit, parts: list[str]) -> None:
+    table(edit)
+    message = refused(*TABLE)
+    assert all(part in message for part in ["table 'table.csv'", *parts]), message
+
+
+@pytest.mark.parametrize("model", ["cnn2", "lenet", "resnet20"])
+def test_an_image_model_refuses_a_table(model: str) -> None:
+    table()
+    message = refused(*TABLE, f"model={model}")
+    assert f"model '{model}' takes images of shape (channels, height, width)" in message
+    assert "samples of shape (2,); use 'logistic' or 'mlp'" in message
+
+
+def test_holding_out_every_client_leaves_none_to_train() -> None:
+    table()
+    assert "leaves 0 to train" in refused(*TABLE, "data.heldout_clients=3", code=2)
+
+
+def not_a_number(x: torch.Tensor, y: torch.Tensor) -> None:
+    x[7, 1] = torch.nan
+
+
+def infinite(x: torch.Tensor, y: torch.Tensor) -> None:
+    x[7, 1] = torch.inf
+
+
+def beyond_the_classes(x: torch.Tensor, y: torch.Tensor) -> None:
+    y[7] = 2
+
+
+def negative(x: torch.Tensor, y: torch.Tensor) -> None:
+    y[7] = -1
+
+
+@pytest.mark.parametrize("change", [not_a_number, infinite, beyond_the_classes, negative])
+def test_bad_numbers_in_data_of_ones_own_are_told_by_sample(
+    change: Callable[[torch.Tensor, torch.Tensor], None], tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=r"'mine'.*sample|sample 7 of client") as error:
+        tailorfl.run({"seeds": 1, "data": {"clients": 3}}, source=own(change), out=tmp_path / "out")
+    assert error.value.exit_code == 1
+    assert "7" in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("model", ["logistic", "{name: mlp, norm: batch}"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_a_client_with_one_sample_takes_part_and_is_pointed_out(model: str, engine: str) -> None:
+    """Also with batch norm, which cannot train on one sample and leaves the model of that client as it is."""
+    table(sizes=(20, 1, 20))
+    result = invoke(*TABLE, f"model={model}", f"engine={engine}", "data.seed=0", "seeds=2")
+    assert result.exit_code == 0, result.output
+    warning = "warning: data of seed 0: 1 of 3 clients have a single training sample: client 'h1'\n"
+    assert result.stderr.count(warning) == 1
+    rounds = RunStore.open("runs/table/ditto/seed-1", readonly=True).rounds()
+    assert rounds["rejected"].tolist() == [[], []]
+
+
+def test_a_client_with_one_class_takes_part_and_is_pointed_out() -> None:
+    table(lambda t: t.assign(y=t.y.where(t.hospital != "h1", 1)))
+    result = invoke(*TABLE, "method=fedrep", "--quiet")
+    assert result.exit_code == 0, result.output
+    assert "1 of 3 clients have one class only, so always guessing it is perfect there" in result.stderr
+
+
+def test_a_dry_run_shows_the_warnings_too() -> None:
+    table(sizes=(20, 1, 20))
+    result = invoke(*TABLE, "--dry-run")
+    assert result.exit_code == 0
+    assert "warning: data of seed 0: 1 of 3 clients have a single training sample" in result.stderr
+
+
+def test_python_callers_find_the_warnings_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    table(sizes=(20, 1, 20))
+    data = {"name": "table", "path": "table.csv", "options": {"label": "y", "client": "hospital"}}
+    tailorfl.run({"rounds": 1, "seeds": 1, "data": data, "model": "logistic"}, out="out")
+    assert any("single training sample" in record.message for record in caplog.records)
+    assert {record.name.split(".")[0] for record in caplog.records} == {"tailorfl"}
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "ditto"])
+def test_a_diverging_client_is_rejected_named_and_counted(method: str) -> None:
+    table(lambda t: t.assign(age=t.age.where(t.hospital != "h1", 1e30)))
+    result = invoke(*TABLE, f"method={method}")
+    assert result.exit_code == 0, result.output
+    for round in (1, 2):
+        assert f"warning: round {round}: update of client 1 is not finite and was rejected" in result.stderr
+    store = RunStore.open(f"runs/table/{method}/seed-0", readonly=True)
+    assert store.rounds()["rejected"].tolist() == [[1], [1]]
+    assert store.summary is not None
+    assert store.summary["rejected"] == 2
+    last = store.latest_checkpoint()
+    assert last is not None
+    assert all(bool(torch.isfinite(tensor.float()).all()) for tensor in last[1].values())
+
+
+def test_if_all_diverge_the_job_stops_and_the_others_stand() -> None:
+    result = invoke("methods=[{name: fedavg, train: {lr: 1e30}}, local]", "--out", "out")
+    assert result.exit_code == 0
+    assert "warning: fedavg, seed 0, is left out of the results" in result.stderr
+    assert "all 20 clients diverged" in result.stderr
+    assert "lower train.lr, set train.clip" in result.stderr
+    assert "local" in result.stdout
+    assert "fedavg" not in result.stdout
+    assert RunStore.open("out/local/seed-0", readonly=True).status == "finished"
+    assert RunStore.open("out/fedavg/seed-0", readonly=True).status == "failed"
+    report = CliRunner().invoke(app, ["report", "out"])
+    assert report.exit_code == 0
+    assert "local" in report.stdout
+
+
+def test_if_nothing_but_that_job_is_there_it_is_an_error() -> None:
+    result = invoke("methods=[{name: fedavg, train: {lr: 1e30}}]", "--out", "out")
+    assert result.exit_code == 1
+    assert "all 20 clients diverged" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_result_folder_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for out in ("file", "file/out"):
+        message = refused("--out", out)
+        assert f"cannot create the result folder '{out}'" in message
+        assert "choose another name" in message
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_result_folder_without_permission_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o555)
+    message = refused("--out", "closed/out")
+    assert "cannot create the result folder 'closed/out': Permission denied; choose a folder" in message
+
+
+FULL: dict[str, Any] = {
+    "seeds": 1,
+    "rounds": 6,
+    "methods": ["local", "ditto"],
+    "data": {"samples": 480, "clients": 20},
+    "model": {"name": "mlp", "hidden": [8]},
+    "engine": "vectorized",
+    "eval": {"every": 1},
+    "checkpoint_every": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The result of FULL where nothing goes wrong."""
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    tailorfl.run(FULL, out=out)
+    return out
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_a_full_disk_loses_nothing_and_the_run_goes_on_once_there_is_space(
+    share: float, tmp_path: Path, undisturbed: Path
+) -> None:
+    """A limit of the size of files stands for the full disk; it hits Ditto, whose records are the larger."""
+    sizes = [(undisturbed / name / "seed-0" / "clients.jsonl").stat().st_size for name in ("local", "ditto")]
+    limit = int(sizes[0] + share * (sizes[1] - sizes[0]))
+    Path("full.yaml").write_text(tailorfl.load_config(FULL).to_yaml())
+    arguments = ("run", "full.yaml", "--out", "out", "--quiet")
+    small = (limit, resource.RLIM_INFINITY)
+    code, said = ended(*forked(*arguments, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, small)))
+    assert code == 1, said
+    assert "error: cannot append to 'out/ditto/seed-0/clients.jsonl': File too large" in said
+    assert "free some space" in said
+    assert "--resume" in said
+    assert "Traceback" not in said
+    finished = RunStore.open("out/local/seed-0", readonly=True)
+    assert finished.status == "finished"
+    begun = RunStore.open("out/ditto/seed-0", readonly=True)
+    assert begun.status == "failed"
+    assert 1 <= len(begun.rounds()) < 6
+    resumed = CliRunner().invoke(app, ["run", "--resume", "out"])
+    assert resumed.exit_code == 0, resumed.output
+    assert_identical(numbers(Path("out")), numbers(undisturbed))
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The job of a run that stopped after round 5, with the checkpoints of rounds 2 and 4."""
+    real = RunStore.append_round
+
+    def stop(store: RunStore, record: dict[str, Any]) -> None:
+        real(store, record)
+        if record["round"] == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "append_round", stop)
+        with pytest.raises(KeyboardInterrupt):
+            tailorfl.run(FULL, out="out")
+    return Path("out/local/seed-0")
+
+
+def truncate(checkpoint: Path) -> None:
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+
+
+def test_a_truncated_checkpoint_gives_way_to_the_one_before(stopped: Path, undisturbed: Path) -> None:
+    truncate(stopped / "checkpoint-000004.safetensors")
+    result = CliRunner().invoke(app, ["run", "--resume", "out"])
+    assert result.exit_code == 0, result.output
+    assert "warning: passing over a damaged checkpoint in 'out/local/seed-0'" in result.stderr
+    assert "checkpoint-000004.safetensors has 100 bytes instead of" in result.stderr
+    assert "local seed 0: 6 rounds, resumed after round 2" in result.stderr
+    assert_identical(numbers(Path("out")), numbers(undisturbed))
+
+
+def test_without_a_sound_checkpoint_the_records_are_left_alone(stopped: Path) -> None:
+    for checkpoint in stopped.glob("*.safetensors"):
+        truncate(checkpoint)
+    before = (stopped / "rounds.jsonl").read_bytes()
+    result = CliRunner().invoke(app, ["run", "--resume", "out"])
+    assert result.exit_code == 1
+    assert "no usable checkpoint in 'out/local/seed-0'" in result.stderr
+    assert "restore the files from a copy, or move the folder away" in result.stderr
+    assert "Traceback" not in result.output
+    assert (stopped / "rounds.jsonl").read_bytes() == before
+
+
+def test_a_damaged_record_is_told_by_file_and_line(stopped: Path) -> None:
+    lines = (stopped / "rounds.jsonl").read_text().splitlines()
+    (stopped / "rounds.jsonl").write_text("\n".join([json.dumps({"round": 1}), "{oops", *lines[2:], ""]))
+    result = CliRunner().invoke(app, ["run", "--resume", "out"])
+    assert result.exit_code == 1
+    assert "line 2 of 'out/local/seed-0/rounds.jsonl' is damaged" in result.stderr
+    assert "Traceback" not in result.output

@@ -1,0 +1,372 @@
+"""Settings: short forms, overrides, round trips, and what mistakes are told."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tailorfl.errors import ConfigError
+from tailorfl.evaluation.protocols import Protocol
+from tailorfl.runs.build import make_federation, make_simulation
+from tailorfl.runs.job import Job
+from tailorfl.settings.eval import EvalConfig
+from tailorfl.settings.experiment import COMPARED, ExperimentConfig
+from tailorfl.settings.loading import load, parse, read, recipes
+
+VARIED = [
+    "methods=[local, {name: fedclup, lam: 0.5}, {name: fedclup, lam: 1.5, rounds: 7, train: {steps: 3}}]",
+    "model={name: cnn2, norm: batch, weights: start.npz, skip_head: 1}",
+    "data={name: digits, split: {train: 0.6, test: 0.4}, corruptions: {kinds: [fog]}, heldout_clients: 3}",
+    "train.dp={clip: 1, noise: 0.5}",
+    "train.round_schedule={kind: step, milestones: [0.3, 20], factor: 0.5}",
+    "engine=vectorized",
+    "published={source: a paper, local: {mean: 0.5}}",
+]
+
+
+def mistake(*overrides: str) -> str:
+    """The message of the error that overrides of the default experiment give."""
+    with pytest.raises(ConfigError) as caught:
+        load(None, overrides)
+    return str(caught.value)
+
+
+class TestDefaults:
+    def test_default_is_the_first_thing_a_newcomer_runs(self) -> None:
+        config = load()
+        assert (config.data.name, config.model.name, config.model.options) == (
+            "digits",
+            "mlp",
+            {"hidden": [64]},
+        )
+        assert config.seeds == (0, 1, 2)
+        assert [method.name for method in config.methods] == ["ditto"]
+
+    def test_methods_to_compare_apply_only_where_none_are_named(self) -> None:
+        assert [m.name for m in load(None, methods=COMPARED).methods] == list(COMPARED)
+        assert [m.name for m in load(None, ["method=fedrep"], methods=COMPARED).methods] == ["fedrep"]
+
+    def test_config_is_frozen(self) -> None:
+        with pytest.raises(ValueError, match="frozen"):
+            load().rounds = 3  # type: ignore[misc]
+
+
+class TestRoundTrip:
+    @pytest.mark.parametrize("count", range(len(VARIED) + 1))
+    def test_yaml_gives_an_equal_experiment(self, count: int, tmp_path: Path) -> None:
+        config = load(None, VARIED[:count])
+        file = tmp_path / "config.yaml"
+        file.write_text(config.to_yaml())
+        assert load(file) == config
+
+    def test_an_experiment_and_its_plain_values_load_equal(self) -> None:
+        config = load(None, VARIED)
+        assert load(config) == config == load(config.to_dict())
+
+    @pytest.mark.parametrize("name", sorted(recipes()))
+    def test_every_recipe_loads_and_says_what_it_is(self, name: str) -> None:
+        assert load(name).description.strip()
+
+    def test_option_named_like_a_setting_survives(self) -> None:
+        config = load(None, ["model={name: 'own:make', options: {weights: uniform}}"])
+        assert config.model.weights is None
+        assert parse(yaml.safe_load(config.to_yaml())).model.options == {"weights": "uniform"}
+
+
+class TestWeights:
+    def test_the_default_is_by_samples_and_is_written_out(self) -> None:
+        assert load().weights == "samples"
+        assert yaml.safe_load(load().to_yaml())["weights"] == "samples"
+
+    def test_a_run_says_one_for_all_and_a_line_its_own(self) -> None:
+        config = load(None, ["methods=[fedavg, {name: scaffold, weights: samples}]", "weights=uniform"])
+        assert config.weights == "uniform"
+        assert [m.options for m in config.methods] == [{}, {"weights": "samples"}]
+        jobs = [Job(config, m, 0) for m in config.methods]
+        data = make_federation(config, 0)
+        assert [make_simulation(job, data).weights for job in jobs] == ["uniform", "samples"]
+
+    def test_another_word_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="weights"):
+            load(None, ["weights=equal"])
+
+
+class TestShortForms:
+    def test_names_stand_for_groups(self) -> None:
+        config = parse(
+            {"model": "cnn2", "data": "mnist", "engine": "sequential", "method": "ditto", "seeds": 2}
+        )
+        assert (config.model.name, config.data.name, config.engine.name) == ("cnn2", "mnist", "sequential")
+        assert [m.name for m in config.methods] == ["ditto"]
+        assert config.seeds == (0, 1)
+
+    def test_options_stand_beside_the_name(self) -> None:
+        config = parse({"model": {"name": "mlp", "hidden": [8]}, "methods": [{"name": "ditto", "lam": 2}]})
+        assert config.model.options == {"hidden": [8]}
+        assert config.methods[0].options == {"lam": 2}
+
+    def test_labels_tell_equal_methods_apart(self) -> None:
+        config = load(None, VARIED)
+        assert [m.label for m in config.methods] == ["local", "fedclup lam=0.5", "fedclup lam=1.5"]
+
+    def test_steps_replace_epochs(self) -> None:
+        config = load(None, ["train.steps=5"])
+        assert (config.train.epochs, config.train.steps) == (None, 5)
+
+    def test_training_of_a_method_replaces_only_what_it_names(self) -> None:
+        config = load(
+            None, ["train.steps=5", "train.momentum=0.9", "method={name: ditto, train: {epochs: 2}}"]
+        )
+        merged = {**config.train.model_dump(), **config.methods[0].train}
+        assert merged["epochs"] == 2
+        assert merged["steps"] is None
+        assert merged["momentum"] == 0.9
+
+    def test_split_is_given_to_the_data_as_it_was_written(self) -> None:
+        assert load(None, ["data.split.train=0.6"]).data.model_dump()["split"] == {"train": 0.6}
+
+
+class TestOverrides:
+    def test_values_are_yaml(self) -> None:
+        config = load(
+            None, ["train.lr=1e-3", "train.clip=null", "seeds=[4, 5]", "data.heldout_clients=[a, b]"]
+        )
+        assert config.train.lr == 0.001
+        assert config.seeds == (4, 5)
+        assert config.data.heldout_clients == ("a", "b")
+
+    def test_later_wins(self) -> None:
+        assert load(None, ["rounds=3", "rounds=4"]).rounds == 4
+        assert load(None, ["train.steps=3", "train.epochs=2"]).train.epochs == 2
+
+    @pytest.mark.parametrize("length", ["steps", "epochs"])
+    @pytest.mark.parametrize("null_first", [True, False])
+    @pytest.mark.parametrize("before", [{}, {"epochs": 4}, {"steps": 4}])
+    @pytest.mark.parametrize("written_as", ["texts", "group", "method", "file"])
+    def test_a_length_and_null_for_the_other_have_no_order(
+        self, length: str, null_first: bool, before: dict[str, int], written_as: str, tmp_path: Path
+    ) -> None:
+        other = "epochs" if length == "steps" else "steps"
+        items = [(other, None), (length, 3)] if null_first else [(length, 3), (other, None)]
+        texts = [f"train.{key}={'null' if value is None else value}" for key, value in items]
+        start: dict[str, Any] = {"methods": [{"name": "local"}], "train": dict(before)}
+        if written_as == "texts":
+            config = load(start, texts)
+        elif written_as == "group":
+            config = load(start, {"train": dict(items)})
+        elif written_as == "method":
+            config = load(start, [f"method.{text}" for text in texts])
+        else:
+            file = tmp_path / "experiment.yaml"
+            file.write_text(yaml.safe_dump({"train": dict(items)}, sort_keys=False), encoding="utf-8")
+            config = load(file)
+        train = {**config.train.model_dump(), **config.methods[0].train}
+        assert (train[length], train[other]) == (3, None)
+
+    def test_null_leaves_the_other_length_as_it_is(self) -> None:
+        assert load({"train": {"epochs": 4}}, ["train.steps=null"]).train.epochs == 4
+
+    def test_one_method_is_method(self) -> None:
+        config = load(None, ["method=fedclup", "method.lam=0.7", "method.train.lr=0.3"])
+        assert config.methods[0].options == {"lam": 0.7}
+        assert dict(**config.methods[0].train) == {"lr": 0.3}
+
+    def test_several_methods_are_chosen_by_label_or_number(self) -> None:
+        config = load(None, ["methods=[local, ditto]", "methods.ditto.lam=2", "methods.0.rounds=4"])
+        assert config.methods[1].options == {"lam": 2}
+        assert config.methods[0].rounds == 4
+
+    def test_name_serves_where_the_label_differs_unless_two_have_it(self) -> None:
+        clups = (
+            "methods=[{name: fedclup, label: low}, {name: fedclup, label: high}, {name: ditto, label: Ditto}]"
+        )
+        config = load(None, [clups, "methods.ditto.lam=2", "methods.Ditto.rounds=3", "methods.high.lam=9"])
+        assert (config.methods[2].options, config.methods[2].rounds) == ({"lam": 2}, 3)
+        assert [m.options for m in config.methods[:2]] == [{}, {"lam": 9}]
+        assert "Valid: 0, 1, 2, Ditto, high, low" in mistake(clups, "methods.fedclup.lam=1")
+
+    def test_options_of_the_default_model_can_be_added_to(self) -> None:
+        assert load(None, ["model.norm=batch"]).model.options == {"hidden": [64], "norm": "batch"}
+
+    def test_another_model_starts_from_its_own_defaults(self) -> None:
+        assert load(None, ["model.name=cnn2", "model.norm=batch"]).model.options == {"norm": "batch"}
+
+    def test_short_form_in_a_file_can_be_entered(self, tmp_path: Path) -> None:
+        file = tmp_path / "e.yaml"
+        file.write_text("engine: vectorized\nmethod: ditto\ndata: mnist\n")
+        config = load(file, ["engine.chunk=4", "method.lam=3", "data.clients=7"])
+        assert (config.engine.name, config.engine.chunk) == ("vectorized", 4)
+        assert (config.data.name, config.data.clients) == ("mnist", 7)
+        assert config.methods[0].options == {"lam": 3}
+
+    def test_python_values_merge_groups_and_leave_their_owner_alone(self) -> None:
+        base: dict[str, Any] = {"train": {"lr": 0.3, "momentum": 0.5}, "method": "ditto"}
+        config = load(base, {"train": {"lr": 0.1}, "methods": ["local"], "rounds": 2})
+        assert (config.train.lr, config.train.momentum, config.rounds) == (0.1, 0.5, 2)
+        assert [m.name for m in config.methods] == ["local"]
+        assert base == {"train": {"lr": 0.3, "momentum": 0.5}, "method": "ditto"}
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("override", "place", "nearest"),
+        [
+            ("trian.lr=1", "trian", "train"),
+            ("train.lrr=1", "train.lrr", "train.lr"),
+            ("data.cleints=3", "data.cleints", "data.clients"),
+            ("data.split.tets=0.2", "data.split.tets", "data.split.test"),
+            ("data.corruptions.kind=fog", "data.corruptions.kind", "data.corruptions.kinds"),
+            ("eval.evry=3", "eval.evry", "eval.every"),
+            ("engine.chunks=3", "engine.chunks", "engine.chunk"),
+            ("train.dp={clip: 1, noise: 1, nois: 1}", "train.dp.nois", "train.dp.noise"),
+            ("method={name: ditto, train: {lrr: 1}}", "methods.0.train.lrr", "methods.0.train.lr"),
+        ],
+    )
+    def test_unknown_key_has_its_place_and_the_nearest_key(
+        self, override: str, place: str, nearest: str
+    ) -> None:
+        message = mistake(override)
+        assert f"{place}: unknown key" in message
+        assert f"Did you mean '{nearest}'?" in message
+
+    @pytest.mark.parametrize(
+        ("override", "expected"),
+        [
+            ("train.lr=fast", "train.lr = 'fast': should be a number"),
+            ("train.lr=true", "train.lr = True: should be a number"),
+            ("train.lr=.nan", "train.lr = nan: should be a finite number"),
+            ("rounds=2.5", "rounds = 2.5: should be a whole number"),
+            ("rounds='3'", "rounds = '3': should be a whole number"),
+            ("rounds=0", "rounds = 0: should be greater than or equal to 1"),
+            ("fraction=1.5", "fraction = 1.5: should be less than or equal to 1"),
+            ("train=5", "train = 5: should be a group of settings"),
+            ("methods=3", "methods = 3: should be a list"),
+            ("methods=[]", "methods = []: should not be empty"),
+            ("name=3", "name = 3: should be text"),
+            ("seeds=[1, 1]", "seeds = [1, 1]: has a seed twice"),
+            ("data.heldout_clients=-2", "data.heldout_clients = -2: should be a number of at least 0"),
+            (
+                "data.corruptions.severities=[6]",
+                "data.corruptions.severities.0 = 6: should be less than or equal to 5",
+            ),
+            ("train={epochs: 1, steps: 2}", "train needs either epochs or steps"),
+            ("train.dp.clip=1", "train.dp needs either noise or epsilon"),
+            ("train.dp.noise=1", "train.dp.clip is missing"),
+            ("train.dp={clip: 1, noise: 1, epsilon: 3}", "train.dp needs either noise or epsilon"),
+            ("train.dp={clip: .inf, noise: 1}", "train.dp has no bound (clip: .inf)"),
+            ("train.dp={clip: .inf, epsilon: 1}", "train.dp has no bound (clip: .inf)"),
+            ("train.dp={clip: .nan, noise: 0}", "train.dp.clip = nan: should be greater than 0"),
+            ("train.dp={clip: 1, noise: .inf}", "train.dp.noise = inf: should be a finite number"),
+            ("train.dp={clip: 1, noise: 1, delta: 1}", "train.dp.delta = 1: should be less than 1"),
+            ("train.dp={clip: 1, noise: 1, level: user}", "should be one of sample, client"),
+            ("methods=[{lam: 1}]", "methods.0.name is missing"),
+            ("methods=[ditto, ditto]", "has 'ditto' twice; give one of them another label"),
+            ("model={name: mlp, norm: a, options: {norm: b}}", "gives 'norm' twice"),
+        ],
+    )
+    def test_wrong_value_is_shown_with_what_was_expected(self, override: str, expected: str) -> None:
+        assert expected in mistake(override)
+
+    @pytest.mark.parametrize(
+        ("override", "nearest"),
+        [
+            ("sampling=uniformly", "uniform"),
+            ("eval.sets=[lokal]", "local"),
+            ("data.normalise=clients", "client"),
+        ],
+    )
+    def test_choice_has_the_nearest_name(self, override: str, nearest: str) -> None:
+        assert f"Did you mean '{nearest}'?" in mistake(override)
+
+    def test_every_mistake_is_told_at_once(self) -> None:
+        message = mistake("train.lr=-1", "rounds=0", "nonsense=1")
+        assert "3 mistakes" in message
+        assert all(place in message for place in ("train.lr", "rounds", "nonsense"))
+
+    @pytest.mark.parametrize(
+        ("override", "expected"),
+        [
+            ("lr", "'lr' is not a setting; write key=value"),
+            ("=3", "'=3' is not a setting"),
+            ("rounds=[1", "not valid YAML"),
+            ("name.first=a", "name"),
+            ("methods.dito.lam=1", "Did you mean 'ditto'?"),
+        ],
+    )
+    def test_malformed_overrides(self, override: str, expected: str) -> None:
+        assert expected in mistake(override)
+
+    def test_setting_inside_a_number(self, tmp_path: Path) -> None:
+        file = tmp_path / "e.yaml"
+        file.write_text("rounds: 5\n")
+        with pytest.raises(ConfigError, match="rounds = 5 has no settings inside it"):
+            load(file, ["rounds.x=1"])
+
+    def test_method_is_ambiguous_among_several(self) -> None:
+        message = mistake("methods=[local, ditto]", "method.lam=1")
+        assert "2 methods" in message
+        assert "methods.local.lam" in message
+
+    def test_method_and_methods_exclude_each_other(self) -> None:
+        with pytest.raises(ConfigError, match="both 'method' and 'methods'"):
+            parse({"method": "ditto", "methods": ["local"]})
+
+
+class TestFiles:
+    def test_neither_file_nor_recipe(self) -> None:
+        with pytest.raises(ConfigError, match=r"neither a file nor a recipe.*'demo'.*key=value"):
+            read("demos")
+
+    def test_mistake_in_a_file_names_the_file(self, tmp_path: Path) -> None:
+        file = tmp_path / "mine.yaml"
+        file.write_text("rounds: soon\n")
+        with pytest.raises(ConfigError, match=re.escape(str(file))):
+            load(file)
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("a: [1", "not valid YAML"),
+            ("- a\n- b\n", "is a list"),
+            ("rounds: 1\nrounds: 2\n", "'rounds' comes twice"),
+            ("train:\n  lr: 1\n  lr: 2\n", "'lr' comes twice"),
+        ],
+    )
+    def test_files_that_are_no_settings(self, text: str, expected: str, tmp_path: Path) -> None:
+        file = tmp_path / "e.yaml"
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=expected):
+            load(file)
+
+    def test_empty_file_is_the_default_experiment(self, tmp_path: Path) -> None:
+        file = tmp_path / "e.yaml"
+        file.write_text("# nothing\n")
+        assert load(file) == ExperimentConfig()
+
+
+def test_settings_do_not_import_torch() -> None:
+    code = (
+        "import sys, tailorfl, tailorfl.settings.loading as c; c.load(None, ['train.lr=0.1']);"
+        "print(sorted({'torch', 'pandas', 'matplotlib', 'sklearn'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_recipe_of_all_methods_has_all_methods() -> None:
+    from tailorfl.core.method import methods
+
+    own = {name for name, method in methods().items() if method.__module__.startswith("tailorfl.")}
+    assert {method.name for method in load("all_methods").methods} == own
+
+
+def test_settings_of_evaluation_and_its_protocol_start_from_the_same_values() -> None:
+    settings, protocol = EvalConfig(), Protocol()
+    for name in ("sets", "adapt_steps", "max_samples", "feature_distance", "sharpness"):
+        assert getattr(settings, name) == getattr(protocol, name), name
