@@ -13,7 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-ARCHITECTURE, KERNELS = ROOT / "docs" / "architecture.md", ROOT / "docs" / "kernels.md"
+PERFORMANCE, KERNELS = ROOT / "docs" / "performance.md", ROOT / "docs" / "kernels.md"
 MODELS = {"logistic": "logistic regression", "mlp": "MLP 784-200-10", "cnn2": "CNN2, 421,642 scalars"}
 
 
@@ -21,7 +21,7 @@ def tables() -> dict[Path, dict[str, str]]:
     """Returns the Markdown tables of every page by the name that their place has there."""
     return {
         README: {"peers": peers(read("peers"))},
-        ARCHITECTURE: {
+        PERFORMANCE: {
             "local_training": training(read("local_training")),
             "local_training, AVX2": training(read("avx2/local_training")),
             "peers, AVX2": peers(read("avx2/peers")),
