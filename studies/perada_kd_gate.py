@@ -71,9 +71,9 @@ class Watched(Simulation):
 
     teachers: TensorDict
 
-    def _aggregated(self, server: TensorDict, replies: Replies) -> TensorDict:
+    def aggregated(self, server: TensorDict, replies: Replies) -> TensorDict:
         self.teachers = replies.stack
-        return super()._aggregated(server, replies)
+        return super().aggregated(server, replies)
 
 
 def start(config: ExperimentConfig, seed: int, folder: Path) -> Path:

@@ -23,7 +23,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from tailorfl.privacy.accounting import epsilon
-from tailorfl.training.ledger import Entry
+from tailorfl.privacy.ledger import Entry
 
 GRID = np.linspace(-30.0, 60.0, 900_001)
 

@@ -29,10 +29,10 @@ from tailorfl.errors import ConfigError, ModelError, TailorflError
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
 from tailorfl.privacy.client_privacy import ClientDP, private_replies
+from tailorfl.privacy.ledger import EVERYONE
 from tailorfl.rounds.planning import planned_ledger
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree
-from tailorfl.training.ledger import EVERYONE
 
 PLAIN = replace(TRAIN, momentum=0.0, weight_decay=0.0)
 NOISY = ClientDP(0.3, 1.0)

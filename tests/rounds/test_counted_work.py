@@ -7,7 +7,7 @@ import pytest
 
 from methods.settings import NAMES
 from methods.small import simulation
-from tailorfl.rounds.work import work_of
+from tailorfl.rounds.planning import work_of
 from tailorfl.training.plan import batch_sizes, batches_of, make_plan
 
 

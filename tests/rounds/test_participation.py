@@ -14,9 +14,10 @@ from methods.settings import make
 from methods.small import TRAIN, federation, model, simulation
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.rounds.one_round import Collected
+from tailorfl.rounds.one_round import Round
 from tailorfl.rounds.participation import NOT_FINITE, TOO_FEW, ClientOutcome, RoundTrace, Trace
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.rounds.updates import Trained
 from tailorfl.training import tree
 
 METHODS = ("fedavg", "ditto", "scaffold", "fedfomo", "l2gd")
@@ -48,14 +49,13 @@ class Unreliable(Simulation):
 
     lost: tuple[int, ...] = (1, 3)
 
-    def _collect(self, message: Any, sampled: Any, training: Any, trace: Any) -> Collected:
-        everyone = super()._collect(message, sampled, training, trace)
+    def collect(self, current: Round) -> list[Trained]:
+        everyone, training = super().collect(current), current.training
         gone = set(self.lost) if self.round != 1 else set(training)
         answers = tuple(ClientOutcome(i, "lost" if i in gone else "accepted", 0.25) for i in training)
-        parts = [p.among(set(training) - gone) for p in everyone.parts]
-        return Collected(
-            [p for p in parts if p.ids], RoundTrace(self.round + 1, sampled, answers, 1.0, False)
-        )
+        current.trace = RoundTrace(self.round + 1, current.sampled, answers, 1.0, False)
+        parts = [part.among(set(training) - gone) for part in everyone]
+        return [part for part in parts if part.ids]
 
 
 def unreliable(sim: Simulation) -> Simulation:

@@ -25,10 +25,10 @@ from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
+from tailorfl.privacy.ledger import PrivacyLedger, Use
 from tailorfl.rounds.planning import planned_ledger
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
-from tailorfl.training.ledger import PrivacyLedger, Use
 from tailorfl.training.sample_privacy import SampleDP
 from tailorfl.training.update import Optimizer
 

@@ -30,10 +30,10 @@ from tailorfl.core.method import Method
 from tailorfl.errors import DivergenceError
 from tailorfl.privacy.accounting import epsilon
 from tailorfl.privacy.client_privacy import ClientDP
+from tailorfl.privacy.ledger import EVERYONE
 from tailorfl.rounds.planning import planned_ledger
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.store import RunStore
-from tailorfl.training.ledger import EVERYONE
 from training.divergence import epsilon_of
 
 opacus = pytest.mark.skipif(

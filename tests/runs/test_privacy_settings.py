@@ -20,6 +20,7 @@ import yaml
 from tailorfl import run
 from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.privacy.accounting import epsilon
+from tailorfl.privacy.ledger import PrivacyLedger, Use
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.check import check
@@ -28,7 +29,6 @@ from tailorfl.runs.job import Job
 from tailorfl.runs.privacy import Spent, noise_needed, planned, privacy_of, spent
 from tailorfl.settings.loading import load, parse
 from tailorfl.settings.privacy import PrivacyConfig
-from tailorfl.training.ledger import PrivacyLedger, Use
 
 opacus = pytest.mark.skipif(
     find_spec("opacus") is None, reason="accounting needs opacus: pip install 'tailorfl[privacy]'"

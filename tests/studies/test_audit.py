@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from studies.audit import Attack, app, at_least, at_most, attack, audit_samples
 from tailorfl.errors import ConfigError
-from tailorfl.training import custom_gradient, ledger
+from tailorfl.privacy import ledger
+from tailorfl.training import custom_gradient
 from tailorfl.training import sample_privacy as privacy
 from tailorfl.training.sample_privacy import SampleDP
 

@@ -18,8 +18,8 @@ from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.methods.ascent import sam
 from tailorfl.methods.perfed_ckt import towards
+from tailorfl.privacy.ledger import EVERYONE, PrivacyLedger, PrivacyRecord, Use
 from tailorfl.training.cohort import Cohort
-from tailorfl.training.ledger import EVERYONE, PrivacyLedger, PrivacyRecord, Use
 from tailorfl.training.plan import Length
 from tailorfl.training.sample_privacy import SampleDP
 from tailorfl.training.update import Optimizer

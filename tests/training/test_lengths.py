@@ -9,8 +9,8 @@ import torch
 from tensordict import TensorDict
 
 from tailorfl.errors import TailorflError
+from tailorfl.privacy.ledger import PrivacyRecord
 from tailorfl.training import tree
-from tailorfl.training.ledger import PrivacyRecord
 from tailorfl.training.plan import Length
 from tailorfl.training.sample_privacy import SampleDP
 from training.cohorts import ENGINES, SIZES, alone, assert_states, cohort_of, fit, model_of, run, source

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from tailorfl.models.dropout import fold_key
 from tailorfl.privacy.accounting import epsilon
+from tailorfl.privacy.ledger import PrivacyLedger, PrivacyRecord, Use
 from tailorfl.training.cohort import Cohort
-from tailorfl.training.ledger import PrivacyLedger, PrivacyRecord, Use
 from tailorfl.training.plan import Length, make_plan
 from tailorfl.training.sample_privacy import SampleDP, normal
 from training.cohorts import (

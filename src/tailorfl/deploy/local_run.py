@@ -13,11 +13,11 @@ from tailorfl.core.messages import PerClient
 from tailorfl.errors import MessageError, TailorflError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.evaluation.summary import Record
-from tailorfl.rounds.client_code import counted
+from tailorfl.privacy.ledger import Uses
 from tailorfl.rounds.groups import Group, by_group
+from tailorfl.rounds.one_round import counted
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree
-from tailorfl.training.ledger import Uses
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class LocalRun(Simulation):
         """Returns the records of this client's models on its own parts."""
         return evaluate(self, protocol, clients=(client,))
 
-    def _deployment_message(
+    def deployment_message(
         self, group: Group, ids: Sequence[int], steps: int | None
     ) -> TensorDict | PerClient:
         return self.received

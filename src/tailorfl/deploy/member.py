@@ -52,12 +52,12 @@ from tailorfl.errors import (
     TailorflError,
 )
 from tailorfl.evaluation.protocols import Protocol
+from tailorfl.privacy.ledger import Uses
 from tailorfl.runs.build import make_simulation
 from tailorfl.runs.files import decode, encode, replacing, reporting, write_text
 from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.names import slug
-from tailorfl.training.ledger import Uses
 
 log = logging.getLogger(__name__)
 

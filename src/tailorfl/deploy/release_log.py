@@ -23,8 +23,8 @@ from tailorfl.deploy.packet import Packet
 from tailorfl.deploy.slots import uses_as_facts, uses_from_facts
 from tailorfl.errors import MessageError, MissingExtraError, RunError, TailorflError, first_few
 from tailorfl.privacy.accounting import epsilon
+from tailorfl.privacy.ledger import Uses
 from tailorfl.runs.files import append_lines, decode, encode, keep_lines, read_lines, reporting, write_text
-from tailorfl.training.ledger import Uses
 
 NAME = "left.jsonl"
 HEAD = "left.head"

@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core.messages import Broadcast, PerClient
+from tailorfl.core.messages import PerClient
 from tailorfl.deploy.agreement import Agreement
 from tailorfl.deploy.checks import (
     change_of,
@@ -36,12 +36,12 @@ from tailorfl.evaluation.predictions import Kept
 from tailorfl.evaluation.protocols import Protocol
 from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.summary import Record
-from tailorfl.rounds.client_code import WORK, counted
 from tailorfl.rounds.groups import Group, by_group, gather, message_for
-from tailorfl.rounds.one_round import Collected, RoundResult, Trained
+from tailorfl.rounds.one_round import WORK, Round, RoundResult, counted
 from tailorfl.rounds.participation import NOT_FINITE, ClientOutcome, Fate, RoundTrace
 from tailorfl.rounds.sampling import sample_clients
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.rounds.updates import Trained
 from tailorfl.settings.deploy import DeployConfig
 from tailorfl.training import tree
 
@@ -210,14 +210,9 @@ class Remote(Simulation):
         there = set(self.members)
         return tuple(i for i in super().trainees(sampled) if i in there)
 
-    def _collect(
-        self,
-        message: Broadcast,
-        sampled: tuple[int, ...],
-        training: tuple[int, ...],
-        trace: RoundTrace | None,
-    ) -> Collected:
+    def collect(self, current: Round) -> list[Trained]:
         """Ask those that train for their replies; who gives none, or a bad one, takes no part."""
+        message, training = current.message, current.training
         begin, number = time.monotonic(), self.round + 1
         packets: dict[int, Packet] = {}
         payloads: dict[int, TensorDict] = {}
@@ -236,7 +231,7 @@ class Remote(Simulation):
                 )
             return answers
 
-        answers = self.line.until_enough(ask, training, sampled, self.needed, f"round {number}")
+        answers = self.line.until_enough(ask, training, current.sampled, self.needed, f"round {number}")
         parts: list[Trained] = []
         for group, where in by_group(self.groups, training):
             there = [k for k in where if answers[training[k]].packet is not None]
@@ -248,7 +243,8 @@ class Remote(Simulation):
                 f"round {number}: all clients that answered diverged (updates are NaN or infinite); lower train.lr"
             )
         told = tuple(self._told(client, answers[client]) for client in sorted(answers))
-        return Collected(parts, RoundTrace(number, sampled, told, time.monotonic() - begin, simulated=False))
+        current.trace = RoundTrace(number, current.sampled, told, time.monotonic() - begin, simulated=False)
+        return parts
 
     def _told(self, client: int, answer: Answer) -> ClientOutcome:
         """Return what the trace says of a client."""
@@ -365,7 +361,7 @@ class Remote(Simulation):
                 for p in packets.values()
             ]
         )
-        record = self._record()
+        record = self.new_record()
         if record is not None:
             record.uses = {
                 client: uses_from_facts(packet.facts["uses"]) for client, packet in packets.items()
@@ -383,7 +379,7 @@ class Remote(Simulation):
             for k in where:
                 client = clients[k]
                 facts = self._question(client, self.round, has_global=shared is not None, **more)
-                received = one_payload(self._deployment_message(group, (client,), None))
+                received = one_payload(self.deployment_message(group, (client,), None))
                 parts = flat("received", received) | ({} if shared is None else flat("global", shared))
                 found[client] = Packet(kind, facts, parts)
         return found

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from tailorfl.deploy.packet import Packet
 from tailorfl.errors import MessageError, RunError
+from tailorfl.privacy.ledger import Use, Uses
 from tailorfl.runs import checkpoints
 from tailorfl.runs.files import FolderLock, decode, encode, replacing, write_text
-from tailorfl.training.ledger import Use, Uses
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from tailorfl.engines.base import CohortTask, Inference, Stored
 from tailorfl.engines.in_process import InProcessEngine
 from tailorfl.engines.results import CohortUpdates, Parts, Stacked, finite_clients
 from tailorfl.engines.state import StateStore
+from tailorfl.privacy.ledger import PrivacyRecord, Uses
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort
-from tailorfl.training.ledger import PrivacyRecord, Uses
 
 WORTH = 2e8
 """Products (samples times scalars of the model) from which on an evaluation is shared: what takes some milliseconds."""

@@ -19,11 +19,11 @@ from tailorfl.engines.in_process import InProcessEngine, largest_first
 from tailorfl.engines.memory import COPIES, Peak, fitting, halved, out_of_memory, release
 from tailorfl.engines.results import Parts, Stacked
 from tailorfl.models.functional import Model
+from tailorfl.privacy.ledger import PrivacyRecord
 from tailorfl.settings.experiment import DEFAULT
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort, padded, rows_at_once
 from tailorfl.training.inference import in_passes, one_by_one
-from tailorfl.training.ledger import PrivacyRecord
 
 CHUNK_BYTES = 16 * 2**20
 """Bytes of the parameters of one chunk, when the chunk size is chosen here: what a large cache holds."""

@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from tailorfl.errors import ConfigError, MissingExtraError, TailorflError, unknown
+from tailorfl.privacy.ledger import Entry
 from tailorfl.settings.privacy import UNBOUND, Accountant
-from tailorfl.training.ledger import Entry
 
 LARGEST = 500.0
 """Above this ε (by RDP) PRV would leave the range of floating-point numbers; it protects nobody anyway."""

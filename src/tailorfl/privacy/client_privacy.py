@@ -34,15 +34,70 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.errors import ConfigError, ModelError
+from tailorfl.privacy.ledger import EVERYONE, Use, Uses
+from tailorfl.settings.experiment import Sampling
 from tailorfl.training import tree
 from tailorfl.training.keys import derive
-from tailorfl.training.ledger import EVERYONE, Use, Uses
 from tailorfl.training.sample_privacy import ClippedNoise, normal
 
 
 @dataclass(frozen=True)
 class ClientDP(ClippedNoise):
     """Clips every client's update to `clip`, and adds noise of deviation `noise`·`clip`."""
+
+
+@dataclass(frozen=True)
+class PrivateUpdates:
+    """Client-level privacy of the rounds of a run: what the server sees of an update, and what that costs."""
+
+    dp: ClientDP
+    mean_only: bool
+    """Whether the server needs the mean of the replies and nothing else."""
+    seed: int
+    sampling: Sampling
+    fraction: float
+    participants: int
+
+    @property
+    def secret(self) -> bool:
+        """Whether privacy counts on nobody seeing who takes part: a mean of clients drawn each by itself."""
+        return self.sampling == "bernoulli" and self.fraction < 1 and self.mean_only
+
+    def hidden(
+        self,
+        replies: TensorDict,
+        anchor: TensorDict,
+        buffers: Collection[str],
+        clients: Sequence[int],
+        key: tuple[int, str],
+        members: int,
+    ) -> TensorDict:
+        """Return what the server may see of the replies [clients, ...] of a round.
+
+        Args:
+            replies: of the sampled `clients` of one architecture.
+            anchor: what they are measured from, as of `private_replies`.
+            buffers: names of running statistics.
+            clients: their ids.
+            key: (round, architecture), of the noise.
+            members: so many clients of the architecture may be drawn.
+
+        Raises:
+            ConfigError, ModelError: replies hold what noise cannot cover.
+        """
+        check_payload(replies, buffers)
+        expected = self.fraction * members if self.secret else None
+        return private_replies(replies, anchor, self.dp, (self.seed, *key), clients, self.mean_only, expected)
+
+    def used(self, clients: Sequence[int], replies: TensorDict) -> dict[int, Uses]:
+        """Return what a round costs whom; nothing where nothing is sent."""
+        if not any(tensor.is_floating_point() for _, tensor in tree.leaves(replies)):
+            return {}
+        everyone = self.mean_only and len(clients) == self.participants
+        rate = self.fraction if self.secret else 1.0 if everyone else None
+        if rate is not None:
+            return {EVERYONE: Counter({Use(rate, self.dp.noise): 1})}
+        return {client: Counter({Use(1.0, self.dp.noise): 1}) for client in clients}
 
 
 def private_replies(
@@ -121,13 +176,6 @@ def check_payload(stack: TensorDict, buffers: Collection[str]) -> None:
                 f"client-level privacy cannot cover the running statistics that clients send ('{path}'); use group "
                 "norm, keep the norm layers on the clients (FedBN), or leave them out of training"
             )
-
-
-def uses_of_updates(clients: Sequence[int], noise: float, rate: float | None) -> dict[int, Uses]:
-    """Returns what a round of updates costs: everyone alike at a sampling rate, or with None each that took part."""
-    if rate is not None:
-        return {EVERYONE: Counter({Use(rate, noise): 1})}
-    return {client: Counter({Use(1.0, noise): 1}) for client in clients}
 
 
 def matching(origin: Tensor | None, reply: Tensor) -> Tensor | None:

@@ -33,17 +33,18 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core.messages import Broadcast
-from tailorfl.core.method import Method, methods
+from tailorfl.core.messages import PerClient
+from tailorfl.core.method import Method
 from tailorfl.errors import ConfigError
 from tailorfl.rounds.events import Buffer, Timeline
-from tailorfl.rounds.groups import Group, by_group, message_for
-from tailorfl.rounds.one_round import Collected, RoundResult, Trained
+from tailorfl.rounds.groups import by_group, message_for, stacked
+from tailorfl.rounds.one_round import Round, RoundResult
 from tailorfl.rounds.participation import RoundTrace
+from tailorfl.rounds.planning import work_of
+from tailorfl.rounds.requirements import check_mean_only
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.rounds.system import ClientWork, System
-from tailorfl.rounds.updates import ClientUpdates, anchor_of
-from tailorfl.rounds.work import work_of
+from tailorfl.rounds.updates import Trained
 from tailorfl.settings.experiment import DEFAULT, Sampling
 from tailorfl.settings.privacy import PrivacyConfig
 from tailorfl.settings.system import SystemConfig
@@ -60,13 +61,10 @@ def check_buffered(
     Raises:
         ConfigError: its server needs more than a mean, clients train that are not asked, or there are no cohorts.
     """
-    if not method.averages_replies:
-        able = sorted(n for n, m in methods().items() if not m.pooled and m().averages_replies)
-        raise ConfigError(
-            f"the server of {method.title} makes more of its clients' replies than their mean, so replies to older "
-            f"versions of its state cannot stand beside others, as mode=buffered has them; methods that can: "
-            f"{', '.join(able)}"
-        )
+    check_mean_only(
+        method,
+        "replies to older versions of its state cannot stand beside others, as mode=buffered has them",
+    )
     if method.participation == "all" or method.reaches_all:
         raise ConfigError(
             f"{method.title} involves all clients in every round (participation=all, or a message to everybody), and "
@@ -157,38 +155,31 @@ class Buffered(Simulation):
         later = (a for one in self.trace or () if one.round > after for a in one.answers if a.answered)
         return frozenset(a.version for a in later if a.version is not None)
 
-    def _collect(
-        self,
-        message: Broadcast,
-        sampled: tuple[int, ...],
-        training: tuple[int, ...],
-        trace: RoundTrace | None,
-    ) -> Collected:
-        """Returns the replies of a full buffer, each trained from its own version, as if sent to the present one."""
-        if trace is None:
-            return super()._collect(message, sampled, training, trace)
+    def collect(self, current: Round) -> list[Trained]:
+        """Return the replies of a full buffer, each trained from its own version, as if sent to the present one."""
+        if current.trace is None:
+            return super().collect(current)
         started: dict[int, list[int]] = {}
-        for answer in trace.answers:
-            if answer.answered:
-                started.setdefault(self.round if answer.version is None else answer.version, []).append(
-                    answer.client
-                )
+        for outcome in current.trace.answers:
+            if outcome.answered:
+                version = self.round if outcome.version is None else outcome.version
+                started.setdefault(version, []).append(outcome.client)
+        place = {i: k for k, i in enumerate(current.training)}
         parts: dict[str, list[Trained]] = {}
-        for version in sorted(started):
-            ids = tuple(sorted(started[version]))
+        for version, clients in sorted(started.items()):
+            clients.sort()
             server = self._state_of(version)
-            sent = self.method.broadcast(server, ids)
-            for group, where in by_group(self.groups, ids):
-                mine = tuple(ids[k] for k in where)
-                part = self._train(group, mine, message_for(sent, group, where), (version, server))
-                now = message_for(
-                    message, group, [training.index(i) for i in mine]
-                )  # what the present version would send
-                parts.setdefault(group.name, []).append(self._as_of_now(part, server, now, version))
-        groups = {group.name: group for group in self.groups}
-        place = {i: k for k, i in enumerate(training)}
-        joined = [_joined(groups[name], found, message, place) for name, found in parts.items()]
-        return Collected(joined, trace)
+            sent = self.method.broadcast(server, tuple(clients))
+            for group, where in by_group(self.groups, clients):
+                ids = tuple(clients[k] for k in where)
+                part = self._train(group, ids, message_for(sent, group, where), (version, server))
+                present = message_for(current.message, group, [place[i] for i in ids])
+                parts.setdefault(group.name, []).append(self._as_of_now(part, present, version))
+        joined = [_joined(versions) for versions in parts.values()]
+        return [
+            replace(part, message=message_for(current.message, part.group, [place[i] for i in part.ids]))
+            for part in joined
+        ]
 
     def _state_of(self, version: int) -> TensorDict:
         if version == self.round:
@@ -200,17 +191,14 @@ class Buffered(Simulation):
             )
         return self.versions[version]
 
-    def _as_of_now(self, part: Trained, then: TensorDict, message: Any, version: int) -> Trained:
-        """Returns a part with its replies as they would be of the present version: its anchors + s(τ) Δ."""
+    def _as_of_now(self, part: Trained, message: TensorDict | PerClient, version: int) -> Trained:
+        """Return a part as if its clients had received the present `message`: its anchors + s(τ) Δ."""
+        present = replace(part, message=message, server=self.server)
         age = self.round - version
         if age == 0:
-            return part
-        buffers = part.group.model.buffers
-        old = ClientUpdates.of(part.replies, anchor_of(self.method, then, part), buffers)
-        present = replace(part, message=message)
-        new = ClientUpdates.of(part.replies, anchor_of(self.method, self.server, present), buffers)
-        scaled = {path: change * self.weight(age) for path, change in old.changes.items()}
-        return replace(present, replies=new.with_changes(scaled))
+            return present
+        scaled = {path: change * self.weight(age) for path, change in part.updates.changes.items()}
+        return replace(present, replies=present.updates.with_changes(scaled))
 
     def dump(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Returns (tensors, facts) from which `load` continues exactly, with clients that are still training."""
@@ -230,24 +218,18 @@ class Buffered(Simulation):
             self.versions[int(version)] = tree.fill(self.server, mine)
 
 
-def _joined(group: Group, parts: Sequence[Trained], message: Broadcast, place: Mapping[int, int]) -> Trained:
-    """Returns the parts of one architecture as one, in rising order of clients; `place` of each among the receivers."""
-    ids = [i for part in parts for i in part.ids]
+def _joined(parts: Sequence[Trained]) -> Trained:
+    """Return the parts of one architecture as one, in rising order of clients, with the message of the first."""
+    if len(parts) == 1:
+        return parts[0]
+    first, ids = parts[0], [i for part in parts for i in part.ids]
     order = torch.tensor(sorted(range(len(ids)), key=ids.__getitem__), dtype=torch.int64)
-    ranked = tuple(ids[k] for k in order.tolist())
-    return Trained(
-        group,
-        ranked,
-        _stacked([part.replies for part in parts], order),
-        _stacked([part.metrics for part in parts], order),
-        torch.cat([part.finite for part in parts])[order],
-        message_for(message, group, [place[i] for i in ranked]),
-        {i: uses for part in parts for i, uses in part.uses.items()},
-        sum(part.gradients for part in parts),
+    return replace(
+        first,
+        ids=tuple(ids[k] for k in order.tolist()),
+        replies=stacked([part.replies for part in parts], order),
+        metrics=stacked([part.metrics for part in parts], order),
+        finite=torch.cat([part.finite for part in parts])[order],
+        uses={i: uses for part in parts for i, uses in part.uses.items()},
+        gradients=sum(part.gradients for part in parts),
     )
-
-
-def _stacked(stacks: Sequence[TensorDict], order: Tensor) -> TensorDict:
-    leaves = [dict(tree.leaves(stack)) for stack in stacks]
-    joined = ((p, torch.cat([found[p] for found in leaves])[order]) for p in leaves[0])
-    return tree.nest(joined, [len(order)])

@@ -25,7 +25,7 @@ from tailorfl.errors import DivergenceError, ModelError, TailorflError, first_fe
 from tailorfl.models.mapping import physical
 from tailorfl.rounds.federated_run import FederatedRun
 from tailorfl.rounds.groups import message_for
-from tailorfl.rounds.one_round import Trained
+from tailorfl.rounds.updates import Trained
 from tailorfl.training import tree
 from tailorfl.training.terms import Seen, Term
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.arguments import check_kind, check_texts
-from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Traffic
+from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Replies, Traffic
 from tailorfl.core.method import Method, check_aggregates
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
@@ -23,25 +21,24 @@ from tailorfl.engines.memory import keep_freed_memory
 from tailorfl.engines.results import Parts
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
-from tailorfl.privacy.client_privacy import ClientDP
-from tailorfl.rounds.client_code import DeploymentFunction, TrainingFunction, deployment_message, in_parts
+from tailorfl.privacy.client_privacy import ClientDP, PrivateUpdates
+from tailorfl.privacy.ledger import PrivacyLedger, PrivacyRecord, Purpose
 from tailorfl.rounds.frozen_front import FEATURES, FeatureSettings, frozen_front
-from tailorfl.rounds.groups import Group, by_group, make_groups, trained_models
+from tailorfl.rounds.groups import Group, by_group, in_parts, make_groups, message_for, trained_models
 from tailorfl.rounds.malicious import drawn
+from tailorfl.rounds.one_round import DeploymentFunction, TrainingFunction
 from tailorfl.rounds.participation import RoundTrace, Trace
-from tailorfl.rounds.population import Population
-from tailorfl.rounds.private_updates import PrivateUpdates, check_data, check_objective, check_private
+from tailorfl.rounds.requirements import check_fraction, check_kinds, check_private, check_samples
 from tailorfl.rounds.robust import Robust, check_enough, check_robust
-from tailorfl.rounds.sampling import round_half_up, sampled_clients
+from tailorfl.rounds.sampling import Population, round_half_up, sample_clients, sampled_clients
 from tailorfl.rounds.system import System
+from tailorfl.rounds.updates import Trained
 from tailorfl.settings.experiment import CYCLIC, DEFAULT, Sampling, Weights
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.settings.server import RobustConfig
 from tailorfl.settings.system import SystemConfig
 from tailorfl.training import tree
-from tailorfl.training.class_weights import check_class_weights
 from tailorfl.training.cohort import Cohort, TrainConfig
-from tailorfl.training.ledger import PrivacyLedger, PrivacyRecord, Purpose
 
 
 class FederatedRun:
@@ -67,25 +64,18 @@ class FederatedRun:
         robust: RobustConfig = DEFAULT.server.robust,
         features: FeatureSettings = FEATURES,
     ) -> None:
-        _check_kinds(method, federation, model, train, assignment, seed, fraction)
+        check_kinds(method, federation, model, train, assignment, seed, fraction)
         keep_freed_memory()
         check_aggregates(method)
-        if not 0 < fraction <= 1:
-            raise ConfigError(f"fraction must lie in (0, 1], but is {fraction}")
+        check_fraction(fraction, sampling)
         self.method, self.train = method, train
         self.engine: Engine = engine if engine is not None else Auto()
-        if sampling in CYCLIC and fraction != 1:
-            raise ConfigError(
-                f"sampling={sampling} has one client a round, so fraction={fraction} says nothing; leave it out"
-            )
         self.seed, self.fraction, self.sampling = seed, fraction, method.sampled(sampling)
         self.client_dp, self.min_replies, self.trace = client_dp, system.min_replies, trace
         self.weights: Weights = "uniform" if robust.ignores_samples else method.weighting(weights)
         if self.level is not None:
             check_private(method, self.level, self.weights)
-        check_data(federation.source, self.level)
-        check_class_weights(train.class_weights, federation.source, self.level)
-        check_objective(federation.source, train)
+        check_samples(federation.source, train, self.level)
         check_robust(method, robust, self.level)
         self.robust = None if robust.rule == "none" else Robust(robust, seed)
         self.malicious = drawn(system.malicious, federation, method, seed)
@@ -109,11 +99,18 @@ class FederatedRun:
         self.round = 0
         self._replied: dict[str, tree.Shapes] = {}  # of every reply that a group has sent so far
         self.is_blamed = False  # whether a client that diverged was looked at for the term to blame
+        poisoned = self.malicious.poisoned(federation)
+        poisoned = None if poisoned is None else see(poisoned)
         self.population = Population(
-            self.federation, self.groups, seed, method.pooled, self.malicious, self._poisoned(see)
+            self.federation, self.groups, seed, method.pooled, poisoned, system.malicious.from_round
         )
         if self.sampling in CYCLIC:
             self.fraction = 1 / self.participants
+        self.updates: PrivateUpdates | None = None
+        if client_dp is not None:
+            self.updates = PrivateUpdates(
+                client_dp, method.averages_replies, seed, self.sampling, self.fraction, self.participants
+            )
         self._check_enough(robust)
         if self.cohort_is_secret and (system.min_replies or system.is_simulated or trace is not None):
             raise ConfigError(
@@ -121,7 +118,7 @@ class FederatedRun:
                 "system show; leave them out, or take sampling=uniform"
             )
         # A trace says what happened; and where all data lie in one place, nobody is asked.
-        simulated = system.is_simulated and trace is None and not method.pooled
+        simulated = system.is_simulated and trace is None and not self.population.pooled
         self.system = System.of(system, seed, federation.names) if simulated else None
         self.clock = 0.0
         self._check_trace(system)
@@ -140,11 +137,6 @@ class FederatedRun:
             most = len(self.population.members(group))
             alone = sampled_clients(self.fraction, self.participants)
             check_enough(robust, alone if len(self.groups) == 1 else most)
-
-    def _poisoned(self, see: Callable[[Source], Source]) -> Source | None:
-        """The samples of those who train on flipped labels, as models read them; None where nobody does."""
-        found = self.malicious.poisoned(self.given)
-        return None if found is None else see(found)
 
     def check_asked(self, trace: RoundTrace) -> None:
         """Nothing if the clients that were asked in a recorded round are there; raises ConfigError otherwise."""
@@ -174,15 +166,6 @@ class FederatedRun:
     def participants(self) -> int:
         """How many clients may be sampled: those of the federation, or one that holds all data where it is pooled."""
         return len(self.population)
-
-    @property
-    def updates(self) -> PrivateUpdates | None:
-        """What hides the updates of single clients; None where nothing does."""
-        if self.client_dp is None:
-            return None
-        return PrivateUpdates(
-            self.client_dp, self.method, self.seed, self.sampling, self.fraction, self.participants
-        )
 
     @property
     def cohort_is_secret(self) -> bool:
@@ -220,8 +203,42 @@ class FederatedRun:
         with torch.no_grad():
             return self.engine.map(CohortTask.of(function, self.cohort(ids), message), states)
 
-    def _record(self) -> PrivacyRecord | None:
+    def new_record(self) -> PrivacyRecord | None:
+        """Return where a training notes what it uses; None where nothing has to be accounted for."""
         return PrivacyRecord() if self.train.dp is not None else None
+
+    # -- who takes part -------------------------------------------------------------------------------------
+
+    def sample(self, round: int) -> tuple[int, ...]:
+        """Return the clients of a round in rising order.
+
+        They depend on (seed, round) only, so all methods see the same cohorts.
+        """
+        return sample_clients(
+            self.seed,
+            round,
+            self.population.sizes,
+            self.fraction if self.system is None else self.system.asked(self.fraction),
+            self.sampling,
+            may_be_empty=self.cohort_is_secret,
+        )
+
+    def trainees(self, sampled: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the clients that train where `sampled` are those that are aggregated."""
+        return tuple(range(self.participants)) if self.method.participation == "all" else sampled
+
+    def replies(self, part: Trained) -> Replies:
+        """Return the replies of a part of a round for the server."""
+        return Replies(
+            stack=part.replies,
+            clients=part.ids,
+            samples=self.population.sizes[list(part.ids)],
+            weighting=self.weights,
+            context=part.group.context,
+            round=self.round,
+            metrics=part.metrics,
+            rate=self.fraction if self.cohort_is_secret else None,
+        )
 
     # -- the models that come out ---------------------------------------------------------------------------
 
@@ -243,8 +260,8 @@ class FederatedRun:
             yield part, self._deployed(group, part, steps)
 
     def _deployed(self, group: Group, ids: tuple[int, ...], steps: int | None) -> TensorDict:
-        message = self._deployment_message(group, ids, steps)
-        record = self._record()
+        message = self.deployment_message(group, ids, steps)
+        record = self.new_record()
         cohort = replace(self.cohort(ids, steps, True), record=record)
         visit = CohortTask.of(DeploymentFunction(self.method, steps), cohort, message)
         with torch.no_grad():
@@ -255,11 +272,14 @@ class FederatedRun:
             self.ledger.settle(purpose, record.uses, keep_larger=steps is not None)
         return found
 
-    def _deployment_message(
+    def deployment_message(
         self, group: Group, ids: Sequence[int], steps: int | None
     ) -> TensorDict | PerClient:
-        """What clients of a group receive before they deploy."""
-        return deployment_message(self.method, self.server, group, ids, steps)
+        """Return what clients of a group receive before they deploy; `steps` as in `DeploymentFunction`."""
+        if steps is None and not self.method.personal_receives:
+            return tree.empty()
+        send = self.method.broadcast if steps is None else self.method.welcome
+        return message_for(send(self.server, tuple(ids)), group, range(len(ids)))
 
     def global_model(self, architecture: str | None = None) -> TensorDict | None:
         """Returns the global model, or None for a method that has none.
@@ -316,15 +336,3 @@ def _as_it_is(source: Source) -> Source:
 def _place(group: Group) -> str:
     """Where a checkpoint holds the private states of a group's clients."""
     return f"clients/{group.name}/" if group.name else "clients/"
-
-
-def _check_kinds(
-    method: Any, federation: Any, model: Any, train: Any, assignment: Any, seed: Any, fraction: Any
-) -> None:
-    check_kind("method", method, Method)
-    check_kind("federation", federation, Federation)
-    check_kind("model", model, Model, Mapping)
-    check_kind("train", train, TrainConfig)
-    check_texts("assignment", assignment)
-    check_kind("seed", seed, Integral)
-    check_kind("fraction", fraction, Real)

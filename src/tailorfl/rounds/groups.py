@@ -181,6 +181,15 @@ def by_group(groups: Sequence[Group], ids: Sequence[int]) -> Iterator[tuple[Grou
             yield group, positions
 
 
+def in_parts(
+    groups: Sequence[Group], ids: Sequence[int], at_once: int
+) -> Iterator[tuple[Group, tuple[int, ...]]]:
+    """Yield (group, some of its clients), `at_once` of them at most."""
+    for group, where in by_group(groups, ids):
+        for start in range(0, len(where), at_once):
+            yield group, tuple(ids[k] for k in where[start : start + at_once])
+
+
 def message_for(message: Broadcast, group: Group, positions: Sequence[int]) -> TensorDict | PerClient:
     """Returns the part of a broadcast that the clients at `positions` of its receivers get."""
     if isinstance(message, PerArchitecture):
@@ -202,18 +211,19 @@ def gather(parts: Mapping[str, Replies]) -> Replies:
     order = np.argsort(clients)
     first = found[0]
     return Replies(
-        stack=_stacked([p.stack for p in found], torch.from_numpy(order)),
+        stack=stacked([p.stack for p in found], torch.from_numpy(order)),
         clients=tuple(int(c) for c in clients[order]),
         samples=np.concatenate([p.samples for p in found])[order],
         weighting=first.weighting,
         context=first.context,
         round=first.round,
-        metrics=_stacked([p.metrics for p in found], torch.from_numpy(order)),
+        metrics=stacked([p.metrics for p in found], torch.from_numpy(order)),
         parts=dict(parts),
     )
 
 
-def _stacked(stacks: Sequence[TensorDict], order: Tensor) -> TensorDict:
+def stacked(stacks: Sequence[TensorDict], order: Tensor) -> TensorDict:
+    """Return the entries that all stacks [clients, ...] have in the same shape, of all clients in an order."""
     leaves = [dict(tree.leaves(stack)) for stack in stacks]
     common = [
         p for p, t in leaves[0].items() if all(p in l and l[p].shape[1:] == t.shape[1:] for l in leaves)

@@ -17,16 +17,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.method import Method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
-from tailorfl.rounds.one_round import Trained
+from tailorfl.rounds.requirements import check_federated
 from tailorfl.rounds.sampling import sampled_clients
-from tailorfl.rounds.updates import ClientUpdates, anchor_of
+from tailorfl.rounds.updates import Trained
 from tailorfl.settings.malicious import MaliciousConfig
 from tailorfl.training import tree
 from tailorfl.training.keys import derive, generator
@@ -50,13 +49,13 @@ class Malicious:
         """Whether they attack in a round, counted from 0."""
         return bool(self.clients) and round + 1 >= self.settings.from_round
 
-    def sent(self, method: Method, server: TensorDict, part: Trained, round: int) -> Trained:
-        """Returns a part of a round as the server gets it."""
+    def sent(self, part: Trained, round: int) -> Trained:
+        """Return a part of a round as the server gets it."""
         mine = torch.tensor([i in self.clients for i in part.ids], dtype=torch.bool)
         kind = self.settings.kind
         if kind == "label_flip" or not self.attack(round) or not mine.any():
             return part
-        updates = ClientUpdates.of(part.replies, anchor_of(method, server, part), part.group.model.buffers)
+        updates = part.updates
         if not updates.changes:
             return part
         strength = STRENGTH.get(kind, math.nan) if self.settings.strength is None else self.settings.strength
@@ -110,11 +109,8 @@ class Malicious:
 
 def check_malicious(method: Method, settings: MaliciousConfig) -> None:
     """Nothing if clients of a method can be malicious; raises ConfigError where it trains on pooled data."""
-    if settings.any and method.pooled:
-        raise ConfigError(
-            f"{method.title} trains on pooled data, so there are no malicious clients (system.malicious); leave it out "
-            "of this comparison"
-        )
+    if settings.any:
+        check_federated(method, "malicious clients (system.malicious)")
 
 
 def drawn(settings: MaliciousConfig, federation: Federation, method: Method, seed: int) -> Malicious:

@@ -1,19 +1,71 @@
-"""One round: what the clients did, what was sent, and what is said about it."""
+"""One round: what its steps find out, the functions that clients run in it, and what is said about it.
+
+Client functions are objects and not functions inside a function, so that another process can be told which to run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
 
-from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Traffic, count_down, count_up
-from tailorfl.rounds.groups import Group, by_group, message_for
+from tailorfl.core.client import Client
+from tailorfl.core.messages import Broadcast, PerClient, Traffic
+from tailorfl.core.method import Method
+from tailorfl.engines.base import ClientFunction, CohortTask, Stored
+from tailorfl.engines.results import Parts
+from tailorfl.engines.vectorized import Vectorized
+from tailorfl.privacy.ledger import PrivacyRecord
+from tailorfl.rounds.groups import Group
+from tailorfl.rounds.method_errors import explained, pair, whole_model
 from tailorfl.rounds.participation import RoundTrace
+from tailorfl.rounds.updates import Trained
 from tailorfl.training import tree
-from tailorfl.training.ledger import Uses
+from tailorfl.training.cohort import Cohort
+
+WORK = "gradients of samples"
+"""Where the function of a round returns how many gradients a client computed."""
+
+
+@dataclass
+class Round:
+    """A round on its way; each step and each hook fills in what it finds out."""
+
+    number: int
+    """Rounds before this one."""
+    sampled: tuple[int, ...]
+    """The clients whose replies count, in rising order."""
+    training: tuple[int, ...]
+    """The clients that are asked to train, in rising order."""
+    trace: RoundTrace | None = None
+    """What becomes of each client that was asked; None where all of them answer, as in a plain simulation."""
+    drawn: bool = False
+    """Whether the run itself drew the clients; if not, somebody named them, or they are those of a recorded round."""
+    message: Broadcast = field(default_factory=tree.empty)
+    """What goes down to the clients `training`."""
+    parts: list[Trained] = field(default_factory=list)
+    """Of each architecture the clients that answered; one of which nobody did has no part."""
+    rejected: tuple[int, ...] = ()
+    """The clients that answered with an update that is not finite."""
+    refused: tuple[int, ...] = ()
+    """Those of them that the trace names."""
+    accepted: list[Trained] = field(default_factory=list)
+    """The parts of the clients whose new private states are kept."""
+    counted: list[Trained] = field(default_factory=list)
+    """The parts of the sampled clients whose replies the server gets."""
+    traffic: Traffic = field(default_factory=Traffic)
+
+    @property
+    def gradients(self) -> int:
+        """Gradients of single samples that the clients computed."""
+        return sum(part.gradients for part in self.parts)
+
+    @property
+    def answered(self) -> set[int]:
+        """The clients that answered."""
+        return {i for part in self.parts for i in part.ids}
 
 
 @dataclass(frozen=True)
@@ -48,75 +100,70 @@ class RoundResult:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What the clients of one architecture did in a round."""
+class TrainingFunction:
+    """The client function of a round: returns (new state, reply, what the client reports and WORK)."""
 
-    group: Group
-    ids: tuple[int, ...]
-    replies: TensorDict
-    metrics: TensorDict
-    finite: Tensor
-    """Whose update holds only finite numbers, bool [clients]; the new states are staged in the group's store."""
-    message: TensorDict | PerClient
-    """What they had received."""
-    uses: Mapping[int, Uses]
-    """What private training used, by client."""
-    gradients: int = 0
-    """Gradients of single samples that all of them computed together."""
+    method: Method
 
-    def among(self, wanted: set[int]) -> Trained:
-        """The part of the clients that are `wanted`."""
-        return self.of([k for k, i in enumerate(self.ids) if i in wanted])
+    @property
+    def about(self) -> str:
+        """Names it in messages."""
+        return f"{self.method.title}, 'local'"
 
-    def of(self, positions: Sequence[int]) -> Trained:
-        """The part of the clients at `positions`."""
-        if len(positions) == len(self.ids):
-            return self
-        index = torch.tensor(positions, dtype=torch.int64)
-        return replace(
-            self,
-            ids=tuple(self.ids[k] for k in positions),
-            replies=self.replies[index],
-            metrics=self.metrics[index],
-            finite=self.finite[index],
-            message=message_for(self.message, self.group, positions),
-        )
+    def __call__(self, client: Client, state: TensorDict, received: TensorDict) -> Parts:
+        new, reply = _local(self.method, client, state, received)
+        return new, reply, TensorDict({**client.metrics, WORK: client.gradients}, batch_size=[])
 
 
 @dataclass(frozen=True)
-class Collected:
-    """What came back in a round."""
+class DeploymentFunction:
+    """The client function whose result is (the model that a client deploys,).
 
-    parts: list[Trained]
-    """Of each architecture the clients that answered; one of which nobody did has no part."""
-    trace: RoundTrace | None = None
-    """What became of each client that was asked; None says that all of them answered."""
+    `steps` is None for a client of the federation; for one that never trained, 0 says that it deploys at once and
+    any other number that it trains before.
+    """
+
+    method: Method
+    steps: int | None
+
+    @property
+    def about(self) -> str:
+        """Names it in messages."""
+        return f"{self.method.title}, 'personal'"
+
+    def __call__(self, client: Client, state: TensorDict, received: TensorDict) -> Parts:
+        if self.steps is not None:
+            state = self.method.newcomer(state, received)
+            if self.steps > 0:
+                state, _ = _local(self.method, client, state, received)
+        with explained(self.method, client, "personal", state=state, received=received):
+            model = whole_model(self.method, client, self.method.personal(client, state, received))
+        return (model,)
 
 
-def count_traffic(
-    message: Broadcast,
-    groups: Sequence[Group],
-    done: Sequence[Trained],
-    sampled: set[int],
-    reached: Sequence[int],
-) -> Traffic:
-    """Returns the traffic of a round: the clients `reached` receive, those of `done` that were `sampled` send."""
-    traffic = Traffic()
-    buffers = {b for g in groups for b in g.model.buffers}
-    if isinstance(message, PerArchitecture):
-        for group, where in by_group(groups, reached):
-            traffic.add(count_down(message[group.name], len(where), buffers))
-    else:
-        traffic.add(count_down(message, len(reached), buffers))
-    for part in done:
-        senders = sum(i in sampled for i in part.ids)
-        # Replies of one architecture are of equal size: those of the sampled cost as many others would.
-        traffic.add(count_up(part.replies[:senders], buffers))
-    return traffic
+def _local(
+    method: Method, client: Client, state: TensorDict, received: TensorDict
+) -> tuple[TensorDict, TensorDict]:
+    """Return (new state, reply) of a client that trains."""
+    with explained(method, client, "local", state=state, received=received):
+        return pair(method, client, method.local(client, state, received), state)
+
+
+def counted(
+    group: Group, cohort: Cohort, message: TensorDict | PerClient, function: ClientFunction
+) -> tuple[PrivacyRecord, Parts]:
+    """Return what private training would use where clients of a group ran a function, and what came out of it.
+
+    No sample is looked at and no model moves.
+    """
+    record = PrivacyRecord()
+    visit = CohortTask.of(function, replace(cohort, record=record, counting=True), message)
+    with torch.no_grad():
+        return record, Vectorized().map(visit, Stored(group.states))
 
 
 def means_of(metrics: Sequence[TensorDict]) -> dict[str, float]:
-    """Returns the mean over clients of every metric, whatever architecture a client has; nothing without clients."""
+    """Return the mean over clients of every metric, whatever architecture a client has; nothing without clients."""
     if not metrics:
         return {}
     leaves = [dict(tree.leaves(part)) for part in metrics]

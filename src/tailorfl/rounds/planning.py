@@ -1,52 +1,108 @@
-"""The ledger that a run will have, known before its first round: cohorts depend on (seed, round) only.
+"""What clients would do in rounds, found out without doing it: gradients, bytes, and uses of private data.
 
-Client code runs as in a round, on all clients of it together, but on cohorts that count: no sample is looked at, no
-model moves, and the server's state stays what it is at the start. That gives the true numbers for every method whose
-fits depend on the round and on hyper-parameters alone, as those of this library do.
+Client code runs as in a round, but on cohorts that count: no sample is looked at, no model moves, and the server
+keeps its state. That gives the true numbers for every method whose fits depend on the round and on hyper-parameters
+alone, as those of this library do; cohorts depend on (seed, round) only, so they are known before the first round.
 """
 
 from __future__ import annotations
 
-from tailorfl.rounds.client_code import DeploymentFunction, counted, deployment_message, in_parts
-from tailorfl.rounds.groups import by_group, message_for
-from tailorfl.rounds.simulation import Simulation
-from tailorfl.training.ledger import PrivacyLedger
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+import torch
+
+from tailorfl.core.messages import Broadcast, count_down, count_up
+from tailorfl.privacy.ledger import PrivacyLedger, Uses
+from tailorfl.rounds.federated_run import FederatedRun
+from tailorfl.rounds.groups import Group, by_group, in_parts, message_for
+from tailorfl.rounds.one_round import WORK, DeploymentFunction, counted
+from tailorfl.rounds.participation import RoundTrace
+from tailorfl.rounds.system import ClientWork
+from tailorfl.rounds.updates import Trained
 
 
-def planned_ledger(sim: Simulation, rounds: int, adapt_steps: int | None = None) -> PrivacyLedger:
-    """Returns the ledger of a simulation after `rounds` rounds and the evaluation of the models that come out.
+def work_of(
+    run: FederatedRun, message: Broadcast, clients: Sequence[int], round: int
+) -> tuple[dict[int, ClientWork], dict[int, Uses]]:
+    """Return by client what the work of a round would be, and what private training would use; nothing is trained.
+
+    `message` goes to `clients`; `round` is the one that batches and learning rates are of.
+    """
+    work: dict[int, ClientWork] = {}
+    uses: dict[int, Uses] = {}
+    for group, where in by_group(run.groups, clients):
+        ids = tuple(clients[k] for k in where)
+        received = message_for(message, group, where)
+        cohort = run.population.cohort(ids, round, run.train)
+        record, (_, replies, metrics) = counted(group, cohort, received, run.local)
+        buffers = set(group.model.buffers)
+        # Messages and replies of one architecture are of equal size.
+        down = count_down(received, len(ids), buffers).bytes_down / len(ids)
+        up = count_up(replies, buffers).bytes_up / len(ids)
+        for i, gradients in zip(ids, metrics[WORK].tolist(), strict=True):
+            work[i] = ClientWork(gradients, down, up)
+        uses |= record.uses
+    return work, uses
+
+
+def nobody(run: FederatedRun, group: Group, round: int) -> Trained:
+    """Return what a round is of a group of which nobody takes part: no rows, in the shape of a client's reply."""
+    one = (run.population.members(group)[0],)
+    message = message_for(run.method.broadcast(run.server, one), group, (0,))
+    _, (_, replies, metrics) = counted(
+        group, run.population.cohort(one, round, run.train), message, run.local
+    )
+    none = torch.ones(0, dtype=torch.bool)
+    return Trained(group, (), replies[:0], metrics[:0], none, message, run.method, run.server, {})
+
+
+def uses_unheard(
+    run: FederatedRun, message: Broadcast, trace: RoundTrace, heard: Collection[int]
+) -> dict[int, Uses]:
+    """Return the private training of clients that were reached and not `heard`: they may have sent what it gave."""
+    trained = (a for a in trace.answers if a.fate != "unavailable")
+    unheard = Counter(a.client for a in trained if not (a.answered and a.client in heard))
+    if run.train.dp is None or not unheard:
+        return {}
+    _, uses = work_of(run, message, trace.asked, run.round)
+    return {i: Counter({use: n * unheard[i] for use, n in uses[i].items()}) for i in unheard if i in uses}
+
+
+def planned_ledger(run: FederatedRun, rounds: int, adapt_steps: int | None = None) -> PrivacyLedger:
+    """Return the ledger of a run after `rounds` rounds and the evaluation of the models that come out.
 
     `adapt_steps` is the longest adaptation of held-out clients that will be evaluated; None where they are not.
     """
-    ledger, updates = PrivacyLedger(), sim.updates
+    ledger, updates = PrivacyLedger(), run.updates
     for number in range(rounds):
-        sampled = sim.sample(number)
-        training = sim.trainees(sampled)
-        message = sim.method.broadcast(sim.server, training)
+        sampled = run.sample(number)
+        training = run.trainees(sampled)
+        message = run.method.broadcast(run.server, training)
         if updates is not None and updates.secret:  # everybody pays alike, whoever takes part
-            for group in sim.groups:
-                ledger.book("updates", updates.used((), sim.nobody(group, number).replies))
-        for group, where in by_group(sim.groups, training):
+            for group in run.groups:
+                ledger.book("updates", updates.used((), nobody(run, group, number).replies))
+        for group, where in by_group(run.groups, training):
             ids = tuple(training[k] for k in where)
-            cohort = sim.population.cohort(ids, number, sim.train)
-            uses, (_, replies, _) = counted(group, cohort, message_for(message, group, where), sim.local)
-            ledger.book("training", uses.uses)
+            cohort = run.population.cohort(ids, number, run.train)
+            record, (_, replies, _) = counted(group, cohort, message_for(message, group, where), run.local)
+            ledger.book("training", record.uses)
             if updates is not None and not updates.secret:
-                asked = [k for k, i in enumerate(ids) if i in set(sampled)]
-                ledger.book("updates", updates.used([ids[k] for k in asked], replies[asked]))
-    if sim.method.has_personal:
-        _deployments(sim, rounds, adapt_steps, ledger)
+                positions = [k for k, i in enumerate(ids) if i in set(sampled)]
+                ledger.book("updates", updates.used([ids[k] for k in positions], replies[positions]))
+    if run.method.has_personal:
+        _plan_deployments(run, rounds, adapt_steps, ledger)
     return ledger
 
 
-def _deployments(sim: Simulation, rounds: int, adapt_steps: int | None, ledger: PrivacyLedger) -> None:
-    clients = sim.federation.num_clients
-    wanted: list[tuple[range, int | None]] = [(range(clients), None)]
+def _plan_deployments(run: FederatedRun, rounds: int, adapt_steps: int | None, ledger: PrivacyLedger) -> None:
+    clients = run.federation.num_clients
+    deployments: list[tuple[range, int | None]] = [(range(clients), None)]
     if adapt_steps is not None:
-        wanted.append((range(clients, len(sim.federation.train)), adapt_steps))
-    for ids, steps in wanted:
-        for group, part in in_parts(sim.groups, ids, len(ids)):
-            message = deployment_message(sim.method, sim.server, group, part, steps)
-            cohort = sim.population.cohort(part, rounds, sim.train, steps, own=True)
-            uses, _ = counted(group, cohort, message, DeploymentFunction(sim.method, steps))
-            ledger.settle("deployment" if steps is None else "newcomer", uses.uses)
+        deployments.append((range(clients, len(run.federation.train)), adapt_steps))
+    for ids, steps in deployments:
+        for group, part in in_parts(run.groups, ids, len(ids)):
+            message = run.deployment_message(group, part, steps)
+            cohort = run.population.cohort(part, rounds, run.train, steps, own=True)
+            record, _ = counted(group, cohort, message, DeploymentFunction(run.method, steps))
+            ledger.settle("deployment" if steps is None else "newcomer", record.uses)

@@ -32,10 +32,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.core.method import Method, methods
+from tailorfl.core.method import Method
 from tailorfl.errors import ConfigError
-from tailorfl.rounds.one_round import Trained
-from tailorfl.rounds.updates import ClientUpdates, anchor_of
+from tailorfl.rounds.requirements import check_federated, check_mean_only
+from tailorfl.rounds.updates import ClientUpdates, Trained
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.settings.server import RobustConfig
 from tailorfl.training import tree
@@ -56,17 +56,8 @@ def check_robust(method: Method, rule: RobustConfig, level: PrivacyLevel | None)
     """
     if rule.rule == "none":
         return
-    if method.pooled:
-        raise ConfigError(
-            f"{method.title} trains on pooled data, so there are no updates of clients for server.robust="
-            f"{rule.rule}; leave it out of this comparison"
-        )
-    if not method.averages_replies:
-        able = [n for n, m in methods().items() if not m.pooled and m().averages_replies]
-        raise ConfigError(
-            f"the server of {method.title} makes more of its clients' replies than their mean, so "
-            f"server.robust={rule.rule} cannot take its place; methods that it works with: {', '.join(able)}"
-        )
+    check_federated(method, f"updates of clients for server.robust={rule.rule}")
+    check_mean_only(method, f"server.robust={rule.rule} cannot take its place")
     if level == "client":
         raise ConfigError(
             f"client-level privacy shortens every update to train.dp.clip and then needs the mean, so there is no room "
@@ -105,14 +96,12 @@ class Robust:
     rule: RobustConfig
     seed: int
 
-    def shown(
-        self, method: Method, server: TensorDict, part: Trained, round: int, refused: int
-    ) -> Trained | None:
-        """Returns a part of a round as the server's half of the method sees it; None where too few are left for the
-        rule. `refused` clients sent beside these what is no finite number.
+    def shown(self, part: Trained, round: int, refused: int) -> Trained | None:
+        """Return a part of a round as the server's half of the method sees it; None if too few are left for the rule.
+
+        `refused` clients sent beside these what is no finite number.
         """
-        updates = ClientUpdates.of(part.replies, anchor_of(method, server, part), part.group.model.buffers)
-        replies = self.replies(updates, round, part.group.name, refused)
+        replies = self.replies(part.updates, round, part.group.name, refused)
         return None if replies is None else replace(part, replies=replies)
 
     def replies(

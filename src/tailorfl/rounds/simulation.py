@@ -1,31 +1,28 @@
-"""The rounds: sample a cohort, broadcast, train, check, aggregate."""
+"""The rounds: sample a cohort, broadcast, collect replies, accept, aggregate, record."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from tensordict import TensorDict
 
-from tailorfl.core.messages import Broadcast, PerClient, Replies, Traffic
+from tailorfl.core.messages import PerClient, Replies
 from tailorfl.engines.base import CohortTask
 from tailorfl.engines.precision import at_server
 from tailorfl.engines.results import CohortUpdates
 from tailorfl.errors import ConfigError
-from tailorfl.rounds.client_code import WORK
+from tailorfl.privacy.ledger import PrivacyRecord
 from tailorfl.rounds.divergence import check_server, rejected_clients
 from tailorfl.rounds.federated_run import FederatedRun
 from tailorfl.rounds.groups import Group, by_group, gather, message_for
+from tailorfl.rounds.hooks import HOOKS
 from tailorfl.rounds.method_errors import changed_replies_named, check_replies_used, shapes_of_replies
-from tailorfl.rounds.one_round import Collected, RoundResult, Trained, count_traffic, means_of
+from tailorfl.rounds.one_round import WORK, Round, RoundResult, means_of
 from tailorfl.rounds.participation import NOT_FINITE, TOO_FEW, RoundTrace
-from tailorfl.rounds.private_updates import nobody
-from tailorfl.rounds.sampling import sample_clients
-from tailorfl.rounds.work import simulated_trace, uses_unheard
+from tailorfl.rounds.updates import Trained
 from tailorfl.training import tree
-from tailorfl.training.ledger import PrivacyRecord
 
 
 class Simulation(FederatedRun):
@@ -63,110 +60,135 @@ class Simulation(FederatedRun):
         training: tuple[int, ...] | None = None,
         trace: RoundTrace | None = None,
     ) -> RoundResult:
-        """Runs the next round and returns what it did.
+        """Run the next round and return what it did; `rounds/hooks.py` lists what takes part between its steps.
 
-        `sampled` are the clients whose replies count, in rising order, by default drawn; `training` those that
-        train, by default as the method's participation says. `trace` plays a round again as it was recorded: all
-        who were asked are sent to, those whose reply was accepted train.
+        Args:
+            sampled: the clients whose replies count, in rising order, by default drawn.
+            training: those that train, by default as the method's participation says.
+            trace: a recorded round to play again: all who were asked are sent to, those whose reply was accepted train.
 
         Raises:
             DivergenceError: no client that answered returned a finite update, or the server's state is not finite.
             ConfigError: `trace` is of another round or federation.
         """
-        if trace is None and sampled is None and training is None and self.trace is not None:
-            trace = self.trace.of(self.round + 1)
+        begin = time.perf_counter()
+        try:
+            current = self._sample(sampled, training, trace)
+            self._broadcast(current)
+            current.parts = self.collect(current)
+            self._accept(current)
+            middle = time.perf_counter()
+            server = self._aggregate(current)
+            end = time.perf_counter()
+            return self._record(current, server, end - begin, end - middle)
+        except BaseException:  # Ctrl-C too: a round takes place as a whole or not at all
+            for group in self.groups:
+                group.states.rollback()
+            raise
+
+    def _sample(
+        self, sampled: tuple[int, ...] | None, training: tuple[int, ...] | None, trace: RoundTrace | None
+    ) -> Round:
+        """Return the next round, of which only the clients are known: drawn, named or recorded."""
+        drawn = sampled is None and training is None and trace is None
+        if drawn and self.trace is not None:
+            trace, drawn = self.trace.of(self.round + 1), False
         if trace is not None:
             if trace.round != self.round + 1:
                 raise ConfigError(
                     f"round {self.round + 1} cannot be played again as round {trace.round} was recorded"
                 )
             self.check_asked(trace)
-            sampled, training = trace.sampled, trace.asked
-        try:
-            return self._step(sampled, training, trace)
-        except BaseException:  # Ctrl-C too: a round takes place as a whole or not at all
-            for group in self.groups:
-                group.states.rollback()
-            raise
-
-    def _step(
-        self,
-        sampled: tuple[int, ...] | None,
-        training: tuple[int, ...] | None,
-        trace: RoundTrace | None,
-    ) -> RoundResult:
-        begin = time.perf_counter()
-        simulated = trace is None and sampled is None and training is None
+            return Round(self.round, trace.sampled, trace.asked, trace)
         sampled = self.sample(self.round) if sampled is None else sampled
         training = self.trainees(sampled) if training is None else training
-        message = self.method.broadcast(self.server, training)
-        if simulated and self.system is not None:
-            trace = simulated_trace(self, self.system, message, sampled, training)
-        collected = self._collect(message, sampled, training, trace)
-        done, trace = collected.parts, collected.trace
-        rejected = rejected_clients(self, done)
-        wanted = set(sampled)
-        accepted = [t.of([int(k) for k in t.finite.nonzero()[:, 0]]) for t in done]
-        # Under client-level privacy an update that is not finite counts as none: that there was one must not show.
-        counted = accepted if self.client_dp is None else done
-        enough = sum(i in wanted for t in counted for i in t.ids) >= self.min_replies
+        return Round(self.round, sampled, training, drawn=drawn)
+
+    def _broadcast(self, current: Round) -> None:
+        """Make the message that goes down to the clients that train."""
+        current.message = self.method.broadcast(self.server, current.training)
+        for hook in HOOKS:
+            hook.after_broadcast(self, current)
+
+    def collect(self, current: Round) -> list[Trained]:
+        """Return what comes back of the message, a part for each architecture of which anybody answers.
+
+        Here those that answer train at once: all of them, or as the round's trace has it. Who collects otherwise, from
+        real clients, overrides this, and may return fewer clients than were asked: whoever is missing took no part. It
+        then sets the round's trace, which says what became of each, and makes parts with `trained`.
+        """
+        answering = set(current.training if current.trace is None else current.trace.answered)
+        parts = []
+        for group, where in by_group(self.groups, current.training):
+            where = tuple(k for k in where if current.training[k] in answering)
+            if where:
+                ids = tuple(current.training[k] for k in where)
+                parts.append(self._train(group, ids, message_for(current.message, group, where)))
+        return parts
+
+    def _accept(self, current: Round) -> None:
+        """Refuse updates that are not finite, and the whole round where it has fewer replies than it needs."""
+        sampled = set(current.sampled)
+        current.rejected = current.refused = rejected_clients(self, current.parts)
+        current.accepted = [part.at(part.finite.nonzero()[:, 0].tolist()) for part in current.parts]
+        counted = (part.among(sampled) for part in current.accepted)
+        current.counted = [part for part in counted if part.ids]
+        for hook in HOOKS:
+            hook.after_acceptance(self, current)
+        trace = current.trace
+        enough = sum(len(part.ids) for part in current.counted) >= self.min_replies
         enough = enough and (trace is None or not trace.too_few)
         if trace is not None:
-            trace = trace.refused(() if self.client_dp else rejected, NOT_FINITE)
-            trace = trace if enough else trace.refused(trace.asked, TOO_FEW)
+            trace = trace.refused(current.refused, NOT_FINITE)
+            current.trace = trace if enough else trace.refused(trace.asked, TOO_FEW)
         if not enough:  # the round has not taken place for anybody
-            accepted = counted = []
-        asked = self._with_the_absent([t.among(wanted) for t in counted])
-        refused = {t.group.name: int((~t.among(wanted).finite).sum()) for t in done}
-        shown = {part.group.name: self._shown(part, refused) for part in asked}
-        arrived = {name: replies for name, replies in shown.items() if replies is not None}
-        traffic = self._count(message, done, wanted, trace)
-        middle = time.perf_counter()
-        server = self.server
-        if arrived:  # else the server keeps what it has: of those that were asked nobody has an update
-            server = tree.contiguous(self._aggregated(server, gather(arrived)))
-            check_server(self.server, server, self.round + 1, self.method.server_settings)
-        end = time.perf_counter()
-        losses = means_of([part.metrics for part in accepted if part.ids])
-        for part in accepted:
+            current.accepted, current.counted = [], []
+
+    def _aggregate(self, current: Round) -> TensorDict:
+        """Return the server's state after the round: what it was, if it gets no reply."""
+        shown = {}
+        for part in current.counted:
+            seen: Trained | None = part
+            for hook in HOOKS:
+                seen = None if seen is None else hook.before_aggregation(self, current, seen)
+            if seen is not None:
+                shown[part.group.name] = self.replies(seen)
+        if not shown:
+            return self.server
+        server = tree.contiguous(self.aggregated(self.server, gather(shown)))
+        check_server(self.server, server, self.round + 1, self.method.server_settings)
+        return server
+
+    def aggregated(self, server: TensorDict, replies: Replies) -> TensorDict:
+        """Return what the server's half of the method makes of replies."""
+        names = [path for path, _ in tree.leaves(replies.stack)]
+        check_replies_used(self.method, names)
+        before = set[str]().union(*self._replied.values())
+        with changed_replies_named(self.method, self.round, names, before), at_server(self.engine.precision):
+            return self.method.aggregate(server, replies)
+
+    def _record(
+        self, current: Round, server: TensorDict, seconds: float, server_seconds: float
+    ) -> RoundResult:
+        """Keep the states of the round and return what it did."""
+        losses = means_of([part.metrics for part in current.accepted if part.ids])
+        for part in current.accepted:
             part.group.states.commit(part.ids)
         self.server = server
-        self._book(done, asked)
-        if collected.trace is not None:
-            self.clock += collected.trace.seconds or 0.0
-            heard = {i for part in done for i in part.ids}
-            self.ledger.book("training", uses_unheard(self, message, collected.trace, heard))
-        self.traffic.add(traffic)
-        gradients = sum(part.gradients for part in done)
-        self.gradients += gradients
-        self.turns += sum(i in wanted for t in done for i in t.ids)
-        result = RoundResult(
-            self.round, sampled, rejected, losses, end - begin, traffic, gradients, end - middle, trace
-        )
+        for hook in HOOKS:
+            hook.after_round(self, current)
         self.round += 1
-        return result
-
-    def _collect(
-        self,
-        message: Broadcast,
-        sampled: tuple[int, ...],
-        training: tuple[int, ...],
-        trace: RoundTrace | None,
-    ) -> Collected:
-        """Returns what comes back of a message to the clients `training`, of whom `sampled` would count.
-
-        Here those that answer train at once: all of them, or as `trace` has it. Who collects otherwise, from real
-        clients, overrides this, and may return fewer clients than were asked: whoever is missing took no part. It then
-        says in the trace what became of each, and makes parts with `trained`.
-        """
-        here = set(training if trace is None else trace.answered)
-        parts = []
-        for group, where in by_group(self.groups, training):
-            where = tuple(k for k in where if training[k] in here)
-            if where:
-                ids = tuple(training[k] for k in where)
-                parts.append(self._train(group, ids, message_for(message, group, where)))
-        return Collected(parts, trace)
+        return RoundResult(
+            current.number,
+            current.sampled,
+            current.rejected,
+            losses,
+            seconds,
+            current.traffic,
+            current.gradients,
+            server_seconds,
+            current.trace,
+        )
 
     def _train(
         self,
@@ -175,127 +197,49 @@ class Simulation(FederatedRun):
         message: TensorDict | PerClient,
         older: tuple[int, TensorDict] | None = None,
     ) -> Trained:
-        """Returns what clients make of a message; `older` is the (version, server's state) it is of, if not of now."""
-        round, server = (self.round, self.server) if older is None else older
-        record = self._record()
-        cohort = self.population.cohort(ids, round, self.train)
+        """Return what clients make of a message; `older` is the (version, server's state) it is of, if not of now."""
+        number, server = (self.round, self.server) if older is None else older
+        record = self.new_record()
+        cohort = self.population.cohort(ids, number, self.train)
         visit = CohortTask.of(self.local, replace(cohort, record=record), message)
         with torch.no_grad():
-            found = self.engine.train(visit, group.states)
-        part = self.trained(group, ids, found, message, record)
-        return self.malicious.sent(self.method, server, part, round)
+            updates = self.engine.train(visit, group.states)
+        part = self.trained(group, ids, updates, message, record, server)
+        for hook in HOOKS:
+            part = hook.after_training(self, part, number)
+        return part
 
     def trained(
         self,
         group: Group,
         ids: tuple[int, ...],
-        found: CohortUpdates,
+        updates: CohortUpdates,
         message: TensorDict | PerClient,
         record: PrivacyRecord | None,
+        server: TensorDict | None = None,
     ) -> Trained:
-        """Returns the part of a round that clients of a group are, from what their training returned.
+        """Return the part of a round that clients of a group are, from what their training returned.
+
+        `server` is the state that the message was made of, by default the present one.
 
         Raises:
             ClientError: the replies are shaped otherwise than those of earlier rounds.
         """
         before = self._replied.get(group.name, {})
-        self._replied[group.name] = shapes_of_replies(self.method, found.replies, ids, self.round, before)
+        self._replied[group.name] = shapes_of_replies(self.method, updates.replies, ids, self.round, before)
         uses = {} if record is None else record.uses
-        gradients = int(found.metrics[WORK].double().sum())
-        metrics = found.metrics.exclude(WORK)
-        return Trained(group, ids, found.replies, metrics, found.finite, message, uses, gradients)
-
-    def _aggregated(self, server: TensorDict, replies: Replies) -> TensorDict:
-        now = [path for path, _ in tree.leaves(replies.stack)]
-        check_replies_used(self.method, now)
-        before = set[str]().union(*self._replied.values())
-        with changed_replies_named(self.method, self.round, now, before), at_server(self.engine.precision):
-            return self.method.aggregate(server, replies)
-
-    def _book(self, done: Sequence[Trained], asked: Sequence[Trained]) -> None:
-        """Writes into the ledger what a round used: all that trained, and the updates that left a client."""
-        for part in done:
-            self.ledger.book("training", part.uses)
-        if self.updates is not None:
-            for part in asked:
-                self.ledger.book("updates", self.updates.used(part.ids, part.replies))
-
-    def _with_the_absent(self, asked: Sequence[Trained]) -> list[Trained]:
-        """The parts of a round that have clients; where the cohort is secret, all architectures in order.
-
-        A group of which nobody was drawn then has replies of no rows: what the server gets of it is noise alone.
-        """
-        if not self.cohort_is_secret:
-            return [part for part in asked if part.ids]
-        there = {part.group.name: part for part in asked}
-        return [
-            there[group.name] if group.name in there else self.nobody(group, self.round)
-            for group in self.groups
-            if self.population.members(group)
-        ]
-
-    def nobody(self, group: Group, round: int) -> Trained:
-        """Returns what a round is of a group of which nobody takes part."""
-        one = (self.population.members(group)[0],)
-        message = message_for(self.method.broadcast(self.server, one), group, (0,))
-        return nobody(group, self.local, self.population.cohort(one, round, self.train), message)
-
-    def _shown(self, part: Trained, refused: Mapping[str, int]) -> Replies | None:
-        """What the server's half of the method gets of a part of a round; None where too few replied for its rule.
-
-        `refused` says of how many clients of each architecture the reply was no number.
-        """
-        if self.robust is not None:
-            found = self.robust.shown(self.method, self.server, part, self.round, refused[part.group.name])
-            return None if found is None else self.replies(found)
-        if self.updates is None:
-            return self.replies(part)
-        members = len(self.population.members(part.group))
-        shown = self.replies(self.updates.hidden(part, self.server, self.round, members))
-        return replace(shown, rate=self.fraction) if self.updates.secret else shown
-
-    def replies(self, part: Trained) -> Replies:
-        """Returns the replies of a part of a round for the server."""
-        return Replies(
-            stack=part.replies,
-            clients=part.ids,
-            samples=self.population.sizes[list(part.ids)],
-            weighting=self.weights,
-            context=part.group.context,
-            round=self.round,
-            metrics=part.metrics,
+        gradients = int(updates.metrics[WORK].double().sum())
+        metrics = updates.metrics.exclude(WORK)
+        server = self.server if server is None else server
+        return Trained(
+            group,
+            ids,
+            updates.replies,
+            metrics,
+            updates.finite,
+            message,
+            self.method,
+            server,
+            uses,
+            gradients,
         )
-
-    def sample(self, round: int) -> tuple[int, ...]:
-        """Returns the clients of a round in rising order.
-
-        They depend on (seed, round) only, so all methods see the same cohorts.
-        """
-        return sample_clients(
-            self.seed,
-            round,
-            self.population.sizes,
-            self.fraction if self.system is None else self.system.asked(self.fraction),
-            self.sampling,
-            may_be_empty=self.cohort_is_secret,
-        )
-
-    def trainees(self, sampled: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the clients that train where `sampled` are those that are aggregated."""
-        return tuple(range(self.participants)) if self.method.participation == "all" else sampled
-
-    def _count(
-        self, message: Broadcast, done: Sequence[Trained], sampled: set[int], trace: RoundTrace | None
-    ) -> Traffic:
-        """Returns the traffic of a round: who was asked has received (or everyone), the sampled that answer send."""
-        if self.method.pooled:
-            return Traffic()
-        reached: Sequence[int] = [i for t in done for i in t.ids]
-        if trace is not None:
-            reached = trace.reached
-            if isinstance(message, PerClient):
-                place = {i: k for k, i in enumerate(trace.asked)}
-                rows = torch.tensor([place[i] for i in reached], dtype=torch.int64)
-                message = PerClient(message.payloads, message.rows[rows])
-        everyone = range(self.participants) if self.method.reaches_all else reached
-        return count_traffic(message, self.groups, done, sampled, everyone)

@@ -49,7 +49,7 @@ def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
     from tailorfl.evaluation.selection import refuse_private
     from tailorfl.rounds.buffered import check_buffered
     from tailorfl.rounds.malicious import check_malicious
-    from tailorfl.rounds.private_updates import check_private
+    from tailorfl.rounds.requirements import check_private
     from tailorfl.rounds.robust import check_robust
     from tailorfl.runs.build import train_config
     from tailorfl.runs.job import Job

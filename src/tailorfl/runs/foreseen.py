@@ -12,10 +12,10 @@ from functools import cache
 from tailorfl.rounds.buffered import Buffered
 from tailorfl.rounds.events import Timeline
 from tailorfl.rounds.participation import TOO_FEW, RoundTrace
+from tailorfl.rounds.planning import work_of
 from tailorfl.rounds.sampling import sampled_clients
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.rounds.system import ClientWork
-from tailorfl.rounds.work import work_of
 
 
 def foreseen(sim: Simulation, rounds: int) -> dict[str, float]:

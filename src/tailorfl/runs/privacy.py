@@ -14,11 +14,11 @@ import numpy as np
 from tailorfl.errors import TailorflError
 from tailorfl.privacy.accounting import epsilon, noise_for
 from tailorfl.privacy.client_privacy import ClientDP
+from tailorfl.privacy.ledger import EVERYONE, Entry, PrivacyLedger
 from tailorfl.rounds.planning import planned_ledger
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.job import Job
 from tailorfl.settings.privacy import Accountant, PrivacyConfig
-from tailorfl.training.ledger import EVERYONE, Entry, PrivacyLedger
 from tailorfl.training.sample_privacy import SampleDP
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 
 from tailorfl.errors import ConfigError
+from tailorfl.privacy.ledger import Entry
 from tailorfl.settings.privacy import UNBOUND, BatchSampling
-from tailorfl.training.ledger import Entry
 
 
 def releases(

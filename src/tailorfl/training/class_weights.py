@@ -63,3 +63,21 @@ def check_class_weights(wanted: ClassWeights, source: Source, level: PrivacyLeve
             "train.class_weights=federated sends every client's number of samples of each class without noise, which "
             "client-level privacy does not cover; take class_weights=client, which sends nothing"
         )
+
+
+def check_balanced_softmax(source: Source, level: PrivacyLevel | None) -> None:
+    """Check that clients of these data can train with `objective = balanced_softmax`.
+
+    Raises:
+        ConfigError: the task has no classes, or sample-level privacy does not cover the counts of classes.
+    """
+    if source.task != "classification":
+        raise ConfigError(
+            f"objective = balanced_softmax weighs classes (data with task classification), which a task of "
+            f"{source.task} does not have; leave it out"
+        )
+    if level == "sample":
+        raise ConfigError(
+            "objective = balanced_softmax uses the number of a client's samples of each class, which sample-level "
+            "privacy does not cover; leave it out, or train.dp, or take train.dp.level=client"
+        )

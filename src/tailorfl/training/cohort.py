@@ -15,11 +15,11 @@ from torch import Tensor
 from tailorfl.data.source import Source
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
+from tailorfl.privacy.ledger import PrivacyRecord
 from tailorfl.settings.experiment import DEFAULT
 from tailorfl.settings.train import ClassWeights, ObjectiveName, OptimizerName, Schedule
 from tailorfl.training import tree
 from tailorfl.training.keys import derive
-from tailorfl.training.ledger import PrivacyRecord
 from tailorfl.training.objective import Loss
 from tailorfl.training.plan import BatchPlan, Rows, Steps, make_plan
 from tailorfl.training.round_schedule import CONSTANT, RoundSchedule

@@ -11,7 +11,7 @@ samples a client has is public), so the sum changes by C at most. `sampling` say
 | `shuffle` | the next ones of a random order | its size | one Gaussian mechanism: it is in one batch, whichever |
 
 Noise is drawn from the client's key, so every engine adds the same noise; every gradient of a round has noise
-of its own, and every training batches of its own. What was spent is in the ledger (`tailorfl.training.ledger`).
+of its own, and every training batches of its own. What was spent is in the ledger (`tailorfl.privacy.ledger`).
 """
 
 from __future__ import annotations

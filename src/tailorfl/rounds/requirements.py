@@ -1,0 +1,105 @@
+"""What a method and the data have to be for the settings of a run: for privacy, attacks and rules of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any
+
+from tailorfl.arguments import check_kind, check_texts
+from tailorfl.core.method import Method, methods
+from tailorfl.data.federation import Federation
+from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
+from tailorfl.data.source import Source
+from tailorfl.errors import ConfigError
+from tailorfl.models.functional import Model
+from tailorfl.settings.experiment import CYCLIC, Sampling, Weights
+from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.training.class_weights import check_balanced_softmax, check_class_weights
+from tailorfl.training.cohort import TrainConfig
+
+
+def check_federated(method: Method, lacking: str) -> None:
+    """Check that the clients of a method train on their own data.
+
+    `lacking` names what there is none of where they do not. Raises ConfigError.
+    """
+    if method.pooled:
+        raise ConfigError(
+            f"{method.title} trains on pooled data, so there are no {lacking}; leave it out of this comparison"
+        )
+
+
+def check_mean_only(method: Method, consequence: str) -> None:
+    """Check that the server of a method needs nothing of replies but their mean.
+
+    `consequence` says what cannot be done where it needs more. Raises ConfigError.
+    """
+    if not method.averages_replies:
+        able = sorted(n for n, m in methods().items() if not m.pooled and m().averages_replies)
+        raise ConfigError(
+            f"the server of {method.title} makes more of its clients' replies than their mean, so {consequence}; "
+            f"methods that it works with: {', '.join(able)}"
+        )
+
+
+def check_private(method: Method, level: PrivacyLevel, weights: Weights) -> None:
+    """Check that a method can be run with privacy of a level and these weights of clients.
+
+    Raises:
+        ConfigError: what it does with private data is not covered, or its settings must change.
+    """
+    leak = method.unprotected(level)
+    if leak:
+        raise ConfigError(
+            f"{method.title} uses {leak}, which {level}-level privacy does not cover; leave that out, or train.dp"
+        )
+    if level == "sample":
+        return
+    check_federated(method, "clients that client-level privacy could hide")
+    if method.averages_replies and weights != "uniform":
+        raise ConfigError(
+            f"client-level privacy of {method.title} needs equal weights, since one client may hold most samples; "
+            "set weights=uniform"
+        )
+
+
+def check_samples(source: Source, train: TrainConfig, level: PrivacyLevel | None) -> None:
+    """Check that clients can train on samples as `train` says, and that privacy covers how they were scaled.
+
+    Raises:
+        ConfigError: samples were scaled by statistics of private ones, so that one sample, or one client, changes all
+            others; or samples have no classes where a loss or weights need them, or privacy does not cover these.
+    """
+    scaled: PrivateScaling | None = source.info.get(PRIVATE_SCALING)
+    if scaled is not None and (level == "sample" or (level == "client" and scaled.shared)):
+        raise ConfigError(
+            f"the samples of '{source.name}' are scaled by {scaled.by}, so one {level} changes all others, which "
+            f"{level}-level privacy does not cover; scale them by public constants ({scaled.instead})"
+        )
+    check_class_weights(train.class_weights, source, level)
+    if train.balanced:
+        check_balanced_softmax(source, level)
+
+
+def check_fraction(fraction: float, sampling: Sampling) -> None:
+    """Check the share of clients in a round. Raises ConfigError."""
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"fraction must lie in (0, 1], but is {fraction}")
+    if sampling in CYCLIC and fraction != 1:
+        raise ConfigError(
+            f"sampling={sampling} has one client a round, so fraction={fraction} says nothing; leave it out"
+        )
+
+
+def check_kinds(
+    method: Any, federation: Any, model: Any, train: Any, assignment: Any, seed: Any, fraction: Any
+) -> None:
+    """Check that what a run is made of has the right types. Raises ConfigError."""
+    check_kind("method", method, Method)
+    check_kind("federation", federation, Federation)
+    check_kind("model", model, Model, Mapping)
+    check_kind("train", train, TrainConfig)
+    check_texts("assignment", assignment)
+    check_kind("seed", seed, Integral)
+    check_kind("fraction", fraction, Real)
