@@ -26,6 +26,7 @@ lint: $(VENV)/.installed-dev
 # What goes to the package index, in dist, and proof that it works without this repository.
 package: $(VENV)/.installed-dev
 	rm -rf dist
+	$(BIN)/python -m tailorfl.runs.catalogue
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
 	OMP_NUM_THREADS=1 $(BIN)/python tests/package/try_package.py dist

@@ -31,7 +31,6 @@ from tailorfl.runs.variants import expand
 from tailorfl.settings.engine import EngineConfig, FeaturePlace
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.loading import load
-from tailorfl.settings.overrides import name_modules
 
 
 def run(
@@ -115,8 +114,7 @@ def reproduce(
     """Runs every variant of an experiment; see `tailorfl.reproduce`."""
     check_kind("out", out, str, Path, None)
     place = None if out is None else Path(out)
-    name_modules(settings)
-    given = load(config, settings, scale=scale)
+    given = load(config, settings, scale=scale, may_import=True)
     chosen, way = _chosen(given, {}, place, None, None, resume, False, overwrite, force)
     check(chosen)
     folder = new_folder(chosen, overwrite) if place is None else place
@@ -206,10 +204,9 @@ def _loaded(
     methods: Sequence[str] | None = None,
 ) -> ExperimentConfig:
     """An experiment, which names a source that was handed over as such and not as another."""
-    name_modules(settings)
     if source is None:
-        return load(config, settings, methods=methods)
+        return load(config, settings, methods=methods, may_import=True)
     named = {"name": source.name} if config is None else {}
-    chosen = load(config, {**named, **settings}, methods=methods)
+    chosen = load(config, {**named, **settings}, methods=methods, may_import=True)
     data = chosen.data.model_copy(update={"name": GIVEN, "path": None, "options": {}})
     return chosen.model_copy(update={"data": data})

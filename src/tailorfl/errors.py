@@ -85,6 +85,16 @@ def nearest(name: str, options: Iterable[str], cutoff: float = 0.5) -> str | Non
     return found[0] if found else None
 
 
+def did_you_mean(name: str, options: Iterable[str], what: str = "") -> str:
+    """Return the question after the option most like `name`, with a space before it, or "" if nothing is close.
+
+    >>> did_you_mean("dito", ["ditto", "fedavg"])
+    " Did you mean 'ditto'?"
+    """
+    hint = nearest(name, options)
+    return f" Did you mean {what}'{hint}'?" if hint else ""
+
+
 def unknown(kind: str, name: str, options: Iterable[str]) -> ConfigError:
     """A ConfigError for a name that does not exist, with the nearest valid name and all of them."""
     known = sorted(options)
@@ -94,9 +104,7 @@ def unknown(kind: str, name: str, options: Iterable[str]) -> ConfigError:
         )
     if "\n" in name:  # rows of a table, say, which are nobody's to read in a message
         return ConfigError(f"{kind} is a text of {len(name):,} characters. Valid: {', '.join(known)}.")
-    hint = nearest(name, known)
-    suggestion = f" Did you mean '{hint}'?" if hint else ""
-    return ConfigError(f"unknown {kind} '{name}'.{suggestion} Valid: {', '.join(known)}.")
+    return ConfigError(f"unknown {kind} '{name}'.{did_you_mean(name, known)} Valid: {', '.join(known)}.")
 
 
 def first_few(words: Sequence[str], most: int, between: str = ", ") -> str:

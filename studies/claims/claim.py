@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.settings.base import Number, Settings, listed
-from tailorfl.settings.reading import Loader, parsed
+from tailorfl.settings.loading import Loader, parsed
 
 Kind = Literal["at least", "at most", "ordered", "sign", "exact"]
 """at least: first − second is positive, `gap` as published; of errors the method with the larger one is first.

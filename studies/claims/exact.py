@@ -268,9 +268,9 @@ def _gradients(method: Mapping[str, object]) -> float:
     """Gradients of single samples that a client computes in a round, counted in one round of four clients."""
     from tailorfl.runs.build import make_federation, make_simulation
     from tailorfl.runs.job import Job
-    from tailorfl.settings.loading import parse
+    from tailorfl.settings.loading import load
 
-    config = parse(
+    config = load(
         {
             "data": {"clients": 4, "samples": 200, "partition": "iid"},
             "model": {"name": "mlp", "hidden": [8]},

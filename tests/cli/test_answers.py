@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from typer.testing import CliRunner
 import tailorfl
 from tailorfl.cli.main import app
 from tailorfl.errors import ConfigError
+from tailorfl.runs.catalogue import catalogue
+from tailorfl.settings.errors import check_names
 from tailorfl.settings.experiment import ExperimentConfig
-from tailorfl.settings.first_look import first_look
 from tailorfl.settings.listing import settings
 from tailorfl.settings.loading import load
 
@@ -132,10 +134,14 @@ def test_every_setting_is_listed_with_type_default_and_meaning() -> None:
     assert "engine" not in output.split("train.dp")[0]
 
 
-def test_settings_are_refused_before_torch_is_imported() -> None:
-    """The import of torch alone takes seconds."""
+def test_settings_are_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    """The import of torch alone takes seconds, so an installed package has the registries' names in a file."""
+    (tmp_path / "names.json").write_text(json.dumps(catalogue()))
     code = (
         "import sys\n"
+        "from pathlib import Path\n"
+        "from tailorfl.settings import errors\n"
+        "errors.CATALOGUE = Path('names.json')\n"
         "from typer.testing import CliRunner\n"
         "from tailorfl.cli.main import app\n"
         "for words in (['engine.device=gpu'], ['method=dito'], ['method.lamb=1'], ['model=mpl'], ['data=digit'],\n"
@@ -161,7 +167,7 @@ def test_settings_are_refused_before_torch_is_imported() -> None:
 )
 def test_first_look_knows_the_names(text: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=f"Did you mean {hint}"):
-        first_look(load(None, [text]))
+        check_names(load(None, [text]))
 
 
 def test_another_model_says_what_of_the_file_it_drops(

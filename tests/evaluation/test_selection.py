@@ -25,7 +25,7 @@ from tailorfl.report.experiment import run_experiment
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.check import check
 from tailorfl.runs.job import Job, Observer
-from tailorfl.settings.loading import parse
+from tailorfl.settings.loading import load
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.sample_privacy import SampleDP
 
@@ -205,9 +205,9 @@ class Interrupted(Observer):
 
 
 def test_an_experiment_goes_on_with_what_was_chosen_wherever_states_lie(tmp_path: Path) -> None:
-    whole = run_experiment(parse(SETTINGS), tmp_path / "whole")
+    whole = run_experiment(load(SETTINGS), tmp_path / "whole")
     for where in ("memory", "disk"):
-        config = parse({**SETTINGS, "engine": {"name": "vectorized", "states": where}})
+        config = load({**SETTINGS, "engine": {"name": "vectorized", "states": where}})
         with pytest.raises(KeyboardInterrupt):
             run_experiment(config, tmp_path / where, observer=Interrupted())
         resumed = run_experiment(config, tmp_path / where, way="resume")
@@ -227,7 +227,7 @@ def test_an_experiment_goes_on_with_what_was_chosen_wherever_states_lie(tmp_path
 
 
 def test_the_table_says_which_rounds_were_chosen(tmp_path: Path) -> None:
-    result = run_experiment(parse(SETTINGS), tmp_path / "out")
+    result = run_experiment(load(SETTINGS), tmp_path / "out")
     listed = pd.read_csv(tmp_path / "out" / "ditto" / "seed-0" / "selection.csv")
     assert list(listed.columns) == ["client", "round", "val/accuracy", "val/loss"]
     chosen = listed["round"]
@@ -236,22 +236,20 @@ def test_the_table_says_which_rounds_were_chosen(tmp_path: Path) -> None:
     head, _, *rows = (tmp_path / "out" / "comparison.md").read_text().splitlines()
     place = head.split("|").index(" round chosen by validation ")
     assert rows[1].split("|")[place].strip() == "–"
-    last = parse({**SETTINGS, "eval": {**SETTINGS["eval"], "select": "last"}})
+    last = load({**SETTINGS, "eval": {**SETTINGS["eval"], "select": "last"}})
     assert "selected_round" not in run_experiment(last, tmp_path / "last").table.columns
 
 
 def test_what_cannot_be_chosen_honestly_is_refused(tmp_path: Path) -> None:
     private = {**SETTINGS, "train": {"dp": {"clip": 1.0, "noise": 1.0}}}
     with pytest.raises(ConfigError, match=r"eval.select=val.*sample-level privacy does not cover"):
-        check(parse(private))
-    check(parse({**private, "methods": ["fedavg"]}))  # has nothing to choose
+        check(load(private))
+    check(load({**private, "methods": ["fedavg"]}))  # has nothing to choose
     hidden = {"dp": {"clip": 1.0, "noise": 1.0, "level": "client"}}
-    check(parse({**SETTINGS, "methods": ["ditto"], "train": hidden, "weights": "uniform"}))
+    check(load({**SETTINGS, "methods": ["ditto"], "train": hidden, "weights": "uniform"}))
     with pytest.raises(ConfigError, match="every = 0"):
-        parse({**SETTINGS, "eval": {"every": 0, "select": "val"}})
-    without = parse(
-        {**SETTINGS, "data": {**SETTINGS["data"], "split": {"train": 0.7, "val": 0, "test": 0.3}}}
-    )
+        load({**SETTINGS, "eval": {"every": 0, "select": "val"}})
+    without = load({**SETTINGS, "data": {**SETTINGS["data"], "split": {"train": 0.7, "val": 0, "test": 0.3}}})
     with pytest.raises(ConfigError, match=r"no client has any.*data.split"):
         run_experiment(without, tmp_path / "none")
     noisy = TrainConfig(epochs=1, batch_size=4, lr=0.1, dp=SampleDP(1.0, 1.0, "shuffle"))

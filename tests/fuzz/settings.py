@@ -12,7 +12,7 @@ from tailorfl.errors import TailorflError
 from tailorfl.printable import harmful
 from tailorfl.report.experiment import run_experiment
 from tailorfl.runs.check import check
-from tailorfl.settings.loading import load, parse
+from tailorfl.settings.loading import load
 
 BASE: dict[str, Any] = {
     "method": "fedavg",
@@ -106,7 +106,7 @@ def case(random_: random.Random, folder: Path) -> None:
     else:
         given = {random_.choice(KEYS).split(".")[0]: value(random_) for _ in range(random_.randrange(1, 4))}
         config = load({**BASE, **given} if random_.random() < 0.8 else given)
-    again = parse(yaml.safe_load(config.to_yaml()))
+    again = load(yaml.safe_load(config.to_yaml()))
     assert again.to_yaml() == config.to_yaml(), "settings read back are others"
     texts = [config.name, *(method.label for method in config.methods)]
     assert not any(harmful(text) for text in texts), "a text that changes the terminal"

@@ -11,7 +11,7 @@ from torch import Tensor
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.job import Job
-from tailorfl.settings.loading import parse
+from tailorfl.settings.loading import load
 from tailorfl.training import tree
 
 pytest.importorskip("transformers", reason="pip install 'tailorfl[text]'")
@@ -43,7 +43,7 @@ UP = {"ffa_lora": HALF, "fedsa_lora": HALF, "flexlora": RANKED, "hetlora": RANKE
 
 
 def simulation(name: str, engine: str) -> Simulation:
-    config = parse(
+    config = load(
         {
             "data": {"name": "digits", "clients": CLIENTS, "samples": 120, "public": "digits"},
             "model": {"name": "vit", "hidden": HIDDEN, "layers": LAYERS, "lora": RANK, "lora_dropout": 0.0},

@@ -13,7 +13,8 @@ import pytest
 
 from tailorfl import errors, hub
 from tailorfl.errors import ConfigError, DataError, MissingExtraError, ModelError
-from tailorfl.settings.first_look import first_look
+from tailorfl.runs.catalogue import catalogue
+from tailorfl.settings.errors import check_names
 from tailorfl.settings.loading import load
 
 pytest.importorskip("transformers", reason="pip install 'tailorfl[text]'")
@@ -86,8 +87,8 @@ def test_models_and_tokenizers_say_so() -> None:
 def test_settings_are_refused_before_anything_is_loaded() -> None:
     config = load(None, ["data=text", "model.name=huggingface", "model.checkpoint=/nowhere/model"])
     with pytest.raises(ConfigError, match="'/nowhere/model' does not exist"):
-        first_look(config)
-    first_look(load(None, ["data=text", "model.name=huggingface", "model.checkpoint=owner/name"]))
+        check_names(config)
+    check_names(load(None, ["data=text", "model.name=huggingface", "model.checkpoint=owner/name"]))
 
 
 @pytest.mark.parametrize(
@@ -124,13 +125,17 @@ def test_a_missing_package_is_installed_by_a_command_that_needs_no_registry_entr
     assert errors._needed("no_such_extra") == []
 
 
-def test_a_wrong_folder_is_answered_before_torch_is_imported() -> None:
+def test_a_wrong_folder_is_answered_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "names.json").write_text(json.dumps(catalogue()))
     code = (
         "import sys\n"
+        "from pathlib import Path\n"
+        "from tailorfl.settings import errors\n"
+        "errors.CATALOGUE = Path('names.json')\n"
         "from typer.testing import CliRunner\n"
         "from tailorfl.cli.main import app\n"
         "result = CliRunner().invoke(app, ['run', 'model.name=huggingface', 'model.checkpoint=./none'])\n"
         "assert result.exit_code == 2 and 'does not exist' in result.output, result.output\n"
         "assert 'torch' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

@@ -21,7 +21,7 @@ from tailorfl.evaluation.calibration import probabilities
 from tailorfl.report.clients import Clients, clients_of
 from tailorfl.report.experiment import run_experiment
 from tailorfl.runs import predictions
-from tailorfl.settings.loading import parse
+from tailorfl.settings.loading import load
 
 SETTINGS: dict[str, Any] = {
     "methods": ["local", "fedavg", "ditto"],
@@ -128,7 +128,7 @@ def test_numbers_that_are_not_defined_are_absent(tmp_path: Path) -> None:
     source = from_tensors(rng.normal(size=(120, 3)).astype(np.float32), y, clients=owner, task="binary")
     settings = {"methods": ["local", "fedavg"], "rounds": 1, "seeds": 1, "model": "logistic"}
     more = {"data": {"partition": "natural"}, "eval": {"every": 0, "metric": "auc"}}
-    found: Clients = clients_of(run_experiment(parse({**settings, **more}), tmp_path / "run", source=source))
+    found: Clients = clients_of(run_experiment(load({**settings, **more}), tmp_path / "run", source=source))
     assert all(line.value is not None for line in found.lines[4:])
     for line in found.lines[:4]:
         assert (line.value, line.interval, line.gain, line.gain_interval) == (None,) * 4

@@ -27,7 +27,7 @@ from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.check import check
 from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import ExperimentConfig
-from tailorfl.settings.loading import parse
+from tailorfl.settings.loading import load
 from tailorfl.training import tree
 
 MODELS = {"small": model("mlp"), "large": model("batch_norm")}
@@ -164,13 +164,13 @@ def test_an_experiment_draws_the_architectures_by_its_seed() -> None:
         sim = make_simulation(Job(config, method, seed), data)
         return [group.clients for group in sim.groups]
 
-    config = parse(settings)
+    config = load(settings)
     data = make_federation(config, 0)
-    assert owners(config, 0) == owners(parse(settings), 0)
+    assert owners(config, 0) == owners(load(settings), 0)
     assert owners(config, 0) != owners(config, 1)
     assert [len(ids) for ids in owners(config, 0)] == [5, 5]
     del settings["model"]["assign"]
-    fixed = parse(settings)
+    fixed = load(settings)
     largest = {int(i) for i in np.argsort(data.sizes(), kind="stable")[-5:]}
     assert [set(ids) for ids in owners(fixed, 0)] == [set(range(10)) - largest, largest]
     assert owners(fixed, 0) == owners(fixed, 1)
@@ -220,13 +220,13 @@ def test_an_architecture_that_cannot_be_mapped_makes_the_automatic_engine_sequen
 def test_an_experiment_is_refused_before_its_first_job_where_one_method_cannot_run() -> None:
     settings = {"model": {"name": "logistic", "larger": ["mlp"]}, "methods": ["local", "fedavg"]}
     with pytest.raises(ConfigError, match="FedAvg exchanges or averages"):
-        check(parse(settings))
+        check(load(settings))
     with pytest.raises(ConfigError, match="FedDF needs a public set"):
-        check(parse({"methods": ["fedavg", "feddf"]}))
+        check(load({"methods": ["fedavg", "feddf"]}))
 
 
 def test_an_experiment_with_two_architectures(tmp_path: Any) -> None:
-    config = parse(
+    config = load(
         {
             "data": {"name": "digits", "clients": 4, "public": "digits", "public_samples": 40},
             "model": {"name": "logistic", "larger": [{"name": "mlp", "hidden": [16]}]},

@@ -31,7 +31,7 @@ from tailorfl.rounds.buffered import Buffered
 from tailorfl.rounds.participation import Trace
 from tailorfl.rounds.system import System
 from tailorfl.runs.check import check
-from tailorfl.settings.loading import parse
+from tailorfl.settings.loading import load
 from tailorfl.settings.system import SystemConfig
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.sample_privacy import SampleDP
@@ -306,7 +306,7 @@ def test_what_has_no_buffered_rounds_is_refused_before_anything_starts(
 ) -> None:
     settings = {"methods": ["fedavg"], "system": {"mode": "buffered"}, **given}
     with pytest.raises(ConfigError, match=said):
-        check(parse(settings))
+        check(load(settings))
 
 
 def test_numbers_of_clients_that_are_not_there() -> None:

@@ -11,7 +11,7 @@ from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.cost_estimate import estimate
 from tailorfl.runs.job import Job
-from tailorfl.settings.loading import parse
+from tailorfl.settings.loading import load
 from tailorfl.training.gradients import LocalObjective
 
 METHODS: list[dict[str, Any]] = [
@@ -35,7 +35,7 @@ def test_traffic_of_a_round_is_that_of_the_second_round(
 ) -> None:
     """The first one sends less in FedFomo and PerFed-CKT; clusters of two probed clients may be fewer than asked."""
     monkeypatch.setattr("tailorfl.runs.cost_estimate.PROBE_SECONDS", seconds)
-    config = parse(
+    config = load(
         {
             "data": {
                 "name": "digits",
@@ -70,7 +70,7 @@ def test_the_servers_time_counts_once_a_round_and_the_clients_with_their_number(
         "seeds": 1,
     }
     methods = [{"name": "fedavg"}, {"name": "feddf", "distil": {"steps": 400}}]
-    rows = estimate(parse({**settings, "methods": methods})).methods
+    rows = estimate(load({**settings, "methods": methods})).methods
     assert rows["feddf"]["seconds_per_round"] > rows["fedavg"]["seconds_per_round"]
 
 
@@ -109,7 +109,7 @@ def test_a_slow_model_is_tried_for_a_few_steps_of_one_client(
         "train": {"epochs": 50, "batch_size": 4},
         "seeds": 1,
     }
-    (row,) = estimate(parse({**settings, "methods": [method]})).methods.values()
+    (row,) = estimate(load({**settings, "methods": [method]})).methods.values()
     assert 0 < len(taken) <= most
     assert max(distilled, default=0) <= 2
     assert row["seconds"] > 0
@@ -129,7 +129,7 @@ def test_seconds_of_a_slow_model_are_those_of_all_its_steps(monkeypatch: pytest.
     monkeypatch.setattr("tailorfl.runs.cost_estimate.PATIENCE", 0.0)
     monkeypatch.setattr(LocalObjective, "value", slow)
     data = {"name": "digits", "clients": 2, "samples": 100, "partition": "iid"}
-    config = parse(
+    config = load(
         {
             "data": data,
             "model": "logistic",

@@ -12,7 +12,7 @@ import torch
 import tailorfl
 from tailorfl.runs.build import make_federation
 from tailorfl.runs.cost_estimate import estimate
-from tailorfl.settings.loading import parse
+from tailorfl.settings.loading import load
 
 FROZEN: dict[str, Any] = {
     "data": {"name": "digits", "clients": 4, "samples": 120},
@@ -39,14 +39,14 @@ def test_a_run_says_so_and_its_models_read_samples(tmp_path: Path) -> None:
     for name in ("accuracy", "loss"):
         a, b = (one.clients[name].astype(float).to_numpy() for one in (found, other))
         assert a == pytest.approx(b, abs=1e-5, nan_ok=True)
-    x = make_federation(parse(FROZEN), 0).source.take(torch.arange(9))
+    x = make_federation(load(FROZEN), 0).source.take(torch.arange(9))
     left, right = (one.model("0")(x) for one in (found, other))
     torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-4)
 
 
 def test_an_estimate_has_what_it_takes() -> None:
     with_it, without = (
-        estimate(parse({**FROZEN, "engine": {"name": "sequential", "features": place}}))
+        estimate(load({**FROZEN, "engine": {"name": "sequential", "features": place}}))
         for place in ("auto", "off")
     )
     (row,), (plain,) = with_it.methods.values(), without.methods.values()

@@ -16,7 +16,7 @@ from tailorfl.report.document import write_report
 from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.cost_estimate import estimate
 from tailorfl.runs.job import Job
-from tailorfl.settings.loading import parse
+from tailorfl.settings.loading import load
 
 DIGITS: dict[str, Any] = {
     "data": {"name": "digits", "clients": 10, "partition": "iid"},
@@ -41,7 +41,7 @@ def accuracy(rule: str, kind: str | None, method: str = "fedavg") -> float:
     """Of the deployed models on own test data, mean over the nine clients that are not client 4."""
     hostile = {"clients": [4], "kind": kind or "sign_flip", "from_round": 1 if kind else 10_000}
     hostile |= {"strength": 8.0} if kind == "sign_flip" else {}
-    config = parse(
+    config = load(
         {
             **DIGITS,
             "methods": [method],
@@ -118,8 +118,8 @@ def test_a_dry_run_says_who_is_hostile_and_tries_no_rule_on_too_few(caplog: pyte
         "server": {"robust": {"rule": "krum", "f": 3}},
         "system": {"malicious": {"share": 0.3}},
     }
-    found = estimate(parse(settings))
+    found = estimate(load(settings))
     assert (found.malicious_clients, found.aggregation) == ("3 (sign_flip)", "krum")
     assert "krum" not in caplog.text
-    plain = estimate(parse({**DIGITS, "methods": ["fedavg"]}))
+    plain = estimate(load({**DIGITS, "methods": ["fedavg"]}))
     assert (plain.malicious_clients, plain.aggregation) == ("0", "mean")

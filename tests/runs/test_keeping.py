@@ -21,7 +21,7 @@ from tailorfl.runs.check import check
 from tailorfl.runs.job import Observer
 from tailorfl.runs.store import RunStore
 from tailorfl.runs.trained_models import restore
-from tailorfl.settings.loading import parse
+from tailorfl.settings.loading import load
 
 SETTINGS: dict[str, Any] = {
     "methods": ["local", "fedavg"],
@@ -43,7 +43,7 @@ def kept(folder: Path, method: str) -> Predictions:
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> tailorfl.ExperimentResult:
-    return run_experiment(parse(SETTINGS), tmp_path_factory.mktemp("runs") / "run")
+    return run_experiment(load(SETTINGS), tmp_path_factory.mktemp("runs") / "run")
 
 
 @pytest.mark.parametrize(("method", "model"), [("local", "personal"), ("fedavg", "global")])
@@ -103,9 +103,9 @@ def test_a_job_that_stopped_after_its_last_evaluation_keeps_the_same(
     result: tailorfl.ExperimentResult, tmp_path: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run_experiment(parse(SETTINGS), tmp_path / "run", observer=Interrupted())
+        run_experiment(load(SETTINGS), tmp_path / "run", observer=Interrupted())
     assert predictions.load(tmp_path / "run" / "local" / "seed-0") is None
-    run_experiment(parse(SETTINGS), tmp_path / "run", way="resume")
+    run_experiment(load(SETTINGS), tmp_path / "run", way="resume")
     for name in ("predictions.safetensors", "calibration.csv"):
         for method in ("local", "fedavg"):
             one, other = (f / method / "seed-0" / name for f in (result.path, tmp_path / "run"))
@@ -115,7 +115,7 @@ def test_a_job_that_stopped_after_its_last_evaluation_keeps_the_same(
 def test_what_is_too_many_or_private_is_not_kept(tmp_path: Path) -> None:
     def folder(name: str, **more: Any) -> Path:
         settings = {**SETTINGS, "methods": ["local"], "rounds": 1, "eval": {"every": 0}, **more}
-        run_experiment(parse(settings), tmp_path / name)
+        run_experiment(load(settings), tmp_path / name)
         return tmp_path / name / "local" / "seed-0"
 
     samples = len(kept_rows := kept(folder("all").parents[1], "local").row)
@@ -129,22 +129,22 @@ def test_what_is_too_many_or_private_is_not_kept(tmp_path: Path) -> None:
 def test_what_cannot_be_calibrated_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     private = {**SETTINGS, "train": {"dp": {"clip": 1.0, "noise": 1.0}}}
     with pytest.raises(ConfigError, match=r"eval.calibrate.*sample-level privacy does not cover"):
-        check(parse(private))
+        check(load(private))
     numbers = {**SETTINGS, "data": {"name": "synthetic_linear"}, "model": "linear", "methods": ["local"]}
     with pytest.raises(ConfigError, match="is a task of regression"):
-        run_experiment(parse(numbers), tmp_path / "numbers")
+        run_experiment(load(numbers), tmp_path / "numbers")
     few = {**SETTINGS["data"], "split": {"train": 0.7, "val": 0.05, "test": 0.25}}
     with caplog.at_level(logging.WARNING):
-        run_experiment(parse({**SETTINGS, "data": few, "rounds": 1, "methods": ["local"]}), tmp_path / "few")
+        run_experiment(load({**SETTINGS, "data": few, "rounds": 1, "methods": ["local"]}), tmp_path / "few")
     assert "no temperature was fitted" in caplog.text
 
 
 def test_damage_is_told_and_more_rounds_begin_anew(result: tailorfl.ExperimentResult, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    run_experiment(parse({**SETTINGS, "methods": ["local"], "rounds": 2}), out)
+    run_experiment(load({**SETTINGS, "methods": ["local"], "rounds": 2}), out)
     folder = out / "local" / "seed-0"
     before = (folder / predictions.NAME).read_bytes()
-    run_experiment(parse({**SETTINGS, "methods": ["local"], "rounds": 3}), out, way="extend")
+    run_experiment(load({**SETTINGS, "methods": ["local"], "rounds": 3}), out, way="extend")
     again = kept(out, "local")
     assert before != (folder / predictions.NAME).read_bytes()
     assert np.array_equal(again.outputs, kept(result.path, "local").outputs)

@@ -27,7 +27,7 @@ from tailorfl.runs.check import check
 from tailorfl.runs.cost_estimate import estimate
 from tailorfl.runs.job import Job
 from tailorfl.runs.privacy import Spent, noise_needed, planned, privacy_of, spent
-from tailorfl.settings.loading import load, parse
+from tailorfl.settings.loading import load
 from tailorfl.settings.privacy import PrivacyConfig
 
 opacus = pytest.mark.skipif(
@@ -64,7 +64,7 @@ def dp(**given: Any) -> dict[str, Any]:
 
 
 def job_of(**changes: Any) -> Job:
-    config = parse(settings(**changes))
+    config = load(settings(**changes))
     return Job(config, config.methods[0], 0)
 
 
@@ -72,8 +72,8 @@ def job_of(**changes: Any) -> Job:
 
 
 def test_settings_go_to_yaml_and_back() -> None:
-    config = parse(settings(train={"dp": {"level": "client", "clip": math.inf, "noise": 0.0}}))
-    again = parse(yaml.safe_load(config.to_yaml()))
+    config = load(settings(train={"dp": {"level": "client", "clip": math.inf, "noise": 0.0}}))
+    again = load(yaml.safe_load(config.to_yaml()))
     assert again == config
     assert again.train.dp == PrivacyConfig(level="client", clip=math.inf, noise=0.0)
     assert "clip: .inf" in config.to_yaml()
@@ -91,7 +91,7 @@ def test_a_method_may_have_privacy_of_its_own_or_none() -> None:
         {"name": "fedavg", "label": "open", "train": {"dp": None}},
         {"name": "fedavg", "label": "other", "train": {"dp": {"clip": 2.0, "epsilon": 3.0}}},
     ]
-    config = parse(settings(methods=methods))
+    config = load(settings(methods=methods))
     found = [privacy_of(Job(config, method, 0)) for method in config.methods]
     assert found[0] == PrivacyConfig(clip=1.0, noise=1.0)
     assert found[1] is None
@@ -123,7 +123,7 @@ def test_what_is_not_covered_is_said_before_data_are_read(
     method: dict[str, Any], level: str, says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):
-        check(parse(settings(methods=[method], train=dp(noise=1.0, level=level))))
+        check(load(settings(methods=[method], train=dp(noise=1.0, level=level))))
 
 
 # -- the noise of a wanted ε ---------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_noise_of_each_client_brings_it_to_the_target_by_opacus(sampling: str, c
 )
 def test_settings_that_say_nothing_are_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        parse(settings(train=dp(**given)))
+        load(settings(train=dp(**given)))
 
 
 @pytest.mark.parametrize("level", ["sample", "client"])
@@ -219,7 +219,7 @@ def test_samples_scaled_by_statistics_of_private_ones_are_refused(level: str) ->
     train = {"lr": 0.1, "dp": {"clip": 1.0, "noise": 1.0, "level": level}}
     data = {"clients": 2, "normalise": "client"}
     given = {**settings(methods=[{"name": "fedavg", "weights": "uniform"}], train=train), "data": data}
-    job = Job(config := parse({**given, "data": {**data, "name": "digits"}}), config.methods[0], 0)
+    job = Job(config := load({**given, "data": {**data, "name": "digits"}}), config.methods[0], 0)
     federation = make_federation(job.config, 0, source=source)
     if level == "client":
         make_simulation(job, federation)
@@ -250,7 +250,7 @@ def test_constants_that_clients_make_together_are_no_secret_of_one(
         {"normalise": by},
         {"options": {**data["options"], "constants": str(tmp_path / "public.json")}},
     ):
-        config = parse({**given, "data": {**data, **more}})
+        config = load({**given, "data": {**data, **more}})
         job = Job(config, config.methods[0], 0)
         if "normalise" not in more:
             make_simulation(job, make_federation(config, 0))
@@ -299,7 +299,7 @@ def test_an_epsilon_beyond_prv_is_reported_by_rdp_and_said(caplog: pytest.LogCap
 @opacus
 def test_a_target_out_of_reach_stops_before_the_first_round() -> None:
     with pytest.raises(TailorflError, match="epsilon must be positive and below"):
-        make_simulation(job_of(train=dp(epsilon=1e4)), make_federation(parse(settings()), 0))
+        make_simulation(job_of(train=dp(epsilon=1e4)), make_federation(load(settings()), 0))
 
 
 # -- what is reported ----------------------------------------------------------------------------------------
@@ -415,7 +415,7 @@ def test_the_dry_run_tells_noise_and_epsilon() -> None:
         {"name": "fedavg_ft", "label": "target", "train": {"dp": {"clip": 1.0, "epsilon": 4.0}}},
         {"name": "fedavg_ft", "label": "open", "train": {"dp": None}},
     ]
-    rows = estimate(parse(settings(methods=methods))).methods
+    rows = estimate(load(settings(methods=methods))).methods
     assert rows["fedavg_ft"]["noise"] == 1.0
     job = job_of()
     sim = make_simulation(job, make_federation(job.config, 0))

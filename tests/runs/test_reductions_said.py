@@ -18,7 +18,7 @@ from tailorfl.runs.cost_estimate import estimate
 from tailorfl.runs.job import Job
 from tailorfl.runs.reductions import named, remarks
 from tailorfl.runs.variants import expand
-from tailorfl.settings.loading import load, parse, recipes
+from tailorfl.settings.loading import load, recipes
 
 SETTINGS: dict[str, Any] = {
     "data": {"name": "digits", "clients": 4, "samples": 200},
@@ -46,7 +46,7 @@ def test_a_run_says_it_once_a_line_and_its_table_and_report_keep_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        result = run_experiment(parse(SETTINGS), tmp_path / "out")
+        result = run_experiment(load(SETTINGS), tmp_path / "out")
     warnings = [r.getMessage() for r in caplog.records if " is " in r.getMessage()]
     for label, sentence in SAID.items():
         assert warnings.count(f"{label}: {sentence}") == 1
@@ -62,12 +62,12 @@ def test_a_run_says_it_once_a_line_and_its_table_and_report_keep_it(
 
 
 def test_a_dry_run_says_it_without_training() -> None:
-    found = estimate(parse(SETTINGS)).reductions
+    found = estimate(load(SETTINGS)).reductions
     assert found == {label: [sentence] for label, sentence in SAID.items()}
 
 
 def test_a_fully_personal_split_says_that_every_client_trains_alone() -> None:
-    config = parse({**SETTINGS, "model": "mlp", "methods": [{"name": "fedper", "personal_part": "all"}]})
+    config = load({**SETTINGS, "model": "mlp", "methods": [{"name": "fedper", "personal_part": "all"}]})
     sim = make_simulation(Job(config, config.methods[0], 0), make_federation(config, 0))
     assert named(sim, 2) == ["FedPer with all of this model in its personal part ('all') is LocalTrain"]
 

@@ -17,7 +17,7 @@ from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.job import Job
 from tailorfl.settings.eval import EvalConfig
 from tailorfl.settings.experiment import COMPARED, ExperimentConfig
-from tailorfl.settings.loading import load, parse, read, recipes
+from tailorfl.settings.loading import load, read, recipes
 
 VARIED = [
     "methods=[local, {name: fedclup, lam: 0.5}, {name: fedclup, lam: 1.5, rounds: 7, train: {steps: 3}}]",
@@ -76,7 +76,7 @@ class TestRoundTrip:
     def test_option_named_like_a_setting_survives(self) -> None:
         config = load(None, ["model={name: 'own:make', options: {weights: uniform}}"])
         assert config.model.weights is None
-        assert parse(yaml.safe_load(config.to_yaml())).model.options == {"weights": "uniform"}
+        assert load(yaml.safe_load(config.to_yaml())).model.options == {"weights": "uniform"}
 
 
 class TestWeights:
@@ -99,7 +99,7 @@ class TestWeights:
 
 class TestShortForms:
     def test_names_stand_for_groups(self) -> None:
-        config = parse(
+        config = load(
             {"model": "cnn2", "data": "mnist", "engine": "sequential", "method": "ditto", "seeds": 2}
         )
         assert (config.model.name, config.data.name, config.engine.name) == ("cnn2", "mnist", "sequential")
@@ -107,7 +107,7 @@ class TestShortForms:
         assert config.seeds == (0, 1)
 
     def test_options_stand_beside_the_name(self) -> None:
-        config = parse({"model": {"name": "mlp", "hidden": [8]}, "methods": [{"name": "ditto", "lam": 2}]})
+        config = load({"model": {"name": "mlp", "hidden": [8]}, "methods": [{"name": "ditto", "lam": 2}]})
         assert config.model.options == {"hidden": [8]}
         assert config.methods[0].options == {"lam": 2}
 
@@ -315,7 +315,7 @@ class TestMistakes:
 
     def test_method_and_methods_exclude_each_other(self) -> None:
         with pytest.raises(ConfigError, match="both 'method' and 'methods'"):
-            parse({"method": "ditto", "methods": ["local"]})
+            load({"method": "ditto", "methods": ["local"]})
 
 
 class TestFiles:

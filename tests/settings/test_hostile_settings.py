@@ -22,8 +22,8 @@ from tailorfl.printable import harmful, visible
 from tailorfl.report.experiment import run_experiment
 from tailorfl.report.progress import messages
 from tailorfl.runs.check import check
+from tailorfl.settings.errors import DEEPEST, LARGEST, MOST_VALUES
 from tailorfl.settings.loading import load
-from tailorfl.settings.reading import DEEPEST, LARGEST, MOST_VALUES
 
 HUGE = 10**23
 SOON = 5.0

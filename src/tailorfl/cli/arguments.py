@@ -62,8 +62,8 @@ def experiment(
     Raises:
         ConfigError: as `tailorfl.settings.loading.load`, or a name does not exist.
     """
+    from tailorfl.settings.errors import CATALOGUE, check_names
     from tailorfl.settings.loading import load, recipes
-    from tailorfl.settings.overrides import name_modules
 
     given = list(arguments or [])
     named = bool(given) and "=" not in given[0]
@@ -73,12 +73,9 @@ def experiment(
         if "=" not in word:
             _refuse_words(given[number : number + 2])
     changes = given[1:] if named else given
-    name_modules(changes)
-    config = load(given[0] if named else base, changes, methods=methods, scale=scale)
-    if "torch" not in sys.modules:  # else the registries themselves are as quick
-        from tailorfl.settings.first_look import first_look
-
-        first_look(config)
+    config = load(given[0] if named else base, changes, methods=methods, scale=scale, may_import=True)
+    if "torch" not in sys.modules and CATALOGUE.is_file():  # else the registries themselves are as quick
+        check_names(config)
     return config
 
 
@@ -89,14 +86,14 @@ def again() -> str:
 
 def hint(option: str, value: str | None = None) -> str | None:
     """Returns the setting that somebody who wrote an option such as `--rounds` meant, or None."""
-    from tailorfl.settings.places import written
+    from tailorfl.settings.errors import written
 
     return written(option.lstrip("-").replace("-", "_"), value)
 
 
 def _refuse_words(words: Sequence[str]) -> None:
     """Raises ConfigError if the first word is a setting without its `=`, or something to be chosen by a setting."""
-    from tailorfl.settings.places import written
+    from tailorfl.settings.errors import written
 
     meant = written(words[0], words[1] if len(words) > 1 else None)
     if meant is not None:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.modules import find
 from tailorfl.settings.data import DataConfig
+from tailorfl.settings.errors import check_checkpoint
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
-from tailorfl.settings.first_look import check_checkpoint
 from tailorfl.settings.model import OneModelConfig
 from tailorfl.settings.names import check_distinct
 
@@ -99,6 +99,7 @@ def _check_data(data: DataConfig) -> None:
     from tailorfl.data.partition import recipe_named
     from tailorfl.data.registry import loader_of, options_of
     from tailorfl.data.splits import read_split
+    from tailorfl.runs.catalogue import partition_options
 
     if data.public is not None:
         loader_of(data.public)
@@ -113,15 +114,6 @@ def _check_data(data: DataConfig) -> None:
         split = data.model_dump()["split"]
         has_official = isinstance(split, str) or not isinstance(split.get("test"), float)
         read_split(split, has_official)
-
-
-def partition_options(name: str) -> list[str]:
-    """The options of a partition."""
-    from tailorfl.data.partition import recipe_named
-
-    recipe = recipe_named(name)
-    more = (["group"] if recipe.group is not None else []) + (["bins"] if recipe.classes else [])
-    return [*recipe.options(), *more]
 
 
 def _check_options(kind: str, given: Mapping[str, object], valid: Iterable[str]) -> None:

@@ -1,16 +1,61 @@
-"""Mistakes in an experiment's settings, said in the words of the file they stand in."""
+"""Mistakes in an experiment's settings, said in the words of the file they stand in, with what was meant."""
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from tailorfl.errors import ConfigError, nearest
-from tailorfl.printable import shown
-from tailorfl.settings.listing import groups_in
+from tailorfl.errors import ConfigError, did_you_mean, nearest, unknown
+from tailorfl.hub import no_such_folder
+from tailorfl.printable import harmful, shown
+from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.listing import groups_in, keys_of
+from tailorfl.settings.model import OneModelConfig
 
+MOST_CHARACTERS = 2**20
+"""Of a file of settings."""
+LONGEST_TEXT = 10_000
+"""Characters of one text among the settings."""
+MOST_VALUES = 100_000
+DEEPEST = 50
+LARGEST = 2**63 - 1
+"""Whole numbers lie in ±this, which is what torch and numpy count with."""
+SEVERAL_LINES = "\n\t"
+"""Characters of texts that may have several lines: descriptions, and notes among published numbers."""
+CATALOGUE = Path(__file__).with_name("catalogue.json")
+"""Names and options of the registries, made before the package is built: `python -m tailorfl.runs.catalogue`."""
+Kind = Literal["methods", "models", "data", "partitions"]
+SYNONYMS = {
+    "learning_rate": "train.lr",
+    "local_epochs": "train.epochs",
+    "local_steps": "train.steps",
+    "num_clients": "data.clients",
+    "n_clients": "data.clients",
+    "dataset": "data",
+    "seed": "seeds",
+    "num_seeds": "seeds",
+    "n_rounds": "rounds",
+    "lambda": "method.lam",
+    "algorithm": "method",
+    "compare": "methods",
+}
+"""Other tools' words."""
+NAMES: tuple[tuple[Kind, str], ...] = (("methods", "method"), ("data", "data"), ("models", "model"))
+"""Kinds of things that are named, and where."""
+OPTIONS: tuple[tuple[Kind, str], ...] = (
+    ("partitions", "data.partition_options"),
+    ("data", "data.options"),
+    ("models", "model"),
+    ("methods", "method"),
+)
+"""Kinds of things that have options, and where these stand."""
 Place = tuple[str | int, ...]
 
 Elsewhere = Callable[[str], str | None]
@@ -86,8 +131,8 @@ def _say(mistake: Any, place: Place, schema: type[BaseModel], elsewhere: Elsewhe
         return " ", "is missing"
     if kind == "literal_error":
         options = [part.strip("' ") for part in str(context["expected"]).replace(" or ", ", ").split(",")]
-        hint = nearest(value, options) if isinstance(value, str) else None
-        expected = f"should be one of {', '.join(options)}" + (f". Did you mean '{hint}'?" if hint else "")
+        hint = did_you_mean(value, options) if isinstance(value, str) else ""
+        expected = f"should be one of {', '.join(options)}" + (f".{hint}" if hint else "")
     else:
         plain = str(mistake["msg"]).removeprefix("Value error, ").replace("Input should", "should")
         expected = EXPECTED.get(kind, plain)
@@ -120,3 +165,192 @@ def _group(schema: type[BaseModel], place: Place) -> type[BaseModel]:
         if isinstance(step, str):
             schema = groups_in(schema.model_fields[step].annotation)[0]
     return schema
+
+
+@functools.cache
+def places() -> Mapping[str, tuple[str, ...]]:
+    """Returns key -> the dotted places where the schema has it, the least deep first."""
+    found: dict[str, list[str]] = {}
+    for place in sorted((key for key, _ in keys_of(ExperimentConfig)), key=lambda place: place.count(".")):
+        found.setdefault(place.rpartition(".")[2], []).append(place)
+    return {key: tuple(at) for key, at in found.items()}
+
+
+def meant(key: str, labels: Mapping[str, str] | None = None) -> str | None:
+    """Returns the dotted place that a key which is not where it was looked for belongs to, or None.
+
+    `labels` are the experiment's methods, label -> name; a method's option is then one of a line that has it.
+
+    >>> meant("lr"), meant("alpha"), meant("learning_rate")
+    ('train.lr', 'data.partition_options.alpha', 'train.lr')
+    """
+    if key in SYNONYMS:
+        return SYNONYMS[key]
+    if key in places():
+        return places()[key][0]
+    lines = labels or {"": "ditto"}
+    having = [label for label, name in lines.items() if key in known("methods").get(name, ())]
+    if having:
+        return f"method.{key}" if len(lines) == 1 else f"methods.{having[0]}.{key}"
+    for kind, place in OPTIONS:
+        if any(key in options for options in known(kind).values()):
+            return f"{place}.{key}"
+    close = nearest(key, places(), cutoff=0.75)
+    return None if close is None else places()[close][0]
+
+
+def written(word: str, value: str | None = None) -> str | None:
+    """Returns the setting that a word without `=` stands for, such as `train.lr=0.1` for `lr`; None if for none.
+
+    `value` is the word after it, where there is one.
+    """
+    for kind, place in NAMES:
+        if word in known(kind):
+            return f"{place}={word}"
+    if word in known("partitions"):
+        return f"data.partition={word}"
+    key = word.rpartition(".")[2]
+    if word in SYNONYMS or word in ("method", "methods", "data", "model", "engine"):
+        place = SYNONYMS.get(word, word)
+    elif any(word in at for at in places().values()):
+        place = word
+    elif key in places():
+        place = places()[key][0]
+    else:
+        return None
+    return f"{place}={'...' if value is None or '=' in value else value}"
+
+
+def known(kind: Kind) -> Mapping[str, Sequence[str]]:
+    """Return name -> options of everything of a kind that is the library's own.
+
+    It lacks what other packages and a user's own modules add, so a name that is missing in it is a mistake only where
+    there are none of these.
+    """
+    return _catalogue()[kind]
+
+
+@functools.cache
+def others_add_methods() -> bool:
+    """Whether an installed package adds methods of its own."""
+    return any(
+        e.value.partition(":")[0] != "tailorfl.methods" for e in entry_points(group="tailorfl.methods")
+    )
+
+
+@functools.cache
+def _catalogue() -> Mapping[Kind, Mapping[str, Sequence[str]]]:
+    if CATALOGUE.is_file():
+        found: Mapping[Kind, Mapping[str, Sequence[str]]] = json.loads(CATALOGUE.read_text(encoding="utf-8"))
+        return found
+    # The registries stand above the settings, and importing them takes seconds: only who has made a mistake waits.
+    made: Mapping[Kind, Mapping[str, Sequence[str]]] = import_module("tailorfl.runs.catalogue").catalogue()
+    return made
+
+
+def check_names(config: ExperimentConfig) -> None:
+    """Check that methods, models, data sources and partitions, and the options of each, exist.
+
+    `tailorfl.runs.check` checks again, with the registries themselves. Nothing is refused that another package or a
+    module of the user's may have added.
+
+    Raises:
+        ConfigError: one does not exist; names the nearest.
+    """
+    if not others_add_methods():
+        for method in config.methods:
+            _check_name("methods", method.name, method.options, "method", f"option of {method.name}")
+    for method in config.methods:
+        for model in config.model_of(method).architectures.values():
+            _check_name("models", model.name, model.options, "model", f"option of model '{model.name}'")
+            check_checkpoint(model)
+    data = config.data
+    _check_name("data", data.name, data.options, "data source", f"option of data source '{data.name}'")
+    if data.public is not None:
+        _check_name("data", data.public, {}, "data source", "")
+    if data.partition is not None:
+        what = f"option of partition '{data.partition}'"
+        _check_name("partitions", data.partition, data.partition_options, "partition", what)
+
+
+def check_checkpoint(model: OneModelConfig) -> None:
+    """Raises ConfigError for a checkpoint that can only be a folder and is none."""
+    checkpoint = model.options.get("checkpoint")
+    problem = no_such_folder(checkpoint) if isinstance(checkpoint, str) and ":" not in model.name else ""
+    if problem:
+        raise ConfigError(f"model.checkpoint: {problem}; give a folder that save_pretrained wrote")
+
+
+def _check_name(kind: Kind, name: str, options: dict[str, object], what: str, what_option: str) -> None:
+    names = known(kind)
+    if ":" in name:  # of a module of the user's
+        return
+    if name not in names:
+        raise unknown(what, name, names)
+    for option in options:
+        if option not in names[name]:
+            raise unknown(what_option, option, names[name])
+
+
+def check_values(given: Any, where: str) -> None:
+    """Check that settings are within the bounds of this module; `where` says in messages where they came from.
+
+    Raises:
+        ConfigError: one is not; names its place.
+    """
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), given)]
+    for count in range(MOST_VALUES + 1):
+        if not waiting:
+            return
+        place, value = waiting.pop()
+        if len(place) > DEEPEST:
+            raise ConfigError(too_deep(where))
+        if count == MOST_VALUES:
+            raise ConfigError(too_many(where))
+        problem = _problem(value, SEVERAL_LINES if _may_have_lines(place) else "")
+        if problem is not None:
+            raise ConfigError(f"in {where}: {'.'.join(place) or 'the value'} {problem}")
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                problem = _problem(key, "")
+                if problem is not None:
+                    raise ConfigError(f"in {where}: a key in {'.'.join(place) or 'the settings'} {problem}")
+                waiting.append(((*place, str(key)), inner))
+        elif isinstance(value, list | tuple | set | frozenset):
+            waiting += [((*place, str(number)), inner) for number, inner in enumerate(value)]
+
+
+def _problem(value: Any, allowed: str) -> str | None:
+    """What is wrong with one value by itself."""
+    if isinstance(value, str):
+        if len(value) > LONGEST_TEXT:
+            return f"is a text of {len(value):,} characters; the longest may have {LONGEST_TEXT:,}"
+        found = harmful(value, but=allowed)
+        if found is not None:
+            return f"holds the character {found!r}, which would change how a terminal or a page shows it; leave it out"
+    elif isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        return f"is a whole number of {value.bit_length()} bits; numbers here lie within ±{LARGEST}"
+    elif hasattr(value, "__len__") and not isinstance(
+        value, Mapping | list | tuple | set | frozenset | bytes
+    ):
+        return (
+            f"is a {type(value).__name__}, and no setting can be that; hand data over as tailorfl.run(data=..., "
+            "label=..., client=...), or make a Source of them by a function of tailorfl.data.own"
+        )
+    elif isinstance(value, complex):
+        return f"is {value}, a complex number; numbers here are real"
+    return None
+
+
+def _may_have_lines(place: tuple[str, ...]) -> bool:
+    return place[-1:] == ("description",) or "published" in place
+
+
+def too_deep(what: str) -> str:
+    return (
+        f"{what} nests values more than {DEEPEST} deep; no setting is that deep, so a bracket may be missing"
+    )
+
+
+def too_many(what: str) -> str:
+    return f"{what} holds more than {MOST_VALUES:,} values, aliases counted as often as they stand; leave some out"

@@ -106,3 +106,32 @@ def _name(annotation: Any) -> str:
     if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return "group"
     return WORDS.get(annotation, str(annotation))
+
+
+def takes_list(path: Sequence[str]) -> bool:
+    """Whether a list may stand at a dotted path, so that `a,b` there is one."""
+    if path[0] in ("method", "methods"):
+        inside = list(path[1 if path[0] == "method" else 2 :])
+        return not inside or _holds_list(MethodConfig, inside)
+    return _holds_list(ExperimentConfig, list(path))
+
+
+def _holds_list(schema: type[BaseModel], path: Sequence[str]) -> bool:
+    step, *rest = path
+    field = schema.model_fields.get(step)
+    if field is None:  # an option beside the name of the thing it belongs to
+        return "options" in schema.model_fields and step not in ("path", "checkpoint")
+    if not rest:
+        return _has_tuple(field.annotation)
+    inner = groups_in(field.annotation)
+    if inner:
+        return _holds_list(inner[0], rest)
+    return get_origin(field.annotation) is dict and rest[-1] not in ("path", "checkpoint")
+
+
+def _has_tuple(annotation: Any) -> bool:
+    if annotation is tuple or get_origin(annotation) is tuple:
+        return True
+    if get_origin(annotation) in (Union, types.UnionType, Annotated):
+        return any(_has_tuple(part) for part in get_args(annotation))
+    return False

@@ -1,30 +1,54 @@
-"""From a YAML file, a recipe's name, `key=value` overrides or Python values to an `ExperimentConfig`.
+"""From a YAML file, a recipe's name, `key=value` texts or Python values to an `ExperimentConfig`, by `load`.
 
-Light on purpose: nothing here imports torch, so that a typo is reported at once.
+Light on purpose: nothing here imports torch, so that a typo is reported at once. What is too large, too deep or cannot
+be printed is refused before anything is made of it; aliases of YAML are counted as often as they stand, since a few
+lines of them can mean more values than any memory holds.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from tailorfl.arguments import check_kind
-from tailorfl.errors import ConfigError, nearest, unknown
+from tailorfl.errors import ConfigError, did_you_mean, unknown
+from tailorfl.modules import name_in
 from tailorfl.printable import shown
-from tailorfl.settings.errors import Elsewhere, explain
+from tailorfl.settings.errors import (
+    DEEPEST,
+    MOST_CHARACTERS,
+    MOST_VALUES,
+    Elsewhere,
+    check_values,
+    dotted,
+    explain,
+    meant,
+    too_deep,
+    too_many,
+    written,
+)
 from tailorfl.settings.experiment import ExperimentConfig
-from tailorfl.settings.overrides import SHORT_FORMS, apply, as_list
-from tailorfl.settings.places import meant, written
-from tailorfl.settings.reading import MOST_CHARACTERS, Loader, check_values, parsed
+from tailorfl.settings.listing import takes_list
 
 log = logging.getLogger(__name__)
+
+GROUPS = ("data", "model", "train", "engine", "eval")
+NAMING = {
+    *((key,) for key in ("model", "data", "method", "methods")),
+    *(("model", "name"), ("data", "name"), ("data", "public")),
+}
+"""Settings that name something, which may be of a module of the user's."""
+SHORT_FORMS = ("data", "model", "engine")
+"""Groups that may be given as a name alone."""
 
 
 def load(
@@ -33,8 +57,9 @@ def load(
     *,
     methods: Sequence[str] | None = None,
     scale: str | None = None,
+    may_import: bool = False,
 ) -> ExperimentConfig:
-    """The experiment of a YAML file, a packaged recipe or plain values, changed by overrides.
+    """Return the experiment of a YAML file, a packaged recipe or plain values, changed by overrides.
 
     Args:
         given: a file, the name of a recipe, settings, or None for the default experiment (digits, 20 clients,
@@ -45,6 +70,8 @@ def load(
             Or a mapping from Python, whose groups are merged key by key.
         methods: what to compare where neither names a method.
         scale: one of its `scales`, whose changes are made before the overrides.
+        may_import: whether the experiment may name the modules in the overrides (see `tailorfl.modules`): never where
+            these come from a file, only where whoever runs the experiment wrote them.
 
     Raises:
         ConfigError: the settings have mistakes; names the place of each, what was expected, the nearest key.
@@ -53,8 +80,10 @@ def load(
     for values in (given, overrides):
         if isinstance(values, Mapping):
             check_values(values, "the settings")  # before they are copied
-    if isinstance(overrides, Mapping):
-        check_values(overrides, "the settings")
+    if may_import:
+        for path, value in _changes(overrides):
+            if tuple(path) in NAMING:
+                name_in(value)
     raw = _plain(given)
     where = f"'{given}'" if isinstance(given, str | Path) and not overrides else "the settings"
     _use_plural(raw, where)
@@ -64,16 +93,14 @@ def load(
     raw.setdefault("model", ExperimentConfig().to_dict()["model"])
     if methods is not None:
         raw.setdefault("methods", list(methods))
-    apply(raw, overrides)
+    _apply(raw, overrides)
     _say_dropped(before, raw)
-    return _parse(raw, where, overrides if isinstance(overrides, Mapping) else {})
-
-
-def parse(raw: Mapping[str, Any], where: str = "the settings") -> ExperimentConfig:
-    """An experiment from plain values; `where` says in messages where they came from. Raises ConfigError."""
-    plain = dict(raw)
-    _use_plural(plain, where)
-    return _parse(plain, where, {})
+    check_values(raw, where)
+    try:
+        return ExperimentConfig.model_validate(raw)
+    except ValidationError as error:
+        python = overrides if isinstance(overrides, Mapping) else {}
+        raise explain(error, ExperimentConfig, raw, where, _elsewhere(raw, python)) from None
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -82,10 +109,9 @@ def read(path: str | Path) -> dict[str, Any]:
     if not _is_file(file):
         known = recipes()
         if str(path) not in known:
-            hint = nearest(str(path), known)
-            suggestion = f" Did you mean the recipe '{hint}'?" if hint else ""
+            hint = did_you_mean(str(path), known, "the recipe ")
             raise ConfigError(
-                f"'{path}' is neither a file nor a recipe.{suggestion} "
+                f"'{path}' is neither a file nor a recipe.{hint} "
                 f"Recipes: {', '.join(known) or 'none'}. "
                 f"Settings are written key=value, for example {written(str(path)) or 'method=ditto'}"
             )
@@ -132,7 +158,7 @@ def _use_plural(raw: dict[str, Any], where: str) -> None:
         return
     if "methods" in raw:
         raise ConfigError(f"in {where}: both 'method' and 'methods' are given; give one of them")
-    raw["methods"] = as_list(raw.pop("method"))
+    raw["methods"] = _as_list(raw.pop("method"))
 
 
 def _use_scale(raw: dict[str, Any], scale: str, where: str) -> None:
@@ -143,17 +169,8 @@ def _use_scale(raw: dict[str, Any], scale: str, where: str) -> None:
     if scale not in known:
         raise unknown("scale", scale, list(known))
     found = known[scale]
-    apply(raw, (found.get("settings") or {}) if isinstance(found, Mapping) else {})
+    _apply(raw, (found.get("settings") or {}) if isinstance(found, Mapping) else {})
     raw["scale"] = scale
-
-
-def _parse(raw: Mapping[str, Any], where: str, python: Mapping[str, Any]) -> ExperimentConfig:
-    """As `parse`; `python` are settings that were given as keyword arguments."""
-    check_values(raw, where)
-    try:
-        return ExperimentConfig.model_validate(raw)
-    except ValidationError as error:
-        raise explain(error, ExperimentConfig, raw, where, _elsewhere(raw, python)) from None
 
 
 def _elsewhere(plain: Mapping[str, Any], python: Mapping[str, Any]) -> Elsewhere:
@@ -196,7 +213,7 @@ def _say_dropped(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
 
 def _lines(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The lines of `methods` by their title."""
-    lines = as_list(raw.get("methods") or [])
+    lines = _as_list(raw.get("methods") or [])
     return {str(_flat(m).get("label") or _flat(m).get("name")): m for m in lines}
 
 
@@ -211,3 +228,213 @@ def _flat(group: Any) -> dict[str, Any]:
 
 def _kind(value: Any) -> str:
     return "a list" if isinstance(value, list) else shown(value)
+
+
+def _apply(raw: dict[str, Any], overrides: Sequence[str] | Mapping[str, Any]) -> None:
+    """Changes settings in place, in order; whole groups and another model's name before what belongs to them.
+
+    Raises:
+        ConfigError: a text is no setting, or its path leads nowhere.
+    """
+
+    def rank(change: tuple[list[str], Any]) -> tuple[bool, bool]:
+        path, _ = change
+        return len(path) > 1, path != ["model", "name"]
+
+    for path, value in sorted(_changes(overrides), key=rank):
+        _set(raw, path, value)
+
+
+def _changes(overrides: Sequence[str] | Mapping[str, Any]) -> Iterator[tuple[list[str], Any]]:
+    """(dotted path, value) of every override."""
+    if not isinstance(overrides, Mapping):
+        yield from map(_split, overrides)
+        return
+    for key, value in overrides.items():
+        if isinstance(value, Mapping) and key in GROUPS:
+            yield from (
+                ([key, inner], _separated([key, inner], deepcopy(item))) for inner, item in value.items()
+            )
+        else:
+            yield [key], _separated([key], deepcopy(value))
+
+
+_LIST = re.compile(r"([^,\[\]{}'\"]+,)+[^,\[\]{}'\"]*$")
+"""`16,16`, `local,fedavg`, and `16,` for a list of one."""
+
+
+def _split(override: str) -> tuple[list[str], Any]:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        meant = written(override) or "for example train.lr=0.1"
+        raise ConfigError(f"'{override}' is not a setting; write key=value, {meant}")
+    path = key.strip().split(".")
+    what = f"the value of '{override[:80]}'"
+    value = parsed(text, Loader, what)
+    return path, _separated(path, value) if value == text.strip() else value
+
+
+def _separated(path: list[str], value: Any) -> Any:
+    """Return the list that a text such as `local,fedavg` is where a list may stand; any other value as it is."""
+    if not (isinstance(value, str) and _LIST.match(value) and takes_list(path)):
+        return value
+    return [parsed(part, Loader, f"the value of {dotted(path)}") for part in value.split(",") if part]
+
+
+def _set(raw: dict[str, Any], path: list[str], value: Any) -> None:
+    """Sets one dotted path; groups that are missing or in short form are made on the way."""
+    if path[0] == "method":
+        _set_method(raw, path, value)
+        return
+    if path == ["model", "name"] and _current_name(raw.get("model")) != value:
+        raw["model"] = {"name": value}  # another model starts from its own defaults
+        return
+    group: Any = raw
+    for number, step in enumerate(path[:-1]):
+        group = _enter(group, path[:number], step)
+    _put(group, path, value)
+
+
+def _enter(group: Any, place: list[str], step: str) -> Any:
+    """The group `step` inside the group at `place`."""
+    if isinstance(group, list):
+        return group[_position(group, place, step)]
+    if not place and step == "methods" and step not in group:
+        group[step] = [method.name for method in ExperimentConfig().methods]
+    inner = group.setdefault(step, {})
+    if inner is None:
+        inner = group[step] = {}
+    if isinstance(inner, str) and not place and step in SHORT_FORMS:
+        inner = group[step] = {"name": inner}
+    if not place and step == "methods":
+        inner = group[step] = [{"name": m} if isinstance(m, str) else m for m in _as_list(inner)]
+    if not isinstance(inner, dict | list):
+        raise ConfigError(
+            f"{dotted([*place, step])} = {shown(inner)} has no settings inside it that could be changed"
+        )
+    return inner
+
+
+def _put(group: Any, path: list[str], value: Any) -> None:
+    last = path[-1]
+    if isinstance(group, list):
+        group[_position(group, path[:-1], last)] = value
+        return
+    if path[-2:-1] == ["train"] and last in ("epochs", "steps") and value is not None:
+        group.pop("epochs" if last == "steps" else "steps", None)  # the later of two lengths wins
+    group[last] = value
+
+
+def _set_method(raw: dict[str, Any], path: list[str], value: Any) -> None:
+    if len(path) == 1:
+        raw["methods"] = _as_list(value)
+        return
+    chosen = _enter(raw, [], "methods")
+    if len(chosen) != 1:
+        some = _titles(chosen)[0] if chosen else "ditto"
+        raise ConfigError(
+            f"{dotted(path)}: the experiment has {len(chosen)} methods; say which, as in "
+            f"methods.{some}.{dotted(path[1:])}"
+        )
+    _set(raw, ["methods", "0", *path[1:]], value)
+
+
+def _position(items: list[Any], place: list[str], step: str) -> int:
+    """Where in a list a path goes: a number, the label of a method, or its name if no other has it."""
+    if step.isdigit() and int(step) < len(items):
+        return int(step)
+    titles, names = _titles(items), [_current_name(item) for item in items]
+    for known in (titles, names):
+        if known.count(step) == 1:
+            return known.index(step)
+    raise unknown(f"entry of {dotted(place)}", step, {*titles, *map(str, range(len(items)))})
+
+
+def _titles(items: Sequence[Any]) -> list[str]:
+    return [str(m.get("label") or m.get("name")) if isinstance(m, dict) else str(m) for m in items]
+
+
+def _current_name(group: Any) -> Any:
+    return group.get("name") if isinstance(group, dict) else group
+
+
+def _as_list(value: Any) -> list[Any]:
+    """A list stays one; anything else is the list of itself."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+class Loader(yaml.SafeLoader):
+    """YAML with 1e-3 as a number (YAML 1.1 takes it for text), and with duplicate keys refused."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping of a node; raises where a key comes twice: YAML would silently keep the last."""
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str) or key == "<<":
+                continue
+            if key in seen:
+                problem = f"the key '{key}' comes twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_RULES = yaml.SafeLoader.yaml_implicit_resolvers
+Loader.yaml_implicit_resolvers = {mark: list(rules) for mark, rules in _RULES.items()}
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def parsed(text: str, loader: type[yaml.SafeLoader], what: str) -> Any:
+    """Returns the value of a YAML text; `what` names the text in messages.
+
+    Raises:
+        ConfigError: it is not valid, too long, nested too deeply, or means too many values.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise ConfigError(
+            f"{what} has {len(text):,} characters; settings have at most {MOST_CHARACTERS:,}, so this is another file"
+        )
+    try:
+        _check_size(text, loader, what)
+        return yaml.load(text, Loader=loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise ConfigError(f"{what} is not valid YAML: {error.problem or error.context}{place}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{what} is not valid YAML: {error}") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Values of a kind that YAML knows and Python cannot make: a date 2001-99-99, a number of 5,000 digits.
+        raise ConfigError(f"{what} holds a value that cannot be read: {error}") from error
+
+
+def _check_size(text: str, loader: type[yaml.SafeLoader], what: str) -> None:
+    """Raises ConfigError where reading a text would take too much; looks at it once, from left to right."""
+    sizes: dict[str, int] = {}
+    open_: list[list[Any]] = [[None, 0]]
+    for event in yaml.parse(text, Loader=loader):
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = open_.pop()
+            if anchor:
+                sizes[anchor] = size
+        elif isinstance(event, yaml.CollectionStartEvent):
+            open_.append([event.anchor, 1])
+            if len(open_) > DEEPEST + 1:
+                raise ConfigError(too_deep(what))
+            continue
+        elif isinstance(event, yaml.AliasEvent):
+            if any(event.anchor == anchor for anchor, _ in open_):
+                raise ConfigError(f"in {what}: '*{event.anchor}' stands inside what it stands for")
+            size = sizes.get(event.anchor or "", 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            size = 1
+            if event.anchor:
+                sizes[event.anchor] = 1
+        else:
+            continue
+        open_[-1][1] += size
+        if open_[-1][1] > MOST_VALUES:
+            raise ConfigError(too_many(what))

@@ -10,7 +10,6 @@ from tailorfl.errors import ConfigError
 from tailorfl.runs.check import check
 from tailorfl.settings.experiment import COMPARED, ExperimentConfig
 from tailorfl.settings.loading import load
-from tailorfl.settings.overrides import name_modules
 from tailorfl.tuning.run import Plan, Request, Tuning, begin, default_folder, plan, plan_in
 from tailorfl.tuning.run import tune as tune_in
 
@@ -43,8 +42,7 @@ def _begun(
                 "resume=True goes on with the tuning in `out` as it was begun; give out and nothing beside workers"
             )
         return Path(out), plan_in(Path(out))
-    name_modules(settings)
-    chosen = load(config, settings, methods=COMPARED)
+    chosen = load(config, settings, methods=COMPARED, may_import=True)
     check(chosen)
     made = plan(chosen, request)
     folder = default_folder(chosen) if out is None else Path(out)

@@ -6,13 +6,6 @@ from collections.abc import Callable
 from types import ModuleType
 
 
-def test_catalogue_is_up_to_date(script: Callable[[str], ModuleType]) -> None:
-    made = script("catalogue")
-    assert made.FILE.read_text(encoding="utf-8") == made.catalogue(), (
-        "names or options changed: run python docs/catalogue.py --write"
-    )
-
-
 def test_the_page_of_settings_is_up_to_date(script: Callable[[str], ModuleType]) -> None:
     made = script("settings_table")
     assert made.FILE.read_text(encoding="utf-8") == made.page(), (
