@@ -123,8 +123,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[ExperimentResult, Pat
         rounds=LAST,
         data={"name": "digits", "clients": 3, "samples": 300},
         eval={"every": 0},
-        system={"min_replies": 1},
-        deploy={"round_seconds": 60.0, "wait_seconds": 20.0, "max_norm": 50.0, "max_bytes": 40_000},
+        deploy={
+            "min_replies": 1,
+            "round_seconds": 60.0,
+            "wait_seconds": 20.0,
+            "max_norm": 50.0,
+            "max_bytes": 40_000,
+        },
     )
     old: dict[int, list[bytes]] = {100: [], 101: [], 102: []}
 

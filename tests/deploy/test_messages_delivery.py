@@ -150,7 +150,7 @@ def test_answers_of_two_clients_change_places(tmp_path: Path) -> None:
             waits = any(t in self._pending and not self._pending[t].done() for t in tickets)
             return [] if waits else super().receive(tickets)
 
-    config = small(system={"min_replies": 1})
+    config = small(deploy={"min_replies": 1})
     post = Together(members(tmp_path, 3))
     result = hosted_once(config, tmp_path, post)
     fates = [became(result, 2, client) for client in range(3)]

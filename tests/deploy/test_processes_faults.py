@@ -29,11 +29,8 @@ SAYS_ALL = ("--log-level", "debug")
 def two(number: int, seconds: float, method: str = "ditto", **more: Any) -> ExperimentConfig:
     """Two clients whose private states matter, so many rounds, and seconds for each; one reply is enough."""
     data = {"name": "digits", "clients": 2, "samples": 400}
-    deploy = {"round_seconds": seconds, "wait_seconds": float(ENOUGH)}
-    enough = {"min_replies": 1}
-    return experiment(
-        method, data=data, rounds=number, eval={"every": 0}, deploy=deploy, system=enough, **more
-    )
+    deploy = {"round_seconds": seconds, "wait_seconds": float(ENOUGH), "min_replies": 1}
+    return experiment(method, data=data, rounds=number, eval={"every": 0}, deploy=deploy, **more)
 
 
 def all_end(field: Field, server: Program, *clients: Program) -> None:

@@ -104,6 +104,18 @@ def test_deployed_is_simulated(case: str, tmp_path: Path) -> None:
         assert found["accuracy"] == row["accuracy"], row
 
 
+def test_further_metrics_of_classes_are_those_of_the_simulation(tmp_path: Path) -> None:
+    config = experiment("ditto", eval={"every": 0, "metrics": ["ece", "brier"]})
+    result, sim = deployed(config, tmp_path), simulated(config)
+    frame = RunStore.open(next(result.path.glob("*/seed-5")), readonly=True).clients()
+    told = {(row["client"], row["set"], row["model"]): row for row in frame.to_dict("records")}
+    rows = evaluate(sim, Protocol(("local",), metrics=("ece", "brier")))
+    assert len(rows) >= 4
+    for row in rows:
+        mine = told[row["client"], row["set"], row["model"]]
+        assert [mine["ece"], mine["brier"]] == [row["ece"], row["brier"]]
+
+
 def test_a_client_may_be_a_new_process_for_every_message(tmp_path: Path) -> None:
     """As in a Flower app of `tailorfl deploy init`: what was agreed on lies on the client's disk."""
 

@@ -217,11 +217,23 @@ def test_a_client_that_answered_before_the_pause_is_not_asked_twice(field: Field
 
 
 def test_min_replies_says_how_many_are_enough(field: Field) -> None:
-    config = small(rounds=3, system={"min_replies": 1}, deploy={"wait_seconds": 0.2})
+    config = small(rounds=3, deploy={"min_replies": 1, "wait_seconds": 0.2})
     field.meddle = leaving(field, 101, 102, after=1)
     result = field.host(config)
     assert [became(result, round, 0).fate for round in (1, 2, 3)] == ["accepted"] * 3
     assert became(result, 3, 1).fate == "unavailable"
+    is_replayed(config, field.folder, result)
+
+
+def test_min_replies_may_change_when_the_server_is_started_again(field: Field) -> None:
+    """As every setting of `deploy`: it decides whether a round passes, which the trace tells, and no number."""
+    config = small(rounds=3, deploy={"wait_seconds": 0.2})
+    field.meddle = leaving(field, 101, 102, after=1)
+    with pytest.raises(RunError):
+        field.host(config)
+    fewer = config.model_copy(update={"deploy": config.deploy.model_copy(update={"min_replies": 1})})
+    result = field.host(fewer)
+    assert [became(result, round, 0).fate for round in (1, 2, 3)] == ["accepted"] * 3
     is_replayed(config, field.folder, result)
 
 

@@ -51,9 +51,9 @@ from tailorfl.errors import (
     RunError,
     TailorflError,
 )
-from tailorfl.evaluation.protocols import Protocol
 from tailorfl.privacy.ledger import Uses
 from tailorfl.runs.build import make_simulation
+from tailorfl.runs.eval_schedule import protocol_of
 from tailorfl.runs.files import decode, encode, replacing, reporting, write_text
 from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import ExperimentConfig
@@ -519,12 +519,9 @@ class Member:
         lost = self._brought(task, asked)
         if lost is not None:
             return lost
-        config, sets = task.job.config, asked.fact("sets", list)
-        protocol = Protocol(
-            tuple(name for name in OWN_SETS if name in sets),
-            feature_distance=config.eval.feature_distance,
-            sharpness=config.eval.sharpness,
-            generation=config.eval.generation,
+        sets = asked.fact("sets", list)
+        protocol = replace(
+            protocol_of(task.job.config), sets=tuple(name for name in OWN_SETS if name in sets)
         )
         records = task.run.evaluated(task.number, protocol)
         uses = _deployment_uses(task.run)

@@ -100,7 +100,7 @@ class Line:
                 reasons = "; ".join(f"'{names[i]}' ({answers[i].reason})" for i in missing[:10])
                 raise RunError(
                     f"{what} needs {needed} answers and has {replies}, after a pause of {waited:.0f} s; without an "
-                    f"answer: {reasons}. The same command goes on from here; system.min_replies says how many answers "
+                    f"answer: {reasons}. The same command goes on from here; deploy.min_replies says how many answers "
                     "are needed, deploy.wait_seconds how long they are waited for"
                 )
             if not attempt:
@@ -136,8 +136,8 @@ class Remote(Simulation):
         return [i for i in range(self.participants) if self.federation.names[i] not in self.gone]
 
     def needed(self, clients: Collection[int]) -> int:
-        """Return how many of clients must answer: `system.min_replies`, by default a majority."""
-        return self.min_replies or (len(clients) // 2 + 1 if clients else 0)
+        """Return how many of clients must answer: `deploy.min_replies`, by default a majority."""
+        return self.line.settings.min_replies or (len(clients) // 2 + 1 if clients else 0)
 
     # -- asking ---------------------------------------------------------------------------------------------
 

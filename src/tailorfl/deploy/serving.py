@@ -66,10 +66,10 @@ def for_deployment(config: ExperimentConfig) -> ExperimentConfig:
             f"eval.select={config.eval.select} keeps the personal model of each client's best round, which clients do "
             "not do by themselves yet; take eval.select=last"
         )
-    if config.system != DEFAULT.system.model_copy(update={"min_replies": config.system.min_replies}):
+    if config.system != DEFAULT.system:
         raise ConfigError(
-            "system describes devices that are simulated, and here they are real; leave it out but for "
-            "system.min_replies, or simulate with tailorfl run"
+            "system describes devices that are simulated, and here they are real; leave it out, or simulate with "
+            "tailorfl run (how many replies a round needs is deploy.min_replies here)"
         )
     if config.engine.precision == "auto":
         raise ConfigError(

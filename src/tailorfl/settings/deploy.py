@@ -26,6 +26,12 @@ class DeployConfig(Settings):
         description="how long the server waits for clients: for enough to begin, in a pause for want of replies, and "
         "at the end for those that have not fetched their model",
     )
+    min_replies: Whole = Field(
+        default=0,
+        ge=0,
+        description="with fewer replies a round pauses; 0: a majority of its clients. It may be another one each time "
+        "that the server is started",
+    )
     lost_state: Literal["refuse", "restart"] = Field(
         default="refuse",
         description="a client that has lost its private state is left out, or begins anew as one that never trained",
