@@ -1,10 +1,12 @@
 """Seconds of a round, bytes on the wire and memory: a server and clients as processes, beside a plain app of Flower.
 
-    python benchmarks/deploy.py [--rounds 7] [--clients 2,4,8,16] [--sizes small,medium,large]
+    python benchmarks/deploy.py [--rounds 7] [--clients 2,4,8,16] [--sizes small,medium,large] [--quickstart 2]
+
+It ends within ten minutes (`--minutes`): Flower's app runs first, and what has no time left is named in the table.
 
 All train the same MLP on the same digits, with the same batches a round, as processes of one machine on 127.0.0.1, all
-bytes through a TCP proxy that counts them. Ours are over TLS, one process a side. Flower's app (for the first number of
-clients) is written as its quickstart for PyTorch: a SuperLink and SuperNodes without TLS, its strategy FedAvg, and a
+bytes through a TCP proxy that counts them. Ours are over TLS, one process a side. Flower's app (for the numbers of
+clients of `--quickstart`) is written as its quickstart for PyTorch: a SuperLink and SuperNodes without TLS, its strategy FedAvg, and a
 ClientApp that is a fresh process for every message.
 """
 
@@ -25,6 +27,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,10 @@ from tailorfl.settings.experiment import ExperimentConfig
 EPOCHS, BATCH, LR = 1, 16, 0.1
 SIZES: dict[str, list[int]] = {"small": [64], "medium": [512, 400], "large": [1024, 900]}
 """Hidden layers; with digits these are 4,810, 242,490 and 998,070 parameters."""
+IDLE = 0.5
+"""With a larger load at the start other programs run, and seconds are worth nothing."""
+ENDING = 25.0
+"""Seconds that it takes to end the processes of a measurement whose time is over."""
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
 
 PROJECT = """\
@@ -139,6 +146,11 @@ class Proxy:
             except OSError:  # not there yet: who has called tries again
                 near.close()
                 continue
+            for end in (
+                near,
+                far,
+            ):  # as both programs set it: else a request waits 40 ms for an acknowledgement
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for name, source, sink in (("up", near, far), ("down", far, near)):
                 threading.Thread(target=self._pass, args=(name, source, sink), daemon=True).start()
 
@@ -273,9 +285,7 @@ def ours(config: ExperimentConfig, folder: Path, within: float) -> Measured:
         begin, memory = time.monotonic(), 0
         while server.poll() is None:
             if time.monotonic() - begin > within:
-                raise SystemExit(
-                    f"the federation has not ended: {(folder / 'server.log').read_text()[-3000:]}"
-                )
+                raise TimeoutError
             with contextlib.suppress(OSError):
                 memory = max(memory, *(peak(client.pid) for client in running))
             time.sleep(0.5)
@@ -325,8 +335,7 @@ def flowers(config: ExperimentConfig, folder: Path, within: float) -> Measured:
         with started(["flwr", "run", str(app), "here", "-c", given], folder / "run.log", home):
             while len(stamps.read_text().splitlines()) <= config.rounds:
                 if time.monotonic() - begin > within:
-                    said = "".join(path.read_text()[-2000:] for path in folder.glob("*.log"))
-                    raise SystemExit(f"Flower's app has not ended: {said}")
+                    raise TimeoutError
                 time.sleep(0.2)
     proxy.close()
     numbers = sum(i * o + o for i, o in itertools.pairwise(sizes))
@@ -343,33 +352,58 @@ def processor() -> str:
     return platform.processor()
 
 
+def numbers(text: str) -> list[int]:
+    """The whole numbers in a text, with commas between them."""
+    return [int(word) for word in text.split(",") if word]
+
+
+def heading() -> None:
+    """Prints where and with what is measured, and the table's head."""
+    load, versions = os.getloadavg()[0], ("python", platform.python_version())
+    names = [versions, *((name, version(name)) for name in ("tailorfl", "torch", "flwr"))]
+    print(f"{processor()}, {os.cpu_count()} processors, {', '.join(' '.join(pair) for pair in names)}")
+    print(f"{'busy' if load > IDLE else 'idle'}: load {load:.1f} at the start")
+    columns = [
+        "model",
+        "clients",
+        "who",
+        "s a round, median (least, most)",
+        "tensors up, down",
+        "wire up, down",
+    ]
+    columns.append("client MB")
+    print(f"| {' | '.join(columns)} |")
+    print("|" + " --- |" * len(columns))
+
+
+def row(found: Measured) -> str:
+    """The cells of a measurement."""
+    tensors, wire = (f"{a / 1e6:.3f}, {b / 1e6:.3f} MB" for a, b in (found.counted, found.wire))
+    middle, least, most = statistics.median(found.seconds), min(found.seconds), max(found.seconds)
+    return f"{middle:.2f} ({least:.2f}, {most:.2f}) | {tensors} | {wire} | {found.memory or '–'} |"
+
+
 def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--clients", default="2,4,8,16", help="numbers of clients, with commas between them")
-    parser.add_argument(
-        "--sizes", default=",".join(SIZES), help="sizes of the model, with commas between them"
-    )
-    parser.add_argument("--within", type=float, default=600.0, help="seconds that a run may last")
-    given = parser.parse_args()
-    counts = [int(word) for word in given.clients.split(",")]
-    cases = [(size, count, "tailorfl") for size in given.sizes.split(",") for count in counts]
-    cases += [(size, counts[0], "plain Flower") for size in given.sizes.split(",")]
-    print(f"{processor()}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f} at the start")
-    print(
-        "| model | clients | who | s a round, median (least, most) | tensors up, down | wire up, down | client MB |"
-    )
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for size, count, who in cases:
+    parser.add_argument("--clients", type=numbers, default="2,4,8,16", help="numbers of clients of tailorfl")
+    parser.add_argument("--sizes", type=lambda text: text.split(","), default=list(SIZES))
+    parser.add_argument("--quickstart", type=numbers, default="2", help="those of Flower's app; '' for none")
+    parser.add_argument("--minutes", type=float, default=10.0, help="after which no more is measured")
+    chosen = parser.parse_args()
+    cells = [(count, size, "plain Flower") for count in chosen.quickstart for size in chosen.sizes]
+    cells += [(count, size, "tailorfl") for count in chosen.clients for size in chosen.sizes]
+    end = time.monotonic() + 60 * chosen.minutes - ENDING
+    heading()
+    for count, size, who in cells:
         run = ours if who == "tailorfl" else flowers
-        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            found = run(experiment(size, count, given.rounds), Path(folder), given.within)
-        tensors, wire = (f"{a / 1e6:.3f}, {b / 1e6:.3f} MB" for a, b in (found.counted, found.wire))
-        middle, least, most = statistics.median(found.seconds), min(found.seconds), max(found.seconds)
-        memory = found.memory or "–"
-        seconds = f"{middle:.2f} ({least:.2f}, {most:.2f})"
-        print(f"| {size} | {count} | {who} | {seconds} | {tensors} | {wire} | {memory} |", flush=True)
+        print(f"| {size} | {count} | {who} |", end=" ", flush=True)
+        try:
+            with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+                print(row(run(experiment(size, count, chosen.rounds), Path(folder), end - time.monotonic())))
+        except TimeoutError:
+            print(f"not within {chosen.minutes:g} minutes | | | |")
     print(f"load {os.getloadavg()[0]:.1f} at the end")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -290,3 +292,69 @@ def test_a_policy_that_cannot_be_used_is_named(text: str, words: str, tmp_path: 
     (tmp_path / "policy.yaml").write_text(text)
     with pytest.raises(ConfigError, match=words):
         Policy.read(tmp_path / "policy.yaml")
+
+
+@pytest.fixture(scope="module")
+def older_copy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Packet]:
+    """A copy of a client's folder of after round 1, and the question of round 3, when that of round 2 was accepted."""
+    folder = tmp_path_factory.mktemp("copied")
+    asked: list[bytes] = []
+
+    def meddle(node: int, question: Packet, body: bytes, ask: Ask) -> bytes:
+        if node == 101 and is_training(question, 2):
+            shutil.copytree(folder / "state-1", folder / "copy", ignore=shutil.ignore_patterns(".lock"))
+        if node == 101 and is_training(question, 3):
+            asked.append(body)
+        return ask(body)
+
+    hosted_once(small("ditto", train=PRIVATE), folder, Tampered(members(folder, 3), meddle))
+    return folder / "copy", Packet.decoded(asked[0])
+
+
+def test_an_older_copy_of_a_client_s_folder_is_noticed(
+    older_copy: tuple[Path, Packet], tmp_path: Path
+) -> None:
+    """Nobody knows what left after it was made: it is said, noted once, and no epsilon holds from then on."""
+    copy, question = older_copy
+    state = Path(shutil.copytree(copy, tmp_path / "state"))
+    assert math.isfinite(verified(state)[-1]["epsilon"])
+    said: list[str] = []
+    member = member_of(state=state, name="1", told=said.append)
+    for _ in range(2):
+        answer = Packet.decoded(member.answer(question.encoded()))
+        assert answer.facts["code"] == "state-missing"
+    (missing,) = [entry for entry in verified(state) if entry["kind"] == "missing"]
+    assert (missing["facts"], missing["epsilon"]) == ({"accepted": 2, "known": 1}, math.inf)
+    assert sum("an older copy or a new one" in sentence for sentence in said) == 1
+    anew = replace(question, facts={**question.facts, "restart": True})
+    assert Packet.decoded(member.answer(anew.encoded())).kind == "train"
+    assert verified(state)[-1]["epsilon"] == math.inf
+
+
+@pytest.mark.parametrize("copied", [True, False], ids=["an older copy", "a new folder"])
+def test_a_client_does_not_spend_epsilon_twice(
+    copied: bool, older_copy: tuple[Path, Packet], tmp_path: Path
+) -> None:
+    """Where its policy bounds ε, also where the server lets it begin anew."""
+    copy, question = older_copy
+    state = tmp_path / "state"
+    shutil.copytree(copy, state)
+    if not copied:  # what was agreed on is told again by the server
+        for path in (state / NAME, state / HEAD):
+            path.unlink()
+    member = member_of(state=state, name="1", policy=Policy(max_epsilon=100.0))
+    anew = replace(question, facts={**question.facts, "restart": True})
+    answer = Packet.decoded(member.answer(anew.encoded()))
+    assert answer.kind == "failure"
+    assert "policy" in answer.facts["reason"]
+    assert not [e for e in verified(state) if e["kind"] == "train" and e["uses"] and e["number"] == 3]
+
+
+def test_a_copy_of_the_newest_state_goes_on(older_copy: tuple[Path, Packet], tmp_path: Path) -> None:
+    """The question of the round after it is answered, as nothing is missing."""
+    copy, question = older_copy
+    state = Path(shutil.copytree(copy, tmp_path / "state"))
+    member = member_of(state=state, name="1", policy=Policy(max_epsilon=100.0))
+    answer = member.answer(replace(question, facts={**question.facts, "round": 2, "acked": 1}).encoded())
+    assert Packet.decoded(answer).kind == "train"
+    assert not [entry for entry in verified(state) if entry["kind"] == "missing"]

@@ -143,7 +143,7 @@ def client(
     """Take part in a federation with your own samples, which stay on this machine."""
     _check_keys(keys, insecure)
     import_tensordict()
-    if data is not None and data.suffix.lower() in (".csv", ".tsv"):
+    if data is None or data.suffix.lower() != ".parquet":
         import_pandas()
     from tailorfl.deploy.joining import member_of
     from tailorfl.deploy.policy import DEFAULT_POLICY, Policy

@@ -38,7 +38,7 @@ from tailorfl.deploy.packet import (
     flat,
 )
 from tailorfl.deploy.policy import DEFAULT_POLICY, NO_CONSENT, Consent, Policy, described
-from tailorfl.deploy.release_log import Question, ReleaseLog
+from tailorfl.deploy.release_log import MISSING, Question, ReleaseLog
 from tailorfl.deploy.slots import NEVER, Slots, uses_as_facts
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import (
@@ -482,7 +482,20 @@ class Member:
         round, acked = asked.fact("round", int), asked.fact("acked", int)
         if not first <= round <= task.job.rounds:
             raise MessageError(f"round {round:.8g} is none of the {task.job.rounds} that were agreed on")
+        if acked <= round and self.log.lacks(task.digest, acked):
+            self._note_missing(task, acked)
         return round, acked
+
+    def _note_missing(self, task: Task, acked: int) -> None:
+        """Note that the server has accepted what the log does not have: the state folder is an older copy, or new."""
+        packet = Packet(MISSING, {"accepted": acked, "known": self.log.latest(task.digest)[0]})
+        question = Question(MISSING, task.digest, acked, "")
+        name = task.job.config.name
+        self.log.append(packet, 0, experiment=name, question=question, delta=self.policy.delta)
+        self._told(
+            f"the server has accepted a reply of round {acked}, which is not in the log '{self.log.path}': its folder "
+            "is an older copy or a new one. What left since is unknown, so no epsilon holds from now on"
+        )
 
     def _affordable(self, uses: Uses) -> None:
         """Raise PolicyError where training has too little noise, or costs more than is left of ε."""

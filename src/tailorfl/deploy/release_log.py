@@ -4,7 +4,8 @@
     STATE/left.head     how many lines there are, and the SHA-256 of the last one
 
 A line is on the disk before its answer leaves. So the log also says what this client has answered already, and what
-private training has used, over all experiments and restarts.
+private training has used, over all experiments and restarts. A log that was restored from an older copy says less: as
+soon as the server has accepted an answer that is not in it, a line of the kind `missing` says so, and no ε holds then.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from tailorfl.runs.files import append_lines, decode, encode, keep_lines, read_l
 NAME = "left.jsonl"
 HEAD = "left.head"
 FIRST = "0" * 64
+MISSING = "missing"
+"""Kind of the line that says that earlier lines are not there."""
 LONGEST_FACTS = 2**16
 """Characters of an answer's facts that a line quotes; of longer ones it has the names alone."""
 
@@ -64,11 +67,13 @@ class ReleaseLog:
         self.uses: Uses = Counter()
         """What private training has used, over all experiments."""
         self.unbounded = False
-        """Whether replies have left that were trained without noise, so that no ε bounds what they tell."""
+        """Whether replies have left that were trained without noise or are not in the log, so that no ε bounds what
+        they tell."""
         self.jobs: dict[str, bool] = {}
         """Job that was agreed on -> whether its model was written here, in the order of the first agreement."""
         self._answers: dict[tuple[str, str, int], tuple[str, str]] = {}
         self._latest: dict[str, tuple[int, int]] = {}
+        self._missing: dict[str, int] = {}
         self._count, self._last, self._size = 0, FIRST, 0
         with reporting(folder, "write to"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -93,8 +98,15 @@ class ReleaseLog:
         """Return the last round that was trained in a job, and the round that it went on from."""
         return self._latest.get(job, (0, 0))
 
+    def lacks(self, job: str, round: int) -> bool:
+        """Return whether an answer of a round, or of a later one, is not in the log and no line says so yet."""
+        return round > max(self._latest.get(job, (0, 0))[0], self._missing.get(job, 0))
+
     def epsilon(self, delta: float, more: Uses | None = None) -> float | None:
-        """Return ε of all that has left, with `more` uses; infinity without noise, None without the accountant."""
+        """Return ε of all that has left, with `more` uses; None without the accountant.
+
+        It is infinite where something left without noise, or is not in the log.
+        """
         entries = [use.entry(steps) for use, steps in (self.uses + (more or Counter())).items()]
         if self.unbounded:
             return math.inf
@@ -168,6 +180,8 @@ class ReleaseLog:
             self._answers.setdefault((kind, about, number), (fields["question"], fields["answer"]))
         uses = uses_from_facts(fields["uses"])
         self.uses.update(uses)
+        if kind == MISSING:
+            self._missing[about], self.unbounded = number, True
         if kind == "train" and not fields["refused"]:
             self._latest[about] = (number, fields["acked"])
             self.unbounded |= not fields["again"] and not uses
