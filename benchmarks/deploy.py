@@ -6,8 +6,8 @@ It ends within ten minutes (`--minutes`): Flower's app runs first, and what has 
 
 All train the same MLP on the same digits, with the same batches a round, as processes of one machine on 127.0.0.1, all
 bytes through a TCP proxy that counts them. Ours are over TLS, one process a side. Flower's app (for the numbers of
-clients of `--quickstart`) is written as its quickstart for PyTorch: a SuperLink and SuperNodes without TLS, its strategy FedAvg, and a
-ClientApp that is a fresh process for every message.
+clients of `--quickstart`) is written as its quickstart for PyTorch: a SuperLink and SuperNodes without TLS, its
+strategy FedAvg, and a ClientApp that is a fresh process for every message.
 """
 
 from __future__ import annotations
@@ -400,6 +400,8 @@ def main() -> None:
         run = ours if who == "tailorfl" else flowers
         print(f"| {size} | {count} | {who} |", end=" ", flush=True)
         try:
+            if time.monotonic() > end:
+                raise TimeoutError
             with tempfile.TemporaryDirectory(prefix="bench-") as folder:
                 print(row(run(experiment(size, count, chosen.rounds), Path(folder), end - time.monotonic())))
         except TimeoutError:

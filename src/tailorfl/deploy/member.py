@@ -488,10 +488,12 @@ class Member:
 
     def _note_missing(self, task: Task, acked: int) -> None:
         """Note that the server has accepted what the log does not have: the state folder is an older copy, or new."""
-        packet = Packet(MISSING, {"accepted": acked, "known": self.log.latest(task.digest)[0]})
+        about = {"accepted": acked, "known": self.log.latest(task.digest)[0]}
         question = Question(MISSING, task.digest, acked, "")
         name = task.job.config.name
-        self.log.append(packet, 0, experiment=name, question=question, delta=self.policy.delta)
+        self.log.append(
+            Packet("train", about), 0, experiment=name, question=question, delta=self.policy.delta
+        )
         self._told(
             f"the server has accepted a reply of round {acked}, which is not in the log '{self.log.path}': its folder "
             "is an older copy or a new one. What left since is unknown, so no epsilon holds from now on"
