@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from tailorfl.benchmark.clock import processor
-from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, fastest, shuffled
+from tailorfl.benchmark.plain_loop import LoopClient, fastest, shuffled
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
@@ -59,8 +59,7 @@ def plain_loop(name: str, options: dict[str, object], data: Federation) -> tuple
     start = tree.tensors(model.init(0))
 
     def client(rows: Rows) -> LoopClient:
-        fit = LoopFit(shuffled(torch.from_numpy(rows), BATCH, SAMPLES // BATCH))
-        return LoopClient(1 / CLIENTS, [fit])
+        return LoopClient(1 / CLIENTS, shuffled(torch.from_numpy(rows), BATCH, SAMPLES // BATCH * BATCH))
 
     one = [client(data.train[0])]
     loop = fastest(model, data.source, LOSSES["classification"], TrainConfig(lr=LR), start, one)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, fastest, shuffled
+from tailorfl.benchmark.plain_loop import LoopClient, fastest, shuffled
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as federate
 from tailorfl.data.federation import Federation
@@ -53,25 +53,29 @@ class Round:
         self.clients, self.batch, self.batches = clients, batch, len(x) // clients // batch
         self.steps = clients * self.batches
         self.start = tree.tensors(model.init(0))
-        one = [LoopClient(1.0, self.fits()[:1])]
+        one = self.loop_clients()[:1]
         self.loop = fastest(model, self.data.source, LOSSES["classification"], config, self.start, one)
         engine = make_engine("vectorized", None)
         self.sim = Simulation(make_method("fedavg"), self.data, model, config, engine=engine)
 
-    def fits(self) -> list[LoopFit]:
-        """Every client's batches."""
+    def loop_clients(self) -> list[LoopClient]:
+        """Every client with its batches."""
         rows = (torch.as_tensor(r) for r in self.data.train)
-        return [LoopFit(shuffled(r, self.batch, self.batches)) for r in rows]
+        gradients = self.batches * self.batch
+        return [LoopClient(1 / self.clients, shuffled(r, self.batch, gradients)) for r in rows]
 
     def plain(self) -> object:
         """A round of the loop."""
-        return self.loop.round(self.start, [LoopClient(1 / self.clients, [fit]) for fit in self.fits()])
+        return self.loop.round(self.start, self.loop_clients())
+
+    def step(self) -> object:
+        """One step of the loop, on the first client's first batch."""
+        return self.loop.round(self.start, [LoopClient(1.0, self.loop_clients()[0].batches[:1])])
 
     def gflop(self) -> float:
         """GFLOP of a round, counted in one step."""
-        fit = self.fits()[0]
         with FlopCounterMode(display=False) as counter:
-            self.loop.gradients(fit)
+            self.step()
         return float(self.steps * counter.get_total_flops() / 1e9)
 
     def row(self, name: str, repeat: int, share: float = 1.0) -> dict[str, Cell]:
@@ -89,7 +93,7 @@ class Round:
         work, plain, engine = self.gflop(), found["plain"], found["engine"]
         limit = work / (2 * 1024**3 / 1e9) * found["product"]
         with Products() as products:
-            self.loop.gradients(self.fits()[0])
+            self.step()
         alone = self.steps * products.seconds()
         return {
             "work": name,

@@ -9,7 +9,7 @@ import torch
 from peer_work import CLASSES, CLIENTS, SAMPLES, SHAPE, Job, Work, main
 from torch import nn
 
-from tailorfl.benchmark.plain_loop import LoopClient, LoopFit, fastest, shuffled
+from tailorfl.benchmark.plain_loop import LoopClient, fastest, shuffled
 from tailorfl.data.source import Source
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
@@ -19,9 +19,8 @@ from tailorfl.training.objective import LOSSES
 
 def clients(job: Job) -> list[LoopClient]:
     """Returns every client with the batches of one round, in a new order."""
-    steps = job.epochs * -(-SAMPLES // job.batch_size)
     rows = [torch.arange(i * SAMPLES, (i + 1) * SAMPLES) for i in range(CLIENTS)]
-    return [LoopClient(1 / CLIENTS, [LoopFit(shuffled(mine, job.batch_size, steps))]) for mine in rows]
+    return [LoopClient(1 / CLIENTS, shuffled(mine, job.batch_size, job.epochs * SAMPLES)) for mine in rows]
 
 
 def run(work: Work, path: Path, jobs: Sequence[Job]) -> None:

@@ -316,7 +316,6 @@ def bench(
     config: str | Path | Mapping[str, Any] | ExperimentConfig | None = None,
     *,
     seconds: float = 20.0,
-    profile: bool = False,
     source: Data | None = None,
     watch: Callable[[str], None] | None = None,
     imports: Sequence[str] = (),
@@ -327,7 +326,6 @@ def bench(
     Args:
         config: as for `run`; its first method and seed are measured.
         seconds: how long to measure, beside building data and model.
-        profile: also tell which operators take the time, and how near to the machine's limits a round is.
         source: your own data in place of `data.name`, as for `run`.
         watch: told what is being done.
         imports, settings: as for `run`, as errors are.
@@ -335,7 +333,7 @@ def bench(
     from tailorfl.api import bench as bench_here
 
     modules.load(imports)
-    return bench_here(config, settings, seconds=seconds, profile=profile, source=source, watch=watch)
+    return bench_here(config, settings, seconds=seconds, source=source, watch=watch)
 
 
 def __getattr__(name: str) -> Any:

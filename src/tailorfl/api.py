@@ -18,7 +18,6 @@ from tailorfl.errors import ConfigError
 from tailorfl.report.experiment import run_experiment, run_variants
 from tailorfl.report.progress import watching
 from tailorfl.report.result import ExperimentResult
-from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.check import check
 from tailorfl.runs.folders import experiment_in, new_folder
@@ -28,7 +27,7 @@ from tailorfl.runs.pretrain import pretrain as pretrain_here
 from tailorfl.runs.starting import resumed, with_more
 from tailorfl.runs.tuned import beside
 from tailorfl.runs.variants import expand
-from tailorfl.settings.engine import EngineConfig, FeaturePlace
+from tailorfl.settings.engine import EngineConfig
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.loading import load
 
@@ -155,7 +154,6 @@ def bench(
     settings: Mapping[str, Any],
     *,
     seconds: float,
-    profile: bool,
     source: Data | None,
     watch: Watch | None,
 ) -> Bench:
@@ -175,14 +173,11 @@ def bench(
     told("building data and model")
     federation = make_federation(chosen, chosen.data.seed_of(chosen.seeds[0]), source)
 
-    def built(features: FeaturePlace) -> Simulation:
-        engine = EngineConfig(features=features, features_memory=chosen.engine.features_memory)
-        own = chosen.model_copy(update={"engine": engine})
-        return make_simulation(Job(own, chosen.methods[0], chosen.seeds[0]), federation)
-
-    sim = built(chosen.engine.features)
-    anew = None if sim.features is None else built("off")
-    return measure(sim, chosen, anew=anew, seconds=seconds, profile=profile, watch=told)
+    # Each engine of the experiment is tried in turn, in this process.
+    engine = EngineConfig(features=chosen.engine.features, features_memory=chosen.engine.features_memory)
+    alone = chosen.model_copy(update={"engine": engine})
+    sim = make_simulation(Job(alone, chosen.methods[0], chosen.seeds[0]), federation)
+    return measure(sim, chosen, seconds=seconds, watch=told)
 
 
 def _with_source(settings: Mapping[str, Any], source: Data | None) -> tuple[Mapping[str, Any], Source | None]:

@@ -11,10 +11,10 @@ import torch
 
 import tailorfl
 from tailorfl.benchmark import measure
-from tailorfl.benchmark.advice import LOOP, recommend
-from tailorfl.benchmark.clock import Seconds, alternate, extra_memory, timed
+from tailorfl.benchmark.candidates import LoopRound, Round, candidates
+from tailorfl.benchmark.clock import Seconds, alternate, timed
+from tailorfl.benchmark.recommend import LOOP, recommend
 from tailorfl.benchmark.result import Way
-from tailorfl.benchmark.ways import Round, candidates
 from tailorfl.engines import precision
 from tailorfl.engines.sequential import Sequential
 from tailorfl.errors import ConfigError
@@ -50,8 +50,6 @@ def way(
         chunk=1,
         workers=workers,
         precision=precision,
-        padding=0.0,
-        memory_bytes=None,
         seconds=seconds,
         wall_seconds=tuple(wall * s for s in seconds),
         seconds_min=min(seconds),
@@ -65,7 +63,7 @@ def way(
 def test_a_small_run_measures_the_loop_and_every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "MOST", 3)
     state = torch.random.get_rng_state()
-    found = tailorfl.bench(SMALL, seconds=600, profile=True)
+    found = tailorfl.bench(SMALL, seconds=600)
     assert torch.equal(torch.random.get_rng_state(), state)
     names = [one.name for one in found.ways]
     assert names[:4] == [LOOP, "auto", "vectorized, 5 by itself", "sequential"]
@@ -73,13 +71,9 @@ def test_a_small_run_measures_the_loop_and_every_engine(monkeypatch: pytest.Monk
     assert {len(one.seconds) for one in found.ways} == {3}
     assert found.way(LOOP).times_faster == 1.0
     assert found.way("auto").note in ("chose sequential", "chose vectorized")
-    assert found.way("sequential").padding == found.way(LOOP).padding == 0
-    assert (found.clients, found.beyond, found.model) == (5, (), "logistic")
+    assert (found.clients, found.model) == (5, "logistic")
     assert found.recommendation.settings in {one.settings for one in found.ways}
     load(None, found.recommendation.settings.split())
-    assert found.profile is not None
-    assert 0 < found.profile.flops_per_second < found.profile.machine_flops_per_second
-    assert sum(one.share for one in found.profile.operators) <= 1.0 + 1e-9
     json.dumps(found.to_dict())
 
 
@@ -89,24 +83,27 @@ def test_a_long_round_is_measured_on_a_part_of_its_clients() -> None:
     assert {len(one.seconds) for one in found.ways} == {2}
 
 
-def test_the_first_method_is_measured_with_what_it_has_beyond_the_loop() -> None:
+def test_the_first_method_is_measured() -> None:
     found = tailorfl.bench({**SMALL, "method": ["ditto", "fedavg"]}, seconds=1e-6)
-    assert (found.method, found.beyond) == ("ditto", ("a proximal pull",))
+    assert found.method == "ditto"
 
 
-def test_what_the_server_does_beyond_an_average_is_named() -> None:
-    found = tailorfl.bench(
-        {**SMALL, "method": {"name": "feddf", "distil": {"steps": 20}}},
-        seconds=1e-6,
-        data={"public": "digits"},
-    )
-    assert len(found.beyond) == 1
-    assert found.beyond[0].startswith("work of the server (")
+@pytest.mark.parametrize(("method", "times"), [("fedavg", 1), ("ditto", 2), ("fedsam", 2)])
+def test_the_loop_takes_as_many_gradients_as_the_method(method: str, times: int) -> None:
+    config = load({**SMALL, "method": method}, {"train": {"epochs": 2, "batch_size": 7}})
+    sim = make_simulation(Job(config, config.methods[0], 0), make_federation(config, 0))
+    round_ = Round(sim, (0, 1, 2), (0, 1, 2))
+    ((_, cohort),) = round_.cohorts
+    clients = list(LoopRound(round_)._clients(cohort))
+    for client, rows, loop in zip(cohort.ids, cohort.members, clients, strict=True):
+        assert round_.gradients[client] == 2 * times * len(rows)
+        assert sum(map(len, loop.batches)) == round_.gradients[client]
+    assert len(clients[0].batches) == 2 * times * -(-len(cohort.members[0]) // 7)
 
 
 def test_a_method_that_trains_in_some_rounds_only_is_measured_in_one() -> None:
     found = tailorfl.bench({**SMALL, "method": {"name": "l2gd", "per_round": "coin", "p": 0.5}}, seconds=1e-6)
-    assert found.steps == found.measured
+    assert found.gradients > 0
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
@@ -144,8 +141,8 @@ def test_chunks_that_make_sense_are_at_most_the_cohort_and_each_once(monkeypatch
     monkeypatch.setattr(precision, "_processor_has_bfloat16", lambda: True)
     config = load(SMALL)
     sim = make_simulation(Job(config, config.methods[0], 0), make_federation(config, 0))
-    work = Round(sim, tuple(range(5)), tuple(range(5))).work()
-    found = candidates(work, 3)
+    round_ = Round(sim, tuple(range(5)), tuple(range(5)))
+    found = candidates(round_, 3)
     several = [c for c in found if c.workers > 1]
     assert all(c.settings == f"engine.name=auto engine.chunk=3 engine.workers={c.workers}" for c in several)
     assert all(c.kind is found[0].kind for c in several)
@@ -159,14 +156,14 @@ def test_chunks_that_make_sense_are_at_most_the_cohort_and_each_once(monkeypatch
         "engine.name=vectorized engine.chunk=1",
         "engine.name=vectorized engine.chunk=3",
     ]
-    assert [c.chunk(work) for c in found[1:] if c.precision == "float32"] == [5, 1, 1, 3]
+    assert [round_.chunk(c.kind) for c in found[1:] if c.kind.precision == "float32"] == [5, 1, 1, 3]
 
 
 def test_the_fastest_way_is_advised_and_the_simpler_of_equals() -> None:
     loop, auto = way(LOOP, *[1.0] * 5), way("auto", *[2.0] * 5)
     fast, close = way("vectorized", *[0.5] * 5), way("sequential", *[0.505] * 5)
-    assert recommend([loop, auto, fast, close], plain=True).way == "vectorized"
-    found = recommend([loop, auto, close, fast], plain=True)
+    assert recommend([loop, auto, fast, close]).way == "vectorized"
+    found = recommend([loop, auto, close, fast])
     assert found.way == "sequential"
     assert any("within the noise" in text and "vectorized" in text for text in found.warnings)
     assert found.why[0] == "sequential: 1.98 x the speed of the plain loop"
@@ -175,57 +172,54 @@ def test_the_fastest_way_is_advised_and_the_simpler_of_equals() -> None:
 
 def test_what_the_automatic_engine_chose_is_as_fast_as_itself() -> None:
     ways = [way(LOOP, *[1.0] * 5), way("auto", *[0.6] * 5, kind="vectorized"), way("vectorized", *[0.5] * 5)]
-    found = recommend(ways, plain=True)
+    found = recommend(ways)
     assert found.way == "auto"
 
 
 def test_a_lower_precision_is_named_and_not_taken() -> None:
     ways = [way(LOOP, *[1.0] * 5), way("auto", *[0.6] * 5)]
     half = way("auto, bfloat16", *[0.5] * 5, precision="bfloat16")
-    found = recommend([*ways, half], plain=True)
+    found = recommend([*ways, half])
     assert found.way == "auto"
     assert [text for text in found.warnings if "bfloat16" in text] == [
         "engine.precision=bfloat16 is 1.20 x the speed of auto, and rounds what goes into products to 8 bits: where "
         "that does no harm, engine.name=auto, bfloat16"
     ]
     near = replace(half, seconds=(0.5, 0.54, 0.54, 0.54, 0.5), seconds_median=0.54)
-    assert any(
-        "is not worth it here: 1.11 x" in text for text in recommend([*ways, near], plain=True).warnings
-    )
+    assert any("is not worth it here: 1.11 x" in text for text in recommend([*ways, near]).warnings)
 
 
 def test_few_repetitions_tell_large_differences_only() -> None:
     loop, auto = way(LOOP, 1.0, 1.0), way("auto", 0.54, 0.54)
-    assert recommend([loop, auto, way("vectorized", 0.5, 0.5)], plain=True).way == "auto"
-    assert recommend([loop, auto, way("vectorized", 0.4, 0.4)], plain=True).way == "vectorized"
+    assert recommend([loop, auto, way("vectorized", 0.5, 0.5)]).way == "auto"
+    assert recommend([loop, auto, way("vectorized", 0.4, 0.4)]).way == "vectorized"
 
 
 def test_a_difference_that_half_of_the_repetitions_deny_is_noise() -> None:
     loop = way(LOOP, *[1.0] * 6)
     auto, fast = way("auto", 0.9, 1.2, 0.9, 1.2, 0.9, 1.2), way("vectorized", *[1.0] * 6)
-    assert recommend([loop, auto, fast], plain=True).way == "auto"
+    assert recommend([loop, auto, fast]).way == "auto"
 
 
 def test_what_is_weak_about_the_measurement_is_said() -> None:
     ways = [way(LOOP, 1.0, 1.0, wall=2.0), way("auto", 1.5, 1.5)]
-    found = recommend(ways, plain=True)
+    found = recommend(ways)
     assert any("only 2 repetitions" in text for text in found.warnings)
     assert any("2.0 x the time of the process" in text for text in found.warnings)
     assert any("plain loop is 1.50 x faster" in text for text in found.warnings)
-    assert not any("x faster than any" in text for text in recommend(ways, plain=False).warnings)
 
 
 def test_a_way_that_was_left_out_is_not_advised() -> None:
     out = replace(way("vectorized", 0.1), seconds=(), wall_seconds=(), note="left out")
-    found = recommend([way(LOOP, *[1.0] * 5), way("auto", *[2.0] * 5), out], plain=True)
+    found = recommend([way(LOOP, *[1.0] * 5), way("auto", *[2.0] * 5), out])
     assert found.way == "auto"
 
 
 def test_several_processes_are_advised_where_the_wall_says_so() -> None:
     ways = [way(LOOP, *[1.0] * 5), way("auto", *[1.0] * 5)]
-    assert recommend([*ways, way("two", *[0.6] * 5, workers=2)], plain=True).way == "two"
-    assert recommend([*ways, way("two", *[0.95] * 5, workers=2)], plain=True).way == "auto"
-    assert recommend([*ways, way("two", 0.6, 0.6, 0.6, 1.2, 1.2, workers=2)], plain=True).way == "auto"
+    assert recommend([*ways, way("two", *[0.6] * 5, workers=2)]).way == "two"
+    assert recommend([*ways, way("two", *[0.95] * 5, workers=2)]).way == "auto"
+    assert recommend([*ways, way("two", 0.6, 0.6, 0.6, 1.2, 1.2, workers=2)]).way == "auto"
 
 
 def test_measuring_alternates_and_ends() -> None:
@@ -235,14 +229,6 @@ def test_measuring_alternates_and_ends() -> None:
     assert calls == ["-", "a", "-", "b"] * 2
     assert {name: len(times) for name, times in found.items()} == {"a": 2, "b": 2}
     assert len(alternate(runs, 1e18, 2, 9, lambda: None, lambda _: None)["a"]) == 9
-
-
-def test_extra_memory_sees_what_is_freed_again() -> None:
-    wanted = 64 * 2**20
-    found = extra_memory(lambda: torch.ones(wanted // 4).sum())
-    if found is None:
-        pytest.skip("this system does not tell the peak memory of a process")
-    assert 0.95 * wanted <= found < 1.5 * wanted
 
 
 def test_clocks_run() -> None:

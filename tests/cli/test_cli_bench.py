@@ -27,8 +27,8 @@ def bench(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["bench", *arguments])
 
 
-def test_a_table_a_profile_a_file_and_settings_to_paste(tmp_path: Path) -> None:
-    result = bench(*SMALL, "--seconds", "600", "--profile", "--json", "found.json")
+def test_a_table_a_file_and_settings_to_paste(tmp_path: Path) -> None:
+    result = bench(*SMALL, "--seconds", "600", "--json", "found.json")
     assert result.exit_code == 0, result.output
     output = result.stdout
     assert "one round of FedAvg, 4 clients, logistic with 650 scalars" in output
@@ -38,25 +38,20 @@ def test_a_table_a_profile_a_file_and_settings_to_paste(tmp_path: Path) -> None:
         "sequential",
         "vectorized, 4 by itself",
         "vectorized, chunk 1",
-        "padding",
     ):
         assert text in output
-    assert "GFLOP/s of" in output
-    assert "GB/s of" in output
-    assert "a lower bound" not in output
     line = next(line for line in output.splitlines() if line.startswith("recommended: "))
     load(None, line.removeprefix("recommended: ").split())
     found = json.loads(Path("found.json").read_text())
     assert found["recommendation"]["settings"] in line
-    assert {"machine", "settings", "ways", "profile", "threads"} <= found.keys()
+    assert {"machine", "settings", "ways", "threads"} <= found.keys()
     assert [len(way["seconds"]) for way in found["ways"]] == [2] * len(found["ways"])
 
 
 def test_what_the_loop_does_without_is_said() -> None:
     result = bench(*SMALL, "method=fedsam", "--seconds", "0.01", "--quiet")
     assert result.exit_code == 0, result.output
-    assert "2 gradients a step and model" in result.stdout
-    assert "a lower bound of the method's work" in result.stdout
+    assert "the plain loop is FedAvg's" in result.stdout
     assert "3 of 4 clients" in result.stdout
     assert result.stderr == ""
 

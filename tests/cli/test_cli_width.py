@@ -52,7 +52,6 @@ COMMANDS: dict[str, list[str]] = {
     "list -- one": ["list", "methods", "ditto"],
     "show": ["show", "fedclup"],
     "bench": ["bench", *TINY, "method=fedavg", "--seconds", "0.1", "--json", "found.json"],
-    "bench --profile": ["bench", *TINY, "method=fedavg", "--seconds", "0.1", "--profile"],
     "tune": ["tune", *TINY, METHODS, "--budget", "2x1"],
     "tune --dry-run": ["tune", *TINY, METHODS, "--dry-run"],
     "advise": ["advise", *TINY, "--rounds", "1"],

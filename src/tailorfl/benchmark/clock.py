@@ -1,11 +1,9 @@
-"""Clocks and memory of a round, and measuring several things in alternation."""
+"""Clocks of a round, and measuring several things in alternation."""
 
 from __future__ import annotations
 
-import ctypes
 import platform
 import re
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-STATUS, PROCESSORS = Path("/proc/self/status"), Path("/proc/cpuinfo")
+PROCESSORS = Path("/proc/cpuinfo")
 
 
 class Seconds(NamedTuple):
@@ -55,36 +53,6 @@ def alternate(
         if number >= least and now + (now - begin) / number > until:
             break
     return found
-
-
-def extra_memory(run: Callable[[], object]) -> float | None:
-    """Returns by how many bytes the resident memory of this process grew at its peak during a call.
-
-    What the allocator keeps free is handed back to the system first, so it is not hidden in there. None where the
-    system does not tell (other than Linux).
-    """
-    try:
-        _hand_back()
-        Path("/proc/self/clear_refs").write_text("5")  # starts the peak anew
-        before = _status("VmRSS")
-    except (OSError, AttributeError):
-        run()
-        return None
-    run()
-    return max(_status("VmHWM") - before, 0.0)
-
-
-def _status(name: str) -> float:
-    found = re.search(rf"{name}:\s+(\d+) kB", STATUS.read_text())
-    if found is None:
-        raise OSError(f"{STATUS} has no {name}")
-    return 1024.0 * int(found[1])
-
-
-def _hand_back() -> None:
-    if sys.platform != "linux":
-        raise OSError("only Linux tells the peak of a process")
-    ctypes.CDLL(None).malloc_trim(0)
 
 
 def processor() -> str:

@@ -14,8 +14,9 @@ import copy
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,10 @@ GATHERED_BYTES = 2**20
 """The inputs of so many batches of a client are gathered at once as fit into this: they stay in the cache."""
 TRIAL_STEPS, TRIAL_PASSES, TRIAL_SECONDS = 4, 3, 0.1
 """A variant is tried on so many steps of one client, at least so often and for at least so long."""
+SGD: dict[str, Any] = {"dampening": 0.0, "nesterov": False, "maximize": False, "is_first_step": False}
+ADAMW: dict[str, Any] = {
+    "fused": True, "amsgrad": False, "maximize": False, "beta1": BETA_1, "beta2": BETA_2, "eps": EPS,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,22 +59,13 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class LoopFit:
-    """One training of a client, from the received model on."""
-
-    batches: Sequence[Tensor]
-    """Rows of the source, [batch] int64 each; one step for each."""
-    trained: tuple[str, ...] = ()
-    """Names of the parameters that are trained; none names all."""
-
-
-@dataclass(frozen=True)
 class LoopClient:
     """What one client does in a round."""
 
     share: float
-    """The weight of its first trained model in the average."""
-    fits: Sequence[LoopFit]
+    """The weight of its model in the average."""
+    batches: Sequence[Tensor]
+    """Rows of the source, [batch] int64 each; one step for each."""
     key: int = 0
     """Decides how images are augmented, together with the number of the batch."""
 
@@ -98,16 +94,15 @@ class PlainLoop:
         tensors = tensors_of(self._module)
         names = (*model.parameters, *model.buffers)
         self._held = {n: tensors[n] for n in names if tensors[n].is_floating_point()}
-        self._all = model.parameters
-        self._norms = _norms(self._module)
-        self._model = model
-        self._trained: tuple[str, ...] = ()
+        self._parameters = [self._held[name] for name in model.parameters]
+        for name, parameter in self._module.named_parameters():
+            parameter.requires_grad_(name in model.parameters)
         self._x = None if source.augment != "none" else _resident(source)
         if self._x is not None and variant.channels_last:
             self._x = self._x.movedim(1, -1).contiguous()
 
     def round(self, start: Mapping[str, Tensor], clients: Iterable[LoopClient]) -> dict[str, Tensor]:
-        """Returns the average of the clients' first models by name, all of which train from `start`.
+        """Return the average of the clients' models by name, all of which train from `start`.
 
         Parameters and running statistics are averaged; counters of batches are left out.
         """
@@ -115,45 +110,25 @@ class PlainLoop:
         begin = [laid_out(start[name], self.variant.channels_last) for name in self._held]
         total = [torch.zeros_like(t) for t in held]
         for client in clients:
-            for number, fit in enumerate(client.fits):
-                torch._foreach_copy_(held, begin)
-                self._train(fit, client.key)
-                if number == 0:
-                    torch._foreach_add_(total, held, alpha=client.share)
+            torch._foreach_copy_(held, begin)
+            self._train(client)
+            torch._foreach_add_(total, held, alpha=client.share)
         return {name: t.contiguous() for name, t in zip(self._held, total, strict=True)}
 
-    def gradients(self, fit: LoopFit, number: int = 0, key: int = 0) -> list[Tensor]:
-        """Returns the gradients of batch `number` of a fit at the present values, in the order of its parameters."""
-        params = self._prepare(fit.trained)
-        (batch,) = self._batches(fit.batches[number : number + 1], key + number)
-        return self._slope(params, *batch)
-
-    def _train(self, fit: LoopFit, key: int) -> None:
-        params, config = self._prepare(fit.trained), self.config
-        values = [p.detach() for p in params]  # the same memory, which autograd does not watch
-        adaptive = config.optimizer == "adamw"
-        copies = 2 if adaptive else 1 if config.momentum else 0
-        memory = [[torch.zeros_like(p) for p in values] for _ in range(copies)]
-        counts = [torch.zeros(()) for _ in values] if adaptive else []
-        decays, lr = config.schedule == "linear", config.lr
-        for number, (x, y) in enumerate(self._batches(fit.batches, key)):
-            gradients = self._slope(params, x, y)
+    def _train(self, client: LoopClient) -> None:
+        params, config = self._parameters, self.config
+        # The same memory, which autograd does not watch.
+        update = _Update([p.detach() for p in params], config, self.variant.fused)
+        lr = config.lr
+        for number, (x, y) in enumerate(self._batches(client.batches, client.key)):
+            loss = self._loss(self._module(x), y, None)
+            gradients = list(torch.autograd.grad(loss, params, materialize_grads=True))
             if config.clip is not None:
                 norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
                 torch._foreach_mul_(gradients, (config.clip / (norm + 1e-6)).clamp(max=1.0))
-            if decays:
-                lr = config.lr * (1.0 - number / len(fit.batches))
-            if adaptive:
-                _adamw(values, gradients, memory, counts, lr, config.weight_decay)
-            elif self.variant.fused:
-                _fused_sgd(values, gradients, memory, lr, config)
-            else:
-                _sgd(values, gradients, memory, lr, config)
-
-    def _slope(self, params: list[Tensor], x: Tensor, y: Tensor) -> list[Tensor]:
-        """The gradients of a batch."""
-        loss = self._loss(self._module(x), y, None)
-        return list(torch.autograd.grad(loss, params, materialize_grads=True))
+            if config.schedule == "linear":
+                lr = config.lr * (1.0 - number / len(client.batches))
+            update(gradients, lr)
 
     def _batches(self, batches: Sequence[Tensor], key: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets of batches; `key` is that of the first, and the next one's is larger by one."""
@@ -172,18 +147,6 @@ class PlainLoop:
             y = source.y.index_select(0, rows)
             yield from zip(torch.split(x, sizes), torch.split(y, sizes), strict=True)
 
-    def _prepare(self, trained: tuple[str, ...]) -> list[Tensor]:
-        """The parameters to train, which alone ask for gradients; norms without any keep their statistics."""
-        names = trained or self._all
-        if names != self._trained:
-            self._trained, wanted = names, set(names)
-            for name, parameter in self._module.named_parameters():
-                parameter.requires_grad_(name in wanted)
-            active = {buffer.rpartition(".")[0] for buffer in self._model.trained_buffers(names)}
-            for name, norm in self._norms.items():
-                norm.train(name in active)
-        return [self._held[n] for n in names]
-
 
 def fastest(
     model: Model,
@@ -197,10 +160,10 @@ def fastest(
 
     The variants take turns, each by its shortest time; what is random in them leaves torch's own state as it was.
     """
-    fits = [fit for client in clients for fit in client.fits if fit.batches]
-    if not fits:
+    training = [client for client in clients if client.batches]
+    if not training:
         return PlainLoop(model, source, loss, config)
-    trial = LoopClient(1.0, [replace(fits[0], batches=fits[0].batches[:TRIAL_STEPS])])
+    trial = LoopClient(1.0, training[0].batches[:TRIAL_STEPS])
     loops = [PlainLoop(model, source, loss, config, variant) for variant in variants(model, source, config)]
     times: list[list[float]] = [[] for _ in loops]
     begin = time.perf_counter()
@@ -220,76 +183,57 @@ def variants(model: Model, source: Source, config: TrainConfig) -> list[Variant]
     return [Variant(last, fused) for last in layouts for fused in kernels]
 
 
-def shuffled(rows: Tensor, batch: int, batches: int, min_batch: int = 1) -> list[Tensor]:
-    """Returns `batches` batches of `rows` [samples] int64, in as many passes of new random order as that takes.
+def shuffled(rows: Tensor, batch: int, gradients: int, min_batch: int = 1) -> list[Tensor]:
+    """Return batches of `rows` [samples] int64, in passes of new random order, of at least `gradients` rows together.
 
     `batch` 0 takes all rows at once; a rest of fewer than `min_batch` rows is left out of a pass.
     """
-    found: list[Tensor] = []
-    while len(found) < batches and len(rows) >= min_batch:
-        order = rows[torch.randperm(len(rows))]
-        found += [part for part in torch.split(order, batch or len(rows)) if len(part) >= min_batch]
-    return found[:batches]
+    batches: list[Tensor] = []
+    while gradients > 0 and len(rows) >= min_batch:
+        for part in torch.split(rows[torch.randperm(len(rows))], batch or len(rows)):
+            if len(part) >= min_batch and gradients > 0:
+                batches.append(part)
+                gradients -= len(part)
+    return batches
 
 
-def _sgd(
-    params: list[Tensor], gradients: list[Tensor], memory: list[list[Tensor]], lr: float, config: TrainConfig
-) -> None:
-    if config.weight_decay:
-        torch._foreach_add_(gradients, params, alpha=config.weight_decay)
-    if config.momentum:
-        torch._foreach_mul_(memory[0], config.momentum)
-        torch._foreach_add_(memory[0], gradients)
-        gradients = memory[0]
-    torch._foreach_add_(params, gradients, alpha=-lr)
+class _Update:
+    """The update of all tensors in one call: torch's fused kernels, or `_foreach` operations for SGD."""
 
+    def __init__(self, values: list[Tensor], config: TrainConfig, fused: bool) -> None:
+        self._values, self._config, self._fused = values, config, fused
+        self._adamw = config.optimizer == "adamw"
+        moments = 2 if self._adamw else 1 if config.momentum else 0
+        self._moments = [[torch.zeros_like(value) for value in values] for _ in range(moments)]
+        self._counts = [torch.zeros(()) for _ in values] if self._adamw else []
 
-def _fused_sgd(
-    params: list[Tensor], gradients: list[Tensor], memory: list[list[Tensor]], lr: float, config: TrainConfig
-) -> None:
-    torch._fused_sgd_(
-        params,
-        gradients,
-        memory[0] if memory else [],
-        weight_decay=config.weight_decay,
-        momentum=config.momentum,
-        lr=lr,
-        dampening=0.0,
-        nesterov=False,
-        maximize=False,
-        is_first_step=False,
-    )
-
-
-def _adamw(
-    params: list[Tensor],
-    gradients: list[Tensor],
-    memory: list[list[Tensor]],
-    counts: list[Tensor],
-    lr: float,
-    weight_decay: float,
-) -> None:
-    adamw(
-        params,
-        gradients,
-        memory[0],
-        memory[1],
-        [],
-        counts,
-        fused=True,
-        amsgrad=False,
-        beta1=BETA_1,
-        beta2=BETA_2,
-        lr=lr,
-        weight_decay=weight_decay,
-        eps=EPS,
-        maximize=False,
-    )
+    def __call__(self, gradients: list[Tensor], lr: float) -> None:
+        decay = self._config.weight_decay
+        if self._adamw:
+            first, second = self._moments
+            adamw(
+                self._values, gradients, first, second, [], self._counts, lr=lr, weight_decay=decay, **ADAMW
+            )
+        elif self._fused:
+            moments = self._moments[0] if self._moments else []
+            momentum = self._config.momentum
+            torch._fused_sgd_(
+                self._values, gradients, moments, lr=lr, weight_decay=decay, momentum=momentum, **SGD
+            )
+        else:
+            if decay:
+                torch._foreach_add_(gradients, self._values, alpha=decay)
+            if self._moments:
+                torch._foreach_mul_(self._moments[0], self._config.momentum)
+                torch._foreach_add_(self._moments[0], gradients)
+                gradients = self._moments[0]
+            torch._foreach_add_(self._values, gradients, alpha=-lr)
 
 
 def _own_copy(model: Model, channels_last: bool) -> nn.Module:
     """The module in training mode with values of its own where they may change, and torch's own dropout."""
-    frozen = [t for n, t in _tensors(model.module) if n in model.frozen]
+    tensors = chain(model.module.named_parameters(), model.module.named_buffers())
+    frozen = [t for n, t in tensors if n in model.frozen]
     # In another layout what is frozen cannot be the model's own.
     kept = {} if channels_last else {id(t): t for t in frozen}
     module = copy.deepcopy(model.module, kept).train()
@@ -301,17 +245,6 @@ def _own_copy(model: Model, channels_last: bool) -> nn.Module:
         for parameter in module.parameters():
             parameter.data = laid_out(parameter.data, True)
     return module
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
-
-
-def _norms(module: nn.Module) -> dict[str, nn.Module]:
-    """Norm layers with running statistics, by name."""
-    found = module.named_modules()
-    return {name: part for name, part in found if getattr(part, "running_mean", None) is not None}
 
 
 def _resident(source: Source) -> Tensor | None:

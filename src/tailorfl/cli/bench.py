@@ -17,7 +17,7 @@ from tailorfl.errors import ConfigError
 from tailorfl.light_imports import import_tensordict
 
 if TYPE_CHECKING:
-    from tailorfl.benchmark.result import Bench, Profile, Way
+    from tailorfl.benchmark.result import Bench, Way
 
 
 def command(
@@ -28,10 +28,6 @@ def command(
     seconds: Annotated[
         float, typer.Option("--seconds", help="How long to measure, beside building data and model.")
     ] = 20.0,
-    profile: Annotated[
-        bool,
-        typer.Option("--profile", help="Also the operators of torch, and how near the machine's limits."),
-    ] = False,
     file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write everything to this file.")
     ] = None,
@@ -50,7 +46,7 @@ def command(
     from tailorfl.runs.files import encode, write_text
 
     with status(quiet, "bench") as watch:
-        found = bench(config, {}, seconds=seconds, profile=profile, source=None, watch=watch)
+        found = bench(config, {}, seconds=seconds, source=None, watch=watch)
     console = stdout()
     show(console, found)
     if file is not None:
@@ -59,12 +55,10 @@ def command(
 
 
 def show(console: Console, found: Bench) -> None:
-    """Prints what was measured, a table of the ways, the profile if there is one, and what to set."""
+    """Print what was measured, a table of the ways, and what to set."""
     for line in _facts(found):
         say(console, line)
     show_table(console, _table(found))
-    if found.profile is not None:
-        _show_profile(console, found.profile)
     advice = found.recommendation
     console.print(Text.assemble("\nrecommended: ", (advice.settings, "bold")))
     for line in advice.why:
@@ -77,17 +71,15 @@ def _facts(found: Bench) -> Iterator[str]:
     part = "" if found.measured == found.clients else f"{found.measured} of "
     yield (
         f"{found.experiment}: one round of {found.title}, {part}{found.clients} clients, {found.model} with "
-        f"{found.scalars:,} scalars, {found.steps:,} steps on {found.samples:,} samples in all"
+        f"{found.scalars:,} scalars, {found.gradients:,} gradients of samples in all"
     )
     if part:
         yield "a round of all clients takes too long for --seconds, so times are those of a part of them"
     if found.features:
         yield found.features
-    if found.beyond:
-        yield (
-            f"the method also has {', '.join(found.beyond)}; the plain loop does without: plain training of as many "
-            "steps, a lower bound of the method's work"
-        )
+    yield (
+        "the plain loop is FedAvg's: it takes as many gradients as the method and does nothing of what the method adds"
+    )
 
 
 def _table(found: Bench) -> Table:
@@ -102,56 +94,24 @@ def _table(found: Bench) -> Table:
         "clients/s",
         "x plain loop",
         "(quartiles)",
-        "padding",
-        "memory",
     ):
         table.add_column(column, justify="left" if column == "way" else "right")
     table.add_column("", ratio=PROSE)
     for way in found.ways:
         note = way.note if way.workers == 1 else f"{way.note}; by the clock on the wall".lstrip("; ")
         table.add_row(Text(way.name), *_cells(way), Text(note))
-    table.caption = "memory: growth of resident memory at the peak of a round, results included"
     return table
 
 
 def _cells(way: Way) -> tuple[str, ...]:
-    from tailorfl.report.tables import human_bytes
-
-    memory = "–" if way.memory_bytes is None else human_bytes(way.memory_bytes)
     if not way.seconds:
-        return ("–",) * 6 + (memory,)
+        return ("–",) * 5
     low, high = way.spread
+    rate = way.clients_per_second
     return (
         f"{way.seconds_min:.4g}",
         f"{way.seconds_median:.4g}",
-        f"{way.clients_per_second:,.0f}"
-        if way.clients_per_second >= 100
-        else f"{way.clients_per_second:.3g}",
+        f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}",
         f"{way.times_faster:.2f}",
         f"{low:.2f}-{high:.2f}",
-        f"{way.padding:.1%}",
-        memory,
     )
-
-
-def _show_profile(console: Console, found: Profile) -> None:
-    table = Table(title=Text(f"operators of torch in a round of {found.way}, by their own time"))
-    for column in ("operator", "calls", "seconds", "share"):
-        name = column == "operator"
-        table.add_column(column, justify="left" if name else "right", ratio=PROSE if name else None)
-    for one in found.operators:
-        table.add_row(Text(one.name), f"{one.calls:,}", f"{one.seconds:.4f}", f"{one.share:.1%}")
-    table.caption = (
-        "names that begin with _Cohort are this library's own code around the operators, in Python"
-    )
-    show_table(console, table)
-    lines = (
-        f"arithmetic: {found.flops / 1e9:,.3g} GFLOP a round, {found.flops_per_second / 1e9:.3g} GFLOP/s of "
-        f"{found.machine_flops_per_second / 1e9:.3g} in a large matrix product "
-        f"({found.flops_per_second / found.machine_flops_per_second:.1%})",
-        f"memory: {found.moved_bytes / 1e9:,.3g} GB of weights and gradients that plain steps move in a round, "
-        f"{found.moved_per_second / 1e9:.3g} GB/s of {found.machine_bytes_per_second / 1e9:.3g} in a large copy "
-        f"({found.moved_per_second / found.machine_bytes_per_second:.1%})",
-    )
-    for line in lines:
-        say(console, line)

@@ -14,18 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tailorfl.benchmark.work import Part, count_work, parts_of
 from tailorfl.core.messages import Traffic, count_up
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.federation import Federation
-from tailorfl.engines.base import Engine
+from tailorfl.engines.base import CohortTask, Engine
 from tailorfl.engines.sequential import Sequential
 from tailorfl.evaluation.leading import first_metric
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import evaluate
 from tailorfl.rounds.buffered import Buffered
-from tailorfl.rounds.groups import by_group
-from tailorfl.rounds.one_round import RoundResult
+from tailorfl.rounds.groups import by_group, message_for
+from tailorfl.rounds.one_round import WORK, RoundResult
 from tailorfl.rounds.sampling import sampled_clients
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.budget import limit_of
@@ -304,8 +303,7 @@ def _rounds(sim: Simulation, some: tuple[int, ...]) -> tuple[float, float, list[
     server = min(first, server_seconds(1))
     if isinstance(distil, ServerDistillation) and distil.steps > 1:
         server += max(server_seconds(2) - server, 0.0) * (distil.steps - 1)
-    (part,) = parts_of(sim, some)
-    clients = _client_seconds(sim, part)
+    clients = _client_seconds(sim, some)
     whole = PROBE_ROUNDS * (clients + server) <= PROBE_SECONDS
     if whole:
         engine = sim.engine = Timed(counting=False)
@@ -315,20 +313,31 @@ def _rounds(sim: Simulation, some: tuple[int, ...]) -> tuple[float, float, list[
     return (min(mine), min(others), list(done)) if whole else (clients, server, list(done))
 
 
-def _client_seconds(sim: Simulation, part: Part) -> float:
-    """What the clients of a part take in a round, from what the first takes for one and for two steps a training."""
-    first = replace(part, task=part.task.part((0,)), states=part.states[:1])
+def _client_seconds(sim: Simulation, some: tuple[int, ...]) -> float:
+    """Return what some clients of one architecture take in a round, from one and two steps a training of the first."""
+    message = sim.method.broadcast(sim.server, some)
+    ((group, where),) = by_group(sim.groups, some)
+    task = CohortTask.of(sim.local, sim.cohort(some), message_for(message, group, where))
 
-    def limited(batches: int) -> Part:
-        return first.on(replace(first.cohort, limit=batches, plans={}))
+    def limited(batches: int) -> CohortTask:
+        """The training of the first client with at most so many batches a fit."""
+        first = task.part((0,))
+        return replace(first, cohort=replace(first.cohort, limit=batches, plans={}))
+
+    def gradients(task: CohortTask) -> float:
+        """Gradients of samples that clients take, counted without training."""
+        counting = replace(task, cohort=replace(task.cohort, counting=True, plans={}))
+        with torch.no_grad():
+            _, _, metrics = Sequential().map(counting, group.states.get(task.cohort.ids))
+        return float(metrics[WORK].sum())
 
     # A step may take several batches.
-    short = next((n for n in range(1, LARGEST_STEP) if _gradients(sim, limited(n))), 1)
-    work = {n: _gradients(sim, limited(n)) for n in (short, 2 * short)}
+    short = next((n for n in range(1, LARGEST_STEP) if gradients(limited(n))), 1)
+    work = {n: gradients(limited(n)) for n in (short, 2 * short)}
 
     def tried(batches: int) -> float:
-        it, start = limited(batches), clock()
-        Sequential().map(it.task, it.states)
+        states, start = group.states.get(some[:1]), clock()
+        Sequential().map(limited(batches), states)
         return clock() - start
 
     tried(short)  # the first one is slow in a new process
@@ -338,12 +347,7 @@ def _client_seconds(sim: Simulation, part: Part) -> float:
             seconds[n] = min(seconds[n], tried(n))
         if time.perf_counter() - begin > PROBE_SECONDS / 4:
             break
-    more = max(work[2 * short] - work[short], 1)
+    more = max(work[2 * short] - work[short], 1.0)
     of_a_gradient = max(seconds[2 * short] - seconds[short], 0.0) / more
     fixed = max(seconds[short] - of_a_gradient * work[short], 0.0)
-    return len(part.cohort.ids) * fixed + of_a_gradient * _gradients(sim, part)
-
-
-def _gradients(sim: Simulation, part: Part) -> int:
-    """How many gradients of a batch the clients of a part take in a round, counted without training."""
-    return sum(fit.steps * fit.gradients for fits in count_work(sim, part).fits for fit in fits)
+    return len(some) * fixed + of_a_gradient * gradients(task)

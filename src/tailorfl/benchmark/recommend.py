@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tailorfl.benchmark.result import Recommendation, Way
+from tailorfl.benchmark.result import EngineRecommendation, Way
 from tailorfl.engines.precision import WORTH as WORTH_ROUNDING
 from tailorfl.settings.experiment import DEFAULT
 
@@ -26,13 +26,8 @@ LOOP = "plain loop"
 FULL = DEFAULT.engine.precision
 
 
-def recommend(ways: Sequence[Way], plain: bool) -> Recommendation:
-    """Returns what to set, given the measured ways, in the order of how little they ask for.
-
-    Args:
-        ways: all of them, the plain loop among them.
-        plain: whether the plain loop does the same training as the method.
-    """
+def recommend(ways: Sequence[Way]) -> EngineRecommendation:
+    """Return what to set, given the measured ways, the plain loop among them, in the order of how little they need."""
     loop = next(way for way in ways if way.name == LOOP)
     every = [way for way in ways if way.settings and way.workers == 1 and way.seconds]
     # Another precision gives other numbers, so it is named and not taken.
@@ -49,10 +44,10 @@ def recommend(ways: Sequence[Way], plain: bool) -> Recommendation:
         warnings.append(
             f"as fast within the noise of this measurement: {others}; the simplest setting was taken"
         )
-    if chosen.times_faster < 1 - SAME and plain:
-        lost = "what it adds (planning, states, checks, padding) costs more than company saves"
+    if chosen.times_faster < 1 - SAME:
         warnings.append(
-            f"the plain loop is {1 / chosen.times_faster:.2f} x faster than any engine here: {lost}"
+            f"the plain loop is {1 / chosen.times_faster:.2f} x faster than any engine here; it has no states and no "
+            "checks, and does nothing of what a method adds to FedAvg"
         )
     warnings += [_rounded(chosen, way) for way in every if way.precision != FULL]
     workers = _workers(ways, chosen)
@@ -69,7 +64,7 @@ def recommend(ways: Sequence[Way], plain: bool) -> Recommendation:
         warnings.append(
             f"the clock on the wall shows {busy:.1f} x the time of the process: other work kept the machine busy"
         )
-    return Recommendation(chosen.settings, chosen.name, tuple(why), tuple(warnings))
+    return EngineRecommendation(chosen.settings, chosen.name, tuple(why), tuple(warnings))
 
 
 def same(a: Way, b: Way) -> bool:
