@@ -31,7 +31,7 @@ LAYERS = (
     ("runs",),
     ("report",),
     ("tuning", "export"),
-    ("deploy",),
+    ("deploy", "testing"),
     ("api",),
     ("cli",),
 )

@@ -471,7 +471,7 @@ REMARKS: dict[str, tuple[tuple[Mapping[str, Any], str, str], ...]] = {
     "fedsdr": (
         ({"lam": 0.0, "own_init": True}, "trains personal models alone", "test_reduction_remarks.py"),
     ),
-    "apfl": (({"alpha": 0.0, "adaptive": False}, "deploys the copies", "test_method_reductions.py"),),
+    "apfl": (({"alpha": 0.0, "adaptive": False}, "deploys copies", "test_method_reductions.py"),),
     "pfedme": (
         (
             {"lam": 4.0, "lr": 0.25, "inner_steps": 3},

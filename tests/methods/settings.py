@@ -15,42 +15,17 @@ from typing import Any, Literal
 import pytest
 
 from tailorfl.core.method import Method, make_method, methods
+from tailorfl.testing.contract import Contract, Count, twice, whole
+from tailorfl.testing.contract import nothing as none
+from tailorfl.testing.small import CLASSES, Parts
 
 LAM = 2.0
 """λ (or μ) of every method on the quadratics."""
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Parameter scalars of a model and of its parts; buffers are not counted."""
-
-    d: int
-    head: int
-    norm: int
-
-
-Count = Callable[[Parts], int]
-
-
-def none(parts: Parts) -> int:
-    return 0
-
-
-def whole(parts: Parts) -> int:
-    return parts.d
-
-
-def twice(parts: Parts) -> int:
-    return 2 * parts.d
-
-
 def and_one(parts: Parts) -> int:
     """A model and a number beside it."""
     return parts.d + 1
-
-
-CLASSES = 4
-"""Of the federation of these tests."""
 
 
 def prototypes(parts: Parts) -> int:
@@ -126,16 +101,50 @@ class Row:
     """Whether a layer of its own draws noise by the client's id."""
     in_turn: bool = False
     """Whether one client a round takes part, in an order by ids, however the run samples."""
+    own_rate: bool = False
+    """Whether it takes steps at a rate of its own, whatever the run's."""
+    mixes_samples: bool = False
+    """Whether its loss compares the samples of a batch."""
+    unweighted: bool = False
+    """Whether no average counts clients by their samples."""
+    over_all: bool = False
+    """Whether the server's sums are over all clients, sampled or not."""
+    not_on: tuple[str, ...] = ()
+    """Models on which the method has nothing to split."""
+
+    def contract(self, name: str) -> Contract:
+        """What `tailorfl.testing` checks of the method."""
+        return Contract(
+            make_method(name, dict(self.options)),
+            down=self.card.down,
+            up=self.card.up,
+            by_round=self.by_round,
+            at_most=self.sparse,
+            trained=self.card.trained,
+            beside=self.card.beside,
+            personal=self.card.personal,
+            shared=self.card.shared,
+            chooses=self.chooses,
+            still=self.still,
+            alike=self.alike,
+            by_id=self.indexed or self.in_turn or self.draws,
+            in_turn=self.in_turn,
+            own_rate=self.own_rate,
+            mixes_samples=self.mixes_samples,
+            unweighted=self.unweighted,
+            over_all=self.over_all,
+            not_on=self.not_on,
+        )
 
 
 PROX_STEPS = 10
 """Steps that solve a proximal problem of the quadratics to float32 accuracy (contraction 1/4 a step)."""
 
 ROWS: dict[str, Row] = {
-    "local": Row(Card(none, none, whole, True, False), limit=Limit("local")),
+    "local": Row(Card(none, none, whole, True, False), limit=Limit("local"), unweighted=True),
     # Only reports the mean of the local models: it is sent up and never comes back.
     "local_average": Row(Card(none, whole, whole, True, True), limit=Limit("local_and_mean")),
-    "centralized": Row(Card(none, none, whole, False, True), limit=Limit("pooled")),
+    "centralized": Row(Card(none, none, whole, False, True), limit=Limit("pooled"), unweighted=True),
     "fedavg": Row(Card(whole, whole, whole, False, True), limit=Limit("pooled")),
     "fedprox": Row(
         Card(whole, whole, whole, False, True),
@@ -162,15 +171,19 @@ ROWS: dict[str, Row] = {
         Card(whole, whole, whole, True, False),
         {"lam": 0.5, "alpha": 0.5, "sigma": 2.0},
         Limit("local", 1, {"lam": 0.0}),
+        unweighted=True,
     ),
     "heurfedamp": Row(
-        Card(whole, whole, whole, True, False), {"lam": 0.5, "sigma": 2.0}, Limit("local", 1, {"lam": 0.0})
+        Card(whole, whole, whole, True, False),
+        {"lam": 0.5, "sigma": 2.0},
+        Limit("local", 1, {"lam": 0.0}),
+        unweighted=True,
     ),
     # Beside a change of the model a number: its curvature, a loss, the steps taken.
     "qfedavg": Row(Card(whole, and_one, whole, False, True), {"q": 0.5}, Limit("pooled", 1, {"q": 0.0})),
-    "afl": Row(Card(whole, and_one, whole, False, True)),
+    "afl": Row(Card(whole, and_one, whole, False, True), unweighted=True),
     "fednova": Row(Card(whole, and_one, whole, False, True), limit=Limit("pooled")),
-    "cyclic": Row(Card(whole, whole, whole, False, True), in_turn=True),
+    "cyclic": Row(Card(whole, whole, whole, False, True), in_turn=True, unweighted=True),
     "fedphp": Row(Card(whole, whole, whole, True, True), {"lam": 0.3, "horizon": 2.0}),
     # The first round keeps no model and sends the mean features up; those of all go down beside every model.
     "feddbe": Row(
@@ -196,15 +209,17 @@ ROWS: dict[str, Row] = {
         Card(lambda s: s.d - s.head, lambda s: s.d - s.head + 1, whole, True, False),
         {"align_lr": 0.05},
         still={"align_epochs": 0},
+        unweighted=True,
     ),
     # All cores but the own one go down, each beside its share; running statistics stay.
     "apple": Row(
         Card(lambda s: 4 * (s.d + 1), whole, whole, True, False),
         {"rate": 0.3, "mu": 0.5, "horizon": 3.0},
         indexed=True,
+        unweighted=True,
     ),
     # Two networks travel, and are one model that trains; π is no parameter.
-    "fedem": Row(Card(twice, twice, whole, True, False), {"components": 2}, chooses=True),
+    "fedem": Row(Card(twice, twice, whole, True, False), {"components": 2}, chooses=True, over_all=True),
     # Its head has names that networks of all kinds have in common.
     "fedgh": Row(
         Card(lambda s: s.head, prototypes, whole, True, False, lambda s: -s.head),
@@ -212,6 +227,7 @@ ROWS: dict[str, Row] = {
         still={"server_lr": 0.0},
         alike={"server_lr": 0.0},
         sparse=True,
+        unweighted=True,
     ),
     "fedtgp": Row(
         Card(prototypes, prototypes, whole, True, False),
@@ -255,17 +271,20 @@ ROWS: dict[str, Row] = {
         Card(whole, whole, twice, True, True),
         {"lam": 0.5, "personal_start": 0},
         still={"own_init": False},
+        mixes_samples=True,
     ),
-    "scaffold": Row(Card(twice, twice, whole, False, True, whole), limit=Limit("pooled")),
+    "scaffold": Row(Card(twice, twice, whole, False, True, whole), limit=Limit("pooled"), over_all=True),
     "feddyn": Row(
         Card(whole, whole, whole, False, True, whole),
         {"alpha": 0.1},
         Limit("pooled", PROX_STEPS, {"alpha": LAM}),
+        over_all=True,
     ),
     "mr_mtl": Row(
         Card(whole, whole, whole, True, False, whole),
         {"lam": 0.5},
         Limit("coupled", PROX_STEPS, {"lam": LAM}),
+        over_all=True,
     ),
     "fedavg_ft": Row(
         Card(whole, whole, whole, True, True),
@@ -288,6 +307,7 @@ ROWS: dict[str, Row] = {
     "lg_fedavg": Row(
         Card(lambda s: s.head, lambda s: s.head, whole, True, False),
         limit=Limit("pooled", 1, {"personal_part": "none"}),
+        not_on=("logistic",),
     ),
     "fedalt": Row(
         Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, True, False),
@@ -341,6 +361,7 @@ ROWS: dict[str, Row] = {
         Card(whole, whole, whole, True, False),
         chooses=True,
         by_round=lambda r, s: (s.d if r else 0, s.d + 1 if r else s.d),
+        unweighted=True,
     ),
     # The coins of this seed are 0, 0, 0, 1, 1, 1, 0, 1: models go up at the end of round 2 and down in round 3.
     "l2gd": Row(
@@ -353,6 +374,7 @@ ROWS: dict[str, Row] = {
         Card(whole, whole, twice, True, True),
         {"lam": 1.0, "inner_steps": 2, "local_rounds": 3, "lr": 0.1},
         Limit("coupled", 1, {"lam": LAM, "inner_steps": PROX_STEPS, "local_rounds": 1, "lr": 1 / LAM}),
+        own_rate=True,
     ),
     "apfl": Row(
         Card(whole, whole, twice, True, True),

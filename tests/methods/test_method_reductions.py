@@ -30,7 +30,7 @@ from tailorfl.core.method import Method, make_method
 from tailorfl.core.reduction import Reduction
 from tailorfl.data.federation import Federation
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs.reductions import facts_of, named
+from tailorfl.runs.reductions import named, setup_of
 from tailorfl.training import tree
 from tailorfl.training.cohort import TrainConfig
 
@@ -104,7 +104,7 @@ def test_it_is_the_other_method_whatever_the_optimizer(name: str, same: Same, tr
     run = replace(same, train={}, run={"rounds": 2, **same.run})
     mine = run_of(make(name, **same.options), run, model_name, "vectorized", rounds=0, base=base)
     rounds = run.run["rounds"]
-    said = [r for r in mine.method.reductions(facts_of(mine, rounds)) if not r.remark]
+    said = [r for r in mine.method.reductions(setup_of(mine, rounds)) if not r.remark]
     named_so = [r for r in said if key_of(r)[:3] == key_of_row(same)[:3]]
     if same.said and not named_so:
         assert (name, training) == ("pfedme", "adamw")  # it then says that the optimizer forgets
@@ -138,7 +138,7 @@ def test_a_method_names_the_other_one_where_the_table_proves_it(
     """Under the settings of a row it names that row, and nothing that has no row."""
     sim = run_of(make(name, **same.options), same, model_name, rounds=0)
     rounds = {**RUN, **same.run}["rounds"]
-    found = {key_of(r) for r in sim.method.reductions(facts_of(sim, rounds)) if not r.remark}
+    found = {key_of(r) for r in sim.method.reductions(setup_of(sim, rounds)) if not r.remark}
     settings = (dict(same.options), dict(same.train), dict(same.run), dict(same.data))
     rows = [
         row

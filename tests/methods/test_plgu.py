@@ -17,7 +17,7 @@ from tailorfl.methods.ascent import layer_scores, layerwise_perturbation
 from tailorfl.methods.plgu import PLGULF, largest
 from tailorfl.models.layers import layer_groups
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs.reductions import facts_of
+from tailorfl.runs.reductions import setup_of
 from tailorfl.training import tree
 from tailorfl.training.plan import Length
 
@@ -238,7 +238,7 @@ def test_the_default_number_of_personal_layers_is_a_share_of_the_models(
 ) -> None:
     """5 of 21 as in the paper: never all of them, which would be LocalTrain."""
     sim = simulation(make_method("plgu_lf"), model_name)
-    facts = facts_of(sim, 3)
+    facts = setup_of(sim, 3)
     assert facts.layers == layers
     assert sim.method.kept(layers) == kept  # type: ignore[attr-defined]
     assert not any(r.other == "local" for r in sim.method.reductions(facts))

@@ -22,6 +22,7 @@ from methods.small import (
 )
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree
+from tailorfl.training.plan import Length
 
 
 def after(name: str, rounds: int = 3, **settings: Any) -> Simulation:
@@ -108,11 +109,11 @@ def test_without_pull_and_with_an_upload_first_it_is_local_training_of_the_other
 
 def test_a_head_that_is_all_of_the_model_trains_alone_for_its_own_steps() -> None:
     fedrep = make("fedrep", personal_part="all", head_epochs=10)
-    (found,) = fedrep.alone(None, 4)  # type: ignore[attr-defined]
+    (found,) = fedrep.alone(Length(steps=4))  # type: ignore[attr-defined]
     assert (found.other, found.model, dict(found.train)) == (
         "local",
         "personal",
         {"epochs": None, "steps": 4},
     )
-    (found,) = fedrep.alone(3, None)  # type: ignore[attr-defined]
+    (found,) = fedrep.alone(Length(epochs=3))  # type: ignore[attr-defined]
     assert dict(found.train) == {"epochs": 3, "steps": None}

@@ -185,13 +185,6 @@ def test_noise_needs_a_clip() -> None:
 # -- methods -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", one_of(3, COVERED))
-def test_without_clip_and_noise_nothing_changes(name: str) -> None:
-    """Whatever its server does with replies: one that says it needs only the mean must not need more."""
-    private, plain = (run(name, dp, rounds=3, fraction=0.6) for dp in (OPEN, None))
-    assert_close(everything(private), everything(plain), atol=5e-5)
-
-
 @pytest.mark.parametrize("name", one_of(3, COVERED, 1))
 def test_the_server_moves_by_noise_of_the_stated_size_and_repeats(name: str) -> None:
     runs = [

@@ -5,25 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from methods.settings import NAMES
 from methods.small import simulation
 from tailorfl.rounds.planning import work_of
 from tailorfl.training.plan import batch_sizes, batches_of, make_plan
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_work_of_a_round_is_the_one_it_has(name: str) -> None:
-    """Of every method, in its second round; totals are measured on training itself."""
-    sim = simulation(name, rounds=1)
-    before = (sim.gradients, sim.traffic.bytes_down, sim.traffic.bytes_up)
-    asked = sim.trainees(sim.sample(1))
-    work, uses = work_of(sim, sim.method.broadcast(sim.server, asked), asked, 1)
-    done = sim.step(sampled=asked)
-    assert sum(one.gradients for one in work.values()) == sim.gradients - before[0] == done.gradients
-    assert uses == {}
-    if not sim.method.pooled and not sim.method.reaches_all:
-        assert sum(one.down for one in work.values()) == pytest.approx(sim.traffic.bytes_down - before[1])
-        assert sum(one.up for one in work.values()) == pytest.approx(sim.traffic.bytes_up - before[2])
 
 
 def test_each_client_has_the_gradients_of_its_own_samples() -> None:

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from methods.settings import NAMES, make, one_of
-from methods.small import BOTH, assert_same, everything, personal, simulation
+from methods.small import assert_same, everything, personal, simulation
 from tailorfl.engines.auto import Auto
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
-from tailorfl.training import tree
 
 SETTINGS: dict[str, Any] = {"fraction": 0.4, "seed": 2}
 IN_TURN = [(name, ("sequential", "vectorized")[k % 2]) for k, name in enumerate(NAMES)]
@@ -32,24 +31,6 @@ def assert_equal_runs(a: Simulation, b: Simulation) -> None:
     assert (a.gradients, a.turns) == (b.gradients, b.turns)
 
 
-@pytest.mark.parametrize(("name", "engine"), IN_TURN)
-def test_resumed_equals_uninterrupted(name: str, engine: str, tmp_path: Path) -> None:
-    """The run that was dumped goes on itself: that a dump changes no run, `test_method_contract` says."""
-    first = simulation(name, BOTH, engine, rounds=2, **SETTINGS)
-    tensors, facts = first.dump()
-    checkpoints.save(tmp_path, first.round, tensors, facts)
-    memory = simulation(name, BOTH, engine, **SETTINGS)
-    memory.load(tensors, facts)
-    assert_equal_runs(memory, first)
-    loaded = checkpoints.load_latest(tmp_path)
-    assert loaded is not None
-    disk = simulation(name, BOTH, engine, **SETTINGS)
-    disk.load(loaded[1], loaded[2])
-    whole = go_on(first, 1)
-    for resumed in (memory, disk):
-        assert_equal_runs(whole, go_on(resumed, 1))
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -67,29 +48,6 @@ def test_server_optimizers_resume_with_their_moments(options: dict[str, Any], tm
     assert loaded is not None
     second.load(*loaded[1:])
     assert_equal_runs(whole, go_on(second, 3))
-
-
-@pytest.mark.parametrize("name", one_of(3, NAMES))
-def test_before_the_first_round_and_over_another_state(name: str) -> None:
-    """Nothing of what a simulation did before `load` survives it."""
-    fresh, used = (simulation(name, "batch_norm", rounds=r, **SETTINGS) for r in (0, 2))
-    used.load(*fresh.dump())
-    assert_equal_runs(fresh, used)
-    assert_equal_runs(go_on(fresh, 1), go_on(used, 1))
-
-
-@pytest.mark.parametrize("name", one_of(3, NAMES, 1))
-def test_loading_copies(name: str) -> None:
-    """A run that goes on does not write into the tensors it was loaded from."""
-    first, second = (simulation(name, "batch_norm", rounds=r, **SETTINGS) for r in (2, 0))
-    tensors, facts = first.dump()
-    kept = {p: t.clone() for p, t in tensors.items()}
-    second.load(tensors, facts)
-    lying = {t.data_ptr() for t in tensors.values() if t.numel()}
-    assert not any(t.data_ptr() in lying for _, t in tree.leaves(second.server) if t.numel())
-    go_on(second, 2)
-    assert_same(kept, tensors)
-    assert facts["round"] == 2
 
 
 def test_a_resumed_run_keeps_the_engine_that_was_chosen() -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tailorfl.core.method import make_method
-from tailorfl.core.reduction import Facts
+from tailorfl.core.reduction import RunSetup
 from tailorfl.report.document import write_report
 from tailorfl.report.experiment import run_experiment
 from tailorfl.runs.build import make_federation, make_simulation, train_config
@@ -115,12 +115,12 @@ def test_no_line_of_a_recipe_is_another_method_unknown_to_us(name: str) -> None:
     for config in expand(load(name)).values():
         for line in config.methods:
             job = Job(config, line, config.seeds[0])
-            facts = Facts(
+            facts = RunSetup(
                 split=cast(Any, SimpleNamespace(shared=("u",), personal=("v",), trainable=("u", "v"))),
                 layers=5,
                 train=train_config(job),
                 clients=config.data.clients or 6,
-                most=max(2, round(config.fraction * (config.data.clients or 6))),
+                cohort=max(2, round(config.fraction * (config.data.clients or 6))),
                 everyone=config.fraction == 1,
                 rounds=job.rounds,
                 architectures=len(config.model_of(line).architectures),

@@ -24,7 +24,7 @@ from tailorfl.core.answers import Memory
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Broadcast, PerArchitecture, Replies
-from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.core.reduction import Exposure, Reduction, RunSetup, SpecialCase, check_conditions
 from tailorfl.errors import ClientError, ConfigError, unknown
 from tailorfl.hooks import check_hooks
 from tailorfl.models.functional import Model
@@ -33,6 +33,7 @@ from tailorfl.printable import shown
 from tailorfl.settings.experiment import Sampling, Weights
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
+from tailorfl.training.plan import Length
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,10 @@ class Method(BaseModel):
     """Whether the method is made for the LoRA or adapters of a model whose other weights are frozen."""
     answers: ClassVar[bool] = False
     """Whether a deployed model answers with what `answering` returns, and not by a pass through it alone."""
+    special_cases: ClassVar[Sequence[SpecialCase]] = ()
+    """Settings under which the method is another one, see `tailorfl.core.reduction`; the first counts that says it."""
+    exposures: ClassVar[Sequence[Exposure]] = ()
+    """What is made of private data that privacy does not cover, under which settings, the first that holds counts."""
     personal_receives: ClassVar[bool] = True
     """Whether `personal` looks at what the client receives; if not, evaluation sends it nothing."""
 
@@ -94,6 +99,7 @@ class Method(BaseModel):
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
         super().__pydantic_init_subclass__(**options)
         check_hooks(cls, Method, Method.__class_vars__)
+        check_conditions(cls, (*cls.special_cases, *cls.exposures))
 
     def __setattr__(self, name: str, value: Any) -> None:
         try:
@@ -165,6 +171,15 @@ class Method(BaseModel):
         """Whether every client draws an initial model of its own; `client_state` then sees it as `ctx.init`."""
         return False
 
+    def length(self, of: str) -> Length:
+        """Return how long a part of training is, by the options `{of}_epochs` and, where there is one, `{of}_steps`."""
+        return Length(epochs=getattr(self, f"{of}_epochs"), steps=getattr(self, f"{of}_steps", None))
+
+    @property
+    def personal_training(self) -> Mapping[str, Any]:
+        """How personal models train, as changes of the run's training settings."""
+        return {}
+
     def weighting(self, run: Weights) -> Weights:
         """Returns what clients count in averages where the run says `run`: its own `weights`, if it was given any."""
         return self.weights or run
@@ -219,15 +234,20 @@ class Method(BaseModel):
         return received
 
     def unprotected(self, level: PrivacyLevel) -> str:
-        """Returns what is made of private data that privacy of this level does not cover; "" if it covers all."""
-        return ""
+        """Return what is made of private data that privacy of this level does not cover; "" if it covers all."""
+        return next((what for exposure in self.exposures if (what := exposure.of(self, level))), "")
 
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        """Returns which other methods this one is with its settings in a run; nothing where it is itself.
+    def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
+        """Return which other methods this one is with its settings in a run, nothing where it is itself.
 
         What holds of a method whatever its settings (FedSim is FedPer with uniform weights) is not said here.
         """
-        return ()
+        found: dict[tuple[str, ...], Reduction] = {}
+        for reduction in (r for case in self.special_cases for r in case.of(self, run)):
+            if (reduction.model, "", "") in found:
+                continue  # a model that is never trained is no other method's
+            found.setdefault((reduction.model, reduction.other, reduction.remark), reduction)
+        return tuple(found.values())
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         """Returns the deployable model of one client: all its metrics and exports are of this one."""

@@ -78,6 +78,11 @@ class ServerDistillation(BaseModel):
                 "'dirichlet_perada' reserves; take that, or select = last"
             )
 
+    @property
+    def off(self) -> bool:
+        """Whether no round distils."""
+        return not self.active(0)
+
     def active(self, round: int) -> bool:
         """Whether a round, counted from 0, distils at all."""
         return self.steps > 0 and (self.rounds is None or round < self.rounds)

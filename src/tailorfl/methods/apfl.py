@@ -33,8 +33,9 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction, to_local
+from tailorfl.core.reduction import comparable, to_local
 from tailorfl.methods.bases import ServerModel
+from tailorfl.methods.mixtures import mix
 from tailorfl.training import tree
 from tailorfl.training.custom_gradient import Directions
 from tailorfl.training.gradients import Gradient
@@ -50,20 +51,20 @@ class APFL(ServerModel):
     family = "two models"
     use = "a mix of own and global model whose weight is learnt"
     grid = {"alpha": (0.1, 0.3, 0.5, 0.7)}
+    special_cases = [
+        to_local("with α = 1", adaptive=False, alpha=1),
+        comparable("with α = 0", "personal", "deploys copies of FedAvg's clients", adaptive=False, alpha=0),
+    ]
     models_trained = 2
     alpha: float = Field(0.5, ge=0, le=1, description="α: share of the local model in the mixture")
     adaptive: bool = Field(False, description="learn α_i on each client")
-    mixture: Literal["new", "old"] = Field(
-        "new",
-        description="w_i in the mixture that moves v_i: of after its step of the batch, or of before (paper)",
-    )
+    mixture: Literal["new", "old"] = Field("new", description="w_i in v̄_i: after its step, or before (paper)")
     personal_w: Literal["local", "global"] = Field(
         "local", description="w in the deployed mixture: the client's of its last training, or the server's"
     )
 
     def client_state(self, ctx: Context) -> TensorDict:
-        alpha = torch.tensor(self.alpha, dtype=ctx.dtype)
-        return TensorDict({"v": ctx.init, "w": ctx.init, "alpha": alpha})
+        return TensorDict({"v": ctx.init, "w": ctx.init, "alpha": torch.tensor(self.alpha, dtype=ctx.dtype)})
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         v, w, alpha = state["v"], received, state["alpha"]
@@ -80,21 +81,8 @@ class APFL(ServerModel):
         v, w = state["v"], received if self.personal_w == "global" else state["w"]
         return tree.merge(v, mix(state["alpha"], client.parameters(v), client.parameters(w)))
 
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if self.adaptive or 0 < self.alpha < 1:
-            return ()
-        if self.alpha == 1:
-            return (to_local("with α = 1"),)
-        remark = "deploys the copies of the global model that FedAvg's clients send"
-        return (Reduction("with α = 0", "personal", remark=remark),)
-
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         return TensorDict({"v": received, "w": received, "alpha": state["alpha"]})
-
-
-def mix(alpha: Tensor, v: TensorDict, w: TensorDict) -> TensorDict:
-    """Returns α v + (1 − α) w for two sets of parameters."""
-    return v * alpha + w * (1 - alpha)
 
 
 def of_global(state: TensorDict, grad: Gradient, alpha: Tensor) -> TensorDict:
@@ -109,5 +97,4 @@ def of_mixture(state: TensorDict, grad: Gradient, alpha: Tensor) -> TensorDict:
 
 def of_both(state: TensorDict, grad: Gradient, alpha: Tensor) -> TensorDict:
     """The direction of (w, v), both at the models of before the step."""
-    directions = {"w": of_global(state, grad, alpha), "v": of_mixture(state, grad, alpha)}
-    return TensorDict(directions)
+    return TensorDict({"w": of_global(state, grad, alpha), "v": of_mixture(state, grad, alpha)})

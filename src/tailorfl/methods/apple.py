@@ -46,8 +46,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import Method, register
-from tailorfl.core.reduction import Facts, Reduction, to_local
-from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.core.reduction import exposure, to_local
 from tailorfl.training import tree
 from tailorfl.training.gradients import Gradient
 from tailorfl.training.keys import generator
@@ -67,6 +66,10 @@ class APPLE(Method):
     family = "mixture"
     use = "few clients that learn whom to listen to, for N models down"
     grid = {"rate": (0.01, 0.1, 1.0), "mu": (0.01, 0.1, 1.0)}
+    special_cases = [to_local("with p_i = e_i that does not learn", rate=0, prior="own")]
+    exposures = [
+        exposure("which cores a client asks for, by its own data (downloads)", "client", downloads__not=None),
+    ]
     has_global = False
     rate: float = Field(0.1, ge=0, description="rate of p_i in units of the run's; 0 leaves p⁰")
     mu: float = Field(0.1, ge=0, description="μ: pull of p_i to p⁰ in the first round")
@@ -202,10 +205,6 @@ class APPLE(Method):
             state["asked"] = server["asked"].index_copy(0, rows, replies.stack["asked"])
         return TensorDict(state)
 
-    def unprotected(self, level: PrivacyLevel) -> str:
-        limited = level == "client" and self.downloads is not None
-        return "which cores a client asks for, by its own data (downloads)" if limited else ""
-
     def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
         mean = {n: t.mean(0) for n, t in tree.tensors(server["core"]).items()}
         return TensorDict({"core": TensorDict(mean)})
@@ -220,11 +219,6 @@ class APPLE(Method):
         prior = received["prior"] / received["prior"].sum()
         mean = {n: torch.tensordot(prior, t, dims=1) for n, t in tree.tensors(received["core"]).items()}
         return TensorDict({**dict(state.items()), "core": tree.merge(state["core"], TensorDict(mean))})
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if self.rate == 0 and self.prior == "own":
-            return (to_local("with p_i = e_i that does not learn"),)
-        return ()
 
 
 def as_table(server: TensorDict) -> TensorDict:

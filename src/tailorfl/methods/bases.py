@@ -1,13 +1,19 @@
-"""Two shapes that many methods share: one model on the server, and a personal one of its kind beside it."""
+"""Shapes that several methods share: one model on the server, a personal one beside it, corrections on both sides."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from pydantic import Field
 from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method
+from tailorfl.core.reduction import as_settings, untrained
+from tailorfl.core.server_distill import ServerDistillation
 
 
 class ServerModel(Method):
@@ -38,3 +44,70 @@ class TwoModels(ServerModel):
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         return received
+
+
+class Distilled(Method):
+    """The server distils a model from those that clients send, on the public set."""
+
+    distil: ServerDistillation = Field(
+        ServerDistillation(),
+        description="the server's distillation: steps, lr, batch_size, average, select, ...; {steps: 0} is without",
+    )
+
+    @property
+    def averages_replies(self) -> bool:
+        return not self.needs_public  # the teachers are single replies
+
+    @property
+    def needs_public(self) -> bool:
+        return self.distil.steps > 0
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        if self.needs_public:
+            self.distil.check(ctx)
+        return super().server_state(ctx)
+
+
+class PersonalLength(Method):
+    """Personal models train by themselves, as long as the run's local training unless told."""
+
+    special_cases = [untrained("without personal epochs", "personal", personal_length=0)]
+
+    personal_epochs: int | None = Field(
+        None, ge=0, description="epochs of personal training; default the run's"
+    )
+    personal_steps: int | None = Field(None, ge=0, description="steps in place of personal_epochs")
+
+    @property
+    def personal_training(self) -> dict[str, Any]:
+        return as_settings(self.length("personal"))
+
+
+class Corrected(Method):
+    """A server model beside a correction on the server and one on every client, all starting at zero."""
+
+    has_personal = False
+
+    @property
+    def averages_replies(self) -> bool:
+        return True
+
+    def server_state(self, ctx: Context) -> TensorDict:
+        return TensorDict({"w": ctx.init, "correction": zeros_like_trainable(ctx)})
+
+    def client_state(self, ctx: Context) -> TensorDict:
+        return zeros_like_trainable(ctx)
+
+    def shared(self, server: TensorDict) -> TensorDict:
+        w: TensorDict = server["w"]
+        return w
+
+    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
+        w: TensorDict = received["w"]
+        return w
+
+
+def zeros_like_trainable(ctx: Context) -> TensorDict:
+    """Return zeros of the shape of the trainable parameters."""
+    names = ctx.split.trainable
+    return TensorDict({n: torch.zeros_like(ctx.init.get(n)) for n in names})

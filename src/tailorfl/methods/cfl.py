@@ -34,7 +34,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import Method, register
-from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.core.reduction import Reduction, RunSetup
 from tailorfl.training import tree
 
 
@@ -120,10 +120,10 @@ class CFL(Method):
             second = second & bool(((1 - nearest) / 2).sqrt() > self.gamma)
         return second
 
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if facts.rounds > self.first_split and facts.clients > 2:
+    def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
+        if run.rounds > self.first_split and run.clients > 2:
             return ()
-        because = "before its first split" if facts.clients > 2 else "with at most two clients"
+        because = "before its first split" if run.clients > 2 else "with at most two clients"
         return (Reduction(because, "personal", "fedavg", "global", {"weights": self.weights}),)
 
 

@@ -34,7 +34,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.core.reduction import becomes
 from tailorfl.methods.bases import ServerModel
 from tailorfl.settings.experiment import Sampling
 from tailorfl.training import tree
@@ -53,6 +53,7 @@ class Cyclic(ServerModel):
     family = "one model"
     use = "few sites in turns; no server that averages"
     grid = {}
+    special_cases = [becomes("with a single client", "centralized", clients=1)]
     has_personal = False
     order: Literal["drawn", "fixed"] = Field(
         "drawn", description="of the clients: drawn anew for each cycle, or by their numbers"
@@ -80,8 +81,3 @@ class Cyclic(ServerModel):
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         return replies.mean() if self.transfer or SHOWN in replies.clients else server
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if facts.clients > 1:
-            return ()
-        return (Reduction("with a single client", "global", "centralized", "global"),)

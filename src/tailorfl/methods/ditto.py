@@ -24,25 +24,24 @@ part as often as there are steps, which a small one does not stand; the default 
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction, length, none, to_local, untrained
-from tailorfl.methods.bases import TwoModels
-from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.core.reduction import exposure, several, to_local
+from tailorfl.methods.bases import PersonalLength, TwoModels
+from tailorfl.methods.mixtures import best_of
 from tailorfl.training import tree
 from tailorfl.training.plan import Length
 from tailorfl.training.update import PLAIN, Optimizer
 
 
 @register
-class Ditto(TwoModels):
+class Ditto(TwoModels, PersonalLength):
     """FedAvg and, beside it, a personal model on each client that is pulled towards it."""
 
     name = "ditto"
@@ -51,89 +50,50 @@ class Ditto(TwoModels):
     family = "two models"
     use = "own model beside FedAvg's, any kind of difference"
     grid = {"lam": (0.1, 0.75, 1.0, 2.0)}
+    special_cases = [*PersonalLength.special_cases, to_local("with λ = 0", lambdas=lambda l: not any(l))]
+    exposures = [exposure("the validation losses that choose λ (dynamic_lam)", "sample", lambdas=several)]
     models_trained = 2
-    lam: float = Field(
-        1.0, ge=0, description="λ: pull of the personal model towards the received global model"
-    )
-    dynamic_lam: tuple[float, ...] = Field(
-        (),
-        description="choose λ among these by validation loss, on every client in every round; empty: use lam",
-    )
+    lam: float = Field(1.0, ge=0, description="λ: pull of the personal model towards the received global one")
+    dynamic_lam: tuple[float, ...] = Field((), description="λ to choose among by validation loss; empty: lam")
     dynamic_every: Literal["round", "step"] = Field(
-        "round", description="how often λ is chosen; step is the official code's, with plain SGD"
+        "round", description="how often λ is chosen; step: by SGD"
     )
-    personal_epochs: int | None = Field(
-        None, ge=0, description="epochs of personal training; default as local training"
-    )
-    personal_steps: int | None = Field(None, ge=0, description="steps in place of personal_epochs")
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         v, w = state, received
         theta = client.fit(w)
         if self.dynamic_every == "step":
             return self.stepwise(client, v, w), theta - w
-        candidates = [
-            client.fit(
-                v, prox=(lam, w), length=Length(epochs=self.personal_epochs, steps=self.personal_steps)
-            )
-            for lam in self.dynamic_lam or (self.lam,)
-        ]
-        return best_of(client, candidates), theta - w
-
-    def stepwise(self, client: Client, v: TensorDict, w: TensorDict) -> TensorDict:
-        """Returns v_i after as many steps as its training has, each with the λ whose step validates best."""
-        whole = Length(self.personal_epochs, self.personal_steps)
-        own, reported = client.steps(whole), dict(client.metrics)
-        for number in range(client.most_steps(whole)):
-            # The batch of this number, whichever λ: what the whole training would take.
-            moved = [
-                client.fit(v, prox=(c, w), length=Length(steps=1, first=number), optimizer=Optimizer.plain())
-                for c in self.dynamic_lam
-            ]
-            best, goes_on = best_of(client, moved), number < own
-            kept = {n: torch.where(goes_on, best.get(n), t) for n, t in tree.tensors(v).items()}
-            v = TensorDict(kept)
-        client.metrics = reported  # the loss of one step is not the loss of a training
-        return v
-
-    @model_validator(mode="after")
-    def _something_to_choose_from(self) -> Self:
-        if self.dynamic_every == "step" and not self.dynamic_lam:
-            raise ValueError(
-                "dynamic_every = step chooses among dynamic_lam, which is empty; such as [0.1, 1, 2]"
-            )
-        return self
-
-    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
-        return tree.empty()
-
-    def unprotected(self, level: PrivacyLevel) -> str:
-        looks = level == "sample" and len(self.dynamic_lam) > 1
-        return "the validation losses by which a client chooses λ (dynamic_lam)" if looks else ""
+        models = [client.fit(v, prox=(lam, w), length=self.length("personal")) for lam in self.lambdas]
+        return best_of(client, models), theta - w
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         return server + replies.mean()
 
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if none(self.personal_epochs, self.personal_steps):
-            return (untrained("without personal epochs", "personal"),)
-        if any(self.dynamic_lam or (self.lam,)):
-            return ()
-        train = {
-            **length(self.personal_epochs, self.personal_steps),
-            **(dict(PLAIN) if self.dynamic_every == "step" else {}),
-        }
-        return (to_local("with λ = 0", **train),)
+    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
+        return tree.empty()  # what is sent is a change
 
+    @property
+    def lambdas(self) -> tuple[float, ...]:
+        """Every λ that a client tries."""
+        return self.dynamic_lam or (self.lam,)
 
-def best_of(client: Client, models: list[TensorDict]) -> TensorDict:
-    """Returns the model with the lowest loss on the client's validation part, the first of equals."""
-    best, lowest = models[0], None
-    for model in models[1:]:
-        lowest = client.loss(best, "val") if lowest is None else lowest
-        loss = client.loss(model, "val")
-        better = loss < lowest
-        kept = {n: torch.where(better, t, best.get(n)) for n, t in tree.tensors(model).items()}
-        best = TensorDict(kept)
-        lowest = torch.minimum(loss, lowest)
-    return best
+    @property
+    def personal_training(self) -> dict[str, Any]:
+        return {**super().personal_training, **(PLAIN if self.dynamic_every == "step" else {})}
+
+    def stepwise(self, client: Client, v: TensorDict, w: TensorDict) -> TensorDict:
+        """Return v_i after as many steps as its training has, each with the λ whose step validates best."""
+        whole, metrics = self.length("personal"), dict(client.metrics)
+        for number in range(client.most_steps(whole)):
+            step, sgd = Length(steps=1, first=number), Optimizer.plain()  # the same batch, whichever λ
+            models = [client.fit(v, prox=(lam, w), length=step, optimizer=sgd) for lam in self.lambdas]
+            v = tree.choose(number < client.steps(whole), best_of(client, models), v)
+        client.metrics = metrics  # the loss of one step is not the loss of a training
+        return v
+
+    @model_validator(mode="after")
+    def _has_a_choice(self) -> Self:
+        if self.dynamic_every == "step" and not self.dynamic_lam:
+            raise ValueError("dynamic_every = step chooses from dynamic_lam, which is empty; try [0.1, 1, 2]")
+        return self

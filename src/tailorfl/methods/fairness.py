@@ -43,10 +43,9 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
-from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.core.reduction import exposure, to_fedavg
 from tailorfl.methods.bases import ServerModel
 from tailorfl.methods.mixtures import on_simplex
-from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.plan import Length
 from tailorfl.training.update import PLAIN, Optimizer
@@ -65,6 +64,8 @@ class QFedAvg(ServerModel):
     use = "lifting clients with a large loss, one model"
     has_personal = False
     grid = {"q": (0.001, 0.1, 1.0, 2.0, 5.0)}
+    special_cases = [to_fedavg("with q = 0", train=PLAIN, q=0)]
+    exposures = [exposure("the training loss of the received model, by which each update is scaled")]
     q: float = Field(0.1, ge=0, description="q: how much more a larger loss counts; 0: FedAvg")
 
     @property
@@ -90,15 +91,6 @@ class QFedAvg(ServerModel):
     def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
         return tree.empty()
 
-    def unprotected(self, level: PrivacyLevel) -> str:
-        return "the training loss of the received model, by which each update is scaled"
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if self.q > 0:
-            return ()
-        options = {"weights": self.weights}
-        return (Reduction("with q = 0", "global", "fedavg", "global", options, dict(PLAIN)),)
-
 
 @register
 class AFL(Method):
@@ -111,6 +103,7 @@ class AFL(Method):
     use = "the client that is worst off, few clients"
     has_personal = False
     grid = {"gamma": (0.001, 0.01, 0.1, 1.0)}
+    exposures = [exposure("the training losses of clients, by which the server weighs them")]
     gamma: float = Field(
         0.01, ge=0, description="γ: step of the mixture λ towards clients with larger losses"
     )
@@ -148,9 +141,6 @@ class AFL(Method):
         mean = added(w, added(server["mean"], w, -1.0), 1 - 1 / float(count))
         mixture = on_simplex(mixture + self.gamma * slope)
         return TensorDict({"w": w, "mean": mean, "mixture": mixture, "iterates": count})
-
-    def unprotected(self, level: PrivacyLevel) -> str:
-        return "the training losses of clients, by which the server weighs them"
 
 
 def added(model: TensorDict, other: TensorDict, factor: float) -> TensorDict:

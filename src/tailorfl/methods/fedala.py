@@ -29,9 +29,8 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.core.reduction import exposure, to_fedavg
 from tailorfl.methods.fedavg import FedAvg
-from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.gradients import Gradient
 from tailorfl.training.plan import Length
@@ -48,6 +47,11 @@ class FedALA(FedAvg):
     family = "parts"
     use = "a start mixed from own and global head, learnt by weight"
     grid = {"share": (0.2, 0.4, 0.6, 0.8, 1.0)}
+    special_cases = [
+        to_fedavg("with η_W = 0", start=1, eta=0),
+        to_fedavg("in its only round, which starts at w,", models=("global",), rounds=1),
+    ]
+    exposures = [exposure("a number of steps of W that is only known while it runs", "sample")]
     has_personal = True
     mixed_part: str = Field("head", description="the part of the model that is mixed")
     eta: float = Field(1.0, ge=0, description="η_W: rate of the weights of the mixture")
@@ -90,14 +94,6 @@ class FedALA(FedAvg):
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         mixed = mixture(self.learn(client, state, received), tail(state, received), state["theta"])
         return tree.merge(received, mixed)
-
-    def unprotected(self, level: PrivacyLevel) -> str:
-        return "a number of steps of W that is only known while it runs" if level == "sample" else ""
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if self.start == 1 and self.eta == 0:
-            return self.as_fedavg("with η_W = 0")
-        return self.as_fedavg("in its only round, which starts at w,")[:1] if facts.rounds == 1 else ()
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         return TensorDict({**dict(state.items()), "theta": tail(state, received)})

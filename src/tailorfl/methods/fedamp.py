@@ -38,7 +38,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import Method, register
-from tailorfl.core.reduction import Facts, Reduction, to_local
+from tailorfl.core.reduction import to_local
 from tailorfl.methods.mixtures import cosines, mixed, squared_gaps
 from tailorfl.training import tree
 
@@ -46,6 +46,7 @@ from tailorfl.training import tree
 class Clouds(Method):
     """Every client has a personal cloud model on the server, mixed out of everybody's last upload."""
 
+    special_cases = [to_local("with λ = 0", lam=0, start="own")]
     family = "mixture"
     has_global = False
     personal_receives = False
@@ -106,9 +107,6 @@ class Clouds(Method):
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         return received
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        return (to_local("with λ = 0"),) if self.lam == 0 and self.start == "own" else ()
 
 
 @register

@@ -33,13 +33,11 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
-from tailorfl.core.reduction import Facts, Reduction, none, to_local
+from tailorfl.core.reduction import exposure, nothing, to_local
 from tailorfl.methods.class_features import class_means, classes_only
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
-from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
-from tailorfl.training.plan import Length
 from tailorfl.training.terms import Seen, Term
 from tailorfl.training.update import Optimizer
 
@@ -57,6 +55,11 @@ class FedAS(Method):
     family = "parts"
     use = "FedPer whose body fits clients that come seldom"
     grid = {"align_epochs": (0, 1, 5)}
+    special_cases = [to_local("in its only round, without alignment,", rounds=1, align_length=0)]
+    exposures = [
+        exposure("the class means and the Fisher information of a client's samples", "sample", **when)
+        for when in ({"fisher": True}, {"align_length__not": 0})
+    ]
     has_global = False
     personal_receives = False
     align_epochs: int = Field(1, ge=0, description="epochs that align the received body to the old features")
@@ -90,8 +93,8 @@ class FedAS(Method):
 
     def aligned(self, client: Client, old: TensorDict, model: TensorDict) -> TensorDict:
         """Returns `model` with its body moved so that a class's features are near their mean under `old`."""
-        length = Length(epochs=self.align_epochs, steps=self.align_steps)
-        if none(self.align_epochs, self.align_steps):
+        length = self.length("align")
+        if nothing(self.length("align")):
             return model
         means, _, _ = class_means(client, old)
         optimizer = Optimizer(lr=client.rate(self.align_lr))
@@ -118,16 +121,6 @@ class FedAS(Method):
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         return tree.merge(state, received)
-
-    def unprotected(self, level: PrivacyLevel) -> str:
-        if level == "sample" and (self.fisher or not none(self.align_epochs, self.align_steps)):
-            return "the class means and the Fisher information of a client's samples"
-        return ""
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if facts.rounds == 1 and none(self.align_epochs, self.align_steps):
-            return (to_local("in its only round, without alignment,"),)
-        return ()
 
 
 def apart(seen: Seen, means: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ afterwards.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from tensordict import TensorDict
@@ -32,12 +32,10 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Family, Method, register
-from tailorfl.core.reduction import Facts, Reduction, Which, none
+from tailorfl.core.reduction import becomes, to_fedavg
 from tailorfl.core.server_optim import ServerOptimizer
 from tailorfl.methods.ascent import sam
-from tailorfl.settings.experiment import CYCLIC
 from tailorfl.training import tree
-from tailorfl.training.plan import Length
 
 
 @register
@@ -50,6 +48,23 @@ class FedAvg(Method):
     family: ClassVar[Family] = "one model"
     use = "like clients; the reference for one model"
     grid = {}
+    special_cases = [
+        becomes("with a single client", "centralized", server__is_plain_average=True, clients=1),
+        becomes(
+            "with one client after another",
+            "cyclic",
+            {"order": "drawn"},
+            server__is_plain_average=True,
+            sampling="cyclic",
+        ),
+        becomes(
+            "with one client after another",
+            "cyclic",
+            {"order": "fixed"},
+            server__is_plain_average=True,
+            sampling="cyclic_fixed",
+        ),
+    ]
     has_personal = False
     server: ServerOptimizer = Field(
         ServerOptimizer(), description="server optimizer: kind, lr, momentum, beta2, eps, initial"
@@ -81,22 +96,6 @@ class FedAvg(Method):
         w = mean if self.server.is_plain_average else tree.merge(mean, new)
         return TensorDict({"w": w, "optimizer": optimizer})
 
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if not self.server.is_plain_average:
-            return ()
-        if facts.clients == 1:
-            return (Reduction("with a single client", "global", "centralized", "global"),)
-        if facts.sampling not in CYCLIC:
-            return ()
-        order = "drawn" if facts.sampling == "cyclic" else "fixed"
-        return (Reduction("with one client after another", "global", "cyclic", "global", {"order": order}),)
-
-    def as_fedavg(self, because: str, other: str = "fedavg", **options: Any) -> tuple[Reduction, ...]:
-        """This method is FedAvg, or one of its kind, with the same weights and server optimizer."""
-        options = {"weights": self.weights, "server": self.server.model_dump(), **options}
-        models: tuple[Which, ...] = ("global", "personal") if self.has_personal else ("global",)
-        return tuple(Reduction(because, model, other, "global", options) for model in models)
-
 
 @register
 class FedProx(FedAvg):
@@ -108,15 +107,14 @@ class FedProx(FedAvg):
     family = "one model"
     use = "one model where clients drift, in few lines"
     grid = {"mu": (0.001, 0.01, 0.1, 1.0)}
+    special_cases = [
+        to_fedavg("with μ = 0", mu=0),
+        to_fedavg("with one step a round, from where the pull is zero,", one_step=True),
+    ]
     mu: float = Field(0.01, ge=0, description="μ of the penalty (μ/2)‖θ − w‖²")
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         return state, client.fit(received, prox=(self.mu, received) if self.mu > 0 else None)
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if self.mu == 0:
-            return self.as_fedavg("with μ = 0")
-        return self.as_fedavg("with one step a round, from where the pull is zero,") if facts.one_step else ()
 
 
 @register
@@ -129,6 +127,7 @@ class FedAvgFT(FedAvg):
     family = "tuned"
     use = "own models for no further bytes; try it first"
     grid = {"ft_epochs": (1, 5, 10)}
+    special_cases = [to_fedavg("without epochs of tuning", ft_length=0)]
     has_personal = True
     ft_epochs: int = Field(1, ge=0, description="epochs of tuning on the client's own data")
     ft_steps: int | None = Field(None, ge=0, description="steps in place of ft_epochs")
@@ -138,16 +137,11 @@ class FedAvgFT(FedAvg):
         scope = None if self.ft_scope == "all" else client.select("head")
         tuned: TensorDict = client.fit(
             received,
-            length=Length(epochs=self.ft_epochs, steps=self.ft_steps),
+            length=self.length("ft"),
             train=scope,
             purpose="finetune",
         )
         return tuned
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if not none(self.ft_epochs, self.ft_steps):
-            return ()
-        return self.as_fedavg("without epochs of tuning")
 
 
 @register
@@ -160,10 +154,8 @@ class FedSAM(FedAvg):
     family = "one model"
     use = "a flatter global model"
     grid = {"rho": (0.01, 0.05, 0.1, 0.5)}
+    special_cases = [to_fedavg("with ρ = 0", rho=0)]
     rho: float = Field(0.05, ge=0, description="ρ: radius of the ascent")
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         return state, client.fit(received, direction=sam(self.rho) if self.rho > 0 else None)
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        return self.as_fedavg("with ρ = 0") if self.rho == 0 else ()

@@ -25,10 +25,9 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction, none, untrained
+from tailorfl.core.reduction import becomes, options_but, to_fedavg, untrained
 from tailorfl.methods.partial import SplitMethod
 from tailorfl.training import tree
-from tailorfl.training.plan import Length
 
 
 @register
@@ -41,6 +40,22 @@ class FedBABU(SplitMethod):
     family = "parts"
     use = "a body trained for all, heads tuned at the end"
     grid = {"ft_epochs": (1, 5, 10), "ft_scope": ("head", "body", "full")}
+    special_cases = [
+        untrained(
+            "with all of this model in its frozen head ('{self.personal_part}')", "global", all_personal=True
+        ),
+        becomes("without epochs of tuning", "fedbabu", options_but(), models=("personal",), ft_length=0),
+        to_fedavg(
+            SplitMethod.nothing_personal,
+            "fedavg_ft",
+            keep=("ft_epochs", "ft_steps"),
+            models=("personal",),
+            other_model="personal",
+            all_shared=True,
+            ft_scope="full",
+            ft_length__not=0,
+        ),
+    ]
     has_global = True
     ft_epochs: int = Field(
         10, ge=0, description="E_ft: epochs of tuning before a model is used (the paper: 5)"
@@ -71,19 +86,7 @@ class FedBABU(SplitMethod):
         tuned: TensorDict = client.fit(
             tree.merge(received, state),
             train=scopes[self.ft_scope],
-            length=Length(epochs=self.ft_epochs, steps=self.ft_steps),
+            length=self.length("ft"),
             purpose="finetune",
         )
         return tuned
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if not facts.split.shared:
-            because = f"with all of this model in its frozen head ('{self.personal_part}')"
-            return (untrained(because, "global"),)
-        if none(self.ft_epochs, self.ft_steps):
-            own = Reduction("without epochs of tuning", "personal", self.name, "global", self.model_dump())
-            return (own,)
-        if facts.split.personal or self.ft_scope != "full":
-            return ()
-        options = {"weights": self.weights, "ft_epochs": self.ft_epochs, "ft_steps": self.ft_steps}
-        return (Reduction(self.nothing_personal, "personal", "fedavg_ft", "personal", options),)

@@ -39,12 +39,11 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction, length, to_local
+from tailorfl.core.reduction import Reduction, RunSetup, as_settings, exposure
 from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.fedclup_lambda import ERROR, Constant, Corollary, Dynamic, Heuristic, PenaltySchedule
 from tailorfl.methods.fedclup_steps import ClientRule, ServerRule, client_step, fewest_steps, server_step
-from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.plan import Length
 from tailorfl.training.update import Optimizer
@@ -60,6 +59,7 @@ class FedCLUP(TwoModels):
     family = "two models"
     use = "a chosen place between Local and Global, with step sizes of its theory"
     grid = {"lam": (0.1, 0.2, 0.5, 1.0, 1.5, 2.5)}
+    exposures = [exposure("the losses that clients report for schedule = dynamic", schedule__watches=True)]
     lam: float = Field(0.5, ge=0, description="λ: degree of collaboration; small is high personalization")
     gamma: ServerRule = Field("mean", description="rule for the server's step size γ")
     smoothness: float | None = Field(None, gt=0, description="L, if known; needed by gamma = theory and edge")
@@ -160,10 +160,6 @@ class FedCLUP(TwoModels):
     def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
         return self.shared(server)
 
-    def unprotected(self, level: PrivacyLevel) -> str:
-        watched = "the losses that clients report for schedule = dynamic"
-        return watched if self.schedule.watches else ""
-
     def shared(self, server: TensorDict) -> TensorDict:
         w: TensorDict = server["w"] if self.schedule.changes else server
         return w
@@ -197,14 +193,14 @@ class FedCLUP(TwoModels):
         known: TensorDict = received["w"] if "w" in received.keys() else state  # noqa: SIM118
         return known
 
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+    def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
         if self.schedule.changes or self.lr_rule != "run" or self.batch_reuse:
             return ()
-        local = self.steps_of_theory(facts.train.lr) if self.local_steps == "theory" else self.local_steps
-        train = length(None, local)
+        local = self.steps_of_theory(run.train.lr) if self.local_steps == "theory" else self.local_steps
+        train = as_settings(Length(steps=local))
         if self.first_lam == 0:
-            return (to_local("with λ = 0", **train),)
-        if not facts.everyone or self.server_step(self.first_lam) != 1:
+            return (Reduction.local("with λ = 0", **train),)
+        if not run.everyone or self.server_step(self.first_lam) != 1:
             return ()
         options = {"lam": self.first_lam, "weights": self.weights}
         because = "with γ = 1/λ and all clients in every round"

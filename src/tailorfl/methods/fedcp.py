@@ -32,12 +32,12 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.method import register
+from tailorfl.core.reduction import exposure
 from tailorfl.methods.bases import ServerModel
 from tailorfl.methods.discrepancy import mmd
 from tailorfl.models.functional import Model
 from tailorfl.models.gated import add_gate, common, is_own
 from tailorfl.models.split import Split
-from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.terms import Seen, Term
 
@@ -54,6 +54,9 @@ class FedCP(ServerModel):
     family = "parts"
     use = "label skew: what is shared and own is split feature by feature"
     grid = {"lam": (0.0, 0.1, 1.0, 5.0)}
+    exposures = [
+        exposure("the discrepancy of the features of a batch, in its loss (lam)", "sample", lam__not=0),
+    ]
     has_global = False
     lam: float = Field(
         0.1, ge=0, description="λ: pull of the features to those of the received body (official code: 5)"
@@ -89,10 +92,6 @@ class FedCP(ServerModel):
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return tree.merge(received, state)
-
-    def unprotected(self, level: PrivacyLevel) -> str:
-        looks = level == "sample" and self.lam > 0
-        return "the discrepancy of the features of a batch, in its loss (lam)" if looks else ""
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         heads = {str(n): t for n, t in received.items() if ".common." in str(n)}

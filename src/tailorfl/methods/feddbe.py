@@ -32,11 +32,11 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
+from tailorfl.core.reduction import exposure
 from tailorfl.methods.bases import ServerModel
 from tailorfl.models.functional import Model
 from tailorfl.models.offset import add_offset, is_offset
 from tailorfl.models.split import Split
-from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.terms import Seen, Term
 
@@ -54,6 +54,7 @@ class FedDBE(ServerModel):
     family = "parts"
     use = "features that differ in their mean from client to client"
     grid = {"kappa": (0.0, 1.0, 10.0, 50.0), "mu": (0.1, 0.5, 1.0)}
+    exposures = [exposure("the running mean of a client's features, in its loss", "sample")]
     has_global = False
     kappa: float = Field(
         1.0, ge=0, description="κ: pull of mean features to the consensus (official code: 50)"
@@ -106,6 +107,3 @@ class FedDBE(ServerModel):
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return tree.merge(received["w"], state)
-
-    def unprotected(self, level: PrivacyLevel) -> str:
-        return "the running mean of a client's features, in its loss" if level == "sample" else ""

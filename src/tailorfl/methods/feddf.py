@@ -29,7 +29,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerArchitecture, Replies
 from tailorfl.core.method import Method, register
-from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.core.reduction import to_fedavg
 from tailorfl.core.server_distill import ServerDistillation
 
 PREFIX = "w "
@@ -45,6 +45,7 @@ class FedDF(Method):
     family = "one model"
     use = "averages that lose to their ensemble, with public data"
     grid = {"distil.lr": (1e-5, 1e-4, 1e-3, 1e-2)}
+    special_cases = [to_fedavg("without distillation", distil__off=True, architectures=1)]
     has_personal = False
     heterogeneous = True
     distil: ServerDistillation = Field(
@@ -79,11 +80,6 @@ class FedDF(Method):
             start = means.get(_key(name), server[_key(name)])
             fused[_key(name)] = self.distil.distil(start, teacher, context, replies.round)
         return TensorDict(fused)
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if self.distil.active(0) or facts.architectures > 1:
-            return ()
-        return (Reduction("without distillation", "global", "fedavg", "global", {"weights": self.weights}),)
 
     def shared(self, server: TensorDict) -> PerArchitecture:
         found = (str(key) for key in server.keys())  # noqa: SIM118

@@ -38,16 +38,14 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.core.reduction import exposure, to_fedavg
 from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import ServerModel
 from tailorfl.methods.fedit import lora_pairs
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 from tailorfl.models.two_adapters import OWN, is_own, with_two_adapters
-from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
-from tailorfl.training.plan import Length
 from tailorfl.training.terms import Seen
 
 
@@ -61,6 +59,14 @@ class FedDPA(ServerModel):
     family = "two models"
     use = "own LoRA beside a shared one, weighed for every input"
     grid = {"a": (0.3, 0.5, 0.7), "most_dynamic": (0.3, 0.5, 1.0)}
+    special_cases = [to_fedavg("on a model without LoRA", all_shared=True)]
+    exposures = [
+        exposure(
+            "features of a client's own samples in its deployed model (most_dynamic)",
+            "sample",
+            most_dynamic__not=0,
+        ),
+    ]
     of_adapters = True
     a: float = Field(0.5, ge=0, le=1, description="share of the local adapter while it trains")
     when: Literal["beside", "after"] = Field(
@@ -124,7 +130,7 @@ class FedDPA(ServerModel):
         own, known = state["own"], state["trained"]
         if self.when == "after":
             own = tree.merge(own, TensorDict({n: received[twin(n)] for n in factors(client)}))
-            tuning = Length(epochs=self.ft_epochs, steps=self.ft_steps)
+            tuning = self.length("ft")
             start = weighed(received, own, 0.0, 1.0)
             fitted = client.fit(start, train=factors(client), length=tuning, purpose="finetune")
             own, known = fitted.select(*own.keys()), torch.ones_like(known)
@@ -151,18 +157,6 @@ class FedDPA(ServerModel):
         total = client.summed(local, direction, most=self.compared)
         count = client.samples.clamp(min=1, max=self.compared).to(total.dtype)
         return self.most_dynamic * total / count
-
-    def unprotected(self, level: PrivacyLevel) -> str:
-        looks = level == "sample" and self.most_dynamic > 0
-        return "features of a client's own samples in its deployed model (most_dynamic)" if looks else ""
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if facts.split.personal:
-            return ()
-        because, options = "on a model without LoRA", {"weights": self.weights}
-        return tuple(
-            Reduction(because, which, "fedavg", "global", options) for which in ("global", "personal")
-        )
 
 
 def weighed(received: TensorDict, own: TensorDict, of_shared: float, of_own: float) -> TensorDict:

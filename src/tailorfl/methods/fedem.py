@@ -34,14 +34,13 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.core.reduction import comparable, exposure
 from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import ServerModel
 from tailorfl.methods.class_features import classes_only
 from tailorfl.models.functional import Model
 from tailorfl.models.mixture import LEAST, SHARES, Mixture, apart, is_shares
 from tailorfl.models.split import Split
-from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.terms import Seen, Term
 
@@ -59,6 +58,17 @@ class FedEM(ServerModel):
     family = "mixture"
     use = "clients that are mixtures of a few kinds"
     grid = {"components": (2, 3, 4)}
+    special_cases = [
+        comparable(
+            "with M = 1",
+            "personal",
+            "is FedAvg, with logarithms of probabilities as its outputs",
+            components=1,
+            **when,
+        )
+        for when in ({"everyone": True}, {"normalise": "cohort"})
+    ]
+    exposures = [exposure("how a client mixes the networks, which its samples say,", "sample")]
     has_global = False
     components: int = Field(2, ge=1, description="M: networks that all clients share (official code: 3)")
     normalise: Literal["all", "cohort"] = Field(
@@ -119,15 +129,6 @@ class FedEM(ServerModel):
         for _ in range(self.newcomer_passes):
             fitted = self.refitted(client, model, fitted)
         return tree.merge(model, TensorDict({SHARES: torch.where(state[ROUNDS] > 0, shares, fitted)}))
-
-    def unprotected(self, level: PrivacyLevel) -> str:
-        return "how a client mixes the networks, which its samples say," if level == "sample" else ""
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if self.components > 1 or not (facts.everyone or self.normalise == "cohort"):
-            return ()
-        remark = "is FedAvg, with logarithms of probabilities as its outputs"
-        return (Reduction("with M = 1", "personal", remark=remark),)
 
 
 def losses(features: Tensor, y: Tensor, count: int) -> Tensor:

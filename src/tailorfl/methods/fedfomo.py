@@ -37,8 +37,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import Method, register
-from tailorfl.core.reduction import Facts, Reduction, to_local
-from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.core.reduction import exposure, to_local
 from tailorfl.training import tree
 from tailorfl.training.keys import generator
 
@@ -55,6 +54,15 @@ class FedFomo(Method):
     family = "mixture"
     use = "picking useful peers by own validation data"
     grid = {"downloads": (3, 5, 10)}
+    special_cases = [
+        to_local("with M = 0", downloads=0),
+        to_local("with one client a round, so nobody else's model to download,", cohort=1),
+        to_local("in its only round, before which nobody has uploaded,", rounds=1),
+        to_local("without validation samples, by which clients compare models,", validation=False),
+    ]
+    exposures = [
+        exposure("the validation losses of received models, by which a client mixes them", "sample"),
+    ]
     has_global = False
     personal_receives = False
     downloads: int = Field(5, ge=0, description="M: models that a client receives in a round")
@@ -90,10 +98,6 @@ class FedFomo(Method):
         pool = TensorDict(tree.tensors(server["pool"]), batch_size=[uploads])
         table = TensorDict({"model": pool, "owner": server["owner"]}, batch_size=[uploads])
         return PerClient(table, torch.tensor(np.stack([self.choose(server, i) for i in clients])))
-
-    def unprotected(self, level: PrivacyLevel) -> str:
-        looks = level == "sample"
-        return "the validation losses of received models, by which a client mixes them" if looks else ""
 
     def choose(self, server: TensorDict, client: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Returns the rows of the pool that a client gets, [M]; a function of seed, round and client."""
@@ -163,15 +167,6 @@ class FedFomo(Method):
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         theta: TensorDict = state["theta"]
         return theta
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        reasons = {
-            "with M = 0": self.downloads == 0,
-            "with one client a round, so nobody else's model to download,": facts.most == 1,
-            "in its only round, before which nobody has uploaded,": facts.rounds == 1,
-            "without validation samples, by which clients compare models,": not facts.validation,
-        }
-        return tuple(to_local(because) for because, holds in reasons.items() if holds)[:1]
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         """Returns a start from the mean of what a late client receives, the best guess without data of its own."""

@@ -34,9 +34,8 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
-from tailorfl.core.reduction import Facts, Reduction, to_local
+from tailorfl.core.reduction import exposure, to_local
 from tailorfl.methods.class_features import HEAD, class_means, common_head, linear_head, with_head
-from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
 
 CLIP = 50.0
@@ -55,6 +54,17 @@ class FedGH(Method):
     family = "knowledge"
     use = "different networks, few bytes: a head of class means"
     grid = {"server_lr": (0.001, 0.01, 0.1, 1.0)}
+    special_cases = [
+        to_local(
+            "in its only round, before which the head is as drawn,",
+            rounds=1,
+            deploy="trained",
+            architectures=1,
+        ),
+    ]
+    exposures = [
+        exposure("the class means of features, and which classes a client has, which it sends as they are"),
+    ]
     has_global = False
     heterogeneous = True
     server_lr: float = Field(
@@ -97,14 +107,6 @@ class FedGH(Method):
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         return TensorDict({**dict(state.items()), OWN: received})
-
-    def unprotected(self, level: PrivacyLevel) -> str:
-        return "the class means of features, and which classes a client has, which it sends as they are"
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if facts.rounds == 1 and self.deploy == "trained" and facts.architectures == 1:
-            return (to_local("in its only round, before which the head is as drawn,"),)
-        return ()
 
 
 def stepped(head: dict[str, Tensor], z: Tensor, label: int, lr: float) -> dict[str, Tensor]:

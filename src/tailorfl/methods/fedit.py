@@ -42,7 +42,7 @@ from torch import Tensor
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction, none
+from tailorfl.core.reduction import to_fedavg
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedavg import FedAvg, FedAvgFT
 from tailorfl.training import tree
@@ -51,6 +51,7 @@ from tailorfl.training import tree
 class MeanOfLoRA(FedAvg):
     """FedAvg on adapters, whose factors or whose products are averaged."""
 
+    special_cases = [case.where(mean_of="factors") for case in FedAvg.special_cases]
     of_adapters = True
     mean_of: Literal["factors", "product"] = Field(
         "factors", description="average A and B each by itself, or B·A, cut to the rank of A (not FedIT)"
@@ -67,9 +68,6 @@ class MeanOfLoRA(FedAvg):
     @property
     def averages_replies(self) -> bool:
         return self.mean_of == "factors"
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        return super().reductions(facts) if self.mean_of == "factors" else ()
 
     def server_state(self, ctx: Context) -> TensorDict:
         if self.mean_of == "product" and not lora_pairs(ctx.split.trainable):
@@ -156,11 +154,5 @@ class FedLoRA(MeanOfLoRA, FedAvgFT):
     family = "tuned"
     use = "own LoRA, tuned from the shared one"
     grid = {"ft_epochs": (1, 2, 5)}
+    special_cases = [to_fedavg("without epochs of tuning", "fedit", keep=("mean_of",), ft_length=0)]
     ft_epochs: int = Field(2, ge=0, description="E_ft: epochs of tuning on the client's own data")
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        return (
-            ()
-            if not none(self.ft_epochs, self.ft_steps)
-            else self.as_fedavg("without epochs of tuning", "fedit", mean_of=self.mean_of)
-        )

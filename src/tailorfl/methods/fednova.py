@@ -26,8 +26,6 @@ run says, with the run's momentum and weight decay. p_i are shares of the cohort
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from pydantic import Field
 from tensordict import TensorDict
@@ -37,12 +35,14 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.core.reduction import exposure, to_fedavg
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedavg import FedAvg
-from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.update import Optimizer
+
+SGD = {"optimizer": "sgd", "schedule": "constant"}
+"""What FedNova trains by, whatever the run says."""
 
 
 @register
@@ -55,6 +55,11 @@ class FedNova(FedAvg):
     family = "one model"
     use = "clients with unequal numbers of steps"
     grid = {}
+    special_cases = [
+        to_fedavg("with one client a round", train=SGD, mu=0, cohort=1),
+        to_fedavg("with equally many steps on every client", train=SGD, mu=0, counted_in_steps=True),
+    ]
+    exposures = [exposure("the number of a client's steps, by which updates are scaled", "client")]
     mu: float = Field(0.0, ge=0, description="μ of a proximal term (μ/2)‖θ − w‖², not with momentum")
 
     @property
@@ -91,22 +96,6 @@ class FedNova(FedAvg):
 
     def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
         return tree.empty()
-
-    def unprotected(self, level: PrivacyLevel) -> str:
-        return "the number of a client's steps, by which updates are scaled" if level == "client" else ""
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        """Where all clients of a round take equally many steps."""
-        train: dict[str, Any] = {"optimizer": "sgd", "schedule": "constant"}
-        options = {"weights": self.weights, "server": self.server.model_dump()}
-        because = {
-            "with one client a round": facts.most == 1,
-            "with equally many steps on every client": facts.train.steps is not None,
-        }
-        found = [text for text, so in because.items() if so]
-        if self.mu > 0 or not found:
-            return ()
-        return (Reduction(found[0], "global", "fedavg", "global", options, train),)
 
 
 def accumulated(tau: Tensor, momentum: float, pull: float) -> Tensor:

@@ -41,7 +41,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction, to_local, untrained
+from tailorfl.core.reduction import Reduction, RunSetup
 from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.feature_distances import feature_pull
 from tailorfl.training.terms import Term
@@ -72,22 +72,22 @@ class FeatureRegularised(TwoModels):
             state = client.fit(state, term=self.pull(received) if self.lam else ())
         return state, phi
 
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if self.personal_start >= facts.rounds:
-            because = f"with personal models that train from round {self.personal_start} on (from 0) of {facts.rounds}"
-            return (untrained(because, "personal"),)
-        because = self.without_pull(facts)
+    def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
+        if self.personal_start >= run.rounds:
+            because = f"with personal models that train from round {self.personal_start} on (from 0) of {run.rounds}"
+            return (Reduction(because, "personal"),)
+        because = self.without_pull(run)
         if not because:
             return ()
         if self.personal_start == 0 and not self.own_init:
-            return (to_local(because),)
+            return (Reduction.local(because),)
         own = " from initial models of their own" if self.own_init else ""
         late = f" in the rounds from {self.personal_start} on (from 0)" if self.personal_start else ""
         return (
             Reduction(because, "personal", remark=f"trains personal models alone{own}{late}, as LocalTrain"),
         )
 
-    def without_pull(self, facts: Facts) -> str:
+    def without_pull(self, run: RunSetup) -> str:
         """Returns why nothing pulls the personal models; "" where something does."""
         return "" if self.lam else "with λ = 0"
 
@@ -127,7 +127,7 @@ class FedSDR(FeatureRegularised):
     def pull(self, centre: TensorDict) -> Term:
         return feature_pull(self.lam, "sdr", centre)
 
-    def without_pull(self, facts: Facts) -> str:
-        if facts.train.batch_size == 1:
+    def without_pull(self, run: RunSetup) -> str:
+        if run.train.batch_size == 1:
             return "with batches of one sample, which is its own mean,"
-        return super().without_pull(facts)
+        return super().without_pull(run)

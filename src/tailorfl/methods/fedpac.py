@@ -30,12 +30,11 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import Method, register
-from tailorfl.core.reduction import Facts, Reduction, length
+from tailorfl.core.reduction import Reduction, RunSetup, as_settings, exposure
 from tailorfl.methods.class_features import class_means, moments, near, no_prototypes, shared_prototypes
 from tailorfl.methods.mixtures import mixing_weights
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
-from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.plan import Length
 from tailorfl.training.terms import Term
@@ -54,6 +53,7 @@ class FedPAC(Method):
     family = "parts"
     use = "label skew: aligned features, heads mixed by likeness"
     grid = {"lam": (0.1, 1.0, 10.0), "head_epochs": (1, 5)}
+    exposures = [exposure("the class means of features and class counts, which a client sends as they are")]
     has_global = False
     lam: float = Field(1.0, ge=0, description="λ: pull of the features towards the mean of their class")
     head_epochs: int = Field(1, ge=0, description="E_h: epochs on the head with the body fixed")
@@ -86,7 +86,7 @@ class FedPAC(Method):
         if self.lam > 0 and client.round > 0:
             targets = torch.where(received["present"][:, None], received["prototypes"], means)
             term = (near(self.lam, targets, torch.ones_like(counts)),)
-        own, of_head = split.personal, Length(epochs=self.head_epochs, steps=self.head_steps)
+        own, of_head = split.personal, self.length("head")
         model = client.fit(model, train=own, length=of_head, optimizer=Optimizer(client.rate(self.head_lr)))
         model = client.fit(model, train=split.shared, term=term)
         sent = {"body": split.select_shared(model), "head": split.select_personal(model)}
@@ -106,14 +106,11 @@ class FedPAC(Method):
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return tree.merge(received.get("body", tree.empty()), received["head"])  # a linear model is all head
 
-    def unprotected(self, level: PrivacyLevel) -> str:
-        return "the class means of features and class counts, which a client sends as they are"
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if (self.mix and facts.most > 1) or (self.lam > 0 and facts.rounds > 1) or self.head_lr is not None:
+    def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
+        if (self.mix and run.cohort > 1) or (self.lam > 0 and run.rounds > 1) or self.head_lr is not None:
             return ()
-        because = "without mixing and pull" if facts.rounds > 1 else "in its only round without mixing"
-        head, body = length(self.head_epochs, self.head_steps), length(facts.train.epochs, facts.train.steps)
+        because = "without mixing and pull" if run.rounds > 1 else "in its only round without mixing"
+        head, body = as_settings(self.length("head")), as_settings(Length(run.train.epochs, run.train.steps))
         lengths = [(f"{part}_{n}", v) for part, of in (("head", head), ("body", body)) for n, v in of.items()]
         options = {"weights": self.weights, **{n: v for n, v in lengths if v is not None}}
         return (Reduction(because, "personal", "fedrep", "personal", options),)

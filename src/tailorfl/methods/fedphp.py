@@ -37,7 +37,7 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.core.reduction import to_fedavg
 from tailorfl.methods.class_features import classes_only
 from tailorfl.methods.discrepancy import mmd_by_mean_distance
 from tailorfl.methods.fedavg import FedAvg
@@ -59,6 +59,7 @@ class FedPHP(FedAvg):
     family = "two models"
     use = "models that remember: own past beside the new global one"
     grid = {"lam": (0.01, 0.05, 0.1, 0.3), "horizon": (10.0, 30.0, 100.0)}
+    special_cases = [to_fedavg("with λ = 0", models=("global",), lam=0)]
     has_personal = True
     personal_receives = False
     lam: float = Field(0.1, ge=0, le=1, description="λ: weight of the teacher beside the loss")
@@ -101,12 +102,6 @@ class FedPHP(FedAvg):
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         return TensorDict({"v": received, "count": state["count"]})
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if self.lam > 0:
-            return ()
-        options = {"weights": self.weights, "server": self.server.model_dump()}
-        return (Reduction("with λ = 0", "global", "fedavg", "global", options),)
 
 
 def mixed(mu: Tensor, old: Tensor, new: Tensor) -> Tensor:

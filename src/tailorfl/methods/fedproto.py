@@ -33,7 +33,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
-from tailorfl.core.reduction import Facts, Reduction, to_local
+from tailorfl.core.reduction import exposure, to_local
 from tailorfl.methods.class_features import (
     class_means,
     near,
@@ -41,7 +41,6 @@ from tailorfl.methods.class_features import (
     no_prototypes,
     shared_prototypes,
 )
-from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training.terms import Term
 
 
@@ -55,6 +54,13 @@ class FedProto(Method):
     family = "knowledge"
     use = "different networks, very few bytes"
     grid = {"lam": (0.1, 0.5, 1.0, 2.0)}
+    special_cases = [
+        to_local("with λ = 0", predict="head", lam=0),
+        to_local("in its only round, before which there are no prototypes,", predict="head", rounds=1),
+    ]
+    exposures = [
+        exposure("the class means of features, and which classes a client has, which it sends as they are"),
+    ]
     has_global = False
     heterogeneous = True
     lam: float = Field(1.0, ge=0, description="λ: pull of the features towards the prototype of their class")
@@ -90,15 +96,3 @@ class FedProto(Method):
         own = received["present"] & (client.class_counts() > 0)
         # Before any has come, the head that was trained.
         return nearest_head(client, state, received["prototypes"], own)
-
-    def unprotected(self, level: PrivacyLevel) -> str:
-        return "the class means of features, and which classes a client has, which it sends as they are"
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if self.predict == "prototype":
-            return ()
-        if self.lam == 0:
-            return (to_local("with λ = 0"),)
-        if facts.rounds == 1:
-            return (to_local("in its only round, before which there are no prototypes,"),)
-        return ()

@@ -34,11 +34,10 @@ from torch.nn.functional import cross_entropy, linear
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.core.reduction import becomes, exposure, options_but, to_fedavg
 from tailorfl.errors import ConfigError
 from tailorfl.methods.class_features import linear_head
 from tailorfl.methods.fedavg import FedAvg
-from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.objective import class_prior
 from tailorfl.training.terms import Seen, Term
@@ -58,6 +57,11 @@ class FedRoD(FedAvg):
     family = "parts"
     use = "one balanced model and an own head, of one training"
     grid = {"gamma": (0.25, 0.5, 1.0)}
+    special_cases = [
+        to_fedavg("with γ = 0", models=("global",), gamma=0),
+        becomes("with κ = 0", "fedrod", options_but(), models=("personal",), personal_rate=0),
+    ]
+    exposures = [exposure("the number of a client's samples of each class, in its loss", "sample")]
     has_personal = True
     trained_twice = "head"
     gamma: float = Field(1.0, ge=0, description="γ: how much the generic loss makes up for unequal classes")
@@ -88,19 +92,6 @@ class FedRoD(FedAvg):
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return tree.merge(received, received.select(*state.keys()) + state)
-
-    def unprotected(self, level: PrivacyLevel) -> str:
-        return "the number of a client's samples of each class, in its loss" if level == "sample" else ""
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        found: tuple[Reduction, ...] = ()
-        if self.gamma == 0:
-            options = {"weights": self.weights, "server": self.server.model_dump()}
-            found = (Reduction("with γ = 0", "global", "fedavg", "global", options),)
-        if self.personal_rate == 0:
-            own = Reduction("with κ = 0", "personal", self.name, "global", self.all_options())
-            return (*found, own)
-        return found
 
 
 def two_heads(seen: Seen, prior: Tensor, names: tuple[str, ...]) -> Tensor:

@@ -41,7 +41,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PRESENT, Replies
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction, to_local
+from tailorfl.core.reduction import to_local
 from tailorfl.methods.class_features import nearest_head, shared_prototypes
 from tailorfl.methods.fedproto import FedProto
 from tailorfl.training.keys import generator, torch_seed
@@ -59,6 +59,10 @@ class FedTGP(FedProto):
     paper = "Zhang et al., AAAI 2024"
     use = "different networks: prototypes kept apart at the server"
     grid = {"lam": (0.1, 1.0, 10.0), "server_passes": (10, 100), "server_lr": (0.01, 0.1)}
+    special_cases = [
+        to_local("with λ = 0", predict="head", lam=0),
+        to_local("in its only round, before which there are no prototypes,", predict="head", rounds=1),
+    ]
     lam: float = Field(10.0, ge=0, description="λ: pull of the features towards the prototype of their class")
     predict: Literal["head", "prototype"] = Field(
         "prototype", description="what answers: the nearest prototype of all classes, or the client's head"
@@ -114,13 +118,6 @@ class FedTGP(FedProto):
         if self.predict == "head":
             return state
         return nearest_head(client, state, received["prototypes"], received[PRESENT])
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if self.predict == "head" and self.lam == 0:
-            return (to_local("with λ = 0"),)
-        if self.predict == "head" and facts.rounds == 1:
-            return (to_local("in its only round, before which there are no prototypes,"),)
-        return ()
 
 
 def drawn(ctx: Context, like: Tensor) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ freeze: there it is FedAvg. The official setting is r = 8, α = 16, dropout 0.05
 from __future__ import annotations
 
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.core.reduction import to_fedavg
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
 
@@ -35,12 +35,8 @@ class FFALoRA(FedAvg):
     family = "one model"
     use = "LoRA that averages exactly, or with noise (one factor is frozen)"
     grid = {}
+    special_cases = [to_fedavg("on a model without LoRA", lora=False)]
     of_adapters = True
 
     def wrap(self, model: Model) -> Model:
         return model.freezing("lora_A")
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if any("lora_B" in name.split(".") for name in facts.split.trainable):
-            return ()
-        return self.as_fedavg("on a model without LoRA")

@@ -39,12 +39,12 @@ from torch.nn.functional import cross_entropy, normalize
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.method import register
+from tailorfl.core.reduction import exposure
 from tailorfl.methods.bases import ServerModel
 from tailorfl.methods.class_features import classes_only
 from tailorfl.models.conditional import add_condition, is_own
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
-from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.terms import Seen, Term
 
@@ -59,6 +59,7 @@ class GPFL(ServerModel):
     family = "parts"
     use = "label skew: features guided by class embeddings, own and shared"
     grid = {"lam": (0.0001, 0.01, 0.1), "mu": (0.0, 0.1, 0.3, 1.0)}
+    exposures = [exposure("the share of each class among a client's samples", "sample")]
     has_global = False
     lam: float = Field(0.01, ge=0, description="λ: pull of guided features to the embeddings of their class")
     mu: float = Field(
@@ -109,9 +110,6 @@ class GPFL(ServerModel):
         share = counts / counts.sum().clamp(min=1)
         condition = embeddings_of(received).removesuffix("embeddings") + "condition"
         return tree.merge(tree.merge(received, state["head"]), TensorDict({condition: share @ embeddings}))
-
-    def unprotected(self, level: PrivacyLevel) -> str:
-        return "the share of each class among a client's samples" if level == "sample" else ""
 
 
 def guided(seen: Seen, g: Tensor, received: Tensor, name: str, lam: float, mu: float) -> Tensor:

@@ -29,9 +29,9 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
+from tailorfl.core.reduction import exposure
 from tailorfl.methods.fedit import lora_pairs
 from tailorfl.methods.ranks import RankedLoRA, own_rank, rest_of
-from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.terms import Seen, Term
 
@@ -46,6 +46,14 @@ class HetLoRA(RankedLoRA):
     family = "one model"
     use = "LoRA of a rank by client that prunes itself"
     grid = {"lam": (0.0, 0.0005, 0.005, 0.05)}
+    exposures = [
+        exposure(
+            "the rank of a client's adapter, which the length of its reply shows (prune)",
+            "client",
+            prune__not=1,
+        ),
+        *RankedLoRA.exposures,
+    ]
     lam: float = Field(0.0005, ge=0, description="λ: penalty of the last ranks")
     prune: float = Field(
         0.99, gt=0, le=1, description="γ: share of its ranks that a client keeps when it prunes"
@@ -86,11 +94,6 @@ class HetLoRA(RankedLoRA):
         ranks[list(replies.clients)] = present.sum(1).to(ranks)
         w = TensorDict({n: new[n] for n in map(str, server["w"].keys())}, batch_size=[])
         return TensorDict({**dict(server.items()), "w": w, "ranks": ranks}, batch_size=[])
-
-    def unprotected(self, level: PrivacyLevel) -> str:
-        if level == "client" and self.prune < 1:
-            return "the rank of a client's adapter, which the length of its reply shows (prune)"
-        return super().unprotected(level)
 
 
 def size_of(

@@ -25,8 +25,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Broadcast, Replies
 from tailorfl.core.method import Method, register
-from tailorfl.core.reduction import Facts, Reduction
-from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.core.reduction import exposure, to_fedavg
 from tailorfl.training import tree
 
 
@@ -40,6 +39,11 @@ class HypCluster(Method):
     family = "mixture"
     use = "a known number of groups"
     grid = {"clusters": (2, 3, 5, 6)}
+    special_cases = [to_fedavg("with c = 1", clusters=1)]
+    exposures = [
+        exposure("the number of the cluster that a client chose, which noise cannot cover", "client"),
+        exposure("the training losses of all cluster models, by which a client chooses one", "sample"),
+    ]
     has_global = False
     clusters: int = Field(2, ge=1, description="c: number of global models")
 
@@ -50,11 +54,6 @@ class HypCluster(Method):
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> Broadcast:
         return server
-
-    def unprotected(self, level: PrivacyLevel) -> str:
-        if level == "client":
-            return "the number of the cluster that a client chose, which noise cannot cover"
-        return "the training losses of all cluster models, by which a client chooses one"
 
     def choose(self, client: Client, received: TensorDict) -> tuple[Tensor, TensorDict]:
         """Returns (j*, w_j*), the first 0-d int64."""
@@ -81,8 +80,3 @@ class HypCluster(Method):
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return self.choose(client, received)[1]
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if self.clusters > 1:
-            return ()
-        return (Reduction("with c = 1", "personal", "fedavg", "global", {"weights": self.weights}),)

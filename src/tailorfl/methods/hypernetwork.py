@@ -47,7 +47,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import Method, register
-from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.core.reduction import becomes, options_but
 from tailorfl.training import tree
 from tailorfl.training.keys import torch_seed
 from tailorfl.training.update import along
@@ -206,6 +206,7 @@ class PLGUGHN(PFedHN):
     family = "hypernet"
     use = "pFedHN that lifts the worst clients"
     grid = {"server_lr": (0.01, 0.1), "rho": (0.001, 0.05, 0.1, 0.5)}
+    special_cases = [becomes("with ρ = 0", "pfedhn", options_but("rho"), other_model="personal", rho=0)]
     rho: float = Field(0.001, ge=0, description="ρ: radius of the ascent in φ (the paper: 0.05)")
 
     def gradient(
@@ -215,9 +216,3 @@ class PLGUGHN(PFedHN):
         norm = tree.norm(TensorDict(g))
         above = {n: t + g[n] * (self.rho / (norm + _TINY)) for n, t in phi.items()}
         return self.pull_back(server, above, replies)
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if self.rho > 0:
-            return ()
-        options = self.model_dump(exclude={"rho"})
-        return (Reduction("with ρ = 0", "personal", "pfedhn", "personal", options),)

@@ -38,7 +38,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Broadcast, PerClient, Replies
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.core.reduction import to_fedavg
 from tailorfl.methods.hypcluster import HypCluster
 from tailorfl.training import tree
 from tailorfl.training.keys import generator
@@ -58,6 +58,10 @@ class IFCA(HypCluster):
     family = "mixture"
     use = "a known number of groups, started apart"
     grid = {"clusters": (2, 3, 4, 6), "warm_rounds": (0, 5, 20)}
+    special_cases = [
+        to_fedavg("with c = 1", clusters=1, send="models"),
+        to_fedavg("with c = 1", train={**ONE_STEP, **PLAIN}, clusters=1, send="gradients"),
+    ]
     clusters: int = Field(4, ge=1, description="c: number of global models")
     send: Literal["models", "gradients"] = Field(
         "models", description="local models, or one full-batch gradient divided by all participants"
@@ -115,11 +119,3 @@ class IFCA(HypCluster):
             return new
         warm = (server["warm"] - 1).clamp(min=0)
         return TensorDict({**dict(new.items()), "member": server["member"], "warm": warm})
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if self.clusters > 1:
-            return ()
-        train = {} if self.send == "models" else {**ONE_STEP, **PLAIN}
-        return (
-            Reduction("with c = 1", "personal", "fedavg", "global", {"weights": self.weights}, train=train),
-        )

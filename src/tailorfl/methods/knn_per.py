@@ -39,11 +39,10 @@ from tailorfl.core.answers import Memory
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.core.reduction import exposure, to_fedavg
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.methods.nearest import Unaided, Voting, best_weight, chosen
-from tailorfl.settings.privacy import PrivacyLevel
 
 
 @register
@@ -56,6 +55,8 @@ class KNNPer(FedAvg):
     family = "knowledge"
     use = "a global model with the client's own neighbours, no training"
     grid = {"neighbours": (5, 7, 10, 20), "scale": (0.1, 1.0, 10.0)}
+    special_cases = [to_fedavg("with λ = 0", lam=0), to_fedavg("with an empty memory", capacity=0)]
+    exposures = [exposure("a client's own samples in the answers of its deployed model", "sample")]
     has_personal = True
     answers = True
     neighbours: int = Field(10, ge=1, description="k: samples of the memory that vote")
@@ -95,10 +96,3 @@ class KNNPer(FedAvg):
             own = memory.val.outputs if raw else memory.val.outputs.softmax(1)
             voting.lam = best_weight(voting.vote(memory.val.features), own, memory.val_y)
         return voting
-
-    def unprotected(self, level: PrivacyLevel) -> str:
-        return "a client's own samples in the answers of its deployed model" if level == "sample" else ""
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        reasons = {"with λ = 0": self.lam == 0, "with an empty memory": self.capacity == 0}
-        return next((self.as_fedavg(because) for because, holds in reasons.items() if holds), ())

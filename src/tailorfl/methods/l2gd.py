@@ -40,7 +40,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
-from tailorfl.core.reduction import Facts, Reduction, length
+from tailorfl.core.reduction import Reduction, RunSetup, as_settings
 from tailorfl.errors import ConfigError
 from tailorfl.training import tree
 from tailorfl.training.keys import generator
@@ -141,14 +141,16 @@ class L2GD(Method):
         mean: TensorDict = server["mean"]
         return mean
 
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if any(self.coins(r)[0] for r in range(facts.rounds)):
+    def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
+        if any(self.coins(r)[0] for r in range(run.rounds)):
             return ()
         # Then it is one round, or each has one coin: all have the same number of steps.
         steps = self.coins(0)[1]
-        because = f"with coins that never say average in its rounds ({facts.rounds})"
+        because = f"with coins that never say average in its rounds ({run.rounds})"
         everyone = {"participation": "all"}
-        return (Reduction(because, "personal", "local", "personal", everyone, length(None, steps)),)
+        return (
+            Reduction(because, "personal", "local", "personal", everyone, as_settings(Length(steps=steps))),
+        )
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         return TensorDict({"x": received, "mean": received})

@@ -1,4 +1,4 @@
-"""Weights with which a server mixes models for one client: how near models are, minima over the simplex."""
+"""Choices among models: the best on validation samples, weights of mixtures by distances or minima over the simplex."""
 
 from __future__ import annotations
 
@@ -8,11 +8,29 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
+from tailorfl.core.client import Client
 from tailorfl.training import tree
 
 Matrix = NDArray[np.float64]
 LEAST = 1e-3
 """A smaller weight becomes 0."""
+
+
+def best_of(client: Client, models: list[TensorDict]) -> TensorDict:
+    """Return the model with the lowest loss on the client's validation part, the first of equals."""
+    best = models[0]
+    if len(models) == 1:
+        return best
+    lowest = client.loss(best, "val")
+    for model in models[1:]:
+        loss = client.loss(model, "val")
+        best, lowest = tree.choose(loss < lowest, model, best), torch.minimum(loss, lowest)
+    return best
+
+
+def mix(alpha: Tensor, v: TensorDict, w: TensorDict) -> TensorDict:
+    """Return α v + (1 − α) w for two sets of parameters."""
+    return v * alpha + w * (1 - alpha)
 
 
 def mixing_weights(variance: Tensor, moment: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from torch.nn.functional import cosine_similarity
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.core.reduction import to_fedavg
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
 from tailorfl.models.projection import project
@@ -50,6 +50,14 @@ class MOON(FedAvg):
     family = "one model"
     use = "one model of images whose features drift apart"
     grid = {"mu": (0.1, 1.0, 5.0), "tau": (0.1, 0.5, 1.0)}
+    # With a projection it is at most FedAvg of another network.
+    special_cases = [
+        to_fedavg("with μ = 0", projection=0, mu=0),
+        to_fedavg("with Q = 0", projection=0, history=0),
+        to_fedavg(
+            "in its only round, before which no client has a model of its own,", projection=0, rounds=1
+        ),
+    ]
     mu: float = Field(1.0, ge=0, description="μ: strength of the contrast (official code: 5 on CIFAR-10)")
     tau: float = Field(0.5, gt=0, description="τ: temperature of the contrast")
     history: int = Field(1, ge=0, description="Q: models of before that a client compares with")
@@ -82,13 +90,3 @@ class MOON(FedAvg):
 
         models = tuple(state[str(k + 1)] for k in range(self.history))
         return (Term(compared, given=(state["trained"], received, *models)),)
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if self.projection:
-            return ()  # FedAvg at most of another network
-        reasons = {
-            "with μ = 0": self.mu == 0,
-            "with Q = 0": self.history == 0,
-            "in its only round, before which no client has a model of its own,": facts.rounds == 1,
-        }
-        return next((self.as_fedavg(because) for because, holds in reasons.items() if holds), ())

@@ -29,7 +29,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction, to_local
+from tailorfl.core.reduction import to_local
 from tailorfl.methods.bases import TwoModels
 from tailorfl.training import tree
 
@@ -44,6 +44,7 @@ class MRMTL(TwoModels):
     family = "two models"
     use = "own model near the mean; private samples"
     grid = {"lam": (0.01, 0.1, 1.0)}
+    special_cases = [to_local("with λ = 0", lam=0)]
     has_global = False
     lam: float = Field(0.1, ge=0, description="λ: pull towards the mean of all personal models")
     mean: Literal["all", "sampled"] = Field(
@@ -62,6 +63,3 @@ class MRMTL(TwoModels):
         change, share = replies.mean(), replies.share
         moved = {n: t * share if t.is_floating_point() else t for n, t in tree.tensors(change).items()}
         return server + TensorDict(moved)
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        return () if self.lam else (to_local("with λ = 0"),)

@@ -33,7 +33,7 @@ from tensordict import TensorDict
 
 from tailorfl.core.client import Client
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.core.reduction import becomes, comparable, options_but
 from tailorfl.methods.bases import ServerModel
 from tailorfl.training.gradients import Gradient
 from tailorfl.training.plan import Length
@@ -50,6 +50,15 @@ class PerFedAvg(ServerModel):
     family = "tuned"
     use = "a start from which one step personalizes"
     grid = {"alpha": (0.01, 0.03, 0.1)}
+    special_cases = [
+        comparable(
+            "with α = 0",
+            "global",
+            "is FedAvg whose steps see the second of every two or three batches",
+            alpha=0,
+        ),
+        becomes("without adaptation steps", "per_fedavg", options_but(), models=("personal",), adapt_steps=0),
+    ]
     alpha: float = Field(0.1, ge=0, description="α: step of the adaptation")
     variant: Literal["FO", "HF"] = Field(
         "FO", description="first order, or with the Hessian term by differences"
@@ -77,13 +86,3 @@ class PerFedAvg(ServerModel):
             purpose="finetune",
         )
         return adapted
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if self.alpha > 0:
-            if self.adapt_steps:
-                return ()
-            return (
-                Reduction("without adaptation steps", "personal", self.name, "global", self.model_dump()),
-            )
-        remark = "is FedAvg whose steps see the second of every two or three batches"
-        return (Reduction("with α = 0", "global", remark=remark),)

@@ -30,24 +30,22 @@ sigmoid}` takes each label by itself.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from tensordict import TensorDict
 
 from tailorfl.core.client import Client
-from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction, length, none, to_local, untrained
+from tailorfl.core.reduction import becomes, to_local
 from tailorfl.core.server_distill import ServerDistillation
-from tailorfl.methods.bases import TwoModels
-from tailorfl.training.plan import Length
+from tailorfl.methods.bases import Distilled, PersonalLength, TwoModels
 from tailorfl.training.update import Optimizer
 
 
 @register
-class PerAda(TwoModels):
+class PerAda(Distilled, TwoModels, PersonalLength):
     """Personal adapters pulled to a global one, which the server distils from the clients' on public data."""
 
     name = "perada"
@@ -56,81 +54,47 @@ class PerAda(TwoModels):
     family = "two models"
     use = "own adapters on a frozen network, public data at the server"
     grid = {"lam": (0.1, 1.0), "distil.lr": (1e-5, 1e-4, 1e-3, 1e-2)}
+    special_cases = [
+        *PersonalLength.special_cases,
+        becomes(
+            "without distillation", "ditto", "ditto", other_model="same", distil__off=True, personal_lr=None
+        ),
+        to_local("with λ = 0", lam=0),
+    ]
     models_trained = 2
     lam: float = Field(1.0, ge=0, description="λ: pull of the personal model towards the received global one")
-    personal_epochs: int | None = Field(
-        None, ge=0, description="S: epochs of personal training; default as local training"
-    )
-    personal_steps: int | None = Field(None, ge=0, description="steps in place of personal_epochs")
-    personal_lr: float | None = Field(
-        None, gt=0, description="η_p: rate of personal training; default the run's"
-    )
+    personal_lr: float | None = Field(None, gt=0, description="η_p: rate of personal training; default: lr")
     variant: Literal["paper", "released"] = Field(
-        "paper",
-        description="released: 2λ, and distillation in the first rounds only, as in the authors' code",
+        "paper", description="released: 2λ, distils in the first rounds"
     )
-    distil: ServerDistillation = Field(
-        ServerDistillation(),
-        description="the server's distillation: steps, lr, batch_size, link, select, ...; {steps: 0} is without",
-    )
-
-    @property
-    def averages_replies(self) -> bool:
-        return self.distil.steps == 0  # the teachers are single replies
-
-    @property
-    def needs_public(self) -> bool:
-        return self.distil.steps > 0
-
-    def server_state(self, ctx: Context) -> TensorDict:
-        if self.needs_public:
-            self.distil.check(ctx)
-        return super().server_state(ctx)
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
-        v, w = state, received
+        v, w, own_rate = state, received, Optimizer(lr=client.rate(self.personal_lr))
         theta = client.fit(w)
-        lam = 2 * self.lam if self.variant == "released" else self.lam
-        rate, epochs, steps = client.rate(self.personal_lr), self.personal_epochs, self.personal_steps
-        v = client.fit(
-            v, prox=(lam, w), length=Length(epochs=epochs, steps=steps), optimizer=Optimizer(lr=rate)
-        )
-        return v, theta
+        return client.fit(v, prox=(self.pull, w), length=self.length("personal"), optimizer=own_rate), theta
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
-        mean, context = replies.mean(), replies.context
-        distil = self._distillation(context.task)
+        mean, context, distil = replies.mean(), replies.context, self._distillation(replies.context.task)
         if context.public is None or not distil.active(replies.round):
             return mean
         teacher = distil.teacher([(context.model, replies.stack)], context.public)
         return distil.distil(mean, teacher, context, replies.round)
 
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if none(self.personal_epochs, self.personal_steps):
-            return (untrained("without personal epochs", "personal"),)
-        rate = {} if self.personal_lr is None else {"lr": self.personal_lr}
-        alone = (
-            ()
-            if self.lam
-            else (to_local("with λ = 0", **length(self.personal_epochs, self.personal_steps), **rate),)
-        )
-        if self.distil.active(0) or rate:
-            return alone
-        lam = self.lam if self.variant == "paper" else 2 * self.lam
-        options = {
-            "lam": lam,
-            "personal_epochs": self.personal_epochs,
-            "personal_steps": self.personal_steps,
-            "weights": self.weights,
-        }
-        because = "without distillation"
-        ditto = (
-            Reduction(because, "global", "ditto", "global", options),
-            Reduction(because, "personal", "ditto", "personal", options),
-        )
-        return (*ditto, *alone)
+    @property
+    def pull(self) -> float:
+        """λ of the penalty (λ/2)‖v_m − w‖²."""
+        return 2 * self.lam if self.variant == "released" else self.lam
 
     def _distillation(self, task: str) -> ServerDistillation:
         if self.variant == "paper" or self.distil.rounds is not None:
             return self.distil
         return self.distil.model_copy(update={"rounds": 5 if task == "multilabel" else 30})
+
+    @property
+    def personal_training(self) -> dict[str, Any]:
+        return {**super().personal_training, **({"lr": self.personal_lr} if self.personal_lr else {})}
+
+    @property
+    def ditto(self) -> dict[str, Any]:
+        """Ditto's options for the same personal models."""
+        return {"lam": self.pull, **self.model_dump(include={"weights", "personal_epochs", "personal_steps"})}

@@ -48,7 +48,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
-from tailorfl.core.reduction import Facts, Reduction, to_local, untrained
+from tailorfl.core.reduction import Reduction, RunSetup
 from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.training import tree
 from tailorfl.training.keys import torch_seed
@@ -128,22 +128,24 @@ class PerFedCKT(Method):
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return state
 
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+    def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
         first = self.warm_rounds + 1
-        uploads = self.first_round == "upload" and facts.rounds >= first
-        if uploads and facts.rounds == 1:
-            return (untrained("in its only round, in which clients only upload,", "personal"),)
-        if self.lam == 0 or facts.rounds <= first:
-            because = "with λ = 0" if self.lam == 0 else _before_any_pull(facts.rounds, self.warm_rounds)
+        uploads = self.first_round == "upload" and run.rounds >= first
+        if uploads and run.rounds == 1:
+            return (Reduction("in its only round, in which clients only upload,", "personal"),)
+        if self.lam == 0 or run.rounds <= first:
+            because = "with λ = 0" if self.lam == 0 else _before_any_pull(run.rounds, self.warm_rounds)
             if not uploads:
-                return (replace(to_local(because), options={"own_init": True} if self.own_init else {}),)
+                return (
+                    replace(Reduction.local(because), options={"own_init": True} if self.own_init else {}),
+                )
             own = " from initial models of the clients' own" if self.own_init else ""
             trains = f"in all rounds but round {first}" if self.warm_rounds else "from the second round on"
             remark = f"is LocalTrain{own} {trains}"
         elif self.clusters == 1:
             because, remark = "with c = 1", "distils towards the mean of all clients, without clusters"
-        elif self.clusters >= facts.most:
-            because = f"with c = {self.clusters} and {facts.most} clients a round"
+        elif self.clusters >= run.cohort:
+            because = f"with c = {self.clusters} and {run.cohort} clients a round"
             remark = "has every client of a round as a cluster of its own"
         else:
             return ()

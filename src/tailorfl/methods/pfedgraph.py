@@ -34,7 +34,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import Method, register
-from tailorfl.core.reduction import Facts, Reduction, to_local
+from tailorfl.core.reduction import to_local
 from tailorfl.methods.mixtures import cosines, mixed, on_simplex
 from tailorfl.training import tree
 from tailorfl.training.gradients import Direction, Gradient
@@ -53,6 +53,10 @@ class PFedGraph(Method):
     family = "mixture"
     use = "a graph of who helps whom, learnt at the server"
     grid = {"alpha": (0.1, 0.4, 0.8, 1.6), "lam": (0.0, 0.001, 0.01, 0.1)}
+    special_cases = [
+        to_local("in its only round, before which there is no graph,", rounds=1),
+        to_local("with λ = 0 and one client a round", lam=0, cohort=1),
+    ]
     has_global = False
     personal_receives = False
     lam: float = Field(
@@ -139,12 +143,6 @@ class PFedGraph(Method):
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         model: TensorDict = received["model"]
         return model
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if facts.rounds == 1:
-            return (to_local("in its only round, before which there is no graph,"),)
-        alone = self.lam == 0 and facts.most == 1
-        return (to_local("with λ = 0 and one client a round"),) if alone else ()
 
 
 def collaboration(cosine: Tensor, weights: Tensor, alpha: float) -> Tensor:

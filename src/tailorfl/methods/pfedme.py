@@ -38,7 +38,7 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction, length, untrained
+from tailorfl.core.reduction import Reduction, RunSetup, as_settings
 from tailorfl.methods.bases import TwoModels
 from tailorfl.training import tree
 from tailorfl.training.plan import Length
@@ -95,7 +95,7 @@ class PFedMe(TwoModels):
             theta = client.fit(
                 state,
                 prox=(self.lam, w),
-                length=Length(epochs=self.personal_epochs, steps=self.personal_steps),
+                length=self.length("personal"),
                 optimizer=Optimizer(lr=client.rate(self.personal_lr), weight_decay=decay),
             )
             return theta, self._stepped(client, w, theta)
@@ -117,36 +117,36 @@ class PFedMe(TwoModels):
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         return replies.towards(server, self.beta)
 
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
+    def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
         if self.beta == 0:
-            return (untrained("with β = 0", "global"),)
+            return (Reduction("with β = 0", "global"),)
         if self.lam == 0:
-            return (untrained("with λ = 0", "global"),)
+            return (Reduction("with λ = 0", "global"),)
         if not math.isclose(self.lr * self.lam, 1.0):
             return ()
         if self.personal_epochs is not None:
-            return self._as_fedclup(facts)
+            return self._as_fedclup(run)
         if self.inner_steps > 1:
             remark = "deploys what clients send: after each of its batches w_i is θ"
             return (Reduction("with ηλ = 1", "personal", remark=remark),)
-        if facts.train.optimizer != "sgd":
+        if run.train.optimizer != "sgd":
             return (
                 Reduction(
                     "with ηλ = 1 and K = 1", remark="is FedAvg with an optimizer that forgets each step"
                 ),
             )
         options = {"weights": self.weights, "server": {"lr": self.beta}}
-        train = {**PLAIN, **length(None, self.local_rounds), **self._rate(facts)}
+        train = {**PLAIN, **as_settings(Length(steps=self.local_rounds)), **self._rate(run)}
         return (Reduction("with ηλ = 1 and K = 1", "global", "fedavg", "global", options, train),)
 
-    def _as_fedclup(self, facts: Facts) -> tuple[Reduction, ...]:
+    def _as_fedclup(self, run: RunSetup) -> tuple[Reduction, ...]:
         """With ηλ = 1 a client that trains for epochs sends its personal model, as in FedCLUP with γ = 1/λ."""
         if self.beta != 1:
             return ()
         options = {"lam": self.lam, "weights": self.weights}
-        train = {**length(self.personal_epochs), **self._rate(facts)}
+        train = {**as_settings(Length(epochs=self.personal_epochs)), **self._rate(run)}
         return (Reduction("with ηλ = 1", "personal", "fedclup", "personal", options, train),)
 
-    def _rate(self, facts: Facts) -> dict[str, Any]:
+    def _rate(self, run: RunSetup) -> dict[str, Any]:
         rate = {} if self.personal_lr is None else {"lr": self.personal_lr}
-        return {**rate, "weight_decay": facts.train.weight_decay + self.inner_wd}
+        return {**rate, "weight_decay": run.train.weight_decay + self.inner_wd}

@@ -47,10 +47,10 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
-from tailorfl.core.reduction import Facts, Reduction, to_local
+from tailorfl.core.reduction import Reduction, RunSetup
 from tailorfl.methods.ascent import ScoreNorm, layer_scores, layerwise_perturbation
 from tailorfl.methods.bases import TwoModels
-from tailorfl.methods.partial import FedRep
+from tailorfl.methods.fedrep import FedRep
 from tailorfl.models.layers import Groups
 from tailorfl.training import tree
 from tailorfl.training.gradients import Direction, Gradient
@@ -130,11 +130,11 @@ class PLGULF(TwoModels):
             return self.personal_layers
         return min(max(1, round(SHARE * layers)), layers - 1)
 
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        found, kept = [], self.kept(facts.layers)
-        because = f"with D = {kept} on a model of {layers(facts.layers)}"
-        if kept >= facts.layers:
-            found.append(to_local(because))
+    def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
+        found, kept = [], self.kept(run.layers)
+        because = f"with D = {kept} on a model of {layers(run.layers)}"
+        if kept >= run.layers:
+            found.append(Reduction.local(because))
         if kept == 0:
             remark = "deploys the received model after local training, as no layer stays personal"
             found.append(Reduction(because, "personal", remark=remark))
@@ -163,9 +163,7 @@ class PLGUGRep(FedRep):
     reuse_grad: bool = Field(False, description="use g in place of g' for the ascent, which saves a gradient")
 
     def train(self, client: Client, model: TensorDict) -> TensorDict:
-        model = client.fit(
-            model, train=client.split.personal, length=Length(epochs=self.head_epochs, steps=self.head_steps)
-        )
+        model = client.fit(model, train=client.split.personal, length=self.length("head"))
         groups = client.layers(client.split.shared)
         lr = client.config.lr
 
@@ -186,9 +184,9 @@ class PLGUGRep(FedRep):
         )
         return trained
 
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if not facts.split.shared:
-            return self.alone(self.head_epochs, self.head_steps)
+    def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
+        if not run.split.shared:
+            return self.alone(self.length("head"))
         if self.body_steps == 0:
             kept = self.model_dump(
                 include={"weights", "personal_part", "head_epochs", "head_steps"}

@@ -19,19 +19,26 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient
 from tailorfl.core.method import Method
-from tailorfl.core.reduction import Facts, Reduction, Which
+from tailorfl.core.reduction import exposure, to_fedavg
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedit import lora_pairs
 from tailorfl.models.functional import Model
 from tailorfl.models.ranked import KEPT, add_ranks, is_kept
 from tailorfl.models.split import Split
-from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
 
 
 class RankedLoRA(Method):
     """One set of LoRA on the server, of which every client has the first ranks."""
 
+    special_cases = [to_fedavg("on a model without LoRA", all_shared=True)]
+    exposures = [
+        exposure(
+            "the rank of a client's adapter, which the length of its reply shows (ranks)",
+            "client",
+            ranks=lambda ranks: len(set(ranks)) > 1,
+        ),
+    ]
     of_adapters = True
     ranks: tuple[int, ...] = Field(
         (), description="ranks of the clients in turn, at most the model's (lora); empty: all the model's"
@@ -124,17 +131,6 @@ class RankedLoRA(Method):
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return self.whole(received) if client.split.personal else received
-
-    def unprotected(self, level: PrivacyLevel) -> str:
-        differ = level == "client" and len(set(self.ranks)) > 1
-        return "the rank of a client's adapter, which the length of its reply shows (ranks)" if differ else ""
-
-    def reductions(self, facts: Facts) -> tuple[Reduction, ...]:
-        if facts.split.personal:
-            return ()
-        because, options = "on a model without LoRA", {"weights": self.weights}
-        models: tuple[Which, ...] = ("global", "personal") if self.has_personal else ("global",)
-        return tuple(Reduction(because, which, "fedavg", "global", options) for which in models)
 
 
 def cut(a: Tensor, b: Tensor, present: Tensor) -> TensorDict:

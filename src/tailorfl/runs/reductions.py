@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tailorfl.core.method import Method, make_method
-from tailorfl.core.reduction import Facts, Reduction
+from tailorfl.core.reduction import Reduction, RunSetup
 from tailorfl.models.layers import layer_groups
 from tailorfl.rounds.sampling import sampled_clients
 from tailorfl.rounds.simulation import Simulation
@@ -14,7 +14,7 @@ from tailorfl.rounds.simulation import Simulation
 MODELS = {"personal": "its personal models", "global": "its global model"}
 
 
-def facts_of(sim: Simulation, rounds: int) -> Facts:
+def setup_of(sim: Simulation, rounds: int) -> RunSetup:
     """Returns what of a run of so many rounds decides whether its method is another one."""
     trainable = set(sim.split.trainable)
     groups = layer_groups(sim.model.module)
@@ -22,12 +22,12 @@ def facts_of(sim: Simulation, rounds: int) -> Facts:
     everyone = sim.fraction == 1 or sim.participants == 1 or sim.method.participation == "all"
     # With Bernoulli sampling a round may have any number of clients.
     most = clients if sim.sampling == "bernoulli" else sampled_clients(sim.fraction, clients)
-    return Facts(
+    return RunSetup(
         split=sim.split,
         layers=sum(not trainable.isdisjoint(group) for group in groups),
         train=sim.train,
         clients=clients,
-        most=most,
+        cohort=most,
         everyone=everyone,
         rounds=rounds,
         sampling=sim.sampling,
@@ -53,7 +53,7 @@ def unsuited(sim: Simulation) -> list[str]:
 
 def named(sim: Simulation, rounds: int) -> list[str]:
     """Returns a sentence for every other method that a run's method is with its settings."""
-    found = sim.method.reductions(facts_of(sim, rounds))
+    found = sim.method.reductions(setup_of(sim, rounds))
     grouped: dict[tuple[str, str, str], list[Reduction]] = {}
     for one in found:
         grouped.setdefault((one.because, one.other, one.remark), []).append(one)

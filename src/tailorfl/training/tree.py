@@ -115,6 +115,11 @@ def norm(a: TensorDict) -> Tensor:
     return dot(a, a).sqrt()
 
 
+def choose(which: Tensor, a: TensorDict, b: TensorDict) -> TensorDict:
+    """Return `a` where a 0-d boolean tensor is true, else `b`; both have the same entries and no nested ones."""
+    return TensorDict({name: torch.where(which, tensor, b.get(name)) for name, tensor in tensors(a).items()})
+
+
 def weighted_mean(stack: TensorDict, weights: Tensor) -> TensorDict:
     """Returns Σ_i weights[i]·stack[i] over the leading axis.
 

@@ -1,0 +1,24 @@
+"""Checks that every method has to pass: for authors of methods, and for the library's own.
+
+from tailorfl.testing import Contract, check_method, parametrize_with_checks
+
+check_method(MyMethod(lam=0.5))  # raises AssertionError at the first check that fails
+
+@parametrize_with_checks(Contract(MyMethod(lam=0.5), down=whole, up=whole))
+def test_contract(check):  # with pytest, each check a test of its own
+    check()
+"""
+
+from tailorfl.testing.checks import check_method, checks_of, parametrize_with_checks
+from tailorfl.testing.contract import Check, Contract, nothing, twice, whole
+
+__all__ = [
+    "Check",
+    "Contract",
+    "check_method",
+    "checks_of",
+    "nothing",
+    "parametrize_with_checks",
+    "twice",
+    "whole",
+]

@@ -1,0 +1,612 @@
+"""The checks. Each trains a method for some rounds on five tiny clients, most of them in milliseconds.
+
+What they hold: engines agree, a resumed run is the uninterrupted one, clients are interchangeable, those that are not
+sampled stay as they are, evaluation changes nothing, traffic is what was promised, privacy reaches every gradient or
+is refused, newcomers get a model, and models leave the tool.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tailorfl.core.messages import PerClient
+from tailorfl.core.method import Method
+from tailorfl.data.federation import Federation
+from tailorfl.errors import TailorflError
+from tailorfl.privacy.client_privacy import ClientDP
+from tailorfl.rounds.simulation import Simulation
+from tailorfl.rounds.work import work_of
+from tailorfl.runs import checkpoints
+from tailorfl.testing.contract import Check, Contract, nothing
+from tailorfl.testing.small import (
+    BOTH,
+    EXACT,
+    NEWCOMER,
+    SIZES,
+    TRAIN,
+    assert_close,
+    assert_same,
+    everything,
+    federation,
+    model,
+    parts,
+    personal,
+    replaced,
+    simulation,
+)
+from tailorfl.training import tree
+from tailorfl.training.sample_privacy import SampleDP
+
+NORMED = "batch_norm"
+ALL = (*range(len(SIZES)), NEWCOMER)
+CLOSE = {"atol": 1e-9, "rtol": 1e-7}
+"""What runs in float64 may differ by."""
+RESUMED: dict[str, Any] = {"fraction": 0.4, "seed": 2}
+PLAIN = replace(TRAIN, momentum=0.0, weight_decay=0.0)
+NOISY = replace(PLAIN, dp=SampleDP(0.5, 1.0, "shuffle"))
+Function = TypeVar("Function", bound=Callable[..., None])
+Applies = Callable[[Contract], bool]
+_CHECKS: list[tuple[Callable[..., None], tuple[tuple[Any, ...], ...], Applies]] = []
+
+
+def _check(
+    *variants: tuple[Any, ...], where: Applies = lambda contract: True
+) -> Callable[[Function], Function]:
+    """Register a check, with the arguments that it runs with in turn, of methods `where` it applies."""
+
+    def add(function: Function) -> Function:
+        _CHECKS.append((function, variants or ((),), where))
+        return function
+
+    return add
+
+
+def checks_of(method: Contract | Method | type[Method]) -> list[Check]:
+    """Return every check that applies to a method, which may be given as its class if all options have defaults."""
+    if isinstance(method, type):
+        method = method()
+    contract = method if isinstance(method, Contract) else Contract(method)
+    return [
+        Check(function.__name__, contract, function, variant)
+        for function, variants, where in _CHECKS
+        for variant in variants
+        if where(contract) and not set(variant) & set(contract.not_on)
+    ]
+
+
+def check_method(method: Contract | Method | type[Method]) -> None:
+    """Check that a method keeps its contract.
+
+    Args:
+        method: the method, its class if all options have defaults, or a `Contract`, which promises more.
+
+    Raises:
+        AssertionError: a check failed; names it. Other errors are those of the method.
+    """
+    for check in checks_of(method):
+        try:
+            check()
+        except AssertionError as error:
+            raise AssertionError(f"{check}: {error}\n{inspect.getdoc(check.function)}") from error
+
+
+def parametrize_with_checks(*methods: Contract | Method | type[Method]) -> Any:
+    """Return a decorator for pytest: the test, which takes `check`, runs once for each check of each method."""
+    import pytest
+
+    every = [check for method in methods for check in checks_of(method)]
+    return pytest.mark.parametrize("check", every, ids=str)
+
+
+def _pooled(contract: Contract) -> bool:
+    return contract.method.pooled
+
+
+def _federated(contract: Contract) -> bool:
+    return not contract.method.pooled
+
+
+def _covered(contract: Contract) -> bool:
+    """Whether sample-level privacy covers the method."""
+    return not contract.method.unprotected("sample") and not contract.mixes_samples
+
+
+def _outcome(sim: Simulation) -> dict[str, Tensor]:
+    """States, deployable models (of the newcomer too) and the newcomer's model after two steps."""
+    ((_, adapted),) = sim.newcomer_models((NEWCOMER,), 2)
+    return {
+        **everything(sim),
+        **{f"personal/{n}": t for n, t in personal(sim, ALL).items()},
+        **{f"adapted/{n}": t for n, t in tree.tensors(adapted).items()},
+    }
+
+
+def _of_clients(sim: Simulation, ids: tuple[int, ...]) -> dict[str, Tensor]:
+    """New states and replies of `ids` in this order, without storing them."""
+    message = sim.method.broadcast(sim.server, ids)
+    new, reply = sim.run(ids, sim.states.get(ids), message, lambda c, s, r: sim.method.local(c, s, r))
+    return {
+        **{f"state/{p}": t for p, t in tree.leaves(new)},
+        **{f"reply/{p}": t for p, t in tree.leaves(reply)},
+    }
+
+
+@_check(("logistic",), (NORMED,), ("dropout",))
+def engines_agree(contract: Contract, model_name: str) -> None:
+    """All clients at once give the numbers of one after the other.
+
+    In float64: what single precision rounds away depends on the processor, and the first steps of Adam make a whole
+    step of the sign of a gradient near zero.
+    """
+    runs = [
+        simulation(contract.method, model_name + EXACT, e, rounds=2) for e in ("sequential", "vectorized")
+    ]
+    assert_close(_outcome(runs[0]), _outcome(runs[1]), **CLOSE)
+
+
+@_check((1,), (3,))
+def cohorts_may_be_cut_up(contract: Contract, chunk: int) -> None:
+    """How many clients run at once changes no number."""
+    runs = [
+        simulation(contract.method, "mlp" + EXACT, engine, chunk=size, rounds=2)
+        for engine, size in (("sequential", None), ("vectorized", chunk))
+    ]
+    assert_close(_outcome(runs[0]), _outcome(runs[1]), **CLOSE)
+
+
+@_check()
+def losses_and_traffic_do_not_depend_on_the_engine(contract: Contract) -> None:
+    """Nor does who takes part and whose reply is refused."""
+    a, b = (
+        simulation(contract.method, NORMED, engine, fraction=0.6) for engine in ("sequential", "vectorized")
+    )
+    for _ in range(2):
+        left, right = a.step(), b.step()
+        assert left.losses.keys() == right.losses.keys() != set()
+        for client, loss in left.losses.items():
+            assert math.isclose(loss, right.losses[client], rel_tol=1e-4, abs_tol=1e-12), (client, loss)
+        assert (left.clients, left.rejected, left.traffic) == (right.clients, right.rejected, right.traffic)
+
+
+@_check(("dropout", "sequential"), ("dropout", "vectorized"), (NORMED, "vectorized"), where=_federated)
+def order_and_company_of_clients_do_not_matter(contract: Contract, model_name: str, engine: str) -> None:
+    """Client i's update is the same alone, among all, and in any order."""
+    # Bit for bit where clients run one by one; in float64, so that nothing has to be allowed for roundings, together.
+    exact = engine == "sequential"
+    sim = simulation(contract.method, model_name if exact else model_name + EXACT, engine, rounds=1)
+    everyone = _of_clients(sim, (0, 1, 2, 3, 4))
+    order = (3, 0, 4, 2, 1)
+    tolerance = {"atol": 0.0, "rtol": 0.0} if exact else CLOSE
+    assert_close(_of_clients(sim, order), {p: t[list(order)] for p, t in everyone.items()}, **tolerance)
+    for i in (0, 1):
+        assert_close(_of_clients(sim, (i,)), {p: t[i : i + 1] for p, t in everyone.items()}, **tolerance)
+
+
+@_check(("sequential",), ("vectorized",), where=_federated)
+def the_data_of_others_does_not_matter_within_a_round(contract: Contract, engine: str) -> None:
+    """Same id, same data, same received model: the others' data may be anything, and as large as it likes."""
+    changed = replaced(federation(), 0, lambda x: 50.0 * x.flip(0) + 3.0)
+    a, b = (simulation(contract.method, NORMED, engine, data=data) for data in (federation(), changed))
+    left, right = _of_clients(a, (0, 2, 3, 4)), _of_clients(b, (0, 2, 3, 4))
+    assert_close({p: t[1:] for p, t in left.items()}, {p: t[1:] for p, t in right.items()}, atol=0, rtol=0)
+    assert any(not torch.equal(t[0], right[p][0]) for p, t in left.items()), (
+        "a client's own data do not matter"
+    )
+
+
+@_check(where=lambda contract: not contract.by_id)
+def relabelling_clients_permutes_the_results(contract: Contract) -> None:
+    """With full batches nothing random depends on the id, so new names for clients are only new names."""
+    base = federation()
+    order = [4, 2, 0, 1, 3]
+    moved = [*order, NEWCOMER]
+    other = Federation(
+        base.source,
+        tuple(base.train[i] for i in moved),
+        tuple(base.val[i] for i in moved),
+        tuple(base.test[i] for i in moved),
+        tuple(base.names[i] for i in moved),
+        base.num_clients,
+        public=base.public,
+    )
+    full = replace(TRAIN, batch_size=0, epochs=2)
+    method = contract.having(**contract.alike)
+    a, b = (simulation(method, NORMED, data=data, rounds=2, train=full) for data in (base, other))
+    assert_close({n: t[order] for n, t in personal(a).items()}, personal(b), atol=2e-5, rtol=1e-3)
+    if method.has_global:
+        # Batch counters are the first client's, and clients of one sample count no batch.
+        w, u = a.global_model(), b.global_model()
+        assert w is not None
+        assert u is not None
+        keep = list(a.model.parameters)
+        assert_close({n: w[n] for n in keep}, {n: u[n] for n in keep}, atol=2e-5, rtol=1e-3)
+
+
+@_check(("sequential",), ("vectorized",))
+def resumed_equals_uninterrupted(contract: Contract, engine: str) -> None:
+    """A run goes on exactly from what it dumps, in memory and through files."""
+    first = simulation(contract.method, BOTH, engine, rounds=2, **RESUMED)
+    tensors, facts = first.dump()
+    memory, disk = (simulation(contract.method, BOTH, engine, **RESUMED) for _ in range(2))
+    memory.load(tensors, facts)
+    _assert_equal_runs(memory, first)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints.save(Path(folder), first.round, tensors, facts)
+        loaded = checkpoints.load_latest(Path(folder))
+        assert loaded is not None
+        disk.load(loaded[1], loaded[2])
+        for sim in (first, memory, disk):
+            sim.step()
+    for resumed in (memory, disk):
+        _assert_equal_runs(first, resumed)
+
+
+@_check()
+def loading_forgets_what_was_before_and_copies(contract: Contract) -> None:
+    """Nothing of what a simulation did before `load` survives it, and it does not write into what it was given."""
+    fresh, used = (simulation(contract.method, NORMED, rounds=r, **RESUMED) for r in (0, 2))
+    dumped, facts = used.dump()
+    kept = {p: t.clone() for p, t in dumped.items()}
+    used.load(*fresh.dump())
+    _assert_equal_runs(fresh, used)
+    for sim in (fresh, used):
+        sim.step()
+    _assert_equal_runs(fresh, used)
+    used.load(dumped, facts)
+    addresses = {t.data_ptr() for t in dumped.values() if t.numel()}
+    assert not any(t.data_ptr() in addresses for _, t in tree.leaves(used.server) if t.numel())
+    used.step()
+    assert_same(kept, dumped)
+
+
+def _assert_equal_runs(a: Simulation, b: Simulation) -> None:
+    assert_same(everything(a), everything(b))
+    assert_same(personal(a), personal(b))
+    assert (a.round, a.traffic, a.states.clients) == (b.round, b.traffic, b.states.clients)
+    assert (a.gradients, a.turns) == (b.gradients, b.turns)
+
+
+@_check(where=lambda contract: _federated(contract) and contract.method.participation != "all")
+def clients_that_are_not_sampled_stay_bit_identical(contract: Contract) -> None:
+    """A round changes the states of those that train in it; a client that never trained takes no memory."""
+    sim, trained = simulation(contract.method, NORMED, fraction=0.4), set()
+    for _ in range(3):
+        ids = tuple(i for i in range(len(SIZES)) if i not in sim.sample(sim.round))
+        before = dict(tree.leaves(sim.states.get(ids)))
+        trained |= set(sim.step().clients)
+        assert_same(before, dict(tree.leaves(sim.states.get(ids))))
+    assert set(sim.states.clients) == (trained if before else set())
+
+
+@_check()
+def participation_all_trains_everyone_and_aggregates_the_sampled(contract: Contract) -> None:
+    """Idle clients now train too; the server moves as if they had not, as long as their states did not meet it."""
+    everyone = simulation(contract.having(participation="all"), rounds=1, fraction=0.4)
+    sampled = simulation(contract.method, rounds=1, fraction=0.4)
+    assert_same(dict(tree.leaves(everyone.server)), dict(tree.leaves(sampled.server)))
+    if sampled.method.pooled:
+        return
+    ids = sampled.sample(0)
+    assert_same(dict(tree.leaves(everyone.states.get(ids))), dict(tree.leaves(sampled.states.get(ids))))
+    if dict(tree.leaves(everyone.start)):
+        assert everyone.states.clients == tuple(range(len(SIZES)))
+
+
+@_check()
+def the_runs_weights_are_those_of_a_method_that_has_none_of_its_own(contract: Contract) -> None:
+    """So that a comparison asks one question; a method's line may say others."""
+    settings: dict[str, Any] = {"rounds": 4, "fraction": 0.6}
+    assert contract.method.weights is None, "the class brings weights of its own"
+    plain = everything(simulation(contract.method, **settings))
+    assert_same(plain, everything(simulation(contract.method, weights="samples", **settings)))
+    uniform = everything(simulation(contract.method, weights="uniform", **settings))
+    assert_same(uniform, everything(simulation(contract.having(weights="uniform"), **settings)))
+    own = simulation(contract.having(weights="samples"), weights="uniform", **settings)
+    assert own.weights == "samples"
+    same = all(torch.equal(t, uniform[p]) for p, t in everything(own).items())
+    assert same == contract.unweighted, "results depend on the weights if and only if the contract says so"
+
+
+@_check()
+def one_sampled_client_is_the_whole_average(contract: Contract) -> None:
+    """Then weights cannot matter. Sums over ALL clients have the sampled one's share: there sizes are equal."""
+    data = federation((6,) * 5) if contract.over_all else federation()
+    uniform, samples = (
+        simulation(contract.having(weights=w), data=data, rounds=3, fraction=0.2)
+        for w in ("uniform", "samples")
+    )
+    assert_same(everything(uniform), everything(samples))
+    assert len(uniform.sample(0)) == 1
+
+
+@_check()
+def reruns_are_bit_identical_and_seeds_matter(contract: Contract) -> None:
+    """Whatever the global random generators do meanwhile."""
+    first = simulation(contract.method, "dropout", rounds=2, fraction=0.6, seed=5)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(99)
+        again = simulation(contract.method, "dropout", rounds=2, fraction=0.6, seed=5)
+    assert_same(everything(first), everything(again))
+    a, b = (
+        everything(first),
+        everything(simulation(contract.method, "dropout", rounds=2, fraction=0.6, seed=6)),
+    )
+    assert any(not torch.equal(a[p], b[p]) for p in a), "another seed gives the same run"
+
+
+@_check()
+def evaluation_leaves_states_buffers_and_random_streams_unchanged(contract: Contract) -> None:
+    """Nor does the next round notice that models were looked at."""
+    evaluated, left_alone = (simulation(contract.method, BOTH, rounds=2, fraction=0.6) for _ in range(2))
+    modes = [m.training for m in evaluated.model.module.modules()]
+    streams = _random_streams()
+    before = {p: t.clone() for p, t in evaluated.dump()[0].items()}
+    facts = evaluated.dump()[1]
+    personal(evaluated, ALL)
+    for steps in (0, 2):
+        list(evaluated.newcomer_models((NEWCOMER,), steps))
+    evaluated.global_model()
+    assert_same(before, evaluated.dump()[0])
+    assert facts == evaluated.dump()[1]
+    assert streams == _random_streams(), "a global random generator was used"
+    assert modes == [m.training for m in evaluated.model.module.modules()]
+    evaluated.step()
+    left_alone.step()
+    assert_same(everything(evaluated), everything(left_alone))
+
+
+def _random_streams() -> tuple[Any, ...]:
+    """States of the global generators of torch, numpy and Python."""
+    legacy = np.random.get_state(legacy=False)  # noqa: NPY002  (the stream that must not be touched)
+    return torch.get_rng_state().tolist(), str(legacy), random.getstate()
+
+
+@_check(("sequential",), ("vectorized",))
+def models_that_come_out_are_complete_and_own_their_memory(contract: Contract, engine: str) -> None:
+    """Writing into a deployed model does not reach the run."""
+    sim = simulation(contract.method, NORMED, engine, rounds=1)
+    before = {p: t.clone() for p, t in everything(sim).items()}
+    models = personal(sim)
+    assert set(models) == set(sim.model.parameters) | set(sim.model.buffers)
+    for tensor in models.values():
+        tensor.zero_()
+    assert_same(before, everything(sim))
+    assert all(torch.isfinite(t.float()).all() for t in personal(sim).values())
+
+
+@_check()
+def the_federation_and_the_initial_model_are_not_written_to(contract: Contract) -> None:
+    """Two rounds and an evaluation leave them as they are."""
+    data = federation()
+    x, y = data.source.x.clone(), data.source.y.clone()
+    sim = simulation(contract.method, NORMED)
+    init: dict[str, Any] = {n: t.clone() for n, t in sim.init.items()}
+    for _ in range(2):
+        sim.step()
+    personal(sim)
+    assert torch.equal(x, data.source.x)
+    assert torch.equal(y, data.source.y)
+    assert_same(init, tree.tensors(sim.init))
+
+
+@_check(("sequential",), ("vectorized",))
+def one_client_and_one_sample_run(contract: Contract, engine: str) -> None:
+    """Batch norm leaves a single sample out, where another model trains on it."""
+    for sizes, models in (((7,), (NORMED,)), ((1,), ("mlp",)), ((1, 1, 1), ("mlp", NORMED))):
+        for model_name in models:
+            sim = simulation(contract.method, model_name, engine, rounds=2, data=federation(sizes))
+            tensors = (everything(sim) | personal(sim)).values()
+            assert all(torch.isfinite(t.float()).all() for t in tensors), (sizes, model_name)
+
+
+@_check(where=lambda contract: not (contract.chooses or contract.own_rate))
+def no_training_changes_no_model(contract: Contract) -> None:
+    """Without local steps a method is the identity on its models (a rate of 0 is refused, so it is 1e-30)."""
+    train = replace(TRAIN, lr=1e-30, momentum=0.0, weight_decay=0.0)
+    sim = simulation(contract.having(**contract.still), train=train, rounds=2)
+    for name, tensor in personal(sim).items():
+        torch.testing.assert_close(tensor, sim.init[name].expand_as(tensor), atol=1e-6, rtol=1e-6)
+
+
+@_check(where=lambda contract: not contract.chooses)
+def newcomers_without_steps_deploy_what_they_receive(contract: Contract) -> None:
+    """With 0 steps no data of the newcomer's enters, and no step of a newcomer reaches anybody else."""
+    sim = simulation(contract.method, NORMED, rounds=2)
+    ((_, at_once),) = sim.newcomer_models((NEWCOMER,), 0)
+    ((_, other),) = sim.newcomer_models((0,), 0)
+    assert_same(tree.tensors(at_once), tree.tensors(other))
+    shared = sim.global_model()
+    receives = bool(sim.traffic.down_unicast) if contract.down is None else contract.down is not nothing
+    if shared is not None and receives:
+        # A mixture of w with itself is w up to rounding.
+        assert_close({n: t[0] for n, t in tree.tensors(at_once).items()}, tree.tensors(shared), atol=1e-7)
+    ((_, adapted),) = sim.newcomer_models((NEWCOMER,), 2)
+    same = all(torch.equal(t, at_once.get(n)) for n, t in tree.tensors(adapted).items())
+    assert same == (not sim.method.has_personal), "a newcomer adapts if and only if models are personal"
+
+
+@_check()
+def evaluated_models_are_those_promised(contract: Contract) -> None:
+    """A personal model, a global one, or both."""
+    method, sim = contract.method, simulation(contract.method)
+    assert contract.personal in (None, method.has_personal)
+    assert contract.shared in (None, method.has_global)
+    assert (sim.global_model() is not None) == method.has_global
+
+
+@_check()
+def the_work_of_a_round_is_known_before_it(contract: Contract) -> None:
+    """Gradients and bytes that are estimated are those that are counted."""
+    sim = simulation(contract.method, rounds=1)
+    before = (sim.gradients, sim.traffic.bytes_down, sim.traffic.bytes_up)
+    clients = sim.trainees(sim.sample(1))
+    work, uses = work_of(sim, sim.method.broadcast(sim.server, clients), clients, 1)
+    result = sim.step(sampled=clients)
+    assert sum(one.gradients for one in work.values()) == sim.gradients - before[0] == result.gradients
+    assert uses == {}
+    if not sim.method.pooled and not sim.method.reaches_all:
+        for counted, expected in (
+            (sim.traffic.bytes_down - before[1], "down"),
+            (sim.traffic.bytes_up - before[2], "up"),
+        ):
+            assert math.isclose(sum(getattr(one, expected) for one in work.values()), counted, rel_tol=1e-6)
+
+
+@_check(where=lambda contract: contract.by_round is not None or contract.down is not None)
+def traffic_is_what_was_promised(contract: Contract) -> None:
+    """Scalars up, down to each client, and down once for all, over four rounds of two clients."""
+    size, sim = parts(model(NORMED)), simulation(contract.method, NORMED, fraction=0.4)
+    assert contract.by_round or (contract.down and contract.up), "a contract with `down` needs `up`"
+    by_round = contract.by_round or (lambda r, s: (contract.down(s), contract.up(s)))  # type: ignore[misc]
+    up = unicast = 0
+    multicast = Fraction(0)
+    for r in range(4):
+        everyone = sim.method.participation == "all"
+        training = tuple(range(len(SIZES))) if everyone else sim.sample(r)
+        message = sim.method.broadcast(sim.server, training)
+        distinct = Fraction(1)
+        if isinstance(message, PerClient):  # a client may get several rows
+            distinct = Fraction(len(message.rows.unique()) * len(training), max(message.rows.numel(), 1))
+        result = sim.step()
+        down, back = by_round(r, size)
+        up, unicast = up + len(result.clients) * back, unicast + len(training) * down
+        multicast += distinct * down
+        assert len(result.clients) == (1 if sim.method.pooled or contract.in_turn else 2)
+    counted: tuple[float | Fraction, ...] = (
+        sim.traffic.up,
+        sim.traffic.down_unicast,
+        sim.traffic.down_multicast,
+    )
+    promised: tuple[float | Fraction, ...] = (up, unicast, multicast)
+    if contract.at_most:
+        assert all(a <= b for a, b in zip(counted, promised, strict=True)), (counted, promised)
+    else:
+        assert counted == promised, f"(up, down, down once for all) is {counted}, not {promised}"
+    # Buffers are floats of four bytes but for batch norm's int64 counters.
+    sent = sim.traffic.up + sim.traffic.buffers_up
+    assert sim.traffic.bytes_up >= 4 * sent
+    assert (sim.traffic.bytes_up > 0) == (sent > 0)
+
+
+@_check(where=lambda contract: contract.trained is not None)
+def trained_scalars_are_those_promised(contract: Contract) -> None:
+    """What one client's training produced: tensors of its new state and reply that were not there before.
+
+    A model that is kept and sent counts once; two models count twice.
+    """
+    assert contract.trained is not None
+    sim = simulation(contract.method)
+    before = [t[0] for _, t in tree.leaves(sim.states.get((0,)))]
+    received = sim.method.broadcast(sim.server, (0,))
+    payload = received.payloads[0] if isinstance(received, PerClient) else received
+    new, reply = sim.run((0,), sim.states.get((0,)), received, lambda c, s, r: sim.method.local(c, s, r))
+    old = [*before, *(t for _, t in tree.leaves(payload))]  # type: ignore[arg-type]
+    made: list[Tensor] = []
+    for path, stacked in (*tree.leaves(new), *tree.leaves(reply)):
+        tensor = stacked[0]
+        if path.rpartition("/")[2] in sim.model.parameters and not any(
+            torch.equal(tensor, other) for other in (*old, *made) if other.shape == tensor.shape
+        ):
+            made.append(tensor)
+    size = parts(sim.model)
+    promised, new_scalars = contract.trained(size), sum(t.numel() for t in made)
+    assert sim.trained_scalars == promised, f"{sim.trained_scalars} by models_trained, not {promised}"
+    assert new_scalars == promised + contract.beside(size), (
+        f"{new_scalars} in new state and reply, not {promised}"
+    )
+
+
+def _without_distillation(contract: Contract) -> Method:
+    """Return the method without the server's training, whose first steps turn roundings into visible differences."""
+    return contract.having(**{key: value for key, value in contract.still.items() if key == "distil"})
+
+
+@_check(where=_covered)
+def sample_privacy_without_clip_and_noise_changes_nothing(contract: Contract) -> None:
+    """On a cohort at once; the next check compares it with the loop."""
+    private = replace(PLAIN, dp=SampleDP(math.inf, 0.0, "shuffle"))
+    a, b = (
+        everything(simulation(_without_distillation(contract), "mlp", "vectorized", train=t, rounds=2))
+        for t in (PLAIN, private)
+    )
+    assert_close(a, b, atol=5e-5)
+
+
+@_check(("logistic",), where=_covered)
+def private_training_is_the_same_in_every_engine_and_again(contract: Contract, model_name: str) -> None:
+    """Noise is a function of the seed, the client and the round."""
+    run = [
+        everything(
+            simulation(
+                _without_distillation(contract), model_name, engine, train=NOISY, rounds=2, fraction=0.6
+            )
+        )
+        for engine in ("sequential", "vectorized", "sequential")
+    ]
+    assert_close(run[0], run[1])
+    assert_same(run[0], run[2])
+    assert all(torch.isfinite(t.float()).all() for t in run[0].values())
+
+
+@_check(where=_covered)
+def clipped_training_moves_by_no_more_than_the_clip(contract: Contract) -> None:
+    """The bound is crude, but a gradient that escapes the clip breaks it by orders of magnitude."""
+    clipped = replace(PLAIN, dp=SampleDP(1e-4, 0.0, "shuffle"), lr=0.01)
+    sim = simulation(contract.method, "mlp", train=clipped, rounds=1)
+    moved = everything(sim)
+    start = everything(simulation(contract.method, "mlp", train=replace(clipped, lr=1e-30), rounds=1))
+    steps = 60  # more than any method takes here in a round, with rates of its own up to 0.1
+    for path, tensor in moved.items():
+        if path.startswith("client/") and path.rpartition("/")[2] in sim.model.parameters:
+            assert float((tensor - start[path]).abs().max()) <= steps * 0.1 * 1e-4 * 10, path
+
+
+@_check((NORMED,), where=_covered)
+def batch_norm_is_refused_where_its_batches_would_leak(contract: Contract, model_name: str) -> None:
+    """Sample-level privacy is of each sample alone."""
+    _assert_refused(contract, model_name)
+
+
+@_check(where=lambda contract: not _covered(contract))
+def sample_privacy_that_does_not_cover_the_method_is_refused(contract: Contract) -> None:
+    """At the start of the run, or in its first round."""
+    _assert_refused(contract, "mlp")
+
+
+def _assert_refused(contract: Contract, model_name: str) -> None:
+    try:
+        simulation(contract.method, model_name, train=NOISY).step()
+    except TailorflError:
+        return
+    raise AssertionError("sample-level privacy was not refused")
+
+
+@_check(where=_federated)
+def client_privacy_without_clip_and_noise_changes_nothing_or_is_refused(contract: Contract) -> None:
+    """Whatever its server does with replies: one that says it needs only the mean must not need more."""
+    method = type(contract.method)(**{**_without_distillation(contract).all_options(), "weights": "uniform"})
+    settings: dict[str, Any] = {"rounds": 3, "fraction": 0.6, "train": PLAIN}
+    private = ClientDP(math.inf, 0.0)
+    if method.unprotected("client"):
+        try:
+            simulation(method, "mlp", "vectorized", client_dp=private, **settings)
+        except TailorflError:
+            return
+        raise AssertionError("client-level privacy was not refused")
+    a, b = (
+        everything(simulation(method, "mlp", "vectorized", client_dp=dp, **settings))
+        for dp in (private, None)
+    )
+    assert_close(a, b, atol=5e-5)

@@ -1,0 +1,102 @@
+"""What the checks have to know about a method, and a check with a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tailorfl.core.method import Method
+from tailorfl.testing.small import Parts
+
+Count = Callable[[Parts], int]
+"""A number of scalars, from those of a model (`d`) and of its parts (`head`, `norm`)."""
+
+
+def nothing(parts: Parts) -> int:
+    """Return 0."""
+    return 0
+
+
+def whole(parts: Parts) -> int:
+    """Return the scalars of a whole model."""
+    return parts.d
+
+
+def twice(parts: Parts) -> int:
+    """Return the scalars of two models."""
+    return 2 * parts.d
+
+
+@dataclass(frozen=True)
+class Contract:
+    """A method and what it promises. What is left out is not checked, or is what most methods do.
+
+    Attributes:
+        method: the method with options that make it quick, and that do not turn it into another one.
+        down: scalars that a sampled client receives in a round.
+        up: scalars that it sends.
+        by_round: in place of both, (down, up) of a round, counted from 0, where rounds differ; two clients are sampled.
+        at_most: whether `down` and `up` are upper bounds: messages leave out what is not there yet.
+        trained: scalars of the models that a client trains.
+        beside: scalars that its training makes beside models, such as corrections.
+        personal: whether clients deploy a model of their own; None: as the class says.
+        shared: whether there is a global model; None: as the class says.
+        chooses: whether clients start with different models, their own or some picked by their data.
+        still: options under which nothing but local training moves a model, and all clients start alike.
+        alike: options under which clients with equal data are equal.
+        by_id: whether results depend on the numbers of clients: embeddings, noise or turns go by them.
+        in_turn: whether one client a round takes part, in an order by ids, however the run samples.
+        own_rate: whether it takes steps at a rate of its own, whatever the run's.
+        mixes_samples: whether its loss compares the samples of a batch, which sample-level privacy refuses.
+        unweighted: whether no average counts clients by their samples.
+        over_all: whether the server's sums are over all clients, sampled or not.
+        not_on: the tiny models on which the method has nothing to split.
+    """
+
+    method: Method
+    down: Count | None = None
+    up: Count | None = None
+    by_round: Callable[[int, Parts], tuple[int, int]] | None = None
+    at_most: bool = False
+    trained: Count | None = None
+    beside: Count = nothing
+    personal: bool | None = None
+    shared: bool | None = None
+    chooses: bool = False
+    still: Mapping[str, Any] = field(default_factory=dict)
+    alike: Mapping[str, Any] = field(default_factory=dict)
+    by_id: bool = False
+    in_turn: bool = False
+    own_rate: bool = False
+    mixes_samples: bool = False
+    unweighted: bool = False
+    over_all: bool = False
+    not_on: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """The method's name, or that of its class."""
+        return getattr(type(self.method), "name", type(self.method).__name__)
+
+    def having(self, **options: Any) -> Method:
+        """Return the method with some options changed."""
+        return type(self.method)(**{**self.method.all_options(), **options})
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of one method: a call raises AssertionError where the method breaks its contract."""
+
+    name: str
+    contract: Contract
+    function: Callable[..., None]
+    arguments: tuple[Any, ...]
+
+    def __call__(self) -> None:
+        """Run the check."""
+        self.function(self.contract, *self.arguments)
+
+    def __str__(self) -> str:
+        arguments = f" ({', '.join(map(str, self.arguments))})" if self.arguments else ""
+        return f"{self.contract.name}: {self.name}{arguments}"
