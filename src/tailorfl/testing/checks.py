@@ -26,8 +26,8 @@ from tailorfl.core.method import Method
 from tailorfl.data.federation import Federation
 from tailorfl.errors import TailorflError
 from tailorfl.privacy.client_privacy import ClientDP
+from tailorfl.rounds.planning import work_of
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.rounds.work import work_of
 from tailorfl.runs import checkpoints
 from tailorfl.testing.contract import Check, Contract, nothing
 from tailorfl.testing.small import (
