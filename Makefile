@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PYTHONHASHSEED := 0
 
-.PHONY: demo test test-slow lint package docs install clean
+.PHONY: demo test test-slow attacks lint package docs install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tailorfl compare demo --out demo --overwrite
@@ -17,6 +17,10 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	$(PYTEST) -m slow $(TESTS)
+
+# What attacks and faults get from a deployment, each shown by its test, in some minutes.
+attacks: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tools/attacks.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -105,12 +105,16 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
         assert server.code is None
 
 
+@pytest.mark.threat("an outsider", "has no certificate", now="the handshake fails")
 def test_who_has_no_certificate_gets_no_answer(door: Door) -> None:
     known = ssl.create_default_context(cafile=door.authority)  # all that an outsider can know
     assert door.answer(known) == b""
     assert door.answer(None) == b""
 
 
+@pytest.mark.threat(
+    "an outsider", "has a foreign, expired or self-signed certificate, or old TLS", now="the handshake fails"
+)
 @pytest.mark.parametrize("who", ["another authority", "expired", "signed by itself", "TLS 1.2"])
 def test_a_certificate_that_does_not_hold(door: Door, who: str) -> None:
     others = client_keys(door.folder / "others" / "clients" / "north")
@@ -140,6 +144,9 @@ def test_what_a_client_is_told_of_its_certificate(door: Door) -> None:
     assert in_the_way(door.address, door.of("north")) == ""
 
 
+@pytest.mark.threat(
+    "a client", "calls what a client does not need", now="404", before="Flower's whole interface was there"
+)
 @pytest.mark.parametrize("line", CLOSED)
 def test_a_client_finds_nothing_but_what_it_needs(door: Door, line: str) -> None:
     assert door.answer(door.of("north").for_client(), line) == b"HTTP/1.1 404 Not Found"
@@ -151,6 +158,7 @@ def test_what_a_client_may_ask_is_there(door: Door) -> None:
     connection.close()
 
 
+@pytest.mark.threat("a client", "uses another one's node or name", now="403, and the other stays registered")
 def test_a_certificate_of_one_client_and_the_node_of_another(door: Door) -> None:
     import httpx
     from flwr.proto.fleet_pb2 import DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
@@ -178,6 +186,7 @@ def test_a_certificate_of_one_client_and_the_node_of_another(door: Door) -> None
     south.close()
 
 
+@pytest.mark.threat("an outsider", "has a certificate that was revoked", now="403 from the next request on")
 def test_a_certificate_that_is_revoked_while_the_server_runs(door: Door) -> None:
     from flwr.proto.fleet_pb2 import RegisterNodeFleetRequest
 
@@ -195,6 +204,7 @@ def test_a_certificate_that_is_revoked_while_the_server_runs(door: Door) -> None
     assert registers(door.of("former").for_client()) == b"HTTP/1.1 403 Forbidden"
 
 
+@pytest.mark.threat("a client", "sends a request of 100 GB", now="413, before it is read")
 def test_a_request_that_is_too_large_is_not_read(door: Door) -> None:
     context = door.of("north").for_client()
     with (
@@ -206,6 +216,12 @@ def test_a_request_that_is_too_large_is_not_read(door: Door) -> None:
         assert secured.recv(4096).startswith(b"HTTP/1.1 413")
 
 
+@pytest.mark.threat(
+    "an outsider",
+    "sends code by flwr run",
+    now="no code runs",
+    before="the processes of Flower took and ran apps",
+)
 def test_flwr_run_is_refused(door: Door) -> None:
     app, home, proof = door.folder / "app", door.folder / "attacker", door.folder / "proof"
     (app / "evil").mkdir(parents=True)

@@ -341,7 +341,13 @@ def experiments_of(packets: list[bytes]) -> list[ExperimentConfig]:
     return [ExperimentConfig.model_validate(found["experiment"]) for found in facts if "experiment" in found]
 
 
-@pytest.mark.parametrize("case", ATTACKS)
+def threat(case: str) -> pytest.MarkDecorator:
+    """What the attack got and gets, for the table of tools/attacks.py."""
+    attack = ATTACKS[case]
+    return pytest.mark.threat("a server", case, now=f"refused: {attack.words}", before=attack.before)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=threat(case)) for case in ATTACKS])
 def test_a_hostile_server_is_refused(case: str, heard: Heard, tmp_path: Path) -> None:
     attack = ATTACKS[case]
     packets = attack.packets(heard, tmp_path / "north.csv")

@@ -71,6 +71,9 @@ def test_a_client_is_restarted(tmp_path: Path) -> None:
     is_replayed(config, tmp_path, result)
 
 
+@pytest.mark.threat(
+    "a fault", "a client's folder is gone", now="left out by name, or begins anew where the server says so"
+)
 @pytest.mark.parametrize("running", [False, True])
 def test_a_client_whose_folder_is_gone_is_left_out(tmp_path: Path, running: bool) -> None:
     config = small(rounds=4)

@@ -22,6 +22,9 @@ def restored(folder: Path, copy: Path) -> None:
     shutil.copytree(copy, folder)
 
 
+@pytest.mark.threat(
+    "a fault", "the server's folder is lost", now="a copy of the last round goes on; an older one is refused"
+)
 def test_the_folder_of_a_killed_server_is_restored(tmp_path: Path) -> None:
     """A copy of the last round goes on and ends with the numbers of the trace; an older one is refused by name."""
     with Field(tmp_path, two(7, 60)) as field:
@@ -41,6 +44,7 @@ def test_the_folder_of_a_killed_server_is_restored(tmp_path: Path) -> None:
         assert len(field.trace()) == 7
 
 
+@pytest.mark.threat("a fault", "a client's folder is lost", now="a copy goes on")
 def test_the_folder_of_a_client_is_restored(tmp_path: Path) -> None:
     """It was copied while the client was stopped, and says all that has left."""
     with Field(tmp_path, two(7, 60)) as field:

@@ -40,6 +40,9 @@ def all_end(field: Field, server: Program, *clients: Program) -> None:
     field.is_replayed()
 
 
+@pytest.mark.threat(
+    "a fault", "a client is killed while it trains", now="started again, it goes on, to the bit"
+)
 def test_a_client_is_killed_while_it_has_a_question(tmp_path: Path) -> None:
     with Field(tmp_path, two(6, 60, train=LONG)) as field:
         server, (first, second) = field.server(), field.clients(2, *SAYS_ALL)
@@ -58,6 +61,9 @@ def test_a_client_is_killed_while_it_has_a_question(tmp_path: Path) -> None:
         assert set(field.fates(0)) == {"accepted"}
 
 
+@pytest.mark.threat(
+    "a fault", "a client hangs and comes back", now="the round goes on without it, later ones with it"
+)
 def test_a_client_stops_answering_and_comes_back(tmp_path: Path) -> None:
     with Field(tmp_path, two(12, 200, train=LONG)) as field:
         server, (first, second) = field.server(), field.clients(2)
@@ -75,6 +81,7 @@ def test_a_client_stops_answering_and_comes_back(tmp_path: Path) -> None:
         assert waited < 2 * GONE_SECONDS
 
 
+@pytest.mark.threat("a fault", "the server is killed", now="the same command goes on; clients wait for it")
 def test_the_server_is_killed_and_started_again(tmp_path: Path) -> None:
     with Field(tmp_path, two(4, 120)) as field:
         server, clients = field.server(), field.clients(2)
@@ -146,6 +153,7 @@ class Cable:
                 continue
 
 
+@pytest.mark.threat("a fault", "the network is cut and healed", now="the client takes part again")
 def test_a_link_is_cut_and_healed(tmp_path: Path) -> None:
     with Field(tmp_path, two(20, 60, train=LONG)) as field:
         cable = Cable(field.port)

@@ -46,6 +46,9 @@ def fill(path: Path) -> None:
             file.write(bytes(4096))
 
 
+@pytest.mark.threat(
+    "a fault", "the disk of a client is full", now="it says so and takes part again when there is room"
+)
 def test_the_disk_of_a_client_is_full(tmp_path: Path) -> None:
     with small_disk(tmp_path / "state-1"), Field(tmp_path, two(6, 120)) as field:
         server, clients = field.server(), field.clients(2)

@@ -311,6 +311,12 @@ def older_copy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Packet]:
     return folder / "copy", Packet.decoded(asked[0])
 
 
+@pytest.mark.threat(
+    "a fault",
+    "an older copy of a client's folder",
+    now="said and noted in the log; no epsilon holds from then on",
+    before="the log said less than was used, in silence",
+)
 def test_an_older_copy_of_a_client_s_folder_is_noticed(
     older_copy: tuple[Path, Packet], tmp_path: Path
 ) -> None:
@@ -331,6 +337,12 @@ def test_an_older_copy_of_a_client_s_folder_is_noticed(
     assert verified(state)[-1]["epsilon"] == math.inf
 
 
+@pytest.mark.threat(
+    "a fault",
+    "a policy bounds epsilon, and the log is lost",
+    now="no further private training",
+    before="epsilon was spent anew",
+)
 @pytest.mark.parametrize("copied", [True, False], ids=["an older copy", "a new folder"])
 def test_a_client_does_not_spend_epsilon_twice(
     copied: bool, older_copy: tuple[Path, Packet], tmp_path: Path

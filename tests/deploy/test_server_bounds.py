@@ -64,6 +64,12 @@ def store_of(result: ExperimentResult) -> RunStore:
 # -- in a round ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.threat(
+    "a client",
+    "replies with 1e30",
+    now="left out of the round by name",
+    before="taken into the mean: there was no bound by default",
+)
 @pytest.mark.parametrize("round", [1, 2])
 def test_a_poisoned_reply_is_refused_by_default(
     round: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -91,6 +97,12 @@ def test_a_poisoned_reply_is_taken_where_there_is_no_bound(tmp_path: Path) -> No
     assert became(run_with(config, tmp_path, poison), 1, 1).fate == "accepted"
 
 
+@pytest.mark.threat(
+    "a client",
+    "replies with ever more",
+    now="left out from ten times the median on",
+    before="taken: there was no bound by default",
+)
 def test_a_slow_rise_is_refused_once_it_is_ten_times_the_others(tmp_path: Path) -> None:
     """The liar's own accepted replies do not raise the bound; the bound outlives a restart of the server."""
     config = small(rounds=6)
@@ -131,6 +143,12 @@ def test_a_slow_rise_is_refused_once_it_is_ten_times_the_others(tmp_path: Path) 
     assert {became(result, round, 0).fate for round in range(1, 7)} == {"accepted"}
 
 
+@pytest.mark.threat(
+    "a client",
+    "replies with numbers of what is not there",
+    now="left out by name; the others go on",
+    before="the run ended with an error",
+)
 @pytest.mark.parametrize("number", [10**6, -(10**6)])
 def test_a_reply_that_names_what_is_not_there(number: int, tmp_path: Path) -> None:
     """It does not end the others by an error of the aggregation."""
@@ -153,6 +171,7 @@ def test_a_reply_that_names_what_is_not_there(number: int, tmp_path: Path) -> No
 LOSSES: dict[str, Any] = {"1e308": 1e308, "none": None, "infinite": math.inf, "negative": -1e15}
 
 
+@pytest.mark.threat("a client", "reports an impossible loss", now="left out of the round by name")
 @pytest.mark.parametrize("case", LOSSES)
 def test_a_loss_that_no_training_has(case: str, tmp_path: Path) -> None:
     config = small("fedavg", rounds=1)
@@ -184,6 +203,7 @@ RECORDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.threat("a client", "reports impossible metrics", now="its evaluation is refused by name")
 @pytest.mark.parametrize("case", RECORDS)
 def test_an_evaluation_that_nobody_can_have(
     case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -228,6 +248,9 @@ DESCRIPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.threat(
+    "a client", "describes what it cannot have", now="turned away; the server waits for an honest one"
+)
 @pytest.mark.parametrize("case", [*DESCRIPTIONS, "a refusal"])
 def test_who_describes_what_it_cannot_have_is_turned_away_and_another_comes(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -283,6 +306,9 @@ def files_run(
         post.close()
 
 
+@pytest.mark.threat(
+    "a client", "says that it has a billion rows", now="turned away before anybody makes room"
+)
 def test_a_billion_rows_are_refused_before_anybody_makes_room_for_them(tmp_path: Path) -> None:
     seen: list[int] = []
 
@@ -312,6 +338,7 @@ SUMMARIES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.threat("a client", "gives sums that cannot be", now="stays out; the others go on")
 @pytest.mark.parametrize("case", SUMMARIES)
 def test_who_tells_nothing_usable_of_its_file_stays_out_and_the_others_go_on(
     case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -94,6 +94,12 @@ def leaving(field: Field, *nodes: int, after: int) -> Meddle:
 # -- the last message ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.threat(
+    "a fault",
+    "a client is away at the end",
+    now="it gets its model when it comes back",
+    before="it never got its model",
+)
 def test_a_client_that_is_away_at_the_end_gets_its_model_when_it_comes_back(field: Field) -> None:
     config = small(deploy={"wait_seconds": 20.0})
     field.meddle = leaving(field, 101, after=3)
@@ -159,6 +165,9 @@ def test_who_cannot_take_its_model_ends_with_the_reason(
     assert not field.people[100].turned_away
 
 
+@pytest.mark.threat(
+    "a fault", "a client never answers the last message", now="the server ends all the same, in bounded time"
+)
 def test_the_end_does_not_wait_for_whoever_says_nothing(
     field: Field, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +188,9 @@ def test_the_end_does_not_wait_for_whoever_says_nothing(
 # -- rounds -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.threat(
+    "a fault", "nobody is there", now="no round passes", before="rounds passed without anybody"
+)
 def test_no_round_passes_where_nobody_is_there(field: Field) -> None:
     config = small(rounds=4, deploy={"wait_seconds": 0.3})
     field.meddle = leaving(field, 100, 101, 102, after=2)
@@ -195,6 +207,12 @@ def test_no_round_passes_where_nobody_is_there(field: Field) -> None:
     is_replayed(config, field.folder, result)
 
 
+@pytest.mark.threat(
+    "a fault",
+    "fewer than a majority answer",
+    now="the round pauses, and goes on when they are back",
+    before="the round passed with whoever had answered",
+)
 def test_a_round_goes_on_when_enough_are_back(field: Field) -> None:
     config = small(rounds=4, deploy={"wait_seconds": 20.0})
     field.meddle = leaving(field, 101, 102, after=2)

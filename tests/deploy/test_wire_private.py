@@ -101,6 +101,9 @@ def private_samples(config: ExperimentConfig) -> tuple[set[bytes], set[bytes]]:
     return samples, labels
 
 
+@pytest.mark.threat(
+    "a server", "reads all that a client sends", now="no sample, label or private state is in it"
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_private_leaves(method: str, tmp_path: Path) -> None:
     post, up, down, at_server = heard(METHODS[method], tmp_path)

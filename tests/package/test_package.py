@@ -54,6 +54,12 @@ def test_every_import_is_declared() -> None:
     assert undeclared == UNDECLARED
 
 
+def test_only_extras_bound_versions_from_above() -> None:
+    """What a federation's transport cannot live with yet is no bound for those who do not use it."""
+    bounds = {r.name: str(r.specifier) for r in map(Requirement, PROJECT["dependencies"])}
+    assert {name: bound for name, bound in bounds.items() if not re.fullmatch(r">=[\d.]+", bound)} == {}
+
+
 def as_published() -> str:
     """The README as the package's page shows it."""
     text = README

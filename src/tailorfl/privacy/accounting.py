@@ -8,7 +8,10 @@ change has norm 1, and the noise has standard deviation σ. A sequence of entrie
 | `prv` | Gopi, Lee and Wutschitz, "Numerical Composition of Differential Privacy", NeurIPS 2021 | tight |
 | `rdp` | Mironov, "Rényi Differential Privacy", CSF 2017, for the sampled Gaussian mechanism | looser, quick |
 
-Both are those of the package `opacus`, which is imported by the first call: it takes seconds.
+Both are those of the package `opacus`, which is imported by the first call: it takes seconds. The package `dp-
+accounting` (0.6.0) does not replace it. Its RDP leaves out fractional orders whose series does not converge, so
+that ε is up to 4.9 % larger, and it asks for `attrs` below 24. Its PLD agrees with `prv`: over 15 settings it
+is lower by 0.1 to 2 %, which is 0.01 of ε, the error that `prv` adds to be a bound.
 """
 
 from __future__ import annotations
