@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tailorfl.core.method import Method, register
     from tailorfl.data.build import build as build_federation
     from tailorfl.data.federation import Federation
-    from tailorfl.data.in_memory import Data
+    from tailorfl.data.own import Data
     from tailorfl.data.source import Source
     from tailorfl.export.folder import export as export_models
     from tailorfl.export.predict import predict

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tailorfl.arguments import check_kind
 from tailorfl.benchmark.measure import Watch, measure
 from tailorfl.benchmark.result import Bench
-from tailorfl.data.in_memory import OF_DATASETS, ROLES, Data, as_source, is_data
+from tailorfl.data.own import OF_DATASETS, ROLES, as_source, is_data
 from tailorfl.data.registry import GIVEN
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
@@ -30,6 +30,9 @@ from tailorfl.runs.variants import expand
 from tailorfl.settings.engine import EngineConfig
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.loading import load
+
+if TYPE_CHECKING:
+    from tailorfl.data.own import Data
 
 
 def run(

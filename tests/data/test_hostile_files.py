@@ -21,9 +21,9 @@ from PIL import Image
 from tailorfl.archives import load_arrays
 from tailorfl.data.federation import Federation
 from tailorfl.data.folder import MOST_PIXELS
-from tailorfl.data.intake import LONGEST_NAME, clean_names
 from tailorfl.data.own import from_folder, from_table, from_tensors
 from tailorfl.data.registry import load_source
+from tailorfl.data.source import LONGEST_NAME, clean_names
 from tailorfl.errors import DataError, ModelError
 from tailorfl.models.registry import build
 from tailorfl.models.weights import load_weights, save_weights

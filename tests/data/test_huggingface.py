@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tailorfl.data import kept, streamed
+from tailorfl.data import cache, streamed
 from tailorfl.data.build import build
 from tailorfl.data.folder import from_folder
 from tailorfl.data.own import from_datasets, from_table
@@ -41,7 +41,7 @@ def frame() -> pd.DataFrame:
 def small_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Several blocks of rows, and a cache of the test's own."""
     monkeypatch.setattr(streamed, "ROWS", 7)
-    monkeypatch.setenv(kept.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "prepared")
 
 

@@ -19,8 +19,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 import tailorfl
 from fuzz.calls import SENTINEL, silent
 from tailorfl.arguments import check_kind, check_texts
-from tailorfl.data.in_memory import OF_DATASETS, ROLES, as_source
-from tailorfl.data.own import from_table, from_tensors
+from tailorfl.data.own import OF_DATASETS, ROLES, as_source, from_table, from_tensors
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, DataError, TailorflError
 from tailorfl.printable import shown

@@ -19,8 +19,8 @@ from tailorfl.data.instruction_files import files_of, kept_options, part_of, rea
 from tailorfl.data.instructions import FLAN8
 from tailorfl.data.registry import load_source
 from tailorfl.data.rouge import rouge1
+from tailorfl.data.rows import spread_indices
 from tailorfl.data.source import NO_TARGET, Source
-from tailorfl.data.thinning import thinned
 from tailorfl.data.tokenizers import load_tokenizer
 from tailorfl.errors import ConfigError, DataError, MissingExtraError
 
@@ -91,11 +91,11 @@ def test_the_right_option_stays_among_many_and_in_its_place() -> None:
 
 
 def test_few_of_many_come_from_everywhere() -> None:
-    assert thinned(10, 5) == [1, 3, 5, 7, 9]
-    assert thinned(3, None) == thinned(3, 7) == [0, 1, 2]
-    assert [len(set(thinned(101, k))) for k in (1, 50, 100)] == [1, 50, 100]
+    assert spread_indices(10, 5) == [1, 3, 5, 7, 9]
+    assert spread_indices(3, None) == spread_indices(3, 7) == [0, 1, 2]
+    assert [len(set(spread_indices(101, k))) for k in (1, 50, 100)] == [1, 50, 100]
     with pytest.raises(ConfigError, match="at least 1"):
-        thinned(4, 0)
+        spread_indices(4, 0)
 
 
 def test_rouge_1_is_the_overlap_of_words(need_rouge: None) -> None:

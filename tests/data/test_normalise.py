@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tailorfl.data.federation import Federation
-from tailorfl.data.normalise import standardised
-from tailorfl.data.scaling import Scaling
+from tailorfl.data.scaling import Scaling, standardised
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError
 

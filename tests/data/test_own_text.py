@@ -13,8 +13,8 @@ import torch
 
 import tailorfl
 from tailorfl.data.build import build
-from tailorfl.data.own_text import from_texts
 from tailorfl.data.registry import load_source
+from tailorfl.data.text import from_texts
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.export.folder import export
 from tailorfl.export.predict import predict

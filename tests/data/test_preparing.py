@@ -14,12 +14,12 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from tailorfl.data.build import build
-from tailorfl.data.cells import word_of
+from tailorfl.data.columns import word_of
 from tailorfl.data.constants import Constants, combine
 from tailorfl.data.federation import Federation
-from tailorfl.data.one_client import own_rows, own_strata
 from tailorfl.data.own import from_table
-from tailorfl.data.splits import read_split
+from tailorfl.data.preparing import own_strata
+from tailorfl.data.splits import own_rows, read_split
 from tailorfl.data.summaries import Summary, made_roles, summarise
 from tailorfl.data.table_files import read_table
 from tailorfl.errors import ConfigError, DataError

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
-from tailorfl.data.normalise import standardised
 from tailorfl.data.rows import Rows
+from tailorfl.data.scaling import standardised
 from tailorfl.data.source import Source
 from tailorfl.data.validate import weaknesses
 from tailorfl.engines.make import make_engine

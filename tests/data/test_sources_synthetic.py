@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tailorfl.data import kept
+from tailorfl.data import cache
 from tailorfl.data.build import build
 from tailorfl.data.registry import load_source
 from tailorfl.data.source import Source
@@ -229,7 +229,7 @@ class TestDigitsOnDisk:
 
     @pytest.fixture(autouse=True)
     def _cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(kept.VARIABLE, str(tmp_path))
+        monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
 
     def test_they_are_those_in_memory(self) -> None:
         held, first, later = (synthetic_digits(**self.OPTIONS, on_disk=disk) for disk in (False, True, True))

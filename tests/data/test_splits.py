@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tailorfl.data import splits
 from tailorfl.data.splits import (
-    Split,
+    SplitRule,
     evenly_spaced,
     ordered,
     part_sizes,
@@ -33,19 +33,19 @@ class TestReadSplit:
     @pytest.mark.parametrize(
         ("split", "official", "expected"),
         [
-            (None, False, Split(0.7, 0.1, 0.2)),
-            (None, True, Split(0.9, 0.1, 0.0, "official")),
-            ({"train": 0.6, "val": 0.2, "test": 0.2}, False, Split(0.6, 0.2, 0.2)),
-            ({"train": 0.5, "test": 0.25}, True, Split(0.5, 0.0, 0.25)),
-            ({"train": 0.75}, False, Split(0.75, 0.0, 0.25)),
-            ({"val": 0.25}, True, Split(0.75, 0.25, 0.0, "official")),
-            ({"test": "global"}, True, Split(0.9, 0.1, 0.0, "global")),
-            ({"train": 1.0}, True, Split(1.0, 0.0, 0.0, "official")),
-            ({"test": 0.5, "val": 0.25}, False, Split(0.25, 0.25, 0.5)),
+            (None, False, SplitRule(0.7, 0.1, 0.2)),
+            (None, True, SplitRule(0.9, 0.1, 0.0, "official")),
+            ({"train": 0.6, "val": 0.2, "test": 0.2}, False, SplitRule(0.6, 0.2, 0.2)),
+            ({"train": 0.5, "test": 0.25}, True, SplitRule(0.5, 0.0, 0.25)),
+            ({"train": 0.75}, False, SplitRule(0.75, 0.0, 0.25)),
+            ({"val": 0.25}, True, SplitRule(0.75, 0.25, 0.0, "official")),
+            ({"test": "global"}, True, SplitRule(0.9, 0.1, 0.0, "global")),
+            ({"train": 1.0}, True, SplitRule(1.0, 0.0, 0.0, "official")),
+            ({"test": 0.5, "val": 0.25}, False, SplitRule(0.25, 0.25, 0.5)),
         ],
     )
     def test_missing_shares_are_filled_in(
-        self, split: dict[str, Any] | None, official: bool, expected: Split
+        self, split: dict[str, Any] | None, official: bool, expected: SplitRule
     ) -> None:
         assert read_split(split, official) == expected
 

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from tailorfl.cli.main import app
 from tailorfl.data.build import build
 from tailorfl.data.own import from_folder, from_table, from_tensors
-from tailorfl.data.own_text import from_texts
 from tailorfl.data.registry import load_source
 from tailorfl.data.table_files import read_table
+from tailorfl.data.text import from_texts
 from tailorfl.errors import ConfigError, DataError, TailorflError
 
 SITES = ("ash", "elm", "oak")

@@ -12,7 +12,7 @@ from tailorfl.data.build import build as build_federation
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import ModelError
 from tailorfl.models import Dropout, build, load_weights, replace_dropout, save_weights, select
-from tailorfl.models.bottleneck import BottleneckAdapter, insert_adapters
+from tailorfl.models.adapters import BottleneckAdapter, insert_adapters
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training.cohort import TrainConfig

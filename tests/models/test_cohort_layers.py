@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tailorfl.models import cohort_convs, cohort_norms
-from tailorfl.models.cohort_layers import Share, descending, used_once
+from tailorfl.models.cohort_layers import WeightStep, descending, used_once
 from tailorfl.models.functional import Model
 from tailorfl.models.mapping import over_clients
 
@@ -144,7 +144,7 @@ def test_a_layer_takes_the_step_that_its_gradient_says(step):
         )
         centre = centres.get(name, torch.zeros(()))
         expected[name] = (keep * states[name] + pull * centre - rate * gradient).detach()
-    shares = {t.data_ptr(): Share(**step, centre=centres.get(n)) for n, t in weights.items()}
+    shares = {t.data_ptr(): WeightStep(**step, centre=centres.get(n)) for n, t in weights.items()}
     with descending(shares) as descent:
         loss = together(model, states, x).square().sum()
     assert descent.taken == set(shares)

@@ -15,8 +15,8 @@ import pytest
 
 import tailorfl
 from tailorfl.data.own import from_table, from_tensors
-from tailorfl.data.own_text import from_texts
 from tailorfl.data.source import Source
+from tailorfl.data.text import from_texts
 from tailorfl.errors import RunError
 from tailorfl.report.document import write_report
 from tailorfl.report.matrix import by_federation

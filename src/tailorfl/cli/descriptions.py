@@ -126,12 +126,12 @@ def _data() -> Iterator[Entry]:
 
 
 def _models() -> Iterator[Entry]:
+    from tailorfl.models.peft_config import PeftConfig
     from tailorfl.models.registry import FACTORIES, available, options_of
-    from tailorfl.models.tuning import Tuning
 
-    own = {field.name for field in fields(Tuning)}
+    own = {field.name for field in fields(PeftConfig)}
     for name, description in available().items():
-        hints = {**typing.get_type_hints(FACTORIES[name]), **typing.get_type_hints(Tuning)}
+        hints = {**typing.get_type_hints(FACTORIES[name]), **typing.get_type_hints(PeftConfig)}
         found = options_of(name)
         ordered = {key: found[key] for key in sorted(found, key=lambda key: key in own)}
         yield {"name": name, "what": description, "options": _options(ordered, hints)}

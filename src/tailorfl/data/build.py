@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
@@ -14,16 +13,23 @@ from numpy.random import Generator
 
 from tailorfl.arguments import check_kind, check_texts
 from tailorfl.data.corruptions import corrupted_sets
-from tailorfl.data.dealing import capped, deal_rows, fitting_partition, official_part
+from tailorfl.data.dealing import (
+    Dealt,
+    capped,
+    deal_rows,
+    domain_rows,
+    fitting_partition,
+    official_part,
+    to_be_tested,
+)
 from tailorfl.data.federation import Federation
-from tailorfl.data.heldout import Dealt, domain_rows, to_be_tested
 from tailorfl.data.preparing import plain, prepared
 from tailorfl.data.public import own_public_rows, public_from_rows, public_source, subset
 from tailorfl.data.registry import load_source
 from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.shifts import own_shifts
 from tailorfl.data.source import Source
-from tailorfl.data.splits import Split, read_split, split_clients
+from tailorfl.data.splits import SplitRule, read_split, split_clients, stream
 from tailorfl.data.validate import validate
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.printable import shown
@@ -188,11 +194,6 @@ def _shifted(
     return shifted
 
 
-def stream(seed: int, purpose: str) -> Generator:
-    """The randomness of one purpose, such as "split"."""
-    return np.random.default_rng([seed, zlib.crc32(purpose.encode())])
-
-
 def _without(rows: Ints, *others: Ints) -> Ints:
     """The ascending `rows` that are in none of the `others`."""
     for other in others:
@@ -218,7 +219,7 @@ def _of_their_classes(source: Source, official: Ints, train: Rows) -> Rows:
     return Rows.of([official[np.isin(classes, np.unique(strata[train[i]]))] for i in range(len(train))])
 
 
-def _split(source: Source, rows: Ints, dealt: Dealt, rule: Split, rng: Generator) -> Federation:
+def _split(source: Source, rows: Ints, dealt: Dealt, rule: SplitRule, rng: Generator) -> Federation:
     """Every client's rows cut into train, val and test; held-out clients are cut like the others."""
     shares = rule.shares(len(dealt.rows), rng)
     train, val, test = split_clients(dealt.rows, source.strata.numpy(), shares, rng)

@@ -1,26 +1,169 @@
-"""Columns of a table as tensors: features, targets and ids, with every cell that does not fit named."""
+"""Columns of a table: cells, features, targets and ids as tensors, with every cell that does not fit named."""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from tailorfl.data.cells import bad_cell, in_order, tidy, words_in
+from tailorfl.data.folder import channel_scaling
 from tailorfl.data.labels import FEW_ROWS, check_classes
-from tailorfl.data.source import Task
+from tailorfl.data.scaling import Channels
+from tailorfl.data.source import Source, Task, check_finite
 from tailorfl.data.table_files import FILE, SHOWN, is_unnamed, read_table
 from tailorfl.errors import DataError, first_few, nearest
 from tailorfl.printable import shown
 
 if TYPE_CHECKING:
     import pandas as pd  # at run time only where tables are read: it takes 60 MB
+
+Floats = NDArray[np.float64]
+Kind = Literal["number", "word", "empty"]
+_DECIMAL = re.compile(r"[+-]?\d+(\.\d+)?")
+_SEVERAL = (list, tuple, dict, set, bytes, np.ndarray)
+"""What one cell cannot be."""
+_DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})([ T]\d{1,2}:\d\d.*)?")
+
+
+def bad_cell(name: str, column: str, bad: Any, what: str) -> DataError:
+    """Returns the error that names a column, how many of its cells are `bad` `[rows]`, and the first of them."""
+    rows = np.flatnonzero(np.asarray(bad))
+    return DataError(
+        f"table '{name}': column '{column}' {what} in {len(rows)} of {len(bad)} rows, "
+        f"the first is row {rows[0]} (the first data row is 0)"
+    )
+
+
+def tidy(values: pd.Series[Any], na_values: Sequence[str]) -> pd.Series[Any]:
+    """Return a column as plain Python values; blanks, `na_values` and what pandas calls missing are NaN.
+
+    Raises:
+        DataError: cells are lists, records or bytes.
+    """
+
+    import pandas as pd
+
+    if pd.api.types.is_numeric_dtype(values) and not na_values:
+        return values
+    plain = values.astype(object)
+    known = plain[plain.notna()].map(_stripped)
+    several = [type(value).__name__ for value in known if isinstance(value, _SEVERAL)]
+    if several:
+        raise DataError(
+            f"column '{values.name}' holds a value of type {several[0]} in {len(several)} of {len(values)} rows, but a "
+            "cell should be one number or word; make columns of its parts, or leave it out with data.options.exclude"
+        )
+    kept = known[[value != "" and word_of(value) not in na_values for value in known]]
+    if len(kept) == len(plain) and pd.api.types.is_numeric_dtype(values):
+        return values
+    return kept.reindex(plain.index)
+
+
+def kind_of(values: pd.Series[Any]) -> Kind:
+    """What a tidy column holds: numbers (True and False are 1 and 0), words, or nothing at all."""
+    held = values[values.notna()]
+    if held.empty:
+        return "empty"
+    return "word" if _parsed(held).isna().any() else "number"
+
+
+def numbers_of(table: str, column: str, values: pd.Series[Any]) -> Floats:
+    """float64 `[rows]` of a tidy column, NaN where a cell is missing.
+
+    Raises:
+        DataError: a cell is no number, or too large for float32; names the column and the first such row.
+    """
+    there = values.notna().to_numpy()
+    held = values[there]
+    if np.iscomplexobj(held) or (held.dtype == object and any(isinstance(value, complex) for value in held)):
+        raise DataError(
+            f"table '{table}': column '{column}' holds complex numbers, of which a part would be lost"
+        )
+    parsed = _parsed(held)
+    found = np.full(len(values), np.nan)
+    found[there] = parsed.to_numpy(dtype=np.float64)
+    wrong = there & np.isnan(found)
+    if wrong.any():
+        raise bad_cell(table, column, wrong, "is not a number")
+    with np.errstate(over="ignore"):
+        infinite = np.isinf(found.astype(np.float32))
+    if infinite.any():
+        raise bad_cell(table, column, infinite, "is infinite, or too large for float32,")
+    return found
+
+
+def words_of(values: pd.Series[Any]) -> list[str | None]:
+    """Returns the words of a tidy column, None where a cell is missing."""
+    there = values.notna().to_numpy()
+    return [word_of(value) if held else None for value, held in zip(values, there, strict=True)]
+
+
+def word_of(value: Any) -> str:
+    """Returns what a cell is called as a word; 1, 1.0 and "1.0" are one, as other cells of a file decide its form."""
+    if isinstance(value, bool | np.bool_):
+        return str(bool(value))
+    if isinstance(value, str) and not is_decimal(value.strip()):
+        return value.strip()
+    if isinstance(value, str | int | float | np.integer | np.floating):
+        number = float(value)
+        if number.is_integer():
+            return str(int(number)) if abs(number) < 2**53 else str(value).strip()
+        return str(number)
+    return str(value)
+
+
+def words_in(values: pd.Series[Any]) -> list[str]:
+    """Returns the words of a column without empty cells."""
+
+    import pandas as pd
+
+    if values.dtype == object:  # where True and 1 are the same key
+        return [word_of(value) for value in values]
+    codes, different = pd.factorize(values)
+    names = [word_of(value) for value in different]
+    return [names[code] for code in codes]
+
+
+def in_order(words: Sequence[str]) -> list[str]:
+    """Returns different words in an order that does not depend on which others there are: numbers, then the rest."""
+    numbers = {word: float(word) for word in words if is_decimal(word)}
+    return sorted(set(words), key=lambda word: (word not in numbers, numbers.get(word, 0.0), word))
+
+
+def is_date(word: str) -> bool:
+    """Return whether a word is a date, with or without a time, such as 2024-03-01, 1.3.2024 or 3/1/24 10:30."""
+    return _DATE.fullmatch(word) is not None
+
+
+def is_decimal(word: str) -> bool:
+    """Return whether a word is a number."""
+    return _DECIMAL.fullmatch(word) is not None
+
+
+def _stripped(value: Any) -> Any:
+    return value.strip() if isinstance(value, str) else value
+
+
+def _parsed(held: pd.Series[Any]) -> pd.Series[Any]:
+    """Numbers of cells that are there, NaN for those that are none."""
+
+    import pandas as pd
+
+    if pd.api.types.is_numeric_dtype(held):
+        return held
+    if all(isinstance(value, bool | np.bool_) for value in held):
+        return held.astype(float)
+    # text first: dates and categories would otherwise turn into numbers that mean nothing
+    return pd.to_numeric(held.astype(str), errors="coerce")
+
 
 log = logging.getLogger(__name__)
 
@@ -277,3 +420,60 @@ def outputs_of(y: Tensor, task: Task) -> int:
     if task == "classification":
         return int(y.max()) + 1 if y.numel() else 1
     return 1 if task in ("binary", "survival") else y.shape[1]
+
+
+def make_source(
+    name: str,
+    x: Tensor,
+    y: Tensor,
+    task: Task,
+    outputs: int,
+    owners: pd.Series[Any] | None,
+    test: Tensor | None,
+    info: Mapping[str, Any],
+    scaling: Channels = "train",
+    *,
+    unprepared: bool = False,
+) -> Source:
+    """Returns the checked source; `owners` are ids of any kind, images are scaled as `scaling` says.
+
+    Features that are `unprepared` may be NaN.
+
+    Raises:
+        DataError: no training samples, or numbers that are not finite.
+    """
+    if not len(x) or (test is not None and bool(test.all())):
+        raise DataError(f"source '{name}' has no training samples")
+    groups, names, mean, std = {}, {}, None, None
+    if owners is not None:
+        ids, found = numbered(owners)
+        groups, names = {"client": ids}, {"client": found}
+    if x.dtype == torch.uint8:
+        mean, std, scaled = channel_scaling(x if test is None else x[~test], scaling)
+        info = {**info, **scaled}
+    source = Source(name, x, y, task, outputs, test, groups, names, mean, std, info)
+    if not unprepared:
+        check_finite(source)
+    return source
+
+
+def check_roles(
+    label: Any,
+    client: Any,
+    features: Any,
+    split: Any,
+    words: Any = (),
+    na_values: Any = (),
+    exclude: Any = (),
+) -> None:
+    """Raises DataError where the columns that mean something are not given by name."""
+    for what, given in (("client", client), ("split", split)):
+        if given is not None and not isinstance(given, str):
+            raise DataError(f"{what} should be the name of a column, got a {type(given).__name__}")
+    lists = {"label": label, "features": features, "words": words, "na_values": na_values, "exclude": exclude}
+    for what, given in lists.items():
+        several = isinstance(given, list | tuple) and all(isinstance(one, str) for one in given)
+        if not (several or isinstance(given, str) or (given is None and what == "features")):
+            raise DataError(
+                f"{what} should be the name of a column or a list of names, got a {type(given).__name__}"
+            )

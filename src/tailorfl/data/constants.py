@@ -13,17 +13,28 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tailorfl.data.cells import in_order, is_date, is_decimal, numbers_of, tidy, words_of
-from tailorfl.data.columns import class_numbers, counted, need_columns, numeric, target_tensor
+from tailorfl.data.columns import (
+    class_numbers,
+    counted,
+    in_order,
+    is_date,
+    is_decimal,
+    need_columns,
+    numbers_of,
+    numeric,
+    target_tensor,
+    tidy,
+    words_of,
+)
 from tailorfl.data.labels import FEW_ROWS
 from tailorfl.data.rows import Ints
 from tailorfl.data.summaries import (
     CLASSES,
     OTHER,
-    Columns,
     ColumnSummary,
     Finite,
-    Record,
+    JsonRecord,
+    OrderedColumns,
     Roles,
     Summary,
     moments,
@@ -45,7 +56,7 @@ _ODD_WORDS = (
 Positive = Annotated[float, Field(allow_inf_nan=False, gt=0)]
 
 
-class NumberColumn(Record):
+class NumberColumn(JsonRecord):
     """A number v becomes (v - mean) / deviation, a gap (fill - mean) / deviation.
 
     With `indicator` a column follows that is 1 where the cell was missing.
@@ -58,7 +69,7 @@ class NumberColumn(Record):
     indicator: bool = False
 
 
-class WordColumn(Record):
+class WordColumn(JsonRecord):
     """A word becomes a 0/1 column a level; a missing word and one that is no level are 0 in all of them.
 
     Where `OTHER` is a level, a word that is no level is of that one.
@@ -71,7 +82,7 @@ class WordColumn(Record):
     indicator: bool = False
 
 
-class Constants(Columns):
+class Constants(OrderedColumns):
     """How raw rows become inputs and targets of a model; JSON by `to_dict`, `from_dict`.
 
     Attributes:

@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tailorfl.data.intake import clean_names
 from tailorfl.data.rows import Ints, Rows
-from tailorfl.data.source import Source
+from tailorfl.data.source import Source, clean_names
 from tailorfl.errors import DataError
 
 Part = Literal["train", "val", "test"]

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import torch
 
-from tailorfl.data.columns import filled, need_columns, target_columns
-from tailorfl.data.kept import cache_folder, key_of
-from tailorfl.data.making import make_source
+from tailorfl.data.cache import cache_folder, key_of
+from tailorfl.data.columns import filled, make_source, need_columns, target_columns
 from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task
-from tailorfl.data.streamed import Columns, Gathered, gather, gathered_once
+from tailorfl.data.streamed import ColumnSelection, Gathered, gather, gathered_once
 from tailorfl.errors import DataError, MissingExtraError, unknown
 from tailorfl.hub import unreachable
 
@@ -76,7 +75,7 @@ def from_datasets(
     if task not in get_args(Task):
         raise unknown("task", str(task), get_args(Task))
     labels = (label,) if isinstance(label, str) else tuple(label)
-    columns = Columns(
+    columns = ColumnSelection(
         labels, image, tuple(features or ()), client, task, None if size is None else (size[0], size[1])
     )
     name = "datasets"
@@ -198,7 +197,11 @@ def _column_names(part: Any) -> list[str]:
 
 
 def _gathered(
-    name: str, parts: Mapping[str, Any], columns: Columns, cache: str | Path | None, fingerprint: str | None
+    name: str,
+    parts: Mapping[str, Any],
+    columns: ColumnSelection,
+    cache: str | Path | None,
+    fingerprint: str | None,
 ) -> Gathered:
     own = [getattr(part, "_fingerprint", None) for part in parts.values()]
     if fingerprint is None and None not in own:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tailorfl.data.thinning import thinned
+from tailorfl.data.rows import spread_indices
 from tailorfl.errors import DataError
 
 OPTIONS = "OPTIONS:"
@@ -79,7 +79,7 @@ def read_examples(files: Sequence[Path], samples: Mapping[str, int | None]) -> l
         if not filled:
             raise DataError(f"file '{file}' holds no lines")
         client, part = part_of(file)
-        for k in thinned(len(filled), samples[part]):
+        for k in spread_indices(len(filled), samples[part]):
             place = f"file '{file}', line {filled[k] + 1}"
             found.append(read_line(lines[filled[k]], place, client, part == "test"))
     return found
@@ -142,5 +142,5 @@ def kept_options(options: Sequence[str], right: str, slots: int) -> list[str]:
     if len(options) <= slots:
         return list(options)
     wrong = [option for option in options if option != right]
-    kept = {wrong[k] for k in thinned(len(wrong), slots - 1)} | {right}
+    kept = {wrong[k] for k in spread_indices(len(wrong), slots - 1)} | {right}
     return [option for option in options if option in kept]

@@ -1,17 +1,22 @@
-"""A user's own data: tensors, tables, image folders and Hugging Face datasets, by client."""
+"""A user's own data as sources: tensors, tables, frames, torch Datasets, folders of images, Hugging Face sets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from tailorfl.arguments import check_kind
 from tailorfl.data.columns import (
     check_features,
+    check_roles,
+    make_source,
     name_doubles,
     need_columns,
     outputs_of,
@@ -23,18 +28,20 @@ from tailorfl.data.columns import (
 from tailorfl.data.constants import Constants
 from tailorfl.data.folder import from_folder
 from tailorfl.data.huggingface import from_datasets
-from tailorfl.data.intake import check_roles, client_ids, flags, real_tensor
 from tailorfl.data.labels import check_classes, from_zero, named
-from tailorfl.data.making import make_source
 from tailorfl.data.preparing import TABLE, RawTable, by_constants
 from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task
 from tailorfl.data.summaries import made_roles
-from tailorfl.data.table_files import reading_info
+from tailorfl.data.table_files import joined, plain_frame, reading_info
 from tailorfl.errors import DataError, unknown
+from tailorfl.settings.base import listed
+from tailorfl.settings.data import DataConfig
 
 if TYPE_CHECKING:
     import pandas as pd  # at run time only where tables are read: it takes 60 MB
+
+    Data = Source | pd.DataFrame | Mapping[str, pd.DataFrame] | Dataset[Any]
 
 __all__ = ["from_datasets", "from_folder", "from_table", "from_tensors"]
 
@@ -164,3 +171,178 @@ def from_table(
     }
     source = make_source(name, table.numbers(name), y, task, outputs, owners, test, info, unprepared=True)
     return source if constants is None else by_constants(source, constants)
+
+
+CLIENT = "client"
+"""The column that says of which frame a row is, where each client has a frame of its own."""
+ROLES = frozenset(inspect.signature(from_table).parameters) - {"path"}
+"""What can be said of frames, see `from_table`."""
+OF_DATASETS = frozenset({"clients", "task", "test", "scaling"})
+"""What can be said of a torch Dataset, see `from_tensors`."""
+
+
+def is_data(value: Any) -> bool:
+    """Return whether a value is data and not the settings of some."""
+
+    import pandas as pd
+
+    if isinstance(value, Mapping):
+        settings = not value.keys().isdisjoint(DataConfig.model_fields)
+        return not settings and any(isinstance(one, pd.DataFrame) for one in value.values())
+    return isinstance(value, pd.DataFrame | Dataset | Source)
+
+
+def as_source(data: Any, options: Mapping[str, Any]) -> Source:
+    """Return a source of data in memory.
+
+    Args:
+        data: a frame, or a frame of each client by its name, with the options of `from_table`; a torch Dataset whose
+            items are (x, y), with `clients`, `task`, `test` and `scaling` of `from_tensors`; or a Source, without any.
+        options: what is said of the data.
+
+    Raises:
+        DataError: they are none of these, or an option is lacking or not one of theirs.
+    """
+    if isinstance(data, Source):
+        _check_options(options, frozenset(), "a Source, which is complete")
+        return data
+    if isinstance(data, Dataset):
+        _check_options(options, OF_DATASETS, "a torch Dataset")
+        x, y = _stacked(data)
+        return from_tensors(x, y, **{"name": "dataset", **options})
+    if not is_data(data):
+        raise DataError(
+            f"source is a {type(data).__name__}, but should be a pandas DataFrame, a DataFrame of each client by name, "
+            "a torch Dataset, or a Source such as from_tensors(x, y, clients) of tailorfl.data.own returns"
+        )
+    several = isinstance(data, Mapping)
+    _check_options(options, ROLES - ({CLIENT} if several else frozenset()), "a DataFrame")
+    if "label" not in options:
+        raise DataError("data is a DataFrame; name the column to be predicted, label=...")
+    if several:
+        frames = _plain(data)
+        check_roles(options["label"], None, None, None, exclude=options.get("exclude", ()))
+        whole = joined(frames, CLIENT, listed(options.get("exclude", ())), listed(options["label"]))
+        return from_table(whole, **{**options, CLIENT: CLIENT})
+    return from_table(data, **options)
+
+
+def _check_options(options: Mapping[str, Any], valid: frozenset[str], what: str) -> None:
+    for option in options:
+        if option not in valid:
+            takes = f"; beside it stand {', '.join(sorted(valid))}" if valid else ""
+            raise DataError(f"the data are {what}, so that {option}=... says nothing of them{takes}")
+
+
+def _plain(frames: Mapping[Any, Any]) -> dict[str, pd.DataFrame]:
+    """Return each client's frame by its name."""
+
+    import pandas as pd
+
+    plain: dict[str, pd.DataFrame] = {}
+    for name, frame in frames.items():
+        if not isinstance(frame, pd.DataFrame):
+            raise DataError(f"data has a DataFrame of each client, but '{name}' is a {type(frame).__name__}")
+        plain[str(name)] = plain_frame(frame)
+        if CLIENT in frame.columns:
+            raise DataError(
+                f"the frame of '{name}' has a column '{CLIENT}', but each frame is a client already; rename or drop "
+                f"it, or give one frame of all rows and {CLIENT}='{CLIENT}'"
+            )
+    return plain
+
+
+def _stacked(dataset: Dataset[Any]) -> tuple[torch.Tensor, Any]:
+    """Return the samples of a Dataset [samples, ...] and their targets; a PIL image becomes bytes, channels first."""
+    try:
+        items = [dataset[k] for k in range(len(dataset))]  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError) as error:
+        raise DataError(
+            f"{type(dataset).__name__} has no length or no items by number, so that samples cannot be dealt to "
+            "clients; give a Dataset with __len__ and __getitem__"
+        ) from error
+    if not items or not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
+        raise DataError(
+            f"{type(dataset).__name__} should have items (x, y), at least one and all of them pairs"
+        )
+    try:
+        x = torch.stack([_sample(item[0]) for item in items])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"{type(dataset).__name__} has samples that are no numbers, or not all of one shape; let it return tensors "
+            "of the same shape"
+        ) from error
+    targets = [np.asarray(item[1]) for item in items]
+    if len({target.shape for target in targets}) > 1:
+        raise DataError(f"{type(dataset).__name__} has targets that are not all of one shape")
+    return x, np.stack(targets)
+
+
+def _sample(x: Any) -> torch.Tensor:
+    image = hasattr(x, "getbands")  # PIL's
+    sample = torch.as_tensor(np.array(x) if image else x)
+    if not image:
+        return sample
+    return sample.permute(2, 0, 1) if sample.dim() == 3 else sample[None]
+
+
+def real_tensor(values: Any, what: str) -> Tensor:
+    """Returns `values` as a tensor.
+
+    Args:
+        values: numbers as a tensor, an array or nested lists.
+        what: they are, for messages.
+
+    Raises:
+        DataError: they are no such numbers, or sparse, or complex, of which float32 would keep a part.
+    """
+    try:
+        found = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise DataError(
+            f"{what} must be an array of numbers, but cannot be read as one: it is a {type(values).__name__}"
+        ) from error
+    if found.is_complex():
+        raise DataError(
+            f"{what} holds complex numbers, of which only the real part would be kept; give real and imaginary parts "
+            "as features of their own"
+        )
+    if found.layout != torch.strided:
+        raise DataError(f"{what} is a sparse tensor; give its to_dense()")
+    if found.is_quantized or found.is_meta or not found.dim():
+        kind = (
+            "is quantized" if found.is_quantized else "holds no numbers" if found.is_meta else "is one number"
+        )
+        raise DataError(f"{what} {kind}; give a plain array with one entry a sample")
+    return found.detach()
+
+
+def flags(values: Any, what: str) -> Tensor:
+    """Returns `values` as bool. Raises DataError for anything but True and False, 1 and 0."""
+    found = real_tensor(values, what)
+    if found.dtype != torch.bool and bool(((found != 0) & (found != 1)).any()):
+        raise DataError(f"{what} should be True or False for each sample, but holds other values")
+    return found.to(torch.bool)
+
+
+def client_ids(clients: Any, name: str) -> pd.Series[Any]:
+    """Returns ids of any kind, one a sample. Raises DataError where they are something else; `name` is the source's."""
+
+    import pandas as pd
+
+    try:
+        ids = np.asarray(clients)
+        if ids.dtype.kind == "U":
+            "".join(ids.flat).encode()  # halves of characters, which no table and no file can hold
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"source '{name}': clients cannot be read as one id a sample: {type(error).__name__}"
+        ) from error
+    if ids.ndim != 1 or (
+        ids.dtype == object and any(isinstance(one, list | tuple | dict | set) for one in ids)
+    ):
+        raise DataError(
+            f"source '{name}': clients should be names or numbers, one a sample, got a {type(clients).__name__} of "
+            f"shape {list(ids.shape)}"
+        )
+    return pd.Series(ids, name="clients")

@@ -1,7 +1,7 @@
 """Features made what models can read, after the split: words encoded, gaps filled, numbers standardised.
 
 All constants are of training rows of training clients. Tables go through `summarise`, `combine` and `Constants`, as
-clients do that hold only their own file; other numbers through `tailorfl.data.normalise`.
+clients do that hold only their own file; other numbers through `tailorfl.data.scaling`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tailorfl.data.cells import kind_of, numbers_of, tidy, words_of
-from tailorfl.data.columns import numeric
+from tailorfl.data.columns import class_names, kind_of, numbers_of, numeric, tidy, words_of
 from tailorfl.data.constants import Constants, combine, read_constants
 from tailorfl.data.federation import Federation
-from tailorfl.data.normalise import standardised
 from tailorfl.data.rows import Ints
-from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
-from tailorfl.data.source import Source
-from tailorfl.data.summaries import Roles, Summary, summarise
+from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling, standardised
+from tailorfl.data.source import Source, strata_of
+from tailorfl.data.summaries import CLASSES, Roles, Summary, summarise
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.settings.data import Normalisation
 
@@ -246,3 +244,15 @@ def _parts(federation: Federation, client: int) -> tuple[Ints, Ints]:
 
 def _without_table(source: Source) -> dict[str, Any]:
     return {key: value for key, value in source.info.items() if key != TABLE}
+
+
+def own_strata(frame: pd.DataFrame, roles: Roles, name: str = "table") -> Ints:
+    """`[rows]` int64 labels by which a client's rows are balanced, of its own table.
+
+    Raises:
+        DataError: the label is missing or not as the task has it; `name` is the client's, for messages.
+    """
+    classes = class_names(name, frame, roles.label, roles.na_values) if roles.task in CLASSES else ()
+    y = Constants(roles=roles, columns={}, classes=classes).targets(frame, name)
+    strata: Ints = strata_of(y, roles.task).numpy()
+    return strata

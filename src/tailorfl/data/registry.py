@@ -8,12 +8,10 @@ from typing import Any, cast
 
 from tailorfl import modules
 from tailorfl.data import (
-    features,
     hospitals,
     huggingface,
     images,
     own,
-    own_text,
     schools,
     synthetic,
     synthetic_classes,
@@ -76,7 +74,7 @@ _SOURCES: dict[str, tuple[Callable[..., Source], str]] = {
         "class prototypes plus noise, for thousands of clients",
     ),
     "features": (
-        features.features,
+        images.features,
         "features of images that a frozen network has computed, in a .npz file (option path)",
     ),
     GIVEN: (_given, "own data that Python code hands over: tailorfl.run(source=...)"),
@@ -86,7 +84,7 @@ _SOURCES: dict[str, tuple[Callable[..., Source], str]] = {
         "own table, or a folder with one a client: .csv, .tsv, .parquet (options path, label, client, ...)",
     ),
     "text_table": (
-        own_text.from_texts,
+        texts.from_texts,
         "own texts with a label, in a table or a folder with one a client (options path, label, text, tokenizer, ...)",
     ),
     "huggingface": (

@@ -8,7 +8,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from tailorfl.errors import DataError
+from tailorfl.errors import ConfigError, DataError
 
 Ints = NDArray[np.int64]
 
@@ -121,3 +121,18 @@ class Rows(Sequence[Ints]):
             np.append(self.starts, size),
             np.append(self.stops, size + len(rows)),
         )
+
+
+def spread_indices(total: int, wanted: int | None) -> list[int]:
+    """`wanted` ascending places at even distances out of 0..total-1; all where there are no more, or None is asked for.
+
+    Files are often sorted by label, so that their first lines alone would be of one class.
+
+    Raises:
+        ConfigError: if `wanted` is below 1.
+    """
+    if wanted is not None and wanted < 1:
+        raise ConfigError(f"the number of samples must be at least 1, but is {wanted}")
+    if wanted is None or wanted >= total:
+        return list(range(total))
+    return [(2 * k + 1) * total // (2 * wanted) for k in range(wanted)]

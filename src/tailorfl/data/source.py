@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar, get_args
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor
 
 from tailorfl.data.augment import augment
-from tailorfl.data.intake import clean_info, clean_name, clean_names
-from tailorfl.data.kept import said_finite
+from tailorfl.data.cache import is_known_finite
 from tailorfl.errors import DataError, unknown
+from tailorfl.printable import harmful, visible
 from tailorfl.settings.data import Augmentation
 
 Task = Literal["classification", "binary", "multilabel", "regression", "counts", "survival", "generation"]
@@ -331,4 +332,44 @@ def all_finite(values: Tensor) -> bool:
 
     False may also mean that their sum overflows. Samples that were looked at when their file was written are not read.
     """
-    return said_finite(values) or bool(torch.isfinite(values.sum()))
+    return is_known_finite(values) or bool(torch.isfinite(values.sum()))
+
+
+LONGEST_NAME = 200
+"""Characters of the name of a client, a class, a column."""
+
+
+NAMED = ("classes", "features")
+"""What of `Source.info` are names."""
+
+
+def clean_name(name: str) -> str:
+    """Returns a name without control characters, which are written out, and not longer than `LONGEST_NAME`."""
+    shown = visible(name)
+    return shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 10]}…{_digits(name)}"
+
+
+def clean_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names as `clean_name` has them; different ones stay different."""
+    if harmful("".join(names)) is None and max(map(len, names), default=0) <= LONGEST_NAME:
+        return tuple(names)
+    cleaned: dict[str, str] = {}
+    for name in names:
+        shown = clean_name(name)
+        if cleaned.setdefault(shown, name) != name:
+            shown = f"{shown[: LONGEST_NAME - 10]}…{_digits(name)}"
+            cleaned[shown] = name
+    kept = {name: shown for shown, name in cleaned.items()}
+    return tuple(kept[name] for name in names)
+
+
+def clean_info(info: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns what else is known of a source, with the names among it cleaned."""
+    found = {
+        key: clean_names([str(n) for n in info[key]]) for key in NAMED if isinstance(info.get(key), tuple)
+    }
+    return {**info, **found} if any(found[key] != info[key] for key in found) else info
+
+
+def _digits(name: str) -> str:
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()

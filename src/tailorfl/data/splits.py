@@ -1,7 +1,8 @@
-"""Every client's samples cut into train, validation and test parts, stratified, all clients at once."""
+"""Every client's samples cut into train, validation and test parts, stratified, of all clients at once or of one."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -11,7 +12,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from tailorfl.data.rows import Ints, Rows
-from tailorfl.errors import ConfigError, unknown
+from tailorfl.errors import ConfigError, DataError, unknown
 from tailorfl.printable import shown
 
 Floats = NDArray[np.float64]
@@ -27,7 +28,7 @@ _BLOCK = 1 << 17
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitRule:
     """What becomes of a client's samples.
 
     Attributes:
@@ -53,7 +54,7 @@ class Split:
         return np.stack([train, np.full(clients, self.val), np.full(clients, self.test)])
 
 
-def read_split(split: str | Mapping[str, Any] | None, official: bool) -> Split:
+def read_split(split: str | Mapping[str, Any] | None, official: bool) -> SplitRule:
     """The split that a setting means.
 
     Args:
@@ -70,11 +71,11 @@ def read_split(split: str | Mapping[str, Any] | None, official: bool) -> Split:
             part that does not exist.
     """
     if split is None:
-        return Split(0.9, 0.1, 0.0, "official") if official else Split(0.7, 0.1, 0.2)
+        return SplitRule(0.9, 0.1, 0.0, "official") if official else SplitRule(0.7, 0.1, 0.2)
     if isinstance(split, str):
         if split != "perfed_ckt":
             raise unknown("split", split, ["perfed_ckt"])
-        return Split(max(PERFED_CKT_TRAIN), 0.1, 0.5, train_choices=PERFED_CKT_TRAIN)
+        return SplitRule(max(PERFED_CKT_TRAIN), 0.1, 0.5, train_choices=PERFED_CKT_TRAIN)
     for key in split:
         if key not in PARTS:
             raise unknown("key of split", str(key), PARTS)
@@ -90,13 +91,13 @@ def read_split(split: str | Mapping[str, Any] | None, official: bool) -> Split:
                 f"split test='{test}' needs an official test part, which this source does not have"
             )
         train = _share("train", split.get("train", 1.0 - val))
-        found = Split(train, val, 0.0, cast(TestSource, test))
+        found = SplitRule(train, val, 0.0, cast(TestSource, test))
     elif test is None:
         train = _share("train", split.get("train", 0.8 - val))
-        found = Split(train, val, max(0.0, 1.0 - val - train))
+        found = SplitRule(train, val, max(0.0, 1.0 - val - train))
     else:
         share = _share("test", test)
-        found = Split(_share("train", split.get("train", 1.0 - val - share)), val, share)
+        found = SplitRule(_share("train", split.get("train", 1.0 - val - share)), val, share)
     if found.train <= 0.0 or found.train + found.val + found.test > 1.0 + _TOLERANCE:
         raise ConfigError(
             f"split shares train={found.train:g}, val={found.val:g}, test={found.test:g} must leave "
@@ -221,3 +222,49 @@ def _share(part: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -_TOLERANCE <= value <= 1.0:
         raise ConfigError(f"split {part}={shown(value)} must be a share from 0 to 1")
     return max(0.0, float(value))
+
+
+def stream(seed: int, purpose: str) -> Generator:
+    """The randomness of one purpose, such as "split"."""
+    return np.random.default_rng([seed, zlib.crc32(purpose.encode())])
+
+
+def own_rows(
+    client: int, sizes: Sequence[int], strata: Ints, rule: SplitRule, seed: int
+) -> tuple[Ints, Ints, Ints]:
+    """Train, val and test rows of one client, int64, ascending, counted from 0 in its own table.
+
+    They are those that `tailorfl.data.build.build` gives it in the whole federation, where clients are files of a
+    folder (one each, in the order of their names), none is held out and no samples are set apart. A cut depends on the
+    row numbers, the sizes and the seed of all, but on nobody's labels but a client's own.
+
+    Args:
+        client: its number, counted from 0.
+        sizes: rows of every client's table, in the order of the clients.
+        strata: `[sizes[client]]` int64, of its own rows, numbered in any way that keeps their order: the class among
+            its own classes, see `own_strata`.
+        rule: what becomes of samples, see `tailorfl.data.splits.read_split`.
+        seed: of the data, `DataConfig.seed_of(seed of the run)`.
+
+    Raises:
+        DataError: there is no such client, its labels are not as many as its rows, a client has no rows, or test
+            samples are to come from an official test part.
+    """
+    rows = np.asarray(sizes, dtype=np.int64)
+    if not 0 <= client < len(rows) or (rows < 1).any():
+        raise DataError(
+            f"client {client} of clients with {rows.tolist()[:20]} rows: each has some, and it is one of them"
+        )
+    if len(strata) != rows[client]:
+        raise DataError(f"client {client} has {rows[client]} rows, but labels of {len(strata)}")
+    if rule.source != "client":
+        raise DataError(
+            "an official test part is dealt with all clients' rows at hand; give a share of test rows"
+        )
+    everyone = Rows.cut(np.arange(rows.sum()), rows)
+    known = np.zeros(rows.sum(), dtype=np.int64)
+    known[everyone[client]] = strata
+    rng = stream(seed, "split")
+    parts = split_clients(everyone, known, rule.shares(len(rows), rng), rng)
+    train, val, test = (part[client] - everyone.starts[client] for part in parts)
+    return train, val, test

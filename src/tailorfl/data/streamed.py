@@ -1,6 +1,6 @@
 """Rows that come a thousand at a time, as one array: in memory, or in a file that is mapped and never read whole.
 
-What was converted once is kept (`tailorfl.data.kept`) and used again.
+What was converted once is kept (`tailorfl.data.cache`) and used again.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from tailorfl.data.cache import cached, mapped
 from tailorfl.data.columns import numeric
 from tailorfl.data.folder import stack_images
-from tailorfl.data.kept import kept, mapped
 from tailorfl.data.source import Task
 from tailorfl.errors import DataError
 
@@ -34,7 +34,7 @@ _FACTS, _SAMPLES, _OTHERS, _TEST = "facts.json", "samples.bin", "columns.parquet
 
 
 @dataclass(frozen=True)
-class Columns:
+class ColumnSelection:
     """Which columns are what.
 
     Attributes:
@@ -73,7 +73,9 @@ class Gathered:
     test: Tensor | None
 
 
-def gather(name: str, parts: Mapping[str, Any], columns: Columns, file: Path | None = None) -> Gathered:
+def gather(
+    name: str, parts: Mapping[str, Any], columns: ColumnSelection, file: Path | None = None
+) -> Gathered:
     """Reads data sets of the `datasets` package, held or streamed, "train" before "test".
 
     Args:
@@ -106,7 +108,7 @@ def gathered_once(folder: Path, key: str, make: Callable[[Path], Gathered]) -> G
         }
         (working / _FACTS).write_text(json.dumps(facts))
 
-    return kept(folder, key, written, _open)
+    return cached(folder, key, written, _open)
 
 
 class _Coloured(Exception):
@@ -193,7 +195,9 @@ class _Inputs:
             self.file.close()
 
 
-def _read(name: str, parts: Mapping[str, Any], columns: Columns, file: Path | None, colour: bool) -> Gathered:
+def _read(
+    name: str, parts: Mapping[str, Any], columns: ColumnSelection, file: Path | None, colour: bool
+) -> Gathered:
     import pandas as pd
 
     classed = columns.task in ("classification", "binary")
@@ -221,13 +225,13 @@ def _read(name: str, parts: Mapping[str, Any], columns: Columns, file: Path | No
     return Gathered(x, pd.DataFrame({column: held.series() for column, held in beside.items()}), test)
 
 
-def _batches(part: Any, columns: Columns) -> Iterator[Mapping[str, Sequence[Any]]]:
+def _batches(part: Any, columns: ColumnSelection) -> Iterator[Mapping[str, Sequence[Any]]]:
     """Yields the wanted columns of a data set, some rows at a time."""
     yield from part.select_columns(columns.all).with_format(None).iter(batch_size=ROWS)
 
 
 def _block(
-    name: str, batch: Mapping[str, Sequence[Any]], frame: pd.DataFrame, columns: Columns, start: int
+    name: str, batch: Mapping[str, Sequence[Any]], frame: pd.DataFrame, columns: ColumnSelection, start: int
 ) -> Tensor:
     if columns.image is None:
         return numeric(f"{name}, rows from {start} on" if start else name, frame, list(columns.features))

@@ -13,7 +13,7 @@ takes the place of the constants; nothing more leaves the client.
 With the same files, roles and training rows x and y are the same to the bit, wherever the steps run: sums are rounded
 once (`math.fsum`), and JSON writes numbers so that they come back as they were. `made_roles` makes roles of the options
 of a table. Training rows of a client that knows nothing of the others but their sizes:
-`tailorfl.data.one_client.own_rows`.
+`tailorfl.data.splits.own_rows`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tailorfl.data.cells import Kind, in_order, kind_of, numbers_of, tidy, words_of
-from tailorfl.data.columns import class_names, need_columns
+from tailorfl.data.columns import (
+    Kind,
+    class_names,
+    in_order,
+    kind_of,
+    need_columns,
+    numbers_of,
+    tidy,
+    words_of,
+)
 from tailorfl.data.rows import Ints
 from tailorfl.data.source import Task
 from tailorfl.errors import DataError
@@ -45,7 +53,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(allow_inf_nan=False, ge=0)]
 
 
-class Record(BaseModel):
+class JsonRecord(BaseModel):
     """A frozen record that JSON can hold."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -67,7 +75,7 @@ class Record(BaseModel):
             ) from None
 
 
-class Columns(Record):
+class OrderedColumns(JsonRecord):
     """A record of features in an order, which JSON keeps even where something sorts the keys of objects."""
 
     @model_validator(mode="before")
@@ -82,7 +90,7 @@ class Columns(Record):
         return {**given, "order": tuple(order), "columns": {name: columns[name] for name in order}}
 
 
-class Roles(Record):
+class Roles(JsonRecord):
     """What the columns of a table mean, the same for all clients of a federation.
 
     Attributes:
@@ -147,7 +155,7 @@ def made_roles(
     )
 
 
-class ColumnSummary(Record):
+class ColumnSummary(JsonRecord):
     """What a client tells of one feature, of its training rows alone.
 
     Attributes:
@@ -165,7 +173,7 @@ class ColumnSummary(Record):
     levels: tuple[str, ...] = ()
 
 
-class Summary(Columns):
+class Summary(OrderedColumns):
     """What one client tells of its table.
 
     Attributes:

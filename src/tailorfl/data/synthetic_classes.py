@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tailorfl.data.kept import cache_folder, kept, key_of, mapped, say_finite
+from tailorfl.data.cache import cache_folder, cached, key_of, mapped, mark_finite
 from tailorfl.data.source import Source
 from tailorfl.data.synthetic import client_layout, require_positive
 from tailorfl.errors import ConfigError
@@ -186,7 +186,7 @@ def _on_disk(
         return mapped(file, shape, torch.float32)
 
     key = key_of(given, tuple(shape), torch.__version__)
-    return say_finite(kept(cache_folder() / "synthetic_digits", key, make, opened))
+    return mark_finite(cached(cache_folder() / "synthetic_digits", key, make, opened))
 
 
 def _labels(

@@ -67,7 +67,7 @@ class Bytes:
         return bytes(i - 3 for i in _until(ids, self.end) if 3 <= i < self.size).decode(errors="replace")
 
 
-class Pretrained:
+class PretrainedTokenizer:
     """A tokenizer of the package transformers."""
 
     def __init__(self, name: str, tokenizer: Any) -> None:
@@ -114,7 +114,7 @@ def load_tokenizer(name: str) -> Tokenizer:
             f"tokenizer '{name}' cannot be loaded: {told} Give byte, minilm, a folder with a tokenizer, or the "
             "name of one on the Hugging Face hub"
         ) from error
-    return Pretrained(name, found)
+    return PretrainedTokenizer(name, found)
 
 
 def single(tokenizer: Tokenizer, text: str, length: int) -> list[int]:

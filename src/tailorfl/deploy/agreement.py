@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tailorfl.data.hollow import PARTS
+from tailorfl.data.remote_federation import PARTS
 from tailorfl.errors import MessageError
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.files import encode
@@ -28,7 +28,7 @@ class Agreement:
         label, seed: which of its jobs.
         names: of the clients, in the order of their numbers.
         sizes: for "train", "val" and "test" how many samples each client has.
-        source: what a model has to know of the data, see `tailorfl.data.hollow.source_facts`.
+        source: what a model has to know of the data, see `tailorfl.data.remote_federation.source_facts`.
         prepared: the constants by which raw samples were prepared, where clients do that by common ones.
     """
 

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.data.hollow import PARTS
+from tailorfl.data.remote_federation import PARTS
 from tailorfl.deploy.packet import Packet
 from tailorfl.errors import DataError, MessageError, TailorflError
 from tailorfl.evaluation.metrics import RANGES

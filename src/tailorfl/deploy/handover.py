@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tailorfl.data.hollow import own_part, source_facts
+from tailorfl.data.remote_federation import client_samples, source_facts
 from tailorfl.deploy.local_run import LocalRun
 from tailorfl.errors import ModelError
 from tailorfl.evaluation.protocols import Protocol, evaluate
@@ -25,7 +25,7 @@ def hand_over(job: Job, run: LocalRun, client: int, place: Path) -> str:
         "seed": job.seed,
         "environment": environment(),
         "source": source_facts(run.federation.source),
-        "sizes": own_part(run.federation, client).sizes,
+        "sizes": client_samples(run.federation, client).sizes,
     }
     with RunStore.create(place.parent / "records", facts, overwrite=True) as store:
         store.append_clients(records)

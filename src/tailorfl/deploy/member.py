@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from tailorfl.data.hollow import PARTS, hollow_federation, hollow_source
+from tailorfl.data.remote_federation import PARTS, remote_federation, remote_source
 from tailorfl.deploy.agreement import Agreement
 from tailorfl.deploy.handover import hand_over
 from tailorfl.deploy.local_run import LocalRun, as_message
@@ -344,8 +344,8 @@ class Member:
                     f"client '{self.data.name}' has {own.sizes[part]} {part} samples, but had "
                     f"{agreement.sizes[part][number]} when it described its data: they have changed since"
                 )
-        common = hollow_source(agreement.source)
-        federation = hollow_federation(
+        common = remote_source(agreement.source)
+        federation = remote_federation(
             common,
             agreement.names,
             agreement.sizes,

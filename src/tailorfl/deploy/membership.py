@@ -27,7 +27,7 @@ class Clients:
     Attributes:
         names: in the order of their numbers.
         sizes: for "train", "val" and "test" how many samples each has.
-        source: what a model has to know of the data, see `tailorfl.data.hollow.source_facts`.
+        source: what a model has to know of the data, see `tailorfl.data.remote_federation.source_facts`.
         prepared: by what clients with files of their own prepare their samples.
         shared: whether they have shares of the experiment's own data.
     """

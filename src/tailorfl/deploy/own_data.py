@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tailorfl.data.federation import Federation
-from tailorfl.data.hollow import Own, own_part, source_facts
+from tailorfl.data.remote_federation import ClientSamples, client_samples, source_facts
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError, unknown
 from tailorfl.runs.build import make_federation
@@ -22,7 +22,7 @@ class Described:
         index, total: its number and how many there are, where the experiment's own data give them; None where clients
             are ordered by name.
         sizes: how many samples it has in "train", "val" and "test"; of its own file before it is split in "all".
-        source: see `tailorfl.data.hollow.source_facts`; of its own file the names of the features.
+        source: see `tailorfl.data.remote_federation.source_facts`; of its own file the names of the features.
     """
 
     index: int | None
@@ -55,7 +55,7 @@ class OwnData(Protocol):
     def summary(self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]) -> Summarised:
         """Returns what is told of the client's own file as the client `number` of clients with these rows."""
 
-    def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> Own:
+    def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
         """Returns the samples as the client `number` of the federation has them."""
 
     def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
@@ -77,16 +77,16 @@ class Share:
         federation = self._federation(config, seed)
         number = self._number(federation)
         return Described(
-            number, len(federation), own_part(federation, number).sizes, source_facts(federation.source)
+            number, len(federation), client_samples(federation, number).sizes, source_facts(federation.source)
         )
 
     def summary(self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]) -> Summarised:
         """Is not asked of it. Raises DataError."""
         raise DataError(f"client '{self.name}' has no file of its own")
 
-    def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> Own:
+    def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
         """Returns this client's samples, in the order of the simulation."""
-        return own_part(self._federation(config, seed), number)
+        return client_samples(self._federation(config, seed), number)
 
     def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
         """Returns the public set of the simulation."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tailorfl.data.hollow import Own
+from tailorfl.data.remote_federation import ClientSamples
 from tailorfl.data.source import Source
-from tailorfl.data.summaries import Record, Summary
+from tailorfl.data.summaries import JsonRecord, Summary
 from tailorfl.deploy.own_data import Described, OwnData, Summarised
 from tailorfl.deploy.own_samples import OwnImages, OwnTexts, Told, check_samples, common_samples
 from tailorfl.deploy.own_table import OwnTable, check_table, common_tables
@@ -35,7 +35,7 @@ class Form:
     """
 
     make: Callable[[str, Path, Policy], OwnData]
-    told: type[Record]
+    told: type[JsonRecord]
     check: Callable[[DataConfig], None]
     common: Common
 
@@ -92,7 +92,7 @@ class OwnFile:
         """Returns the sizes of this client's parts, and what is told of its samples."""
         return self._of(config.data).summary(config, seed, number, rows)
 
-    def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> Own:
+    def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
         """Returns this client's samples, prepared as those of all."""
         return self._of(config.data).own(config, seed, number, prepared)
 

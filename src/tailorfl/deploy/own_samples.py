@@ -16,16 +16,15 @@ from typing import Any, ClassVar
 import torch
 
 from tailorfl.data.build import public_set
-from tailorfl.data.cells import in_order
+from tailorfl.data.columns import in_order
 from tailorfl.data.folder import channel_counts, from_client_folder, statistics_of
-from tailorfl.data.hollow import FITTED, Own, source_facts
-from tailorfl.data.one_client import own_rows
-from tailorfl.data.own_text import from_texts
+from tailorfl.data.remote_federation import FITTED, ClientSamples, source_facts
 from tailorfl.data.rows import Ints
 from tailorfl.data.scaling import PRIVATE_SCALING
 from tailorfl.data.source import Source
-from tailorfl.data.splits import read_split
-from tailorfl.data.summaries import CLASSES, Record
+from tailorfl.data.splits import own_rows, read_split
+from tailorfl.data.summaries import CLASSES, JsonRecord
+from tailorfl.data.text import from_texts
 from tailorfl.deploy.own_data import Described, Summarised
 from tailorfl.deploy.policy import Policy
 from tailorfl.errors import ConfigError, DataError, MessageError
@@ -35,12 +34,12 @@ from tailorfl.settings.experiment import ExperimentConfig
 BYTES = 256
 
 
-class Told(Record):
+class Told(JsonRecord):
     """What one client tells of its samples, beside how many there are."""
 
     name: str
     source: dict[str, Any]
-    """See `tailorfl.data.hollow.source_facts`; the classes are its own, and no statistic is in it."""
+    """See `tailorfl.data.remote_federation.source_facts`; the classes are its own, and no statistic is in it."""
     pixels: tuple[tuple[int, ...], ...] = ()
     """How often each byte occurs, by channel; empty where samples are no images, or scaled by constants."""
 
@@ -50,7 +49,7 @@ class OwnSamples(ABC):
 
     data: ClassVar[str]
     """The `data.name` of such an experiment."""
-    told: ClassVar[type[Record]] = Told
+    told: ClassVar[type[JsonRecord]] = Told
 
     def __init__(self, name: str, path: Path, policy: Policy) -> None:
         self.name, self.path, self.policy = name, path, policy
@@ -77,7 +76,7 @@ class OwnSamples(ABC):
         told = Told(name=self.name, source=facts, pixels=tuple(tuple(row) for row in pixels))
         return Summarised({"train": len(train), "val": len(val), "test": len(test)}, told.to_dict())
 
-    def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> Own:
+    def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
         """Returns this client's samples, with the classes, channels and scaling of all."""
         source, facts = self._source(config.data), prepared["facts"]
         train, val, test = self._parts(config, seed, number, prepared["rows"], source)
@@ -92,7 +91,7 @@ class OwnSamples(ABC):
         if mean is not None:
             x, mean, std = x.expand(-1, len(mean), -1, -1).contiguous(), tuple(mean), tuple(std)
         fitted = replace(source, x=x, y=y, outputs=int(facts["outputs"]), mean=mean, std=std, info=info)
-        return Own(fitted, train, val, test)
+        return ClientSamples(fitted, train, val, test)
 
     def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
         """Returns the public set, out of a source that every client can read."""

@@ -1,7 +1,7 @@
 """One client's own table: what is told of it in two steps, and the samples that it has in the federation.
 
 First every client tells how many rows it has. From all of these each finds its own training rows, as the simulation of
-the same files would (`tailorfl.data.one_client`), and tells a summary of them, of which the server makes the constants
+the same files would (`tailorfl.data.splits`), and tells a summary of them, of which the server makes the constants
 that prepare everybody's rows alike (`tailorfl.data.summaries`).
 """
 
@@ -17,14 +17,13 @@ import numpy as np
 from tailorfl.data.build import public_set
 from tailorfl.data.columns import need_columns
 from tailorfl.data.constants import MOST_LEVELS, Constants, combine, read_constants
-from tailorfl.data.hollow import FITTED, Own
-from tailorfl.data.one_client import own_rows
 from tailorfl.data.own import from_table
 from tailorfl.data.preparing import PREPARATION, TABLE, Preparation, RawTable, by_constants, plain
+from tailorfl.data.remote_federation import FITTED, ClientSamples
 from tailorfl.data.rows import Ints
 from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
 from tailorfl.data.source import Source
-from tailorfl.data.splits import read_split
+from tailorfl.data.splits import own_rows, read_split
 from tailorfl.data.summaries import CLASSES, Roles, Summary, made_roles, summarise
 from tailorfl.data.table_files import read_table
 from tailorfl.deploy.own_data import Described, Summarised
@@ -86,7 +85,7 @@ class OwnTable:
             if len(summary.levels) > self.policy.max_levels:
                 raise PolicyError(f"column '{column}' has {len(summary.levels)} words; max_levels says fewer")
 
-    def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> Own:
+    def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
         """Returns this client's samples, prepared as `common` says."""
         try:
             features, sent = tuple(map(str, prepared["features"])), prepared[CONSTANTS]
@@ -111,7 +110,7 @@ class OwnTable:
         if (constants.roles.label, constants.roles.task) != (roles.label, roles.task):
             raise MessageError("the constants of the server are for another label than the experiment's")
         given = CONSTANTS in config.data.options
-        return Own(self._prepared(config, source, constants, train, given), train, val, test)
+        return ClientSamples(self._prepared(config, source, constants, train, given), train, val, test)
 
     def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
         """Returns the public set, out of a source that every client can read."""

@@ -11,10 +11,10 @@ from typing import Any
 from tailorfl.core.method import make_method
 from tailorfl.data.build import public_set
 from tailorfl.data.federation import Federation
-from tailorfl.data.hollow import PARTS, hollow_federation, hollow_source, source_facts
 from tailorfl.data.public import subset
+from tailorfl.data.remote_federation import PARTS, remote_federation, remote_source, source_facts
 from tailorfl.data.source import Source
-from tailorfl.data.summaries import Record
+from tailorfl.data.summaries import JsonRecord
 from tailorfl.data.table_files import name_lacking, shared_columns
 from tailorfl.deploy.agreement import Agreement
 from tailorfl.deploy.checks import check_finite, check_sizes, largest_group, read_description
@@ -132,8 +132,8 @@ class Deployment:
             self._wait_for_return(clients.names)
         self.roster.close_to([name for name in clients.names if name not in self.membership.gone])
         public, server = self._of_server(config, seed, clients)
-        federation = hollow_federation(
-            hollow_source(clients.source), clients.names, clients.sizes, public=public, server=server
+        federation = remote_federation(
+            remote_source(clients.source), clients.names, clients.sizes, public=public, server=server
         )
         self._known[id(federation)] = clients
         samples = sum(clients.sizes["train"])
@@ -217,9 +217,9 @@ class Deployment:
         names, rows = list(described), {name: int(facts["sizes"]["all"]) for name, facts in described.items()}
         asked = {"experiment": config.to_dict(), "seed": seed, "names": names, "rows": list(rows.values())}
         question = Packet("summarise", asked)
-        told, refused = dict[str, tuple[dict[str, int], Record]](), dict[str, str]()
+        told, refused = dict[str, tuple[dict[str, int], JsonRecord]](), dict[str, str]()
 
-        def read(name: str, packet: Packet) -> tuple[dict[str, int], Record]:
+        def read(name: str, packet: Packet) -> tuple[dict[str, int], JsonRecord]:
             sizes = packet.fact("sizes", dict)
             check_sizes(sizes, PARTS, rows[name])
             return sizes, form.told.from_dict(packet.fact("summary", dict), "its summary")
@@ -269,7 +269,7 @@ class Deployment:
             return whole.public, own
         if config.data.public is None:
             return None, None
-        source = hollow_source(clients.source)
+        source = remote_source(clients.source)
         return public_set(config.data.public, config.data.public_samples, source, seed), None
 
     def _simulation(self, job: Job, federation: Federation, folder: Path | None = None) -> Remote:

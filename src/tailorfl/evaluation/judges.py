@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from tailorfl.core.answers import Memory, Shown
 from tailorfl.core.method import Method
+from tailorfl.data.rows import spread_indices
 from tailorfl.data.source import Source
-from tailorfl.data.thinning import thinned
 from tailorfl.engines.base import Engine, Inference
 from tailorfl.evaluation.calibration import further_parts
 from tailorfl.evaluation.features import features
@@ -253,7 +253,7 @@ class Texts:
     def _texts(self, cohort: Cohort, models: TensorDict, k: int, source: Source, rows: Tensor) -> Tensor:
         """[rows, 3] of the texts of model `k`."""
         found = torch.full((len(rows), 3), float("nan"))
-        chosen = torch.tensor(thinned(len(rows), self.settings.samples), dtype=torch.int64)
+        chosen = torch.tensor(spread_indices(len(rows), self.settings.samples), dtype=torch.int64)
         if len(chosen):
             state = {name: tensor[k] for name, tensor in tree.tensors(models).items()}
             found[chosen] = earned(cohort.model, state, source, rows[chosen], self.settings)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tailorfl.data.hollow import HOLLOW
+from tailorfl.data.remote_federation import REMOTE
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.evaluation.calibration import FURTHER, all_metrics
@@ -82,7 +82,7 @@ def dominated(source: Source) -> str:
     Looked at is what is the same for every seed: all samples, and of two classes those of the natural clients. Of
     samples that are elsewhere nobody knows.
     """
-    if source.task not in ("classification", "binary") or source.info.get(HOLLOW):
+    if source.task not in ("classification", "binary") or source.info.get(REMOTE):
         return ""
     classes = source.strata.numpy()
     several = 2 if source.task == "binary" else source.outputs

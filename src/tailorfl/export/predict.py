@@ -15,10 +15,9 @@ from tailorfl.data.columns import need_columns, numeric
 from tailorfl.data.constants import Constants
 from tailorfl.data.folder import SUFFIXES, load_image, stack_images
 from tailorfl.data.instruction_files import files_of
-from tailorfl.data.own_text import tokenized
 from tailorfl.data.registry import load_source
 from tailorfl.data.table_files import READING, SHOWN, read_table
-from tailorfl.data.text import TEXTS
+from tailorfl.data.text import TEXTS, tokenized
 from tailorfl.errors import ConfigError, DataError, ModelError, first_few
 from tailorfl.export.facts import facts_of
 from tailorfl.export.folder import FACTS, checked, loaded

@@ -13,8 +13,8 @@ from torch import nn
 
 from tailorfl.export.source_code import NotWritable
 from tailorfl.models import heads
-from tailorfl.models.bottleneck import Adapted
-from tailorfl.models.heads import Choice, Classifier, Language, Pooled, Reading, Tokens
+from tailorfl.models.adapters import Adapted
+from tailorfl.models.heads import Classifier, Language, OptionScorer, PooledEncoder, Reading, Tokens
 from tailorfl.models.lora import lora_layers
 from tailorfl.models.ranked import fold_ranks
 from tailorfl.runs.checkpoints import system_errors
@@ -60,14 +60,20 @@ def load(folder=Path(__file__).parent):
 
 def is_transformer(module: nn.Module) -> bool:
     """Whether a module is one of those that stand on a transformer."""
-    return isinstance(module, Pooled | Language)
+    return isinstance(module, PooledEncoder | Language)
 
 
 def code(module: nn.Module) -> str:
     """Returns the code of what stands on a base, with `load`."""
     made, kinds = {
-        Classifier: ('Classifier(base, Reading(**told["reading"]), told["outputs"])', (Pooled, Classifier)),
-        Choice: ('Choice(base, Reading(**told["reading"]), told["outputs"])', (Pooled, Choice)),
+        Classifier: (
+            'Classifier(base, Reading(**told["reading"]), told["outputs"])',
+            (PooledEncoder, Classifier),
+        ),
+        OptionScorer: (
+            'OptionScorer(base, Reading(**told["reading"]), told["outputs"])',
+            (PooledEncoder, OptionScorer),
+        ),
         Language: ('Language(base, Reading(**told["reading"]))', (Language,)),
     }[type(module)]
     constants = "".join(f"{name} = {getattr(heads, name)!r}\n" for name in ("POOLINGS", "SCALE", "UNUSED"))
@@ -121,7 +127,7 @@ def write_parts(
         "attention": attention,
         "reading": vars(top.reading),
         "outputs": top.slots
-        if isinstance(module, Choice)
+        if isinstance(module, OptionScorer)
         else getattr(getattr(top, "head", None), "out_features", 0),
     }
 

@@ -1,7 +1,6 @@
 """Models, pre-trained weights, keyed dropout, and the split into shared, personal and frozen tensors."""
 
-from tailorfl.models.adapters import ResidualAdapter
-from tailorfl.models.bottleneck import BottleneckAdapter
+from tailorfl.models.adapters import BottleneckAdapter, ResidualAdapter
 from tailorfl.models.dropout import Dropout, dropout_key, fold_key, replace_dropout
 from tailorfl.models.layers import layer_groups
 from tailorfl.models.registry import available, build, options_of

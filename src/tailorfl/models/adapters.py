@@ -1,13 +1,19 @@
-"""Residual adapters: small layers inside a network, which is near what it was without them when training starts."""
+"""Adapters: small layers inside a network, which is near what it was without them when training starts.
+
+Residual ones go between the layers of a convolutional network, bottlenecks into the blocks of a transformer (Houlsby et
+al., ICML 2019).
+"""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
+from tailorfl.errors import ModelError
+from tailorfl.models.lora import candidates, linear_layers
 from tailorfl.models.norm import make_norm
 
-INITIAL_DEVIATION = 1e-4
-"""Standard deviation of the initial convolution."""
+RESIDUAL_DEVIATION = 1e-4
+"""Standard deviation of the initial convolution of a residual adapter."""
 
 
 class ResidualAdapter(nn.Module):
@@ -26,7 +32,7 @@ class ResidualAdapter(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draws the convolution anew, close to 0."""
-        nn.init.normal_(self.conv.weight, std=INITIAL_DEVIATION)
+        nn.init.normal_(self.conv.weight, std=RESIDUAL_DEVIATION)
 
     def forward(self, x: Tensor) -> Tensor:
         """The input and a little of its own; `x` is not written to."""
@@ -37,3 +43,93 @@ class ResidualAdapter(nn.Module):
 def optional_adapter(channels: int, norm: str, dropout: float | None) -> nn.Module:
     """A residual adapter, or an Identity where `dropout` is None: names of the backbone do not depend on it."""
     return nn.Identity() if dropout is None else ResidualAdapter(channels, norm, dropout)
+
+
+BOTTLENECK_DEVIATION = 1e-2
+"""Standard deviation of the initial weights of a bottleneck adapter."""
+
+
+class BottleneckAdapter(nn.Module):
+    """x + up(relu(down(dropout(x)))): 2hs + h + s scalars for width h and bottleneck s; near the identity at first.
+
+    [..., hidden] -> the same.
+    """
+
+    def __init__(self, hidden: int, size: int = 64, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout: nn.Module = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.down = nn.Linear(hidden, size)
+        self.up = nn.Linear(size, hidden)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws weights of deviation 0.01 anew; biases are 0."""
+        for layer in (self.down, self.up):
+            nn.init.normal_(layer.weight, std=BOTTLENECK_DEVIATION)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input and a little of its own; `x` is not written to."""
+        out: Tensor = x + self.up(self.down(self.dropout(x)).relu())
+        return out
+
+
+class Adapted(nn.Module):
+    """A layer and the adapter behind it. The layer is called `base_layer`, as in LoRA: weight files leave that out."""
+
+    def __init__(self, base_layer: nn.Module, adapter: BottleneckAdapter) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.adapter = adapter
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        out: Tensor = self.adapter(self.base_layer(x))
+        return out
+
+
+def insert_adapters(base: nn.Module, hidden: int, size: int, dropout: float) -> None:
+    """Puts an adapter behind the attention output and the MLP output of every block, before it is added to the stream.
+
+    The two are found by inspection: the last linear layer inside the block's attention, and the last one beside it.
+
+    Raises:
+        ModelError: a transformer without such blocks.
+    """
+    blocks = [(block, inner) for block in _listed(base) if (inner := _attention(block)) is not None]
+    if not blocks:
+        raise ModelError(
+            "adapters go into the blocks of a transformer, modules of a list that each hold an attention module; "
+            f"{type(base).__name__} has none. Its linear layers: {candidates(base)}."
+        )
+    for block, attention in blocks:
+        names = list(linear_layers(block))
+        inside = [name for name in names if name.startswith(f"{attention}.")]
+        beside = [name for name in names if name not in inside]
+        for part, ends in (("attention", inside[-1:]), ("MLP", beside[-1:])):
+            if not ends or linear_layers(block)[ends[0]] != hidden:
+                raise ModelError(
+                    f"the {part} of a {type(block).__name__} does not end in a linear layer of {hidden} outputs, so an "
+                    f"adapter has no place there. Linear layers of the block: {candidates(block)}."
+                )
+            layer = block.get_submodule(ends[0])
+            block.set_submodule(ends[0], Adapted(layer, BottleneckAdapter(hidden, size, dropout)))
+
+
+def _attention(block: nn.Module) -> str | None:
+    """Name of the block's attention, told by its type's name: each family of models has a class of its own."""
+    return next((name for name, part in block.named_children() if "Attention" in type(part).__name__), None)
+
+
+def adapted_blocks(module: nn.Module) -> list[nn.Module]:
+    """Returns the blocks that hold bottleneck adapters."""
+    return [
+        block
+        for block in _listed(module)
+        if any(isinstance(inner, BottleneckAdapter) for inner in block.modules())
+    ]
+
+
+def _listed(module: nn.Module) -> list[nn.Module]:
+    """The members of all lists of modules, which is where transformers keep their blocks."""
+    return [block for part in module.modules() if isinstance(part, nn.ModuleList) for block in part]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 from torch.nn import functional as F
 
-from tailorfl.models.cohort_layers import Share, linear, share_of
+from tailorfl.models.cohort_layers import WeightStep, linear, step_of
 from tailorfl.models.half import rounded
 from tailorfl.models.layouts import arranged, stacked
 from tailorfl.models.mapping import together
@@ -105,7 +105,7 @@ class _CohortConv(torch.autograd.Function):
         x, w = arranged(rounded(x), channels_last), rounded(weight)
         bias = None if bias is None else rounded(bias)
         ctx.how, ctx.last, ctx.pool = how, channels_last, pool
-        ctx.share, ctx.biased = share_of(weight), bias is not None
+        ctx.share, ctx.biased = step_of(weight), bias is not None
         clients = len(weight)
         images = (F.conv2d(x[i], w[i], None if bias is None else bias[i], *how) for i in range(clients))
         if pool is None:
@@ -118,7 +118,7 @@ class _CohortConv(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, w, weight, out, places = ctx.saved_tensors
-        share: Share | None = ctx.share
+        share: WeightStep | None = ctx.share
         pool: Pool | None = ctx.pool
         stride, padding, dilation, groups = ctx.how
         needs_x, needs_w, needs_b = ctx.needs_input_grad[:3]

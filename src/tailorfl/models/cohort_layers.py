@@ -38,7 +38,7 @@ HALF_SUM = 32
 
 
 @dataclass(frozen=True)
-class Share:
+class WeightStep:
     """What happens to one weight, [clients, ...]."""
 
     rate: float | Tensor
@@ -86,7 +86,7 @@ class Share:
 class Descent:
     """A forward pass whose layers may take their steps in its backward pass."""
 
-    shares: Mapping[int, Share]
+    shares: Mapping[int, WeightStep]
     """What happens to the weight that begins at an address of memory."""
     taken: set[int] = field(default_factory=set)
     """Addresses of the weights whose layers will do that."""
@@ -96,7 +96,7 @@ _OPEN: ContextVar[Descent | None] = ContextVar("tailorfl_descent", default=None)
 
 
 @contextmanager
-def descending(shares: Mapping[int, Share]) -> Iterator[Descent]:
+def descending(shares: Mapping[int, WeightStep]) -> Iterator[Descent]:
     """Opens a block in which layers of a forward pass take on what `shares` says."""
     descent = Descent(shares)
     token = _OPEN.set(descent)
@@ -106,7 +106,7 @@ def descending(shares: Mapping[int, Share]) -> Iterator[Descent]:
         _OPEN.reset(token)
 
 
-def share_of(weight: Tensor) -> Share | None:
+def step_of(weight: Tensor) -> WeightStep | None:
     """Returns what happens to a weight in the open block, which the caller takes on; None where it is left alone."""
     descent = _OPEN.get()
     if descent is None or not descent.shares:
@@ -169,7 +169,7 @@ class _CohortLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.share, ctx.biased = share_of(weight), bias is not None
+        ctx.share, ctx.biased = step_of(weight), bias is not None
         x, w = rounded(x), rounded(weight)
         # A step inside the backward pass is one of the weight itself, whatever the product has of it.
         ctx.save_for_backward(x, w, weight)
@@ -180,7 +180,7 @@ class _CohortLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, w, weight = ctx.saved_tensors
-        share: Share | None = ctx.share
+        share: WeightStep | None = ctx.share
         # Before the weight may change. What is rounded autograd widens again, to what went in.
         dx = torch.bmm(g, w) if ctx.needs_input_grad[0] else None
         dw = None

@@ -1,4 +1,4 @@
-"""Dropout whose mask is a function of a key.
+"""Dropout whose mask, and noise whose draws, are a function of a key.
 
 The ordinary layer draws from the global random state, so its mask depends on everything that was drawn
 before. Here the mask of an element depends on (key, number of the dropout call within the forward pass,
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tailorfl.errors import ModelError
 from tailorfl.hashing import fold_key as fold_key
-from tailorfl.hashing import keep_mask
+from tailorfl.hashing import keep_mask, uniform
 
 
 @dataclass
@@ -137,3 +137,26 @@ def plain_dropout(module: nn.Module) -> nn.Module:
         if isinstance(part, Keyed):
             object.__setattr__(part, "__class__", part.plain)
     return module
+
+
+class PlainGumbel(nn.Module):
+    """Adds independent standard Gumbel noise in training mode, of torch's own random numbers."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """A tensor shaped like `input`."""
+        if not self.training:
+            return input
+        return input - torch.log(-torch.log(torch.rand_like(input).clamp(1e-7, 1 - 1e-7)))
+
+
+class Gumbel(Keyed):
+    """Adds independent standard Gumbel noise −log(−log u) in training mode, and nothing in evaluation mode."""
+
+    plain: ClassVar[type[nn.Module]] = PlainGumbel
+
+    def forward(self, input: Tensor) -> Tensor:
+        """A tensor shaped like `input`."""
+        if not self.training:
+            return input
+        u = uniform(*next_draw("Gumbel"), input.shape, input.device, input.dtype)
+        return input - torch.log(-torch.log(u))

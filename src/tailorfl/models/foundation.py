@@ -3,7 +3,7 @@
 Token models take int64 ids [batch, length]: encoders padded on the right, causal models on the left, `pad` being the
 padding id. Dropout inside the base is off: it is called as a function there, and no key could control its masks. LoRA's
 and the adapters' own dropout is keyed as everywhere. `attention` is "eager", which every engine can run, or "sdpa".
-Options of the `tuning` stand beside those of the model: `build("bert", shape, 2, lora=8)`.
+Options of `PeftConfig` stand beside those of the model: `build("bert", shape, 2, lora=8)`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tailorfl.models.checkpoints import (
     read_config,
     transformers,
 )
-from tailorfl.models.heads import Choice, Classifier, Language, Reading
+from tailorfl.models.heads import Classifier, Language, OptionScorer, Reading
+from tailorfl.models.peft_config import NO_PEFT, PeftConfig
 from tailorfl.models.shapes import check_choice, image_shape
-from tailorfl.models.tuning import UNTUNED, Tuning
 
 VOCABULARY = 1024
 """Tokens of a model from a config where nothing else says how many there are."""
@@ -45,7 +45,7 @@ def bert(
     option_length: int = 12,
     pad: int = 0,
     attention: str = "eager",
-    tuning: Tuning = UNTUNED,
+    peft: PeftConfig = NO_PEFT,
 ) -> nn.Module:
     """BERT, an encoder of token ids, tiny and randomly initialised unless told otherwise."""
     reading = Reading("encoder", head, pooling, pad, option_length=option_length)
@@ -57,7 +57,7 @@ def bert(
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    return _with_head(package.BertModel(config, add_pooling_layer=False), reading, outputs, tuning)
+    return _with_head(package.BertModel(config, add_pooling_layer=False), reading, outputs, peft)
 
 
 def llama(
@@ -76,7 +76,7 @@ def llama(
     pad: int = 0,
     end: int = 1,
     attention: str = "eager",
-    tuning: Tuning = UNTUNED,
+    peft: PeftConfig = NO_PEFT,
 ) -> nn.Module:
     """LLaMA, a causal model of token ids, tiny and randomly initialised unless told otherwise.
 
@@ -94,7 +94,7 @@ def llama(
         eos_token_id=end,
     )
     base = (package.LlamaForCausalLM if head == "language" else package.LlamaModel)(config)
-    return _with_head(base, reading, outputs, tuning)
+    return _with_head(base, reading, outputs, peft)
 
 
 def vit(
@@ -108,7 +108,7 @@ def vit(
     patch: int = 4,
     pooling: str = "first",
     attention: str = "eager",
-    tuning: Tuning = UNTUNED,
+    peft: PeftConfig = NO_PEFT,
 ) -> nn.Module:
     """Vision transformer of images cut into patches, tiny and randomly initialised unless told otherwise."""
     reading = Reading("vision", "classification", pooling)
@@ -126,7 +126,7 @@ def vit(
         num_channels=channels,
         attn_implementation=_attention(attention),
     )
-    return _with_head(package.ViTModel(config, add_pooling_layer=False), reading, outputs, tuning)
+    return _with_head(package.ViTModel(config, add_pooling_layer=False), reading, outputs, peft)
 
 
 def minilm(
@@ -139,7 +139,7 @@ def minilm(
     pad: int | None = None,
     layers: int | None = None,
     attention: str = "eager",
-    tuning: Tuning = UNTUNED,
+    peft: PeftConfig = NO_PEFT,
 ) -> nn.Module:
     """All-MiniLM-L6-v2, a pre-trained sentence encoder (6 layers, 384 wide, 22.6 M scalars), from its own package.
 
@@ -156,7 +156,7 @@ def minilm(
         pad=pad,
         layers=layers,
         attention=attention,
-        tuning=tuning,
+        peft=peft,
     )
 
 
@@ -173,7 +173,7 @@ def huggingface(
     end: int | None = None,
     layers: int | None = None,
     attention: str = "eager",
-    tuning: Tuning = UNTUNED,
+    peft: PeftConfig = NO_PEFT,
 ) -> nn.Module:
     """Any pre-trained encoder, causal or vision model of transformers: a folder, or a name on the Hugging Face hub.
 
@@ -192,19 +192,19 @@ def huggingface(
     reading.check(str(checkpoint), input_shape, outputs, getattr(config, "max_position_embeddings", None))
     _check_pretrained(config, reading, input_shape)
     base = load_pretrained(str(checkpoint), config, _attention(attention), causal=head == "language")
-    return _with_head(base, reading, outputs, tuning)
+    return _with_head(base, reading, outputs, peft)
 
 
-def _with_head(base: nn.Module, reading: Reading, outputs: int, tuning: Tuning) -> nn.Module:
+def _with_head(base: nn.Module, reading: Reading, outputs: int, peft: PeftConfig) -> nn.Module:
     """The module of a base, or of a causal model where the head is its own."""
     whole: Any = base
     language = reading.head == "language"
-    part = tuning.apply(whole.base_model if language else base, whole.config.hidden_size)
-    made: Classifier | Choice | Language
+    part = peft.apply(whole.base_model if language else base, whole.config.hidden_size)
+    made: Classifier | OptionScorer | Language
     if reading.head == "classification":
         made = Classifier(base, reading, outputs)
     elif reading.head == "choice":
-        made = Choice(base, reading, outputs)
+        made = OptionScorer(base, reading, outputs)
     else:
         if whole.config.vocab_size < outputs:
             raise ModelError(

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
 from tailorfl.errors import ModelError
+from tailorfl.models.dropout import Gumbel
 from tailorfl.models.layers import head_layer, head_name
-from tailorfl.models.noise import Gumbel
 
 OWN = ("weight", "bias", "context")
 """Names of what is a client's own: W, b and the context."""

@@ -130,7 +130,7 @@ def _dtype(base: nn.Module) -> torch.dtype:
     return found
 
 
-class Pooled(nn.Module):
+class PooledEncoder(nn.Module):
     """A base whose hidden states become one vector a sample."""
 
     default_trainable: str = "all"
@@ -155,7 +155,7 @@ class Pooled(nn.Module):
         return hidden[:, 0 if pooling == "first" else -1]
 
 
-class Classifier(Pooled):
+class Classifier(PooledEncoder):
     """A linear layer on the pooled hidden states."""
 
     feature_layer = "head"
@@ -171,7 +171,7 @@ class Classifier(Pooled):
         return scores
 
 
-class Choice(Pooled):
+class OptionScorer(PooledEncoder):
     """Scores options by how near their embedding is to that of the prompt: 20 · cosine; there is no head to learn.
 
     The feature is the embedding of the prompt, [batch, hidden], of length 1 since scores do not depend on its length.

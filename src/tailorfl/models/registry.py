@@ -14,7 +14,7 @@ from tailorfl import modules
 from tailorfl.errors import ModelError, unknown
 from tailorfl.models import foundation, resnet, resnet_cifar, small, vgg
 from tailorfl.models.dropout import replace_dropout
-from tailorfl.models.tuning import Tuning
+from tailorfl.models.peft_config import PeftConfig
 
 Factory = Callable[..., nn.Module]
 
@@ -55,8 +55,8 @@ def options_of(name: str) -> dict[str, Any]:
         raise unknown("model", name, FACTORIES)
     found: dict[str, Any] = {}
     for p in inspect.signature(FACTORIES[name]).parameters.values():
-        if isinstance(p.default, Tuning):
-            found |= {field.name: getattr(p.default, field.name) for field in fields(Tuning)}
+        if isinstance(p.default, PeftConfig):
+            found |= {field.name: getattr(p.default, field.name) for field in fields(PeftConfig)}
         elif p.kind is inspect.Parameter.KEYWORD_ONLY:
             found[p.name] = p.default
     return found
@@ -93,11 +93,11 @@ def build(name: str, input_shape: Sequence[int], outputs: int, **options: Any) -
 
 
 def _arguments(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Options as a factory takes them: those of a tuning in one."""
+    """Options as a factory takes them: those of a `PeftConfig` in one."""
     own = inspect.signature(FACTORIES[name]).parameters
-    of_tuning = {key: value for key, value in options.items() if key not in own}
+    of_peft = {key: value for key, value in options.items() if key not in own}
     rest = {key: value for key, value in options.items() if key in own}
-    return {**rest, "tuning": Tuning(**of_tuning)} if of_tuning else rest
+    return {**rest, "peft": PeftConfig(**of_peft)} if of_peft else rest
 
 
 def _reason(error: Exception) -> str:

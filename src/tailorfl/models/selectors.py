@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from tailorfl.errors import ModelError, unknown
-from tailorfl.models.adapters import ResidualAdapter
-from tailorfl.models.bottleneck import BottleneckAdapter, adapted_blocks
+from tailorfl.models.adapters import BottleneckAdapter, ResidualAdapter, adapted_blocks
 from tailorfl.models.layers import head_layer, inventory, layers, linears, state_entries
 from tailorfl.models.lora import lora_parts
 from tailorfl.models.norm import is_norm

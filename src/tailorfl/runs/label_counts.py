@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tailorfl.data.federation import Federation
-from tailorfl.data.hollow import HOLLOW
+from tailorfl.data.remote_federation import REMOTE
 from tailorfl.runs.job import Job
 from tailorfl.runs.privacy import privacy_of
 
@@ -21,7 +21,7 @@ def label_counts(job: Job, federation: Federation) -> dict[str, Any]:
     count of a client's samples; nor where clients keep their labels to themselves.
     """
     source = federation.source
-    if source.task not in TASKS or privacy_of(job) is not None or source.info.get(HOLLOW):
+    if source.task not in TASKS or privacy_of(job) is not None or source.info.get(REMOTE):
         return {}
     counts = federation.describe("train")
     if not counts.size or counts.size > MOST:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tailorfl.data.hollow import HOLLOW
+from tailorfl.data.remote_federation import REMOTE
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.predictions import Kept, Predictions
 from tailorfl.evaluation.protocols import headline
@@ -38,7 +38,7 @@ def keeper(job: Job, sim: Simulation) -> Kept | None:
         ConfigError: temperatures of a task that has no classes.
     """
     config, source = job.config.eval, sim.federation.source
-    if source.info.get(HOLLOW):
+    if source.info.get(REMOTE):
         return None
     if config.calibrate != "none" and source.task not in TASKS:
         raise ConfigError(

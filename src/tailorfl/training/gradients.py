@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.models.cohort_layers import Share, descending, used_once
+from tailorfl.models.cohort_layers import WeightStep, descending, used_once
 from tailorfl.models.dropout import dropout_key
 from tailorfl.models.functional import Model
 from tailorfl.models.mapping import Level, over_clients
@@ -160,7 +160,7 @@ def sum_gradient(
     carry: Carry,
     leaves: Sequence[Tensor],
     batch: Batch,
-    shares: Mapping[int, Share],
+    shares: Mapping[int, WeightStep],
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Returns the loss and gradient of each client of a cohort; `leaves` are the trained tensors, requiring gradients.
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailorfl.data.source import Source
-from tailorfl.models.cohort_layers import Share
+from tailorfl.models.cohort_layers import WeightStep
 from tailorfl.training.active import ActiveClients
 from tailorfl.training.alone import descend
 from tailorfl.training.custom_gradient import Directed, Directions, Passes
@@ -296,7 +296,7 @@ class LocalSGD:
 
     def _shares(
         self, now: ActiveClients, batches: Sequence[Batch], moment: Moment, update: Update
-    ) -> dict[int, Share]:
+    ) -> dict[int, WeightStep]:
         """What happens to each parameter that may take its step inside the backward pass, by its place in memory.
 
         That is for cohorts and plain gradient descent, where nothing has to see the gradient first.
@@ -315,7 +315,7 @@ class LocalSGD:
             pull = pace * (now.strength if now.strength is not None else float(options.prox or 0.0))
         keep = 1.0 - pace * options.rule.weight_decay - pull
         return {
-            p.data_ptr(): Share(pace, keep, pull, None if now.centre is None else now.centre[k])
+            p.data_ptr(): WeightStep(pace, keep, pull, None if now.centre is None else now.centre[k])
             for k, (p, single) in enumerate(zip(now.params, known[carry.names], strict=True))
             if single
         }

@@ -1,4 +1,4 @@
-"""Data made once and kept under a key: in a folder of its own, which gets its name when all is there.
+"""Data made once and cached under a key: in a folder of its own, which gets its name when all is there.
 
 What was interrupted leaves nothing that anybody takes for whole, and is made again. Samples lie in files that are
 mapped: pages are read when they are used, and given back when memory is short.
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 VARIABLE = "TAILORFL_CACHE"
-"""Names the folder of data that are kept; by default tailorfl in the user's cache folder."""
+"""Names the folder of data that are cached; by default tailorfl in the user's cache folder."""
 _PART = ".part"
 _FINITE = WeakIdKeyDictionary()
 """Tensors of which somebody has seen that all numbers are finite."""
@@ -29,7 +29,7 @@ Opened = TypeVar("Opened")
 
 
 def cache_folder() -> Path:
-    """Where data are kept unless told otherwise."""
+    """Where data are cached unless told otherwise."""
     given = os.environ.get(VARIABLE)
     if given:
         return Path(given).expanduser()
@@ -41,7 +41,7 @@ def key_of(*facts: object) -> str:
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
-def kept(
+def cached(
     folder: Path, key: str, make: Callable[[Path], None], opened: Callable[[Path], Opened | None]
 ) -> Opened:
     """What lies under a key in a folder; if nothing does, or not all of it, it is made.
@@ -49,7 +49,7 @@ def kept(
     Processes that make the same at the same time do not disturb each other.
 
     Args:
-        folder: of all that is kept.
+        folder: of all that is cached.
         key: names what is made: the same for the same.
         make: puts it into the folder that it is given.
         opened: reads it from the folder that it is given; None where something is missing.
@@ -81,14 +81,14 @@ def mapped(file: Path, shape: Sequence[int], kind: torch.dtype) -> Tensor:
     return torch.from_file(str(file), shared=False, size=math.prod(shape), dtype=kind).view(*shape)
 
 
-def say_finite(values: Tensor) -> Tensor:
+def mark_finite(values: Tensor) -> Tensor:
     """Returns `values`, of which it is known from now on that all are finite: nobody has to read a file for it."""
     _FINITE[values] = True
     return values
 
 
-def said_finite(values: Tensor) -> bool:
-    """Whether `say_finite` was told so of this very tensor."""
+def is_known_finite(values: Tensor) -> bool:
+    """Whether `mark_finite` was told so of this very tensor."""
     return values in _FINITE
 
 

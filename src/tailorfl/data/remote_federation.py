@@ -20,9 +20,9 @@ from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError
 
-HOLLOW = "hollow"
+REMOTE = "hollow"
 """Key of `Source.info`: True where all samples of clients are elsewhere, as on the server."""
-TOLD = ("classes", "features", "tokenizer", "pad", "vocabulary")
+NAMES = ("classes", "features", "tokenizer", "pad", "vocabulary")
 """What of a source's `info` is told to the server: what names its numbers, and no number."""
 FITTED = "fitted"
 """Of what is known of a source: whether its samples are prepared by statistics of private ones."""
@@ -30,7 +30,7 @@ PARTS: tuple[Part, ...] = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
-class Own:
+class ClientSamples:
     """One client's samples: a source of nothing else, and which rows of it are for what."""
 
     source: Source
@@ -44,13 +44,13 @@ class Own:
         return {part: len(getattr(self, part)) for part in PARTS}
 
 
-def own_part(federation: Federation, client: int) -> Own:
+def client_samples(federation: Federation, client: int) -> ClientSamples:
     """Returns one client's samples of a whole federation, in the order that they have there."""
     parts = {part: federation.part(part)[client] for part in PARTS}
     rows = np.unique(np.concatenate(list(parts.values())))
     source = subset(federation.source, rows, federation.source.name)
     mine = {part: np.searchsorted(rows, found) for part, found in parts.items()}
-    return Own(source, mine["train"], mine["val"], mine["test"])
+    return ClientSamples(source, mine["train"], mine["val"], mine["test"])
 
 
 def source_facts(source: Source) -> dict[str, Any]:
@@ -66,11 +66,11 @@ def source_facts(source: Source) -> dict[str, Any]:
         "augment": source.augment,
         "credit": source.credit is not None,
         FITTED: PRIVATE_SCALING in source.info,
-        "info": {key: source.info[key] for key in TOLD if key in source.info},
+        "info": {key: source.info[key] for key in NAMES if key in source.info},
     }
 
 
-def hollow_source(facts: Mapping[str, Any]) -> Source:
+def remote_source(facts: Mapping[str, Any]) -> Source:
     """Returns a source of one empty sample with these facts.
 
     Raises:
@@ -89,7 +89,7 @@ def hollow_source(facts: Mapping[str, Any]) -> Source:
             outputs=int(facts["outputs"]),
             mean=None if facts["mean"] is None else tuple(facts["mean"]),
             std=None if facts["std"] is None else tuple(facts["std"]),
-            info={**info, **_private(facts), HOLLOW: True},
+            info={**info, **_private(facts), REMOTE: True},
             credit=torch.zeros(1, int(facts["outputs"])) if facts["credit"] else None,
             augment=facts["augment"],
         )
@@ -99,13 +99,13 @@ def hollow_source(facts: Mapping[str, Any]) -> Source:
         ) from error
 
 
-def hollow_federation(
+def remote_federation(
     source: Source,
     names: Sequence[str],
     sizes: Mapping[str, Sequence[int]],
     *,
     num_clients: int | None = None,
-    own: tuple[int, Own] | None = None,
+    own: tuple[int, ClientSamples] | None = None,
     public: Source | None = None,
     server: Source | None = None,
 ) -> Federation:
@@ -128,7 +128,7 @@ def hollow_federation(
         for part in PARTS:
             rows[part][client] = getattr(mine, part)
     elif server is not None and len(server):
-        source = replace(server, name=source.name, info={**server.info, HOLLOW: True})
+        source = replace(server, name=source.name, info={**server.info, REMOTE: True})
         held = np.arange(len(server), dtype=np.int64)
     return Federation(
         source=source,

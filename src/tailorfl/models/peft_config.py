@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from torch import nn
 
 from tailorfl.errors import ModelError
-from tailorfl.models.bottleneck import insert_adapters
+from tailorfl.models.adapters import insert_adapters
 from tailorfl.models.lora import inject_lora
 
 
 @dataclass(frozen=True)
-class Tuning:
+class PeftConfig:
     """LoRA of rank `lora`, or adapters of width `adapter_size`; 0 for none."""
 
     lora: int = 0
@@ -41,4 +41,4 @@ class Tuning:
         return "all"
 
 
-UNTUNED = Tuning()
+NO_PEFT = PeftConfig()
