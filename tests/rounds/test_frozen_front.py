@@ -257,7 +257,12 @@ class Counted(nn.Module):
 
 
 def counted(seed: int = 0) -> Model:
-    return Model(lambda: nn.Sequential(Counted(), nn.Linear(32, 10)), trainable="head", seed=seed)
+    def make() -> nn.Module:
+        network = nn.Sequential(Counted(), nn.Linear(32, 10))
+        network.feature_boundary = "0"  # type: ignore[assignment]
+        return network
+
+    return Model(make, trainable="head", seed=seed)
 
 
 def test_every_sample_goes_through_the_front_once(images: Federation) -> None:
@@ -318,7 +323,7 @@ def test_where_it_cannot_be_the_run_says_why(images: Federation, caplog: pytest.
         lambda: build("resnet10", (1, 8, 8), 10, width=8, stem="cifar", adapters=True, dropout=0.3),
         trainable=["layer4.*adapter*", "fc.*"],
     )
-    assert "of a forward pass" in simulation(small, drawing, "fedavg", AUTO).features_note
+    assert "stands before" in simulation(small, drawing, "fedavg", AUTO).features_note
     with caplog.at_level(logging.WARNING):
         full = simulation(small, net, "fedavg", FeatureSettings("auto", 0.0, Path("/proc/none")))
     assert full.features is None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tailorfl.errors import ModelError
 from tailorfl.models.lora import candidates, linear_layers
-from tailorfl.models.norm import make_norm
+from tailorfl.models.norm import is_norm, make_norm
 
 RESIDUAL_DEVIATION = 1e-4
 """Standard deviation of the initial convolution of a residual adapter."""
@@ -128,6 +128,16 @@ def adapted_blocks(module: nn.Module) -> list[nn.Module]:
         for block in _listed(module)
         if any(isinstance(inner, BottleneckAdapter) for inner in block.modules())
     ]
+
+
+def transformer_blocks(base: nn.Module) -> tuple[str, ...]:
+    """Return the names of a transformer's blocks in order, and of the norm behind the last one where there is one."""
+    lists = [(path, part) for path, part in base.named_modules() if isinstance(part, nn.ModuleList)]
+    blocks = [
+        f"{path}.{k}" for path, part in lists for k, block in enumerate(part) if _attention(block) is not None
+    ]
+    last = [name for name, part in base.named_children() if is_norm(part)]
+    return (*blocks, *last) if blocks else ()
 
 
 def _listed(module: nn.Module) -> list[nn.Module]:

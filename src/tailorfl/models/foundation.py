@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from tailorfl.errors import ModelError
+from tailorfl.models.adapters import transformer_blocks
 from tailorfl.models.checkpoints import (
     cut,
     kind_of,
@@ -212,6 +213,7 @@ def _with_head(base: nn.Module, reading: Reading, outputs: int, peft: PeftConfig
                 "belongs to the checkpoint, or another vocabulary."
             )
         made = Language(base, reading)
+    made.feature_boundary = tuple(f"base.{name}" for name in transformer_blocks(made.base))
     if part != "all":
         made.default_trainable = f"{part}+head" if reading.head == "classification" else part
     return made

@@ -19,8 +19,8 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from tailorfl.errors import ModelError
-from tailorfl.models.cut import Cut
 from tailorfl.models.dropout import Keyed, plain_dropout, replace_dropout
+from tailorfl.models.frozen_features import Boundary
 from tailorfl.models.mixture import is_live, joined
 from tailorfl.models.module_tensors import (
     frozen_names,
@@ -88,7 +88,7 @@ class Model:
         """Whether a training step needs keys, of dropout masks or of the noise of other layers."""
         self._places = places_of(module)
         self._whole: Model | None = None
-        self._cut: Cut | None = None
+        self._boundary: Boundary | None = None
         self._eval = self._skeleton(self._copy(module).eval())
         self._training: dict[frozenset[str], Skeleton] = {}
         self._elsewhere: dict[torch.device, Model] = {}
@@ -176,13 +176,13 @@ class Model:
             self._elsewhere[device] = moved
         return self._elsewhere[device]
 
-    def cut_at(self, cut: Cut) -> Model:
-        """Returns the model of what comes after a cut: of the same state, its inputs what the layers before give out.
+    def from_features(self, boundary: Boundary) -> Model:
+        """Returns the model of what comes after a boundary: of the same state, its inputs the features up to there.
 
         `module` and what is made of it (`alone`, other models) are of the whole network.
         """
         rest = copy.copy(self)
-        rest._whole, rest._cut = self.whole, cut
+        rest._whole, rest._boundary = self.whole, boundary
         rest._training, rest._elsewhere, rest.single_users = {}, {}, {}
         rest._eval = rest._skeleton(rest._copy(rest.module).eval())
         return rest
@@ -302,8 +302,8 @@ class Model:
         return self._training[trained]
 
     def _skeleton(self, module: nn.Module) -> Skeleton:
-        if self._cut is not None:
-            self._cut.apply(module)
+        if self._boundary is not None:
+            self._boundary.apply(module)
         return Skeleton(module, self.live_places)
 
     def _fresh(self, seed: int) -> nn.Module:

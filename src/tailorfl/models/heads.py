@@ -134,6 +134,7 @@ class PooledEncoder(nn.Module):
     """A base whose hidden states become one vector a sample."""
 
     default_trainable: str = "all"
+    feature_boundary: tuple[str, ...] = ()
 
     def __init__(self, base: nn.Module, reading: Reading) -> None:
         super().__init__()
@@ -207,6 +208,7 @@ class Language(nn.Module):
     """
 
     default_trainable: str = "all"
+    feature_boundary: tuple[str, ...] = ()
     feature_layer = "head"
 
     def __init__(self, causal: nn.Module, reading: Reading) -> None:

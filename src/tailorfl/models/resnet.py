@@ -89,6 +89,8 @@ class ResNet(nn.Module):
         self.layer4 = _stage(4 * w, 8 * w, blocks[3], 2, norm, inner)
         self.dropout: nn.Module = nn.Dropout(dropout) if dropout and not adapters else nn.Identity()
         self.fc = nn.Linear(8 * w, outputs)
+        stages = (f"layer{stage}.{block}" for stage, count in enumerate(blocks, 1) for block in range(count))
+        self.feature_boundary = (*stages, "dropout")
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

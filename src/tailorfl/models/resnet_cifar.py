@@ -60,6 +60,8 @@ class ResNetCifar(nn.Module):
         self.layer3 = _stage(32, 64, blocks, 2, norm, inner)
         self.dropout: nn.Module = nn.Dropout(dropout) if dropout and not adapters else nn.Identity()
         self.linear = nn.Linear(64, outputs)
+        stages = (f"layer{stage}.{block}" for stage in (1, 2, 3) for block in range(blocks))
+        self.feature_boundary = (*stages, "dropout")
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(module.weight)

@@ -76,7 +76,7 @@ def mlp(
         layers[f"dropout{number}"] = Dropout(dropout)
         width = size
     layers["head"] = nn.Linear(width, outputs)
-    return nn.Sequential(layers)
+    return _chain(layers)
 
 
 def _sizes(model: str, hidden: int | Sequence[int]) -> tuple[int, ...]:
@@ -90,6 +90,13 @@ def _sizes(model: str, hidden: int | Sequence[int]) -> tuple[int, ...]:
             f"model '{model}' takes hidden as a list of widths such as [200], got {shown(hidden)}."
         )
     return tuple(sizes)
+
+
+def _chain(layers: OrderedDict[str, nn.Module]) -> nn.Sequential:
+    """The network of some layers, behind each of which features of frozen layers may be kept."""
+    network = nn.Sequential(layers)
+    network.feature_boundary = tuple(layers)[:-1]  # type: ignore[assignment]
+    return network
 
 
 @dataclass(frozen=True)
@@ -151,7 +158,7 @@ def _plain_cnn(
         layers[f"fc_dropout{number}"] = Dropout(dropout)
         width = size
     layers["head"] = nn.Linear(width, outputs)
-    return nn.Sequential(layers)
+    return _chain(layers)
 
 
 def cnn2(

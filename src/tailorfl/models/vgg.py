@@ -43,6 +43,8 @@ class VGG(nn.Module):
             nn.Linear(512, 512), nn.ReLU(), Dropout(dropout),
             nn.Linear(512, outputs),
         )  # fmt: skip
+        maps = (f"features.{k}" for k in range(len(self.features)))
+        self.feature_boundary = (*maps, *(f"classifier.{k}" for k in range(len(self.classifier) - 1)))
         self._initialise()
 
     def _initialise(self) -> None:

@@ -1,8 +1,8 @@
 """What the frozen front of a network gives out, computed once for each sample and kept.
 
-`Featured` is a data set whose samples are what `tailorfl.models.front` makes of those of another one: clients, the
-server and evaluations read it like any other. Rows are computed when they are first asked for, in blocks that do not
-depend on who asks, so a run has the same bits whoever comes first, in whichever process.
+`Featured` is a data set whose samples are what the extractor of `tailorfl.models.frozen_features` makes of those of
+another one: clients, the server and evaluations read it like any other. Rows are computed when they are first asked
+for, in blocks that do not depend on who asks, so a run has the same bits whoever comes first, in whichever process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tailorfl.data.rows import Ints
 from tailorfl.data.source import Source, copied
 from tailorfl.engines.devices import HOST
 from tailorfl.engines.shared_memory import Block
-from tailorfl.models.front import Front
+from tailorfl.models.frozen_features import FeatureExtractor
 from tailorfl.models.module_tensors import tensors_of
 
 BLOCK = 32
@@ -46,16 +46,18 @@ class FeatureTable:
         RunError: the file cannot be made, or the disk has no place for it.
     """
 
-    def __init__(self, source: Source, front: Front, order: Ints, used: int, folder: Path | None) -> None:
+    def __init__(
+        self, source: Source, front: FeatureExtractor, order: Ints, used: int, folder: Path | None
+    ) -> None:
         self.source, self.front, self.on_disk, self.used = source, front, folder is not None, used
         self._blocks = np.array_split(order, range(BLOCK, len(order), BLOCK))
         self._block_of = np.empty(len(order), dtype=np.int64)
         for number, rows in enumerate(self._blocks):
             self._block_of[rows] = number
         memory, there = Block(folder), Block()
-        memory.reserve(len(order) * front.cut.width * front.cut.dtype.itemsize)
+        memory.reserve(len(order) * front.boundary.width * front.boundary.dtype.itemsize)
         there.reserve(len(self._blocks))
-        self.values = memory.tensor(front.cut.dtype, (len(order), front.cut.width))
+        self.values = memory.tensor(front.boundary.dtype, (len(order), front.boundary.width))
         self._there = there.tensor(torch.uint8, (len(self._blocks),)).numpy()
         self._is_full = False
 
@@ -127,7 +129,7 @@ class Tables:
 
     _known: ClassVar[WeakKeyDictionary[Federation, dict[str, FeatureTable]]] = WeakKeyDictionary()
 
-    def __init__(self, federation: Federation, front: Front, folder: Path | None) -> None:
+    def __init__(self, federation: Federation, front: FeatureExtractor, folder: Path | None) -> None:
         self._federation, self._front, self._folder = federation, front, folder
         self._of_front = _digest(front)
         self._featured: WeakKeyDictionary[Source, Featured] = WeakKeyDictionary()
@@ -168,12 +170,12 @@ def digest_of(source: Source) -> str:
     ).hexdigest()
 
 
-def _digest(front: Front) -> str:
+def _digest(front: FeatureExtractor) -> str:
     """A hash of everything that features depend on but for the samples: frozen weights, layers, where they end."""
     module = front.model.module
     tensors = tensors_of(module)
     frozen = [f"{name} {_of_tensor(tensors[name])}" for name in sorted(front.model.frozen)]
-    return hashlib.blake2b(repr((front.cut, repr(module), frozen)).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(repr((front.boundary, repr(module), frozen)).encode(), digest_size=16).hexdigest()
 
 
 def _of_tensor(tensor: Tensor) -> str:

@@ -16,8 +16,7 @@ from tailorfl.data.source import Source
 from tailorfl.engines.devices import HOST
 from tailorfl.engines.memory import free_memory
 from tailorfl.errors import RunError
-from tailorfl.models.cutting import SAMPLES, NoCut, find_cut
-from tailorfl.models.front import Front
+from tailorfl.models.frozen_features import SAMPLES, FeatureExtractor, NoFeatures, find_boundary
 from tailorfl.models.functional import Model
 from tailorfl.rounds.features import FeatureTable, Tables, dealt_rows
 from tailorfl.settings.engine import FeaturePlace
@@ -52,7 +51,6 @@ class Features:
         federation: the samples as that reads them.
         see: any further source as that reads it.
         bytes: what all features take.
-        share: of the products of a forward pass that the front takes.
         on_disk: whether they lie in a file.
     """
 
@@ -60,7 +58,6 @@ class Features:
     federation: Federation
     see: Callable[[Source], Source]
     bytes: int
-    share: float
     on_disk: bool
 
     @property
@@ -96,13 +93,13 @@ def frozen_front(
     (model,) = models.values()
     state, source = tree.tensors(model.init(seed)), federation.source
     try:
-        cut = find_cut(model, state, source.take(torch.arange(SAMPLES)))
-    except NoCut as why:
+        boundary = find_boundary(model, state, source.take(torch.arange(SAMPLES)))
+    except NoFeatures as why:
         return None, str(why)
-    front = Front(model, cut, state)
+    front = FeatureExtractor(model, boundary, state)
     others = [s for s in (federation.public, *federation.shifted.values()) if s is not None]
     samples = len(dealt_rows(federation)) + sum(map(len, others))
-    size = samples * cut.width * cut.dtype.itemsize
+    size = samples * boundary.width * boundary.dtype.itemsize
     folder, reason = _where(size, settings)
     if not reason:
         tables = Tables(federation, front, folder)
@@ -118,11 +115,11 @@ def frozen_front(
         else:
             place = "in memory" if folder is None else f"in a file in {folder}"
             said = (
-                f"frozen layers, {cut.share:.0%} of a forward pass, are computed once for each sample: "
+                f"frozen layers up to '{boundary.name}' are computed once for each sample: "
                 f"{size / 1e6:,.1f} MB {place}"
             )
             log.info("%s", said, extra={"once": said})
-            return Features(model.cut_at(cut), found, tables.see, size, cut.share, folder is not None), said
+            return Features(model.from_features(boundary), found, tables.see, size, folder is not None), said
     log.warning(
         "frozen layers are computed anew in every pass, since what they give out is not kept: %s",
         reason,
