@@ -23,7 +23,7 @@ from tailorfl.data.dealing import (
     to_be_tested,
 )
 from tailorfl.data.federation import Federation
-from tailorfl.data.preparing import plain, prepared
+from tailorfl.data.preparation import plain, prepared
 from tailorfl.data.public import own_public_rows, public_from_rows, public_source, subset
 from tailorfl.data.registry import load_source
 from tailorfl.data.rows import Ints, Rows

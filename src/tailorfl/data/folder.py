@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from tailorfl.data.scaling import PRIVATE_SCALING, PUBLIC_CHANNEL, Channels, PrivateScaling
+from tailorfl.data.scaling import FITTED_IMAGES, PRIVATE_SCALING, PUBLIC_CHANNEL, Channels
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError, unknown
 from tailorfl.printable import shown
@@ -248,12 +248,7 @@ def channel_scaling(
     if scaling == "public":
         mean, deviation = ((number,) * x.shape[1] for number in PUBLIC_CHANNEL)
         return mean, deviation, {}
-    by = PrivateScaling(
-        "the mean and deviation of all training images",
-        "data.options.scaling=public, or scaling='public' of a source in Python",
-        shared=True,
-    )
-    return *channel_statistics(x), {PRIVATE_SCALING: by}
+    return *channel_statistics(x), {PRIVATE_SCALING: FITTED_IMAGES}
 
 
 def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -29,7 +29,7 @@ from tailorfl.data.constants import Constants
 from tailorfl.data.folder import from_folder
 from tailorfl.data.huggingface import from_datasets
 from tailorfl.data.labels import check_classes, from_zero, named
-from tailorfl.data.preparing import TABLE, RawTable, by_constants
+from tailorfl.data.preparation import TABLE, RawTable, by_constants
 from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task
 from tailorfl.data.summaries import made_roles
@@ -125,7 +125,7 @@ def from_table(
         client: the column that says whose a row is; None for a table without natural clients, and for a folder
             whose files are the clients.
         features: the input columns; by default every column not named otherwise. Words and empty cells become numbers
-            when a federation is built with `normalise`, after the split (`tailorfl.data.preparing`).
+            when a federation is built with `normalise`, after the split (`tailorfl.data.preparation`).
         task: what the label means.
         split: the column that holds "train" or "test"; None for no given split.
         words, impute, indicator, na_values, min_count: how features are prepared, see `tailorfl.data.summaries.Roles`.

@@ -16,7 +16,7 @@ import torch
 from tailorfl.data.federation import Federation, Part
 from tailorfl.data.public import subset
 from tailorfl.data.rows import Ints
-from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
+from tailorfl.data.scaling import FITTED_IMAGES, FITTED_TABLE, PRIVATE_SCALING
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError
 
@@ -145,10 +145,7 @@ def remote_federation(
 def _private(facts: Mapping[str, Any]) -> dict[str, Any]:
     if not facts.get(FITTED):
         return {}
-    by, instead = "constants of clients' training rows", "data.options.constants=FILE"
-    if facts["x"][1] == "uint8":
-        by, instead = "the mean and deviation of all clients' images", "data.options.scaling=public"
-    return {PRIVATE_SCALING: PrivateScaling(by, instead, shared=True)}
+    return {PRIVATE_SCALING: FITTED_IMAGES if facts["x"][1] == "uint8" else FITTED_TABLE}
 
 
 def _name(dtype: torch.dtype) -> str:

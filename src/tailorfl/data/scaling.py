@@ -93,6 +93,20 @@ _WHOSE = {
 }
 
 
+FITTED_TABLE = PrivateScaling(
+    "constants of training rows of all clients",
+    "a file of them as data.options.constants, without data.normalise",
+    shared=True,  # levels of words and what fills columns that a client never measured, even where means are its own
+)
+"""What is said of a table that is prepared by constants of its own rows."""
+FITTED_IMAGES = PrivateScaling(
+    "the mean and deviation of all training images",
+    "data.options.scaling=public, or scaling='public' of a source in Python",
+    shared=True,
+)
+"""What is said of images whose channels are scaled by their own mean and deviation."""
+
+
 def standardised(federation: Federation, by: Normalisation) -> Federation:
     """The federation with features shifted and scaled by training means and deviations.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tailorfl.data.columns import FEW, class_numbers, need_columns, numeric, target_columns
 from tailorfl.data.folder import from_folder
-from tailorfl.data.preparing import PREPARATION, Preparation
+from tailorfl.data.preparation import PREPARATION, Preparation
 from tailorfl.data.registry import load_source
 from tailorfl.data.scaling import SCALING, Scaling
 from tailorfl.data.source import Source, check_finite

@@ -18,10 +18,17 @@ from tailorfl.data.build import public_set
 from tailorfl.data.columns import need_columns
 from tailorfl.data.constants import MOST_LEVELS, Constants, combine, read_constants
 from tailorfl.data.own import from_table
-from tailorfl.data.preparing import PREPARATION, TABLE, Preparation, RawTable, by_constants, plain
+from tailorfl.data.preparation import (
+    TABLE,
+    ClientRows,
+    RawTable,
+    by_constants,
+    by_training_rows,
+    check_medians,
+    plain,
+)
 from tailorfl.data.remote_federation import FITTED, ClientSamples
 from tailorfl.data.rows import Ints
-from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
 from tailorfl.data.source import Source
 from tailorfl.data.splits import own_rows, read_split
 from tailorfl.data.summaries import CLASSES, Roles, Summary, made_roles, summarise
@@ -161,22 +168,8 @@ class OwnTable:
             info = {**plain(source).info, **({"classes": everyone.classes} if everyone.classes else {})}
             y = everyone.targets(table.frame, source.name)
             return replace(plain(source), y=y, outputs=everyone.outputs, info=info)
-        found = by_constants(source, everyone)
-        own: dict[str, Constants] = {}
-        if by == "client":
-            own[self.name] = everyone.fitted_to(table.frame, train, self.name)
-            found = replace(found, x=own[self.name].inputs(table.frame, source.name))
-        whose = "each client's own training rows" if by == "client" else "the training rows of all clients"
-        info = {
-            **found.info,
-            PREPARATION: Preparation.by_client(
-                everyone, own, [summarise(table.frame, table.roles, train, self.name)]
-            ),
-            PRIVATE_SCALING: PrivateScaling(
-                f"constants of {whose}", "data.options.constants=FILE", shared=True
-            ),
-        }
-        return replace(found, info=info)
+        rows = ClientRows(self.name, np.arange(len(source)), train)
+        return by_training_rows(source, everyone, [rows], [rows.summarise(table)], by)
 
 
 def check_table(data: DataConfig) -> None:
@@ -203,11 +196,7 @@ def common_tables(
     import pandas as pd
 
     roles = told[0].roles
-    if data.normalise == "federated" and roles.impute == "median":
-        raise ConfigError(
-            "medians of all clients together are no sums of theirs; set data.options.impute=mean, or let each client "
-            "take its own (data.normalise=client)"
-        )
+    check_medians(roles, data.normalise)
     for option in ("features", "words"):
         need_columns(
             "of the clients", pd.DataFrame(columns=list(features)), listed(data.options.get(option) or ())

@@ -6,7 +6,7 @@ import hashlib
 import math
 from typing import Any
 
-from tailorfl.data.preparing import PREPARATION
+from tailorfl.data.preparation import PREPARATION
 from tailorfl.data.scaling import SCALING
 from tailorfl.evaluation.summary import OF_RECORD
 from tailorfl.runs.files import encode

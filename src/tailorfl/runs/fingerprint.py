@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from tailorfl.data.federation import Federation
-from tailorfl.data.preparing import GIVEN, PREPARATION, Preparation, given_digest
+from tailorfl.data.preparation import GIVEN, PREPARATION, Preparation, given_digest
 from tailorfl.data.scaling import SCALING, Scaling
 from tailorfl.data.source import Source
 from tailorfl.data.table_files import READING

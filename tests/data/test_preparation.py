@@ -18,7 +18,7 @@ from tailorfl.data.columns import word_of
 from tailorfl.data.constants import Constants, combine
 from tailorfl.data.federation import Federation
 from tailorfl.data.own import from_table
-from tailorfl.data.preparing import own_strata
+from tailorfl.data.preparation import own_strata
 from tailorfl.data.splits import own_rows, read_split
 from tailorfl.data.summaries import Summary, made_roles, summarise
 from tailorfl.data.table_files import read_table

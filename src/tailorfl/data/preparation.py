@@ -1,7 +1,8 @@
 """Features made what models can read, after the split: words encoded, gaps filled, numbers standardised.
 
-All constants are of training rows of training clients. Tables go through `summarise`, `combine` and `Constants`, as
-clients do that hold only their own file; other numbers through `tailorfl.data.scaling`.
+All constants are of training rows of training clients. A table goes one way, in a simulation of all clients as in a
+deployment where each has only its own file: `summarise` at each client, `combine` at the server, `by_training_rows` at
+each client. Other numbers go through `tailorfl.data.scaling`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tailorfl.data.columns import class_names, kind_of, numbers_of, numeric, tid
 from tailorfl.data.constants import Constants, combine, read_constants
 from tailorfl.data.federation import Federation
 from tailorfl.data.rows import Ints
-from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling, standardised
+from tailorfl.data.scaling import FITTED_TABLE, PRIVATE_SCALING, standardised
 from tailorfl.data.source import Source, strata_of
 from tailorfl.data.summaries import CLASSES, Roles, Summary, summarise
 from tailorfl.errors import ConfigError, DataError
@@ -37,13 +38,6 @@ GIVEN = "given"
 
 PREPARATION = "preparation"
 """Key of `Source.info`: the `Preparation` that made `Source.x` of a table."""
-
-FITTED = PrivateScaling(
-    "constants of training rows of all clients",
-    "a file of them as data.options.constants, without data.normalise",
-    shared=True,  # levels of words and what fills columns that a client never measured, even where means are its own
-)
-"""What is said of a table that is prepared by constants of its own rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +71,25 @@ class RawTable:
         for column in self.roles.inputs(self.frame):
             values = tidy(self.frame[column], self.roles.na_values)
             yield column, values, column not in self.roles.words and kind_of(values) == "number"
+
+
+@dataclass(frozen=True, eq=False)
+class ClientRows:
+    """The rows of a table that are one client's.
+
+    Attributes:
+        name: of the client.
+        rows: int64, all of them, ascending.
+        train: int64 places among them of those that it trains on.
+    """
+
+    name: str
+    rows: Ints
+    train: Ints
+
+    def summarise(self, table: RawTable) -> Summary:
+        """Return what the client tells of its rows of a table."""
+        return summarise(table.frame.iloc[self.rows], table.roles, self.train, self.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,44 +215,69 @@ def prepared(federation: Federation, by: Normalisation) -> Federation:
                 "data.normalise, or the constants"
             )
         return standardised(federation, by)
-    source, frame, roles = federation.source, table.frame, table.roles
+    check_medians(table.roles, by)
+    clients = [_client_rows(federation, client) for client in range(len(federation))]
+    if by == "client":
+        counts = np.bincount(np.concatenate([client.rows for client in clients]))
+        if counts.max(initial=0) > 1:
+            raise DataError(
+                "normalise='client' needs test rows of one client each, but clients share a test set"
+            )
+    summaries = [client.summarise(table) for client in clients]
+    # Classes are those of every row of the source, discarded ones too: a client's summary of its file has them as well.
+    classes = {"classes": tuple(federation.source.info.get("classes", ()))}
+    everyone = combine(summaries[: federation.num_clients]).model_copy(update=classes)
+    source = by_training_rows(federation.source, everyone, clients, summaries, by)
+    return replace(federation, source=source)
+
+
+def by_training_rows(
+    source: Source,
+    everyone: Constants,
+    clients: Sequence[ClientRows],
+    summaries: Sequence[Summary],
+    by: Normalisation,
+) -> Source:
+    """Return the source of a table prepared by constants of training rows, here or in a process of one client alone.
+
+    Args:
+        source: the table, of all clients or of one.
+        everyone: what `combine` made of the summaries of all training clients.
+        clients: those whose rows the table has.
+        summaries: one for each of them.
+        by: "federated": constants of all training clients together; "client": of each client by itself (words are
+            encoded alike for all). Rows of no client take those of all training clients.
+
+    Raises:
+        DataError: the table does not fit the constants.
+    """
+    table, prepared_source = source.info[TABLE], by_constants(source, everyone)
+    fitted: dict[str, Constants] = {}
+    for client in clients if by == "client" else ():
+        frame = table.frame.iloc[client.rows]
+        fitted[client.name] = everyone.fitted_to(frame, client.train, client.name)
+        prepared_source.x[torch.from_numpy(client.rows)] = fitted[client.name].inputs(frame, client.name)
+    info = {
+        **prepared_source.info,
+        PREPARATION: Preparation.by_client(everyone, fitted, summaries),
+        PRIVATE_SCALING: FITTED_TABLE,
+    }
+    return replace(prepared_source, info=info)
+
+
+def check_medians(roles: Roles, by: Normalisation) -> None:
+    """Raise ConfigError where medians are asked for and the statistics are those of all clients together."""
     if by == "federated" and roles.impute == "median":
         raise ConfigError(
             "medians of all clients together are no sums of theirs; set data.options.impute=mean, or let each client "
             "take its own (data.normalise=client)"
         )
-    parts = [_parts(federation, client) for client in range(len(federation))]
-    told = [
-        summarise(frame.iloc[rows], roles, train, federation.names[client])
-        for client, (rows, train) in enumerate(parts)
-    ]
-    # Classes are those of every row of the source, discarded ones too: a client's summary of its file has them as well.
-    classes = {"classes": tuple(source.info.get("classes", ()))}
-    everyone = combine(told[: federation.num_clients]).model_copy(update=classes)
-    x, own = everyone.inputs(frame, source.name), {}
-    if by == "client":
-        if len(np.unique(np.concatenate([rows for rows, _ in parts]))) < sum(len(rows) for rows, _ in parts):
-            raise DataError(
-                "normalise='client' needs test rows of one client each, but clients share a test set"
-            )
-        for client, (rows, train) in enumerate(parts):
-            name, mine = federation.names[client], frame.iloc[rows]
-            own[name] = everyone.fitted_to(mine, train, name)
-            x[torch.from_numpy(rows)] = own[name].inputs(mine, name)
-    info = {
-        **_without_table(source),
-        "features": everyone.names,
-        PREPARATION: Preparation.by_client(everyone, own, told),
-        PRIVATE_SCALING: FITTED,
-    }
-    return replace(federation, source=replace(source, x=x, info=info))
 
 
-def _parts(federation: Federation, client: int) -> tuple[Ints, Ints]:
-    """(all rows of a client, ascending; the places of its training rows among them)."""
-    held = [federation.part(part)[client] for part in ("train", "val", "test")]
-    rows = np.unique(np.concatenate(held))
-    return rows, np.searchsorted(rows, held[0])
+def _client_rows(federation: Federation, client: int) -> ClientRows:
+    parts = [federation.part(part)[client] for part in ("train", "val", "test")]
+    rows = np.unique(np.concatenate(parts))
+    return ClientRows(federation.names[client], rows, np.searchsorted(rows, parts[0]))
 
 
 def _without_table(source: Source) -> dict[str, Any]:
