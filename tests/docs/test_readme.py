@@ -13,14 +13,12 @@ import pytest
 from blocks import ROOT, blocks, commands
 
 from tailorfl.cli.main import app
-from tailorfl.data.registry import sources
 from tailorfl.runs.check import check
 from tailorfl.settings.experiment import COMPARED
 from tailorfl.settings.loading import load, recipes
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-OF_ONES_OWN = {"given", "features", "folder", "table", "text_table", "instructions", "huggingface"}
 
 
 def test_the_table_of_methods_is_the_registry(script: Callable[[str], ModuleType]) -> None:
@@ -48,13 +46,6 @@ def test_the_page_of_reductions_names_tests_that_there_are(script: Callable[[str
     }
     assert len(cases) > 100
     assert set(cases) <= ids
-
-
-def test_every_source_is_described_or_needs_no_files() -> None:
-    free = {name for name in sources() if name.startswith("synthetic") or name == "digits"}
-    page = (ROOT / "docs" / "data-sets.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"^\| `(\w+)` \| `", page, re.MULTILINE)) & set(sources())
-    assert listed == set(sources()) - free - OF_ONES_OWN
 
 
 def test_every_extra_is_named() -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import yaml
@@ -19,6 +19,7 @@ from blocks import ROOT
 import tailorfl
 from tailorfl.cli.main import app
 from tailorfl.core.method import methods
+from tailorfl.data.registry import data_sources
 
 MADE = {
     "index.md",
@@ -53,6 +54,10 @@ def test_references_leave_nothing_out(script: Callable[[str], ModuleType]) -> No
     for name, method in methods().items():
         own = described.partition(f"`method={name}`")[2].partition("\n### ")[0]
         assert set(re.findall(r"^\| `(\w+)` \|", own, re.MULTILINE)) >= set(method.model_fields), name
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="data-sets.md"))
+    text = made.on_page_markdown((ROOT / "docs" / "data-sets.md").read_text(encoding="utf-8"), page)
+    with_files = {name for name, source in data_sources().items() if source.files}
+    assert set(re.findall(r"^\| `(\w+)` \| `", text, re.MULTILINE)) == with_files
 
 
 @pytest.mark.parametrize(

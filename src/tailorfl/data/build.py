@@ -25,7 +25,7 @@ from tailorfl.data.dealing import (
 from tailorfl.data.federation import Federation
 from tailorfl.data.preparation import plain, prepared
 from tailorfl.data.public import own_public_rows, public_from_rows, public_source, subset
-from tailorfl.data.registry import load_source
+from tailorfl.data.registry import data_sources, load_source
 from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.shifts import own_shifts
 from tailorfl.data.source import Source
@@ -36,7 +36,23 @@ from tailorfl.printable import shown
 from tailorfl.settings.data import Augmentation, DataConfig, Normalisation
 
 _SET = DataConfig()
-_DECODED = ("cifar10", "pacs")  # images decoded one by one at load time, so that a cap saves seconds
+_KINDS: Mapping[str, tuple[Any, ...]] = {
+    "name": (str,),
+    "source": (Source, None),
+    "path": (str, Path, None),
+    "options": (Mapping, None),
+    "partition": (str, None),
+    "partition_options": (Mapping, None),
+    "clients": (Integral, None),
+    "samples": (Integral, None),
+    "split": (str, Mapping, None),
+    "public": (str, Source, None),
+    "public_samples": (Integral, None),
+    "augment": (str,),
+    "corruptions": (Mapping, None),
+    "shifts": (Mapping, None),
+}
+"""What arguments of `build` may be."""
 
 
 def build(
@@ -81,31 +97,11 @@ def build(
         DataError: for data that are missing, broken or cannot be dealt as asked.
         MissingExtraError: if corruptions are asked for and their package is not installed.
     """
-    _check(seed, normalise, corruptions)
-    check_kind("name", name, str)
-    check_kind("source", source, Source, None)
-    check_kind("path", path, str, Path, None)
-    check_kind("partition", partition, str, None)
-    for what, options_ in (
-        ("options", options),
-        ("partition_options", partition_options),
-        ("shifts", shifts),
-    ):
-        check_kind(what, options_, Mapping, None)
-    for what, count in (("clients", clients), ("samples", samples), ("public_samples", public_samples)):
-        check_kind(what, count, Integral, None)
-    check_kind("split", split, str, Mapping, None)
-    check_kind("public", public, str, Source, None)
-    check_kind("augment", augment, str)
-    check_kind("corruptions", corruptions, Mapping, None)
-    check_texts("heldout_clients", heldout_clients, Integral, str)
-    check_texts("heldout_domain", heldout_domain, str, None)
-    loader = name if source is None else None
+    _check(locals())
+    by_name = source is None
     source = _load(name, path, options, samples) if source is None else source
-    if augment != "none":
-        source = replace(source, augment=augment)
-    if normalise == "none":
-        source = plain(source)
+    source = source if augment == "none" else replace(source, augment=augment)
+    source = plain(source) if normalise == "none" else source
     rule = read_split(split, official=source.test is not None)
     rows = capped(source, samples, stream(seed, "samples"))
     domains = _domains(source, rows, heldout_domain)
@@ -124,17 +120,14 @@ def build(
         deal_test=rule.source == "official",
         streams=(stream(seed, "partition"), stream(seed, "held out")),
     )
-    dealt = _with_domains(dealt, source, domains)
-    federation = _split(source, rows, dealt, rule, stream(seed, "split"))
-    if normalise != "none":
-        federation = prepared(federation, normalise)
-    source = federation.source
+    federation = _split(source, rows, _with_domains(dealt, source, domains), rule, stream(seed, "split"))
+    federation = federation if normalise == "none" else prepared(federation, normalise)
     shifted = _shifted(federation, rows, domains, corruptions, official_set, seed)
-    shifted |= own_shifts(source, shifts or {}, loader, options or {}, shifted)
+    shifted |= own_shifts(federation.source, shifts or {}, name if by_name else None, options or {}, shifted)
     if len(own_public):
-        public = public_from_rows(source, own_public)
+        public = public_from_rows(federation.source, own_public)
     elif public is not None:
-        public = public_set(public, public_samples, source, seed)
+        public = public_set(public, public_samples, federation.source, seed)
     federation = replace(federation, public=public, shifted=shifted)
     validate(federation)
     return federation
@@ -146,15 +139,21 @@ def public_set(public: str | Source, samples: int | None, source: Source, seed: 
     return replace(taken, augment=source.augment)
 
 
-def _check(seed: int, normalise: str, corruptions: Mapping[str, Any] | None) -> None:
+def _check(arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError or DataError for arguments of `build` of a wrong kind, or that contradict one another."""
+    seed, normalise = arguments["seed"], arguments["normalise"]
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed must be a whole number of at least 0, but is {shown(seed)}")
     if not isinstance(normalise, str) or normalise not in get_args(Normalisation):
         raise unknown("normalisation", normalise, get_args(Normalisation))
-    if normalise != "none" and corruptions is not None:
+    if normalise != "none" and arguments["corruptions"] is not None:
         raise ConfigError(
             f"normalise='{normalise}' changes pixel values, which corruptions need as they are; choose one"
         )
+    for argument, kinds in _KINDS.items():
+        check_kind(argument, arguments[argument], *kinds)
+    check_texts("heldout_clients", arguments["heldout_clients"], Integral, str)
+    check_texts("heldout_domain", arguments["heldout_domain"], str, None)
 
 
 def _domains(source: Source, rows: Ints, names: str | Sequence[str] | None) -> dict[str, Ints]:
@@ -204,12 +203,12 @@ def _without(rows: Ints, *others: Ints) -> Ints:
 def _load(
     name: str, path: str | Path | None, options: Mapping[str, Any] | None, samples: int | None
 ) -> Source:
-    given = dict(options or {})
+    all_options = dict(options or {})
     if path is not None:
-        given["path"] = path
-    if samples is not None and name in _DECODED:
-        given.setdefault("samples", samples)
-    return load_source(name, **given)
+        all_options["path"] = path
+    if samples is not None and name in data_sources() and data_sources()[name].capped:
+        all_options.setdefault("samples", samples)
+    return load_source(name, **all_options)
 
 
 def _of_their_classes(source: Source, official: Ints, train: Rows) -> Rows:

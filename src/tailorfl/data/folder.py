@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from tailorfl.data.registry import data_source
 from tailorfl.data.scaling import FITTED_IMAGES, PRIVATE_SCALING, PUBLIC_CHANNEL, Channels
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError, unknown
@@ -40,6 +41,7 @@ _PARTS = ("train", "test")
 _GREY_MODES = ("1", "L", "LA", "I;16")
 
 
+@data_source("own images: [train|test/]client/class/image (option path)", name="folder")
 def from_folder(
     path: str | Path,
     group: str = "client",

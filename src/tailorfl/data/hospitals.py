@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from tailorfl.data.locations import data_file
+from tailorfl.data.registry import data_source
 from tailorfl.data.scaling import PRIVATE_SCALING, SCALING, PrivateScaling, Scaling
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError
@@ -46,6 +47,10 @@ LEVELS = {2: (1.0, 2.0, 3.0, 4.0), 6: (0.0, 1.0, 2.0)}
 """The values of the categorical columns by the description of the data: kind of chest pain, ECG at rest."""
 
 
+@data_source(
+    "FLamby heart disease, 4 hospitals, 740 patients, 13 features, binary label",
+    files="flamby/processed.*.data",
+)
 def heart(scaling: Literal["client", "public"] = "client") -> Source:
     """Heart disease, yes or no, from 13 features of 740 patients in 4 hospitals; UCI, CC BY 4.0.
 
@@ -119,6 +124,10 @@ def _heart_test_rows(label: np.ndarray) -> np.ndarray:
     return np.isin(np.arange(len(label)), chosen)
 
 
+@data_source(
+    "FLamby TCGA-BRCA, 6 regions, 1,088 patients, 39 features, survival",
+    files="flamby/brca.csv, flamby/brca_train_test_split.csv",
+)
 def tcga() -> Source:
     """Breast cancer survival, (event, days), 39 features of 1,088 patients in 6 regions; FLamby's TCGA-BRCA.
 

@@ -13,6 +13,7 @@ import torch
 
 from tailorfl.data.cache import cache_folder, key_of
 from tailorfl.data.columns import filled, make_source, need_columns, target_columns
+from tailorfl.data.registry import data_source
 from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task
 from tailorfl.data.streamed import ColumnSelection, Gathered, gather, gathered_once
@@ -92,6 +93,7 @@ def from_datasets(
     return make_source(name, found.x, y, task, outputs, owners, found.test, info, scaling)
 
 
+@data_source("Hugging Face data set, of the hub or here, streamed (options path, label, client, ...)")
 def huggingface(
     path: str,
     label: str | Sequence[str],

@@ -21,12 +21,14 @@ from torch import Tensor
 
 from tailorfl.archives import load_arrays
 from tailorfl.data.locations import data_file
+from tailorfl.data.registry import data_source
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, DataError, unknown
 
 Bytes = NDArray[np.uint8]
 
 
+@data_source("MNIST, 60,000 + 10,000 digits of 28x28 pixels", files="mnist.npz")
 def mnist(scaling: Literal["standard", "unit"] = "standard") -> Source:
     """MNIST: 60,000 + 10,000 handwritten digits, `[1, 28, 28]`; its origin states no terms of the data.
 
@@ -44,6 +46,9 @@ def mnist(scaling: Literal["standard", "unit"] = "standard") -> Source:
     return _two_parts("mnist", _open("mnist.npz"), classes=classes, mean=mean, std=std)
 
 
+@data_source(
+    "CIFAR-10 from lossy JPEG, 45,000 + 10,000 images of 32x32 pixels", files="cifar10_jpeg.npz", capped=True
+)
 def cifar10(samples: int | None = None) -> Source:
     """CIFAR-10 from lossy JPEG: 45,000 + 10,000 images, `[3, 32, 32]`; no licence stated.
 
@@ -57,6 +62,9 @@ def cifar10(samples: int | None = None) -> Source:
     return _jpeg_parts("cifar10", "cifar10_jpeg.npz", samples, mean, std)
 
 
+@data_source(
+    "Tiny-ImageNet at 32x32 pixels, 14,000 images, a public unlabelled set", files="tinyimagenet32_jpeg.npz"
+)
 def tinyimagenet(samples: int | None = None) -> Source:
     """Tiny-ImageNet at `[3, 32, 32]`: 12,000 + 2,000 images of 200 classes, a public unlabelled set.
 
@@ -70,6 +78,11 @@ def tinyimagenet(samples: int | None = None) -> Source:
     return _jpeg_parts("tinyimagenet", "tinyimagenet32_jpeg.npz", samples, mean, std)
 
 
+@data_source(
+    "PACS, 7,992 images of 64x64 pixels, 7 classes in 4 domains (group 'domain')",
+    files="pacs64_jpeg.npz",
+    capped=True,
+)
 def pacs(samples: int | None = None, side: int = 64) -> Source:
     """PACS: 7,992 images `[3, 64, 64]`, 7 classes in 4 domains, no official split; research use only.
 
@@ -98,6 +111,9 @@ def pacs(samples: int | None = None, side: int = 64) -> Source:
     )
 
 
+@data_source(
+    "chest X-rays, 898 + 225 grey images of 64x64 pixels, 3 unbalanced classes", files="chestxray64.npz"
+)
 def chestxray() -> Source:
     """Frontal chest X-rays: 898 + 225 grey images `[1, 64, 64]`, 3 unbalanced classes; no licence stated.
 
@@ -108,6 +124,9 @@ def chestxray() -> Source:
     return _two_parts("chestxray", arrays, classes=arrays["classes"], mean=(0.5542,), std=(0.2388,))
 
 
+@data_source(
+    "Omniglot, 4,840 characters by 160 writers (groups 'client', 'alphabet')", files="omniglot28.npz"
+)
 def omniglot() -> Source:
     """Omniglot: 4,840 drawings `[1, 28, 28]` of 242 characters by 160 writers; MIT licence.
 
@@ -132,6 +151,7 @@ def omniglot() -> Source:
     )
 
 
+@data_source("1,797 digits of 8x8 pixels, bundled with scikit-learn")
 def digits() -> Source:
     """The 1,797 digits bundled with scikit-learn: float32 `[1, 8, 8]` in [0, 1], no official split.
 
@@ -253,6 +273,7 @@ def read_image(file: Path | io.BytesIO, mode: str) -> Bytes:
         return np.asarray(image.convert(mode), dtype=np.uint8)
 
 
+@data_source("features of images that a frozen network has computed, in a .npz file (option path)")
 def features(path: str) -> Source:
     """A classification source of the feature vectors of a .npz file, such as `studies/features.py` writes.
 

@@ -17,6 +17,7 @@ from tailorfl.data.instruction_files import (
     split_options,
 )
 from tailorfl.data.locations import data_file
+from tailorfl.data.registry import data_source
 from tailorfl.data.rouge import rouge1
 from tailorfl.data.source import NO_TARGET, Source
 from tailorfl.data.text import left_of, numbered, token_info
@@ -41,6 +42,7 @@ FLAN8 = {
 """The task of each of FedOA's data sets (their files name a category, but two for reading comprehension)."""
 
 
+@data_source("own instructions and answers: JSON lines (options path, form, tokenizer, length, ...)")
 def instructions(
     path: str | Path,
     form: str = "choice",
@@ -89,6 +91,10 @@ def instructions(
     return _source("instructions", examples, domains, layout, split, ())
 
 
+@data_source(
+    "FLAN instructions, 8 sets of 4 tasks, as choice or generation (groups 'client', 'domain')",
+    files="flan8/*.jsonl",
+)
 def flan8(
     form: str = "choice",
     tokenizer: str = "byte",

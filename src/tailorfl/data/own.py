@@ -30,6 +30,7 @@ from tailorfl.data.folder import from_folder
 from tailorfl.data.huggingface import from_datasets
 from tailorfl.data.labels import check_classes, from_zero, named
 from tailorfl.data.preparation import TABLE, RawTable, by_constants
+from tailorfl.data.registry import data_source
 from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task
 from tailorfl.data.summaries import made_roles
@@ -98,6 +99,10 @@ def from_tensors(
     return make_source(name, features, targets, task, outputs_of(targets, task), owners, mask, info, scaling)
 
 
+@data_source(
+    "own table, or a folder with one a client: .csv, .tsv, .parquet (options path, label, client, ...)",
+    name="table",
+)
 def from_table(
     path: str | Path | pd.DataFrame,
     label: str | Sequence[str],

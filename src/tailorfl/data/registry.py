@@ -1,30 +1,64 @@
-"""The data sources by name."""
+"""The data sets by name: a function of any module of this folder that `data_source` marks is one.
+
+@data_source("MNIST, 60,000 + 10,000 digits of 28x28 pixels", files="mnist.npz")
+def mnist(scaling: Literal["standard", "unit"] = "standard") -> Source: ...
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 from tailorfl import modules
-from tailorfl.data import (
-    hospitals,
-    huggingface,
-    images,
-    own,
-    schools,
-    synthetic,
-    synthetic_classes,
-)
-from tailorfl.data import instructions as answers
-from tailorfl.data import text as texts
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, DataError, unknown
 
 GIVEN = "given"
 """What settings call a source that was handed over."""
 
+Load = TypeVar("Load", bound=Callable[..., Source])
 
+_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """A data set that has a name.
+
+    Attributes:
+        load: returns it; its parameters are the set's options.
+        description: one line.
+        files: in the folder of data, "" where it needs none.
+        capped: whether its option `samples` takes a cap of all samples, which saves reading the others.
+    """
+
+    load: Callable[..., Source]
+    description: str
+    files: str = ""
+    capped: bool = False
+
+
+_MARKED: dict[str, DataSource] = {}
+
+
+def data_source(
+    description: str, *, name: str | None = None, files: str = "", capped: bool = False
+) -> Callable[[Load], Load]:
+    """Mark a function as the loader of a data set, by default of the function's name; see `DataSource`."""
+
+    def mark(load: Load) -> Load:
+        _MARKED[name or load.__name__] = DataSource(load, description, files, capped)
+        return load
+
+    return mark
+
+
+@data_source("own data that Python code hands over: tailorfl.run(source=...)", name=GIVEN)
 def _given() -> Source:
     raise ConfigError(
         f"data.name={GIVEN} stands for data that Python code hands over: tailorfl.run(..., source=...); name a source "
@@ -32,75 +66,18 @@ def _given() -> Source:
     )
 
 
-_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-_SOURCES: dict[str, tuple[Callable[..., Source], str]] = {
-    "digits": (images.digits, "1,797 digits of 8x8 pixels, bundled with scikit-learn"),
-    "mnist": (images.mnist, "MNIST, 60,000 + 10,000 digits of 28x28 pixels"),
-    "cifar10": (images.cifar10, "CIFAR-10 from lossy JPEG, 45,000 + 10,000 images of 32x32 pixels"),
-    "tinyimagenet": (
-        images.tinyimagenet,
-        "Tiny-ImageNet at 32x32 pixels, 14,000 images, a public unlabelled set",
-    ),
-    "pacs": (images.pacs, "PACS, 7,992 images of 64x64 pixels, 7 classes in 4 domains (group 'domain')"),
-    "chestxray": (
-        images.chestxray,
-        "chest X-rays, 898 + 225 grey images of 64x64 pixels, 3 unbalanced classes",
-    ),
-    "omniglot": (images.omniglot, "Omniglot, 4,840 characters by 160 writers (groups 'client', 'alphabet')"),
-    "heart": (hospitals.heart, "FLamby heart disease, 4 hospitals, 13 features, binary label"),
-    "tcga": (hospitals.tcga, "FLamby TCGA-BRCA, 6 regions, 39 features, survival"),
-    "school": (schools.school, "exam scores of 15,362 pupils, 139 London schools, 28 features, regression"),
-    "text": (
-        texts.text,
-        "sst2, sentiment140, snli, anli, mrpc or boolq (option set), 2,000 + 400 texts each",
-    ),
-    "airline": (
-        texts.airline,
-        "tweets to airlines by their authors, 3 sentiments (groups 'client', 'domain')",
-    ),
-    "flan8": (
-        answers.flan8,
-        "FLAN instructions, 8 sets of 4 tasks, as choice or generation (groups 'client', 'domain')",
-    ),
-    "synthetic_linear": (synthetic.synthetic_linear, "linear regression with noise, optimum known"),
-    "synthetic_quadratic": (synthetic.synthetic_quadratic, "quadratics as data, closed forms known"),
-    "synthetic_logistic": (
-        synthetic_classes.synthetic_logistic,
-        "FedCLUP's logistic data, own rule for each client",
-    ),
-    "synthetic_digits": (
-        synthetic_classes.synthetic_digits,
-        "class prototypes plus noise, for thousands of clients",
-    ),
-    "features": (
-        images.features,
-        "features of images that a frozen network has computed, in a .npz file (option path)",
-    ),
-    GIVEN: (_given, "own data that Python code hands over: tailorfl.run(source=...)"),
-    "folder": (own.from_folder, "own images: [train|test/]client/class/image (option path)"),
-    "table": (
-        own.from_table,
-        "own table, or a folder with one a client: .csv, .tsv, .parquet (options path, label, client, ...)",
-    ),
-    "text_table": (
-        texts.from_texts,
-        "own texts with a label, in a table or a folder with one a client (options path, label, text, tokenizer, ...)",
-    ),
-    "huggingface": (
-        huggingface.huggingface,
-        "Hugging Face data set, of the hub or here, streamed (options path, label, client, ...)",
-    ),
-    "instructions": (
-        answers.instructions,
-        "own instructions and answers: JSON lines (options path, form, tokenizer, length, ...)",
-    ),
-}
+@functools.cache
+def data_sources() -> Mapping[str, DataSource]:
+    """Return every data set that a module of this folder marks, by name."""
+    package = importlib.import_module("tailorfl.data")
+    for module in pkgutil.iter_modules(package.__path__, "tailorfl.data."):
+        importlib.import_module(module.name)
+    return dict(sorted(_MARKED.items()))
 
 
 def sources() -> dict[str, str]:
-    """One line of description for every source that `load_source` knows."""
-    return {name: description for name, (_, description) in _SOURCES.items()}
+    """Return one line of description for every source that `load_source` knows."""
+    return {name: source.description for name, source in data_sources().items()}
 
 
 def load_source(name: str, **options: Any) -> Source:
@@ -152,9 +129,9 @@ def loader_of(name: str) -> Callable[..., Source]:
                 f"{type(found).__name__}"
             )
         return cast(Callable[..., Source], found)
-    if name not in _SOURCES:
-        raise unknown("data source", name, _SOURCES)
-    return _SOURCES[name][0]
+    if name not in data_sources():
+        raise unknown("data source", name, data_sources())
+    return data_sources()[name].load
 
 
 def options_of(name: str) -> dict[str, Any]:

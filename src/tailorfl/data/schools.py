@@ -9,6 +9,7 @@ import torch
 
 from tailorfl.archives import load_arrays
 from tailorfl.data.locations import data_file
+from tailorfl.data.registry import data_source
 from tailorfl.data.scaling import SCALING, Scaling
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError, unknown
@@ -20,6 +21,9 @@ PERCENT = (3, 4)
 """Columns in percent, of a school's pupils; all others are 0 or 1."""
 
 
+@data_source(
+    "exam scores of 15,362 pupils, 139 London schools, 28 features, regression", files="school/school.npz"
+)
 def school(scaling: Literal["none", "public"] = "none") -> Source:
     """Exam scores of 15,362 pupils of 139 schools (ILEA), in [0, 1], from 28 features; group `client` is the school.
 

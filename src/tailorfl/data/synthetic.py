@@ -12,12 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tailorfl.data.registry import data_source
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
 
 Floats = NDArray[np.float64]
 
 
+@data_source("linear regression with noise, optimum known")
 def synthetic_linear(
     clients: int = 10,
     samples: int = 100,
@@ -59,6 +61,7 @@ def synthetic_linear(
     return _regression("synthetic_linear", x, y, samples, weights=weights, centre=centre)
 
 
+@data_source("quadratics as data, closed forms known")
 def synthetic_quadratic(
     clients: int = 10,
     samples: int = 10,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailorfl.data.cache import cache_folder, cached, key_of, mapped, mark_finite
+from tailorfl.data.registry import data_source
 from tailorfl.data.source import Source
 from tailorfl.data.synthetic import client_layout, require_positive
 from tailorfl.errors import ConfigError
@@ -23,6 +24,7 @@ _SAMPLES = "samples.bin"
 _BLOCK = 1 << 16  # numbers drawn and shifted at once: they stay in the cache and need no second copy
 
 
+@data_source("FedCLUP's logistic data, own rule for each client")
 def synthetic_logistic(
     clients: int = 10,
     samples: int = 200,
@@ -77,6 +79,7 @@ def synthetic_logistic(
     )
 
 
+@data_source("class prototypes plus noise, for thousands of clients")
 def synthetic_digits(
     clients: int = 100,
     samples: int = 20,

@@ -23,6 +23,7 @@ from tailorfl.data.columns import (
     test_column,
 )
 from tailorfl.data.locations import data_file
+from tailorfl.data.registry import data_source
 from tailorfl.data.rows import spread_indices
 from tailorfl.data.source import Source, Task
 from tailorfl.data.table_files import reading_info
@@ -38,6 +39,10 @@ TEXTS = "texts"
 """Key of `Source.info`: how a table of texts becomes token ids, see `reading_of`."""
 
 
+@data_source(
+    "sst2, sentiment140, snli, anli, mrpc or boolq (option set), 2,000 + 400 texts each",
+    files="text/SET.parquet",
+)
 def text(
     set: str = "sst2",
     tokenizer: str = "byte",
@@ -74,6 +79,10 @@ def text(
     return _source("text", frame, rows, words, length, padding)
 
 
+@data_source(
+    "tweets to airlines by their authors, 3 sentiments (groups 'client', 'domain')",
+    files="text/airline_tweets.parquet",
+)
 def airline(min_tweets: int = 5, tokenizer: str = "byte", length: int = 64, padding: str = "right") -> Source:
     """Sentiment (negative, neutral, positive) of tweets to six airlines by those who wrote them.
 
@@ -170,6 +179,10 @@ def _source(
     )
 
 
+@data_source(
+    "own texts with a label, in a table or a folder with one a client (options path, label, text, tokenizer, ...)",
+    name="text_table",
+)
 def from_texts(
     path: str | Path | pd.DataFrame,
     label: str | Sequence[str],
