@@ -67,7 +67,7 @@ def test_the_rest_gives_what_the_whole_network_gives(case: str) -> None:
     boundary = find_boundary(model, state, samples(shape))
     assert boundary.width == width
     assert boundary.name == [*boundary.replaced][-1] == last
-    rest, front = model.from_features(boundary), FeatureExtractor(model, boundary, state)
+    rest, front = model.from_features(boundary.apply), FeatureExtractor(model, boundary, state)
     # At other values of what trains, on other samples, in another number.
     other, x = (
         {n: t + 0.1 if t.is_floating_point() else t for n, t in model.init(8).items()},
@@ -157,6 +157,6 @@ def test_a_layer_that_is_left_out_does_not_run_by_itself() -> None:
     make, shape, _, last = BOUNDARIES["head"]
     model = make()
     state = dict(model.init(1).items())
-    rest = model.from_features(find_boundary(model, state, samples(shape)))
+    rest = model.from_features(find_boundary(model, state, samples(shape)).apply)
     with rest.bound(state) as module, pytest.raises(ModelError, match=r"engine\.features=off"):
         module.get_submodule(last)(torch.zeros(1))

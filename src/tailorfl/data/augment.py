@@ -41,14 +41,14 @@ def augment(x: Tensor, keys: Tensor, kind: Augmentation) -> Tensor:
     if kind == "none":
         return x
     height, width = x.shape[-2:]
-    place = fold_key(fold_key(keys, _STREAM)[..., None], torch.arange(x.shape[-4], device=x.device))
-    flipped = below(2, place, 0)[..., None] == 1
+    position_key = fold_key(fold_key(keys, _STREAM)[..., None], torch.arange(x.shape[-4], device=x.device))
+    flipped = below(2, position_key, 0)[..., None] == 1
     columns = torch.arange(width, device=x.device)
     columns = torch.where(flipped, columns.flip(0), columns)
     if kind == "flip":
         return x.gather(-1, columns[..., None, None, :].expand(x.shape))
     padded = F.pad(x, (PADDING,) * 4)
-    down, right = (below(2 * PADDING + 1, place, number)[..., None] for number in (1, 2))
+    down, right = (below(2 * PADDING + 1, position_key, number)[..., None] for number in (1, 2))
     rows = torch.arange(height, device=x.device) + down
     pixels = rows[..., :, None] * padded.shape[-1] + (columns + right)[..., None, :]
     chosen = pixels.flatten(-2)[..., None, :].expand(*x.shape[:-2], height * width)

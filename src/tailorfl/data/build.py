@@ -158,8 +158,8 @@ def _check(arguments: Mapping[str, Any]) -> None:
 
 def _domains(source: Source, rows: Ints, names: str | Sequence[str] | None) -> dict[str, Ints]:
     """The rows of every domain that never trains."""
-    found = domain_rows(source, [names] if isinstance(names, str) else list(names or ()))
-    return {domain: np.intersect1d(own, rows) for domain, own in found.items()}
+    rows_of_domain = domain_rows(source, [names] if isinstance(names, str) else list(names or ()))
+    return {domain: np.intersect1d(in_domain, rows) for domain, in_domain in rows_of_domain.items()}
 
 
 def _with_domains(dealt: Dealt, source: Source, domains: Mapping[str, Ints]) -> Dealt:
@@ -181,8 +181,8 @@ def _shifted(
     """The shifted sets; of a domain that never trains its official test part, or else all its samples."""
     source = federation.source
     shifted = {
-        domain: subset(source, to_be_tested(source, found), f"{source.name} {domain}")
-        for domain, found in domains.items()
+        domain: subset(source, to_be_tested(source, in_domain), f"{source.name} {domain}")
+        for domain, in_domain in domains.items()
     }
     if corruptions is not None:
         shifted |= corrupted_sets(source, federation.global_test(), corruptions, seed)
@@ -193,10 +193,10 @@ def _shifted(
     return shifted
 
 
-def _without(rows: Ints, *others: Ints) -> Ints:
-    """The ascending `rows` that are in none of the `others`."""
-    for other in others:
-        rows = np.setdiff1d(rows, other, assume_unique=True)
+def _without(rows: Ints, *taken: Ints) -> Ints:
+    """The ascending `rows` that are in none of the `taken`."""
+    for other_rows in taken:
+        rows = np.setdiff1d(rows, other_rows, assume_unique=True)
     return rows
 
 

@@ -30,9 +30,9 @@ Opened = TypeVar("Opened")
 
 def cache_folder() -> Path:
     """Where data are cached unless told otherwise."""
-    given = os.environ.get(VARIABLE)
-    if given:
-        return Path(given).expanduser()
+    setting = os.environ.get(VARIABLE)
+    if setting:
+        return Path(setting).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailorfl"
 
 
@@ -54,24 +54,24 @@ def cached(
         make: puts it into the folder that it is given.
         opened: reads it from the folder that it is given; None where something is missing.
     """
-    place = folder / key
-    found = opened(place)
-    if found is not None:
-        return found
+    entry = folder / key
+    content = opened(entry)
+    if content is not None:
+        return content
     folder.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
     working = Path(tempfile.mkdtemp(prefix=f"{key}.{os.getpid()}.", suffix=_PART, dir=folder))
     try:
         make(working)
-        shutil.rmtree(place, ignore_errors=True)  # damaged
+        shutil.rmtree(entry, ignore_errors=True)  # damaged
         try:
-            working.rename(place)
+            working.rename(entry)
         except OSError:  # another process was quicker
-            if opened(place) is None:
+            if opened(entry) is None:
                 raise
     finally:
         shutil.rmtree(working, ignore_errors=True)
-    done = opened(place)
+    done = opened(entry)
     assert done is not None
     return done
 
@@ -94,7 +94,7 @@ def is_known_finite(values: Tensor) -> bool:
 
 def _sweep(folder: Path) -> None:
     """Deletes what processes left that were killed at work."""
-    for left in folder.glob(f"*{_PART}"):
-        number = left.name.removesuffix(_PART).split(".")[1]
+    for partial in folder.glob(f"*{_PART}"):
+        number = partial.name.removesuffix(_PART).split(".")[1]
         if number.isdigit() and not Path(f"/proc/{number}").exists() and Path("/proc").is_dir():
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)

@@ -33,11 +33,11 @@ _SEVERAL = (list, tuple, dict, set, bytes, np.ndarray)
 _DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})([ T]\d{1,2}:\d\d.*)?")
 
 
-def bad_cell(name: str, column: str, bad: Any, what: str) -> DataError:
+def bad_cell(name: str, column: str, bad: Any, problem: str) -> DataError:
     """Returns the error that names a column, how many of its cells are `bad` `[rows]`, and the first of them."""
     rows = np.flatnonzero(np.asarray(bad))
     return DataError(
-        f"table '{name}': column '{column}' {what} in {len(rows)} of {len(bad)} rows, "
+        f"table '{name}': column '{column}' {problem} in {len(rows)} of {len(bad)} rows, "
         f"the first is row {rows[0]} (the first data row is 0)"
     )
 
@@ -54,25 +54,25 @@ def tidy(values: pd.Series[Any], na_values: Sequence[str]) -> pd.Series[Any]:
     if pd.api.types.is_numeric_dtype(values) and not na_values:
         return values
     plain = values.astype(object)
-    known = plain[plain.notna()].map(_stripped)
-    several = [type(value).__name__ for value in known if isinstance(value, _SEVERAL)]
+    stripped = plain[plain.notna()].map(_stripped)
+    several = [type(value).__name__ for value in stripped if isinstance(value, _SEVERAL)]
     if several:
         raise DataError(
             f"column '{values.name}' holds a value of type {several[0]} in {len(several)} of {len(values)} rows, but a "
             "cell should be one number or word; make columns of its parts, or leave it out with data.options.exclude"
         )
-    kept = known[[value != "" and word_of(value) not in na_values for value in known]]
-    if len(kept) == len(plain) and pd.api.types.is_numeric_dtype(values):
+    filled_cells = stripped[[value != "" and word_of(value) not in na_values for value in stripped]]
+    if len(filled_cells) == len(plain) and pd.api.types.is_numeric_dtype(values):
         return values
-    return kept.reindex(plain.index)
+    return filled_cells.reindex(plain.index)
 
 
 def kind_of(values: pd.Series[Any]) -> Kind:
     """What a tidy column holds: numbers (True and False are 1 and 0), words, or nothing at all."""
-    held = values[values.notna()]
-    if held.empty:
+    filled_cells = values[values.notna()]
+    if filled_cells.empty:
         return "empty"
-    return "word" if _parsed(held).isna().any() else "number"
+    return "word" if _parsed(filled_cells).isna().any() else "number"
 
 
 def numbers_of(table: str, column: str, values: pd.Series[Any]) -> Floats:
@@ -81,29 +81,31 @@ def numbers_of(table: str, column: str, values: pd.Series[Any]) -> Floats:
     Raises:
         DataError: a cell is no number, or too large for float32; names the column and the first such row.
     """
-    there = values.notna().to_numpy()
-    held = values[there]
-    if np.iscomplexobj(held) or (held.dtype == object and any(isinstance(value, complex) for value in held)):
+    is_filled = values.notna().to_numpy()
+    filled_cells = values[is_filled]
+    if np.iscomplexobj(filled_cells) or (
+        filled_cells.dtype == object and any(isinstance(value, complex) for value in filled_cells)
+    ):
         raise DataError(
             f"table '{table}': column '{column}' holds complex numbers, of which a part would be lost"
         )
-    parsed = _parsed(held)
-    found = np.full(len(values), np.nan)
-    found[there] = parsed.to_numpy(dtype=np.float64)
-    wrong = there & np.isnan(found)
+    parsed = _parsed(filled_cells)
+    numbers = np.full(len(values), np.nan)
+    numbers[is_filled] = parsed.to_numpy(dtype=np.float64)
+    wrong = is_filled & np.isnan(numbers)
     if wrong.any():
         raise bad_cell(table, column, wrong, "is not a number")
     with np.errstate(over="ignore"):
-        infinite = np.isinf(found.astype(np.float32))
+        infinite = np.isinf(numbers.astype(np.float32))
     if infinite.any():
         raise bad_cell(table, column, infinite, "is infinite, or too large for float32,")
-    return found
+    return numbers
 
 
 def words_of(values: pd.Series[Any]) -> list[str | None]:
     """Returns the words of a tidy column, None where a cell is missing."""
-    there = values.notna().to_numpy()
-    return [word_of(value) if held else None for value, held in zip(values, there, strict=True)]
+    is_filled = values.notna().to_numpy()
+    return [word_of(value) if has_word else None for value, has_word in zip(values, is_filled, strict=True)]
 
 
 def word_of(value: Any) -> str:
@@ -152,17 +154,17 @@ def _stripped(value: Any) -> Any:
     return value.strip() if isinstance(value, str) else value
 
 
-def _parsed(held: pd.Series[Any]) -> pd.Series[Any]:
+def _parsed(cells: pd.Series[Any]) -> pd.Series[Any]:
     """Numbers of cells that are there, NaN for those that are none."""
 
     import pandas as pd
 
-    if pd.api.types.is_numeric_dtype(held):
-        return held
-    if all(isinstance(value, bool | np.bool_) for value in held):
-        return held.astype(float)
+    if pd.api.types.is_numeric_dtype(cells):
+        return cells
+    if all(isinstance(value, bool | np.bool_) for value in cells):
+        return cells.astype(float)
     # text first: dates and categories would otherwise turn into numbers that mean nothing
-    return pd.to_numeric(held.astype(str), errors="coerce")
+    return pd.to_numeric(cells.astype(str), errors="coerce")
 
 
 log = logging.getLogger(__name__)
@@ -175,18 +177,18 @@ MOST_COLUMNS = 50_000
 
 def need_columns(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> None:
     """Nothing if a table has these columns, none of them twice. Raises DataError with the nearest name."""
-    known = dict.fromkeys(str(column) for column in frame.columns)
-    if len(known) > MOST_COLUMNS:
+    present = dict.fromkeys(str(column) for column in frame.columns)
+    if len(present) > MOST_COLUMNS:
         raise DataError(
-            f"table '{name}' has {len(known):,} columns; at most {MOST_COLUMNS:,} are looked at one by one. Hand so "
+            f"table '{name}' has {len(present):,} columns; at most {MOST_COLUMNS:,} are looked at one by one. Hand so "
             "many numbers over as an array: from_tensors(x, y, clients) of tailorfl.data.own"
         )
     for column in columns:
-        if column not in known:
-            hint = nearest(column, known)
+        if column not in present:
+            hint = nearest(column, present)
             suggestion = f" Did you mean '{hint}'?" if hint else ""
             raise DataError(
-                f"table '{name}' has no column {shown(column)}.{suggestion} Columns: {first_few(list(known), SHOWN)}."
+                f"table '{name}' has no column {shown(column)}.{suggestion} Columns: {first_few(list(present), SHOWN)}."
             )
     repeated = sorted(column for column, times in Counter(columns).items() if times > 1)
     if repeated:
@@ -330,8 +332,8 @@ def numbered(values: pd.Series[Any]) -> tuple[Tensor, tuple[str, ...]]:
     if values.isna().any():
         raise bad_cell("tensors", str(values.name), values.isna(), "is empty (NaN)")
     plain = values.astype(str) if values.dtype == object else values
-    ids, found = pd.factorize(plain, sort=True)
-    return torch.from_numpy(np.asarray(ids, dtype=np.int64)), tuple(str(value) for value in found)
+    ids, unique_values = pd.factorize(plain, sort=True)
+    return torch.from_numpy(np.asarray(ids, dtype=np.int64)), tuple(str(value) for value in unique_values)
 
 
 def target_columns(
@@ -377,13 +379,13 @@ def class_names(
 
 def class_numbers(name: str, frame: pd.DataFrame, label: str, classes: Sequence[str]) -> Tensor:
     """int64 `[rows]` place of each row's class among `classes`. Raises DataError for a class that is none of them."""
-    place = {known: number for number, known in enumerate(classes)}
+    number_of = {name_of_class: number for number, name_of_class in enumerate(classes)}
     words = words_in(filled(name, frame, label))
-    if unknown := [word for word in words if word not in place]:
+    if unknown := [word for word in words if word not in number_of]:
         raise DataError(
             f"class '{unknown[0][:SHOWN]}' does not occur in the training data, which have {first_few(classes, FEW)}"
         )
-    return torch.tensor([place[word] for word in words], dtype=torch.int64)
+    return torch.tensor([number_of[word] for word in words], dtype=torch.int64)
 
 
 def test_column(name: str, frame: pd.DataFrame, split: str) -> Tensor:
@@ -397,21 +399,21 @@ def test_column(name: str, frame: pd.DataFrame, split: str) -> Tensor:
 def target_tensor(name: str, y: Tensor, task: Task) -> Tensor:
     """`y` in the shape and type that the task asks for."""
     if task in ("classification", "binary"):
-        whole = y.to(torch.int64)
-        if not torch.equal(whole.to(y.dtype), y):
+        integers = y.to(torch.int64)
+        if not torch.equal(integers.to(y.dtype), y):
             raise DataError(
                 f"source '{name}': classes must be whole numbers counted from 0; for numbers to be predicted set "
                 "task='regression'"
             )
-        return whole
+        return integers
     y = y.to(torch.float32)
     if y.dim() == 1:
         y = y.unsqueeze(1)
     if task in ("multilabel", "survival"):
         flags = y if task == "multilabel" else y[:, :1]
         if not ((flags == 0) | (flags == 1)).all():
-            what = "labels" if task == "multilabel" else "events (the first of the two targets)"
-            raise DataError(f"source '{name}': {what} of a {task} task must be 0 or 1")
+            flag_names = "labels" if task == "multilabel" else "events (the first of the two targets)"
+            raise DataError(f"source '{name}': {flag_names} of a {task} task must be 0 or 1")
     return y
 
 
@@ -446,8 +448,8 @@ def make_source(
         raise DataError(f"source '{name}' has no training samples")
     groups, names, mean, std = {}, {}, None, None
     if owners is not None:
-        ids, found = numbered(owners)
-        groups, names = {"client": ids}, {"client": found}
+        ids, client_names = numbered(owners)
+        groups, names = {"client": ids}, {"client": client_names}
     if x.dtype == torch.uint8:
         mean, std, scaled = channel_scaling(x if test is None else x[~test], scaling)
         info = {**info, **scaled}
@@ -467,13 +469,13 @@ def check_roles(
     exclude: Any = (),
 ) -> None:
     """Raises DataError where the columns that mean something are not given by name."""
-    for what, given in (("client", client), ("split", split)):
-        if given is not None and not isinstance(given, str):
-            raise DataError(f"{what} should be the name of a column, got a {type(given).__name__}")
+    for role, value in (("client", client), ("split", split)):
+        if value is not None and not isinstance(value, str):
+            raise DataError(f"{role} should be the name of a column, got a {type(value).__name__}")
     lists = {"label": label, "features": features, "words": words, "na_values": na_values, "exclude": exclude}
-    for what, given in lists.items():
-        several = isinstance(given, list | tuple) and all(isinstance(one, str) for one in given)
-        if not (several or isinstance(given, str) or (given is None and what == "features")):
+    for role, value in lists.items():
+        several = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+        if not (several or isinstance(value, str) or (value is None and role == "features")):
             raise DataError(
-                f"{what} should be the name of a column or a list of names, got a {type(given).__name__}"
+                f"{role} should be the name of a column or a list of names, got a {type(value).__name__}"
             )

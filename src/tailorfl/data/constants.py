@@ -102,11 +102,11 @@ class Constants(OrderedColumns):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the columns of x, such as "age", "pain=typical" and "age missing"."""
-        found: list[str] = []
+        names: list[str] = []
         for name, column in self.columns.items():
-            found += [name] if column.kind == "number" else [f"{name}={level}" for level in column.levels]
-            found += [f"{name} missing"] if column.indicator else []
-        return tuple(found)
+            names += [name] if column.kind == "number" else [f"{name}={level}" for level in column.levels]
+            names += [f"{name} missing"] if column.indicator else []
+        return tuple(names)
 
     @property
     def outputs(self) -> int:
@@ -137,14 +137,14 @@ class Constants(OrderedColumns):
             values = tidy(frame[feature], self.roles.na_values)
             if column.kind == "number":
                 numbers = numbers_of(name, feature, values)
-                known = np.where(np.isnan(numbers), column.fill, numbers)
-                blocks.append(((known - column.mean) / column.deviation)[:, None])
+                filled = np.where(np.isnan(numbers), column.fill, numbers)
+                blocks.append(((filled - column.mean) / column.deviation)[:, None])
             else:
-                place = {level: number for number, level in enumerate(column.levels)}
-                other = place.get(OTHER, -1)
-                words = [-1 if word is None else place.get(word, other) for word in words_of(values)]
+                code_of = {level: number for number, level in enumerate(column.levels)}
+                other_code = code_of.get(OTHER, -1)
+                words = [-1 if word is None else code_of.get(word, other_code) for word in words_of(values)]
                 codes = np.array(words, dtype=np.int64)
-                blocks.append(codes[:, None] == np.arange(len(place)))
+                blocks.append(codes[:, None] == np.arange(len(code_of)))
             if column.indicator:
                 blocks.append(values.isna().to_numpy(dtype=bool)[:, None])
         x = np.concatenate([np.empty((len(frame), 0), dtype=np.float32), *blocks], axis=1, dtype=np.float32)
@@ -180,12 +180,12 @@ class Constants(OrderedColumns):
             columns[feature] = column
             if column.kind == "number":
                 values = numbers_of(name, feature, tidy(train[feature], self.roles.na_values))
-                held = values[~np.isnan(values)]
-                if len(held):
-                    own = _number(*moments(values), indicator=column.indicator)
+                filled = values[~np.isnan(values)]
+                if len(filled):
+                    fitted = _number(*moments(values), indicator=column.indicator)
                     if self.roles.impute == "median":
-                        own = own.model_copy(update={"fill": float(np.median(held))})
-                    columns[feature] = own
+                        fitted = fitted.model_copy(update={"fill": float(np.median(filled))})
+                    columns[feature] = fitted
         return self.model_copy(update={"columns": columns})
 
 
@@ -204,18 +204,21 @@ def combine(summaries: Sequence[Summary]) -> Constants:
             names or numbers with odd words; a binary label has not two classes. The message names the clients.
     """
     first = summaries[0]
-    for other in summaries[1:]:
-        if other.roles != first.roles:
+    for summary in summaries[1:]:
+        if summary.roles != first.roles:
             raise DataError(
-                f"'{other.name}' and '{first.name}' do not take their columns for the same; give all one file"
+                f"'{summary.name}' and '{first.name}' do not take their columns for the same; give all one file"
             )
     rows = sum(summary.rows for summary in summaries)
     empty = ColumnSummary(kind="empty")
     columns = {
         name: _column(
-            name, [(one.name, one.columns.get(name, empty)) for one in summaries], rows, first.roles
+            name,
+            [(summary.name, summary.columns.get(name, empty)) for summary in summaries],
+            rows,
+            first.roles,
         )
-        for name in dict.fromkeys(column for one in summaries for column in one.columns)
+        for name in dict.fromkeys(column for summary in summaries for column in summary.columns)
     }
     classes = in_order([name for summary in summaries for name in summary.classes])
     if first.roles.task == "binary" and len(classes) != 2:
@@ -225,39 +228,45 @@ def combine(summaries: Sequence[Summary]) -> Constants:
 
 def read_constants(path: str | Path) -> Constants:
     """Returns the constants in a JSON file. Raises DataError if it cannot be read or holds something else."""
-    place = Path(path).expanduser()
+    file = Path(path).expanduser()
     try:
-        found = json.loads(place.read_text("utf-8"))
+        content = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"constants '{place}' cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise DataError(f"constants '{place}' should be an object with roles, columns and classes")
-    return Constants.from_dict(found, f"constants '{place}'")
+        raise DataError(f"constants '{file}' cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"constants '{file}' should be an object with roles, columns and classes")
+    return Constants.from_dict(content, f"constants '{file}'")
 
 
 def _column(
-    name: str, told: Sequence[tuple[str, ColumnSummary]], rows: int, roles: Roles
+    name: str, summaries: Sequence[tuple[str, ColumnSummary]], rows: int, roles: Roles
 ) -> NumberColumn | WordColumn:
-    held = [one for _, one in told if one.kind != "empty"]
-    if not held:
+    filled = [summary for _, summary in summaries if summary.kind != "empty"]
+    if not filled:
         raise DataError(f"column '{name}' is empty in all training rows; leave it out of the features")
-    kinds = {kind: [who for who, one in told if one.kind == kind] for kind in ("number", "word")}
+    kinds = {
+        kind: [client for client, summary in summaries if summary.kind == kind] for kind in ("number", "word")
+    }
     if kinds["number"] and kinds["word"]:
-        odd = in_order([level for _, one in told for level in one.levels if not is_decimal(level)])
+        odd = in_order(
+            [level for _, summary in summaries for level in summary.levels if not is_decimal(level)]
+        )
         raise DataError(
             f"column '{name}' holds numbers at {first_few(kinds['number'], 5)} and words at "
             f"{first_few(kinds['word'], 5)} ({counted(odd)}); {_ODD_WORDS}"
         )
-    count = sum(one.count for one in held)
+    count = sum(summary.count for summary in filled)
     indicator = roles.indicator and count < rows
     if kinds["word"]:
-        levels = in_order([level for one in held for level in one.levels])
+        levels = in_order([level for summary in filled for level in summary.levels])
         _check_words(name, levels, count, code=name in roles.words)
         return WordColumn(levels=tuple(levels), indicator=indicator)
-    total = math.fsum(one.total for one in held)
+    total = math.fsum(summary.total for summary in filled)
     mean = total / count
     squares = math.fsum(
-        part for one in held for part in (one.squares, one.count * (one.total / one.count - mean) ** 2)
+        part
+        for summary in filled
+        for part in (summary.squares, summary.count * (summary.total / summary.count - mean) ** 2)
     )
     return _number(count, total, squares, indicator=indicator)
 

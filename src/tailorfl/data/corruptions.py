@@ -159,8 +159,8 @@ def _corrupted(corrupt: Callable[..., Image], image: Image, kind: str, severity:
     if kind == "pixelate":  # its blocks would be as small as an enlarged pixel and change nothing
         factor = min(factor, 2)
     large = np.repeat(np.repeat(image, factor, axis=0), factor, axis=1)
-    below, beside = (max(0, _SMALLEST_SIDE - side) for side in large.shape[:2])
-    large = np.pad(large, ((0, below), (0, beside), (0, 0)), mode="symmetric")
+    below, right = (max(0, _SMALLEST_SIDE - side) for side in large.shape[:2])
+    large = np.pad(large, ((0, below), (0, right), (0, 0)), mode="symmetric")
     if channels == 1:
         large = np.repeat(large, 3, axis=2)
     with _numpy_seed(seed):

@@ -107,14 +107,16 @@ def domain_rows(source: Source, names: Sequence[str]) -> dict[str, Ints]:
     kinds = sorted((kind for kind in source.groups if kind != "client"), key=lambda kind: kind != "domain")
     if names and not kinds:
         raise DataError(f"source '{source.name}' has no domains, so none can be held out")
-    found: dict[str, Ints] = {}
+    rows_of: dict[str, Ints] = {}
     for name in names:
         kind = next((kind for kind in kinds if name in source.group_names[kind]), None)
         if kind is None:
-            raise unknown("domain", name, [known for kind in kinds for known in source.group_names[kind]])
+            raise unknown(
+                "domain", name, [known_name for kind in kinds for known_name in source.group_names[kind]]
+            )
         ids = source.groups[kind].numpy()
-        found[name] = np.flatnonzero(ids == source.group_names[kind].index(name))
-    return found
+        rows_of[name] = np.flatnonzero(ids == source.group_names[kind].index(name))
+    return rows_of
 
 
 def to_be_tested(source: Source, rows: Ints) -> Ints:
@@ -208,12 +210,12 @@ def deal_rows(
         test=labels[test_rows] if deal_test else None,
         options=options,
     )
-    mine = deal.train.named_by(train_rows)
+    client_rows = deal.train.named_by(train_rows)
     dealt = Dealt(
-        rows=mine,
+        rows=client_rows,
         test=None if deal.test is None else deal.test.named_by(test_rows),
-        names=_numbered(len(mine)) if names is None else _group_names(mine, labels, names),
-        num_clients=len(mine),
+        names=_numbered(len(client_rows)) if names is None else _group_names(client_rows, labels, names),
+        num_clients=len(client_rows),
         server=train_rows[deal.server],
     )
     return set_aside(dealt, heldout, clients if draw_later else None, names is not None, streams[1])
@@ -231,20 +233,20 @@ def _labels(
     source: Source, recipe: str, options: Mapping[str, Any]
 ) -> tuple[Ints, tuple[str, ...] | None, dict[str, Any]]:
     """What the recipe looks at, the names of groups if it goes along groups, and the recipe's own options."""
-    left = dict(options)
+    recipe_options = dict(options)
     kind = recipe_named(recipe).group
     if kind is None:
         if recipe_named(recipe).classes and source.task in ("regression", "counts"):
-            return _binned(source, left.pop("bins", DEFAULT_BINS)), None, left
-        return source.strata.numpy(), None, left
-    kind = left.pop("group", kind)
+            return _binned(source, recipe_options.pop("bins", DEFAULT_BINS)), None, recipe_options
+        return source.strata.numpy(), None, recipe_options
+    kind = recipe_options.pop("group", kind)
     if kind not in source.groups:
-        have = ", ".join(f"'{known}'" for known in source.groups) or "none"
+        have = ", ".join(f"'{group_kind}'" for group_kind in source.groups) or "none"
         raise DataError(
             f"partition '{recipe}' needs groups of kind '{kind}', but source '{source.name}' has {have}; use "
             "another partition such as 'dirichlet', or name a kind it has in partition_options.group"
         )
-    return source.groups[kind].numpy(), source.group_names[kind], left
+    return source.groups[kind].numpy(), source.group_names[kind], recipe_options
 
 
 def _binned(source: Source, bins: Any) -> Ints:
@@ -268,9 +270,9 @@ def _group_names(rows: Rows, groups: Ints, names: Sequence[str]) -> tuple[str, .
     ids = groups[rows.values[rows.starts]].tolist()
     if len(set(ids)) == len(ids):
         return tuple(map(names.__getitem__, ids))
-    seen: dict[int, int] = {}
-    found = []
+    last_number: dict[int, int] = {}
+    client_names = []
     for group in ids:
-        seen[group] = seen.get(group, -1) + 1
-        found.append(f"{names[group]}-{seen[group]}")
-    return tuple(found)
+        last_number[group] = last_number.get(group, -1) + 1
+        client_names.append(f"{names[group]}-{last_number[group]}")
+    return tuple(client_names)

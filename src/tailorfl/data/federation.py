@@ -70,18 +70,18 @@ class Federation:
     def global_test(self, clients: Sequence[int] | None = None) -> Ints:
         """Sorted int64 union of the test rows of the training clients, or of `clients`."""
         chosen = np.arange(self.num_clients) if clients is None else np.asarray(clients, dtype=np.int64)
-        once, _ = self.part("test").of_clients(chosen).once()
-        held = np.zeros(len(self.source), dtype=np.bool_)
-        held[once.flat()] = True
-        return np.flatnonzero(held)
+        distinct, _ = self.part("test").of_clients(chosen).once()
+        is_tested = np.zeros(len(self.source), dtype=np.bool_)
+        is_tested[distinct.flat()] = True
+        return np.flatnonzero(is_tested)
 
     def describe(self, part: Part = "train") -> Ints:
         """`[clients, strata]` int64 number of samples of every stratum (class) at every client."""
         strata = self.source.strata.numpy()
         width = int(strata.max()) + 1 if len(strata) else 0
-        once, which = self.part(part).once()
-        cells = once.owners() * width + strata[once.flat()]
-        return np.bincount(cells, minlength=len(once) * width).reshape(len(once), width)[which]
+        distinct, which = self.part(part).once()
+        cells = distinct.owners() * width + strata[distinct.flat()]
+        return np.bincount(cells, minlength=len(distinct) * width).reshape(len(distinct), width)[which]
 
     def summary(self) -> list[dict[str, Any]]:
         """One row per client, for a table: name, role, sizes, number of classes, largest share of a class."""

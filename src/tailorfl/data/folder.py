@@ -71,10 +71,10 @@ def from_folder(
     files = sorted(_images(root, group))
     if not files:
         raise DataError(f"image folder '{root}' holds no images ({', '.join(SUFFIXES)})")
-    places = [file.relative_to(root).parts for file in files]
-    split = all(place[0] in _PARTS for place in places)
-    labels = [_place(root, place, split, group) for place in places]
-    part = [place[0] if split else "train" for place in places]
+    paths = [file.relative_to(root).parts for file in files]
+    split = all(path_parts[0] in _PARTS for path_parts in paths)
+    labels = [_place(root, path_parts, split, group) for path_parts in paths]
+    part = [path_parts[0] if split else "train" for path_parts in paths]
     if "train" not in part:
         raise DataError(f"image folder '{root}' has a 'test' folder but no images in 'train'")
     owners, owner = np.unique([label[0] for label in labels], return_inverse=True)
@@ -149,30 +149,30 @@ def _images(root: Path, group: str) -> Iterator[Path]:
 
     So a folder that is none of images (a home folder, a disk) is not walked through to its end.
     """
-    for place, folders, names in os.walk(root, followlinks=True):
-        depth = len(Path(place).relative_to(root).parts)
+    for directory, folders, names in os.walk(root, followlinks=True):
+        depth = len(Path(directory).relative_to(root).parts)
         if depth > MOST_LEVELS:
             folders.clear()
         for name in names:
             if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."):
-                file = Path(place) / name
+                file = Path(directory) / name
                 if depth not in (2, 3):
                     raise _misplaced(root, file.relative_to(root).parts, group)
                 yield file
 
 
-def _place(root: Path, place: tuple[str, ...], split: bool, group: str) -> tuple[str, str]:
+def _place(root: Path, path_parts: tuple[str, ...], split: bool, group: str) -> tuple[str, str]:
     """(client, class) of an image from its path below the root."""
-    levels = place[1:] if split else place
+    levels = path_parts[1:] if split else path_parts
     if len(levels) != 3:
-        raise _misplaced(root, place, group)
+        raise _misplaced(root, path_parts, group)
     return levels[0], levels[1]
 
 
-def _misplaced(root: Path, place: tuple[str, ...], group: str) -> DataError:
+def _misplaced(root: Path, path_parts: tuple[str, ...], group: str) -> DataError:
     return DataError(
         f"image folder '{root}': expected {group}/class/image, or train|test/{group}/class/image, "
-        f"but found '{'/'.join(place)}'"
+        f"but found '{'/'.join(path_parts)}'"
     )
 
 

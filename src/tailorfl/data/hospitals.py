@@ -83,10 +83,10 @@ def heart(scaling: Literal["client", "public"] = "client") -> Source:
         info[PRIVATE_SCALING] = PrivateScaling(
             "each client's own training mean and deviation (FLamby's protocol)", "data.options.scaling=public"
         )
-        own = [x[(client == centre) & ~test] for centre in range(len(tables))]
-        own.append(x[~test])  # whoever comes from another hospital
-        mean = np.stack([rows.mean(axis=0) for rows in own])
-        deviation = np.stack([rows.std(axis=0, ddof=1) + 1e-9 for rows in own])
+        train_rows = [x[(client == centre) & ~test] for centre in range(len(tables))]
+        train_rows.append(x[~test])  # whoever comes from another hospital
+        mean = np.stack([rows.mean(axis=0) for rows in train_rows])
+        deviation = np.stack([rows.std(axis=0, ddof=1) + 1e-9 for rows in train_rows])
         info[SCALING] = Scaling(torch.from_numpy(mean), torch.from_numpy(deviation), HEART_CENTRES)
         x = (x - mean[client]) / deviation[client]
     return Source(

@@ -82,15 +82,15 @@ def from_datasets(
     name = "datasets"
     first = parts["train"]
     need_columns(name, pd.DataFrame(columns=_column_names(first)), columns.all)
-    found = _gathered(name, parts, columns, cache, fingerprint)
+    gathered = _gathered(name, parts, columns, cache, fingerprint)
     kind = (first.features or {}).get(labels[0])
     if task == "classification" and isinstance(kind, datasets.ClassLabel):
-        y, outputs, classes = _numbers_of_classes(found.frame, labels[0], tuple(kind.names))
+        y, outputs, classes = _numbers_of_classes(gathered.frame, labels[0], tuple(kind.names))
     else:
-        y, outputs, classes = target_columns(name, found.frame, labels, task)
-    owners = None if client is None else filled(name, found.frame, client)
+        y, outputs, classes = target_columns(name, gathered.frame, labels, task)
+    owners = None if client is None else filled(name, gathered.frame, client)
     info = {**classes, "label": labels} | ({} if image is not None else {"features": columns.features})
-    return make_source(name, found.x, y, task, outputs, owners, found.test, info, scaling)
+    return make_source(name, gathered.x, y, task, outputs, owners, gathered.test, info, scaling)
 
 
 @data_source("Hugging Face data set, of the hub or here, streamed (options path, label, client, ...)")
@@ -134,23 +134,23 @@ def huggingface(
         from datasets.exceptions import DatasetsError
     except ImportError as missing:
         raise MissingExtraError("datasets", "data") from missing
-    place = Path(path).expanduser()
-    why = "" if place.exists() or data_files else unreachable()
-    if why:  # asking would take half a minute of attempts
+    local = Path(path).expanduser()
+    offline_reason = "" if local.exists() or data_files else unreachable()
+    if offline_reason:  # asking would take half a minute of attempts
         raise DataError(
-            f"there is no file or folder '{path}', and {why}; where the hub can be reached, save_to_disk "
+            f"there is no file or folder '{path}', and {offline_reason}; where the hub can be reached, save_to_disk "
             "keeps a data set in a folder, which serves here"
         )
-    saved = any((place / file).is_file() for file in ("state.json", "dataset_dict.json"))
+    saved = any((local / file).is_file() for file in ("state.json", "dataset_dict.json"))
     try:
         if saved:
-            found, key = datasets.load_from_disk(str(place)), _files_in(place)
+            dataset, key = datasets.load_from_disk(str(local)), _files_in(local)
         else:
-            wanted = {"data_files": data_files, "revision": revision}
-            builder = datasets.load_dataset_builder(path, config, **wanted)
+            load_options = {"data_files": data_files, "revision": revision}
+            builder = datasets.load_dataset_builder(path, config, **load_options)
             key = repr((builder.dataset_name, builder.config_id, builder.hash, str(builder.info.version)))
-            found = datasets.load_dataset(path, config, **wanted, streaming=streaming)
-        chosen = _chosen(path, found, train, test)
+            dataset = datasets.load_dataset(path, config, **load_options, streaming=streaming)
+        chosen = _chosen(path, dataset, train, test)
         return from_datasets(
             chosen, label, image, features, client, task, scaling, size,
             cache=cache or cache_folder() / "datasets",
@@ -168,28 +168,28 @@ def _parts(dataset: Any) -> dict[str, Any]:
 
     if isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
         return {"train": dataset}
-    whole = isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict)
-    if whole and "train" in dataset and set(dataset) <= {"train", "test"}:
+    is_dict = isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict)
+    if is_dict and "train" in dataset and set(dataset) <= {"train", "test"}:
         return {part: dataset[part] for part in ("train", "test") if part in dataset}
-    found = f"with parts {', '.join(dataset)}" if isinstance(dataset, Mapping) else ""
+    parts_text = f"with parts {', '.join(dataset)}" if isinstance(dataset, Mapping) else ""
     raise DataError(
         f"expected a datasets.Dataset or a DatasetDict with the parts 'train' and 'test', "
-        f"but got a {type(dataset).__name__} {found}".rstrip()
+        f"but got a {type(dataset).__name__} {parts_text}".rstrip()
     )
 
 
-def _chosen(path: str, found: Any, train: str, test: str | None) -> Any:
+def _chosen(path: str, dataset: Any, train: str, test: str | None) -> Any:
     """The parts that train and test, under these names."""
     import datasets
 
-    if isinstance(found, datasets.Dataset | datasets.IterableDataset):
-        return found
+    if isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
+        return dataset
     for part in (train, *([] if test is None else [test])):
-        if part not in found:
-            raise unknown(f"split of data set '{path}'", part, found)
-    if test is None and "test" in found and train != "test":
+        if part not in dataset:
+            raise unknown(f"split of data set '{path}'", part, dataset)
+    if test is None and "test" in dataset and train != "test":
         test = "test"
-    return type(found)({"train": found[train], **({} if test is None else {"test": found[test]})})
+    return type(dataset)({"train": dataset[train], **({} if test is None else {"test": dataset[test]})})
 
 
 def _column_names(part: Any) -> list[str]:
@@ -205,13 +205,13 @@ def _gathered(
     cache: str | Path | None,
     fingerprint: str | None,
 ) -> Gathered:
-    own = [getattr(part, "_fingerprint", None) for part in parts.values()]
-    if fingerprint is None and None not in own:
-        fingerprint = " ".join(map(str, own))
+    fingerprints = [getattr(part, "_fingerprint", None) for part in parts.values()]
+    if fingerprint is None and None not in fingerprints:
+        fingerprint = " ".join(map(str, fingerprints))
     if cache is not None and fingerprint is not None:
         key = key_of(FORMAT, fingerprint, list(parts), columns)
         return gathered_once(Path(cache).expanduser(), key, lambda file: gather(name, parts, columns, file))
-    if cache is None and None not in own:
+    if cache is None and None not in fingerprints:
         return gather(name, parts, columns)
     # streamed, and nothing says which data these are: a file without a name, which is gone with the tensor
     with tempfile.TemporaryDirectory(prefix="tailorfl-") as folder:
@@ -227,10 +227,10 @@ def _numbers_of_classes(
 
 def _files_in(folder: Path) -> str:
     """What tells the files of a folder from others: names, sizes, times of change."""
-    found = []
-    for place, _, names in os.walk(folder):
+    file_facts = []
+    for directory, _, names in os.walk(folder):
         for name in names:
-            file = Path(place) / name
+            file = Path(directory) / name
             facts = file.stat()
-            found.append((str(file.relative_to(folder)), facts.st_size, facts.st_mtime_ns))
-    return repr((str(folder.resolve()), sorted(found)))
+            file_facts.append((str(file.relative_to(folder)), facts.st_size, facts.st_mtime_ns))
+    return repr((str(folder.resolve()), sorted(file_facts)))

@@ -162,8 +162,8 @@ def digits() -> Source:
     """
     # As sklearn.datasets.load_digits reads it, whose import would take a second and 66 MB.
     package = find_spec("sklearn")
-    place = next(iter(package.submodule_search_locations or ()), "") if package is not None else ""
-    path = Path(place) / "datasets" / "data" / "digits.csv.gz"
+    package_folder = next(iter(package.submodule_search_locations or ()), "") if package is not None else ""
+    path = Path(package_folder) / "datasets" / "data" / "digits.csv.gz"
     try:
         table = np.loadtxt(path, delimiter=",", dtype=np.float32)
     except OSError as error:

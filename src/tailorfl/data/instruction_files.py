@@ -42,13 +42,13 @@ def files_of(path: str | Path) -> list[Path]:
     Raises:
         DataError: if there is none.
     """
-    place = Path(path).expanduser()
-    if place.is_file():
-        return [place]
-    files = sorted(f for f in place.glob("*") if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
+    root = Path(path).expanduser()
+    if root.is_file():
+        return [root]
+    files = sorted(f for f in root.glob("*") if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
     if not files:
         raise DataError(
-            f"'{place}' is neither a file of JSON lines nor a folder that holds any ({', '.join(SUFFIXES)})"
+            f"'{root}' is neither a file of JSON lines nor a folder that holds any ({', '.join(SUFFIXES)})"
         )
     return files
 
@@ -69,7 +69,7 @@ def read_examples(files: Sequence[Path], samples: Mapping[str, int | None]) -> l
     Raises:
         DataError: a file cannot be read or is empty, or a line is not as it should be (names file and line).
     """
-    found: list[Example] = []
+    examples: list[Example] = []
     for file in files:
         try:
             lines = file.read_text(encoding="utf-8").split("\n")
@@ -80,17 +80,17 @@ def read_examples(files: Sequence[Path], samples: Mapping[str, int | None]) -> l
             raise DataError(f"file '{file}' holds no lines")
         client, part = part_of(file)
         for k in spread_indices(len(filled), samples[part]):
-            place = f"file '{file}', line {filled[k] + 1}"
-            found.append(read_line(lines[filled[k]], place, client, part == "test"))
-    return found
+            location = f"file '{file}', line {filled[k] + 1}"
+            examples.append(read_line(lines[filled[k]], location, client, part == "test"))
+    return examples
 
 
-def read_line(line: str, place: str, client: str, test: bool) -> Example:
+def read_line(line: str, location: str, client: str, test: bool) -> Example:
     """The example of a line: an object with `instruction`, `output`, and if given `client` and `category` or `task`.
 
     Args:
         line: the text.
-        place: for messages.
+        location: for messages.
         client: whose it is unless the line says so.
         test: whether it is of the test part.
 
@@ -98,24 +98,24 @@ def read_line(line: str, place: str, client: str, test: bool) -> Example:
         DataError: it is no such object.
     """
     try:
-        given = json.loads(line)
+        content = json.loads(line)
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and as many brackets
-        raise DataError(f"{place}: is not JSON: {error}") from error
-    if not isinstance(given, dict):
+        raise DataError(f"{location}: is not JSON: {error}") from error
+    if not isinstance(content, dict):
         raise DataError(
-            f"{place}: expected an object with 'instruction' and 'output', got {type(given).__name__}"
+            f"{location}: expected an object with 'instruction' and 'output', got {type(content).__name__}"
         )
-    instruction, output = (_text(given, key, place) for key in ("instruction", "output"))
-    domain = given.get("category", given.get("task"))
-    owner = given.get("client", client)
-    return Example(instruction, output, str(owner), None if domain is None else str(domain), test, place)
+    instruction, output = (_text(content, key, location) for key in ("instruction", "output"))
+    domain = content.get("category", content.get("task"))
+    owner = content.get("client", client)
+    return Example(instruction, output, str(owner), None if domain is None else str(domain), test, location)
 
 
-def _text(given: Mapping[str, Any], key: str, place: str) -> str:
-    value = given.get(key)
+def _text(content: Mapping[str, Any], key: str, location: str) -> str:
+    value = content.get(key)
     if not isinstance(value, str) or not value.strip():
-        have = f"is {value!r}" if key in given else f"is missing; it has {', '.join(given) or 'nothing'}"
-        raise DataError(f"{place}: '{key}' should be a text, but {have}")
+        have = f"is {value!r}" if key in content else f"is missing; it has {', '.join(content) or 'nothing'}"
+        raise DataError(f"{location}: '{key}' should be a text, but {have}")
     return value
 
 
@@ -127,11 +127,11 @@ def split_options(instruction: str) -> tuple[str, list[str]]:
     instruction as it is, and an empty list.
     """
     before, marker, after = instruction.rpartition(OPTIONS)
-    listed, _, rest = after.strip("\n").partition("\n\n")
+    listed, _, following = after.strip("\n").partition("\n\n")
     if not marker or not listed.startswith("- "):
         return instruction.strip(), []
     options = [option.strip() for option in f"\n{listed}".split("\n- ")[1:]]
-    return f"{before.strip()}\n{rest.strip()}".strip(), list(dict.fromkeys(options))
+    return f"{before.strip()}\n{following.strip()}".strip(), list(dict.fromkeys(options))
 
 
 def kept_options(options: Sequence[str], right: str, slots: int) -> list[str]:
@@ -142,5 +142,5 @@ def kept_options(options: Sequence[str], right: str, slots: int) -> list[str]:
     if len(options) <= slots:
         return list(options)
     wrong = [option for option in options if option != right]
-    kept = {wrong[k] for k in spread_indices(len(wrong), slots - 1)} | {right}
-    return [option for option in options if option in kept]
+    chosen = {wrong[k] for k in spread_indices(len(wrong), slots - 1)} | {right}
+    return [option for option in options if option in chosen]

@@ -141,7 +141,7 @@ class _Layout:
         return self._choices(examples) if self.form == "choice" else self._responses(examples)
 
     def _choices(self, examples: Sequence[Example]) -> dict[str, Any]:
-        words, slots, seen = self.words, self.options, dict[str, list[int]]()
+        words, slots, option_ids = self.words, self.options, dict[str, list[int]]()
         prompts, listed, y = [], [], []
         credit = torch.zeros(len(examples), slots)
         for row, example in enumerate(examples):
@@ -149,18 +149,22 @@ class _Layout:
             right = example.output.strip()
             if right not in options:
                 raise DataError(_not_listed(example, options))
-            kept = kept_options(options, right, slots)
+            offered_options = kept_options(options, right, slots)
             prompts.append(single(words, prompt, self.length))
-            for option in kept:
-                if option not in seen:
-                    seen[option] = self._option(option)
-            listed += [seen[option] for option in kept] + [[]] * (slots - len(kept))
-            y.append(kept.index(right))
-            credit[row, : len(kept)] = torch.tensor([rouge1(option, right).f1 for option in kept])
-        shown = stacked(prompts, self.length, words.pad, left=self.left)
+            for option in offered_options:
+                if option not in option_ids:
+                    option_ids[option] = self._option(option)
+            listed += [option_ids[option] for option in offered_options] + [[]] * (
+                slots - len(offered_options)
+            )
+            y.append(offered_options.index(right))
+            credit[row, : len(offered_options)] = torch.tensor(
+                [rouge1(option, right).f1 for option in offered_options]
+            )
+        prompt_ids = stacked(prompts, self.length, words.pad, left=self.left)
         offered = stacked(listed, self.option_length, words.pad, left=self.left)
         return {
-            "x": torch.cat([shown, offered.reshape(len(examples), -1)], dim=1),
+            "x": torch.cat([prompt_ids, offered.reshape(len(examples), -1)], dim=1),
             "y": torch.tensor(y),
             "task": "classification",
             "outputs": slots,
@@ -178,7 +182,7 @@ class _Layout:
         return [*marks.before, *self.words.encode(option)[:room], *marks.after]
 
     def _responses(self, examples: Sequence[Example]) -> dict[str, Any]:
-        words, texts, wanted = self.words, [], []
+        words, texts, targets = self.words, [], []
         before = list(words.marks.before)
         half = room_for(self.length, 2 * (len(before) + 1)) // 2 + 1
         for example in examples:
@@ -186,10 +190,10 @@ class _Layout:
             room = self.length - len(before) - len(response)
             prompt = [*before, *shortened(words.encode(example.instruction.strip() + ANSWER), room)]
             texts.append([*prompt, *response])
-            wanted.append([*[NO_TARGET] * len(prompt), *response])
+            targets.append([*[NO_TARGET] * len(prompt), *response])
         return {
             "x": stacked(texts, self.length, words.pad, left=True),
-            "y": stacked(wanted, self.length, NO_TARGET, left=True),
+            "y": stacked(targets, self.length, NO_TARGET, left=True),
             "task": "generation",
             "outputs": words.size,
             "info": token_info(words),

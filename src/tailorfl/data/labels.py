@@ -28,11 +28,11 @@ MOST_CLASSES = 1_000_000
 
 
 def check_classes(
-    where: str, values: pd.Series[Any] | NDArray[Any], option: str = "task='regression'"
+    label: str, values: pd.Series[Any] | NDArray[Any], option: str = "task='regression'"
 ) -> None:
     """Nothing if values may be classes; a warning where they look like numbers to be predicted.
 
-    `where` begins the message, such as "table 'x': column 'y'"; `option` says how a regression is asked for.
+    `label` begins the message, such as "table 'x': column 'y'"; `option` says how a regression is asked for.
 
     Raises:
         DataError: they are numbers with fractions, or most of them occur once.
@@ -41,45 +41,45 @@ def check_classes(
 
     column = pd.Series(values)
     numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
-    found, rows = int(column.nunique()), len(column)
+    distinct, rows = int(column.nunique()), len(column)
     meant = f"; if it is a number to be predicted, set {option}"
     if numeric and pd.api.types.is_float_dtype(column):
         parts = column[np.isfinite(column) & (column % 1 != 0)]
         if len(parts):
             raise DataError(
-                f"{where} has {found} values in {rows} rows, {len(parts)} of them with fractions; classes must be "
+                f"{label} has {distinct} values in {rows} rows, {len(parts)} of them with fractions; classes must be "
                 f"whole numbers or names{meant}"
             )
-    _name_single(where, column)
-    if rows <= FEW_ROWS or found <= MANY_CLASSES:
+    _name_single(label, column)
+    if rows <= FEW_ROWS or distinct <= MANY_CLASSES:
         return
-    if numeric and 2 * found > rows:
-        raise DataError(f"{where} has {found} values in {rows} rows, too few of each to be classes{meant}")
-    if ROWS_A_CLASS * found > rows:
+    if numeric and 2 * distinct > rows:
+        raise DataError(f"{label} has {distinct} values in {rows} rows, too few of each to be classes{meant}")
+    if ROWS_A_CLASS * distinct > rows:
         log.warning(
             "%s has %d classes in %d rows, %.1f rows a class%s",
-            where,
-            found,
+            label,
+            distinct,
             rows,
-            rows / found,
+            rows / distinct,
             meant if numeric else "; is it the right column?",
         )
 
 
-def _name_single(where: str, column: pd.Series[Any]) -> None:
+def _name_single(label: str, column: pd.Series[Any]) -> None:
     """Warn of classes with one sample, which cannot be both learned and tested; few are named."""
     counts = column.value_counts()
     single = sorted(str(value) for value in counts.index[counts == 1])
     if single and len(counts) > 1:
         names = f" ({', '.join(single)})" if len(single) <= NAMED else ""
         text = (
-            f"{where}: {len(single)} of {len(counts)} classes{names} have a single sample, which cannot be both "
+            f"{label}: {len(single)} of {len(counts)} classes{names} have a single sample, which cannot be both "
             "learned and tested"
         )
         log.warning("%s", text, extra={"once": text})
 
 
-def from_zero(where: str, y: Tensor) -> Tensor:
+def from_zero(label: str, y: Tensor) -> Tensor:
     """Returns class numbers as they are, int64.
 
     Raises:
@@ -87,13 +87,13 @@ def from_zero(where: str, y: Tensor) -> Tensor:
     """
     if y.numel() and int(y.max()) >= MOST_CLASSES:
         raise DataError(
-            f"{where} has class {int(y.max()):,}, which would take a model of as many outputs; number classes from 0 "
+            f"{label} has class {int(y.max()):,}, which would take a model of as many outputs; number classes from 0 "
             "without gaps, or give their names as text"
         )
     if y.numel() and int(y.min()) >= 1:
         low, high = int(y.min()), int(y.max())
         raise DataError(
-            f"{where} has classes {low} to {high}; classes are counted from 0, and class 0 would stay empty: give "
+            f"{label} has classes {low} to {high}; classes are counted from 0, and class 0 would stay empty: give "
             f"y - {low}, or the classes' names as text"
         )
     return y
@@ -119,5 +119,5 @@ def named(values: Any) -> tuple[Tensor, tuple[str, ...]] | None:
         raise DataError(
             f"the labels are missing in {int(texts.isna().sum())} samples, first in sample {first}"
         )
-    ids, found = pd.factorize(texts.astype(str), sort=True)
-    return torch.from_numpy(np.asarray(ids, dtype=np.int64)), tuple(map(str, found))
+    ids, class_names = pd.factorize(texts.astype(str), sort=True)
+    return torch.from_numpy(np.asarray(ids, dtype=np.int64)), tuple(map(str, class_names))

@@ -17,11 +17,11 @@ def data_folders() -> tuple[Path, ...]:
     The folder that TAILORFL_DATA names is searched alone, so that a wrong setting is an error and not another
     file.
     """
-    given = os.environ.get(VARIABLE)
-    if given:
-        return (Path(given).expanduser(),)
-    beside = Path("..") / "shared" / "data"
-    return tuple(dict.fromkeys([(Path.cwd() / beside).resolve(), (_REPOSITORY / beside).resolve()]))
+    setting = os.environ.get(VARIABLE)
+    if setting:
+        return (Path(setting).expanduser(),)
+    relative = Path("..") / "shared" / "data"
+    return tuple(dict.fromkeys([(Path.cwd() / relative).resolve(), (_REPOSITORY / relative).resolve()]))
 
 
 def data_file(name: str) -> Path:

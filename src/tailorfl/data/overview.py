@@ -129,7 +129,7 @@ class Overview:
 def overview(federation: Federation) -> Overview:
     """Returns the numbers of a federation. No model is needed and nothing is trained."""
     source = federation.source
-    what, cells, cell_of = _cells(federation)
+    counted, cells, cell_of = _cells(federation)
     values = _numbers(source)
     classed = source.task in ("classification", "binary")
     counts = _counts(federation, len(cells), cell_of)
@@ -140,14 +140,14 @@ def overview(federation: Federation) -> Overview:
         clients=federation.names,
         num_clients=federation.num_clients,
         sizes={part: federation.sizes(part) for part in ("train", "val", "test")},
-        what=what,
+        what=counted,
         cells=cells,
         counts=counts,
         classes=(counts > 0).sum(axis=1) if classed else None,
         events=_counts(federation, 1, source.y[:, :1].numpy())[:, 0] if source.task == "survival" else None,
         quantiles=None if values is None else _quantiles(federation, values),
         figures=_figures(federation, values),
-        further={**further, **{name: len(found) for name, found in federation.shifted.items()}},
+        further={**further, **{name: len(shifted_set) for name, shifted_set in federation.shifted.items()}},
     )
 
 
@@ -194,22 +194,22 @@ def _numbers(source: Source) -> Floats | None:
 def _quantiles(federation: Federation, values: Floats) -> Floats:
     """`[clients, 5]` quantiles of every client's training values, linear between neighbours as numpy's."""
     rows = federation.part("train")
-    owner, mine = rows.owners(), values[rows.flat()]
-    mine = mine[np.lexsort((mine, owner))]
+    owner, sorted_values = rows.owners(), values[rows.flat()]
+    sorted_values = sorted_values[np.lexsort((sorted_values, owner))]
     sizes = rows.sizes
     first = np.cumsum(sizes) - sizes
-    place = np.array(QUANTILES) * np.maximum(sizes - 1, 0)[:, None]
-    low = np.floor(place).astype(np.int64)
+    position = np.array(QUANTILES) * np.maximum(sizes - 1, 0)[:, None]
+    low = np.floor(position).astype(np.int64)
     high = np.minimum(low + 1, np.maximum(sizes - 1, 0)[:, None])
-    below, above = mine[first[:, None] + low], mine[first[:, None] + high]
-    return np.asarray(below + (above - below) * (place - low), dtype=np.float64)
+    below, above = sorted_values[first[:, None] + low], sorted_values[first[:, None] + high]
+    return np.asarray(below + (above - below) * (position - low), dtype=np.float64)
 
 
 def _figures(federation: Federation, values: Floats | None) -> tuple[Figure, ...]:
     source = federation.source
     rows = federation.part("train")[: federation.num_clients]
     owner, flat, sizes = rows.owners(), rows.flat(), rows.sizes
-    found = [
+    figures = [
         Figure("effective_clients", "effective number of clients by size", _effective(sizes[None])),
         Figure("smallest", "training samples of the smallest client", float(sizes.min())),
         Figure("median", "of the median client", float(np.median(sizes))),
@@ -219,7 +219,7 @@ def _figures(federation: Federation, values: Floats | None) -> tuple[Figure, ...
 
     def add(key: str, meaning: str, measure: Callable[[Ints], float]) -> None:
         chance = [measure(owner[deal]) for deal in deals]
-        found.append(Figure(key, meaning, measure(owner), float(np.mean(chance)) if chance else None))
+        figures.append(Figure(key, meaning, measure(owner), float(np.mean(chance)) if chance else None))
 
     if source.task not in ("generation", "regression", "counts"):
         strata = np.unique(source.strata.numpy()[flat], return_inverse=True)[1]
@@ -235,22 +235,22 @@ def _figures(federation: Federation, values: Floats | None) -> tuple[Figure, ...
             lambda o: effective_classes(o, strata),
         )
         pooled = effective_classes(np.zeros_like(owner), strata)
-        found.append(
+        figures.append(
             Figure("effective_classes_pooled", f"effective number of {word} of all together", pooled)
         )
     if values is not None:
-        word, mine = ("times" if source.task == "survival" else "targets"), values[flat]
+        word, train_values = ("times" if source.task == "survival" else "targets"), values[flat]
         add(
             "kolmogorov_smirnov",
             f"mean Kolmogorov-Smirnov distance of a client's {word} to all",
-            lambda o: kolmogorov_smirnov(o, mine),
+            lambda o: kolmogorov_smirnov(o, train_values),
         )
         add(
             "between",
             f"share of the {word}' variance that lies between clients",
-            lambda o: between(o, mine),
+            lambda o: between(o, train_values),
         )
-    return tuple(found)
+    return tuple(figures)
 
 
 def _dealt_again(clients: int, samples: int) -> list[Ints]:
@@ -278,16 +278,16 @@ def kolmogorov_smirnov(owner: Ints, values: Floats) -> float:
     """Mean over clients of the largest gap between the distribution functions of its values and of all."""
     everything = np.sort(values)
     order = np.lexsort((values, owner))
-    mine, holder = values[order], owner[order]
+    own_values, holder = values[order], owner[order]
     sizes = np.bincount(owner)
-    place = np.arange(len(mine)) - (np.cumsum(sizes) - sizes)[holder]
-    below = np.searchsorted(everything, mine, side="left") / len(everything)
-    upto = np.searchsorted(everything, mine, side="right") / len(everything)
+    rank = np.arange(len(own_values)) - (np.cumsum(sizes) - sizes)[holder]
+    below = np.searchsorted(everything, own_values, side="left") / len(everything)
+    upto = np.searchsorted(everything, own_values, side="right") / len(everything)
     # of equal values of one client only the outermost are steps of its function
-    same_before = np.append(False, (mine[1:] == mine[:-1]) & (holder[1:] == holder[:-1]))
+    same_before = np.append(False, (own_values[1:] == own_values[:-1]) & (holder[1:] == holder[:-1]))
     same_after = np.append(same_before[1:], False)
-    gap_before = np.where(same_before, 0.0, np.abs(place / sizes[holder] - below))
-    gap_after = np.where(same_after, 0.0, np.abs((place + 1) / sizes[holder] - upto))
+    gap_before = np.where(same_before, 0.0, np.abs(rank / sizes[holder] - below))
+    gap_after = np.where(same_after, 0.0, np.abs((rank + 1) / sizes[holder] - upto))
     largest = np.zeros(len(sizes))
     np.maximum.at(largest, holder, np.maximum(gap_before, gap_after))
     return float(largest.mean())

@@ -82,10 +82,12 @@ def from_tensors(
     mask = None if test is None else flags(test, f"source '{name}': test")
     lengths = {"x": len(features), "y": len(targets)}
     lengths |= {
-        what: len(column) for what, column in (("clients", owners), ("test", mask)) if column is not None
+        argument: len(column)
+        for argument, column in (("clients", owners), ("test", mask))
+        if column is not None
     }
     if len(set(lengths.values())) > 1:
-        counts = ", ".join(f"{what} has {length}" for what, length in lengths.items())
+        counts = ", ".join(f"{argument} has {length}" for argument, length in lengths.items())
         raise DataError(f"source '{name}': samples differ in number: {counts}")
     if features.dtype != torch.uint8 or features.dim() != 4:
         features = features.to(torch.float32)
@@ -193,7 +195,7 @@ def is_data(value: Any) -> bool:
 
     if isinstance(value, Mapping):
         settings = not value.keys().isdisjoint(DataConfig.model_fields)
-        return not settings and any(isinstance(one, pd.DataFrame) for one in value.values())
+        return not settings and any(isinstance(item, pd.DataFrame) for item in value.values())
     return isinstance(value, pd.DataFrame | Dataset | Source)
 
 
@@ -227,16 +229,16 @@ def as_source(data: Any, options: Mapping[str, Any]) -> Source:
     if several:
         frames = _plain(data)
         check_roles(options["label"], None, None, None, exclude=options.get("exclude", ()))
-        whole = joined(frames, CLIENT, listed(options.get("exclude", ())), listed(options["label"]))
-        return from_table(whole, **{**options, CLIENT: CLIENT})
+        all_rows = joined(frames, CLIENT, listed(options.get("exclude", ())), listed(options["label"]))
+        return from_table(all_rows, **{**options, CLIENT: CLIENT})
     return from_table(data, **options)
 
 
-def _check_options(options: Mapping[str, Any], valid: frozenset[str], what: str) -> None:
+def _check_options(options: Mapping[str, Any], valid: frozenset[str], kind: str) -> None:
     for option in options:
         if option not in valid:
             takes = f"; beside it stand {', '.join(sorted(valid))}" if valid else ""
-            raise DataError(f"the data are {what}, so that {option}=... says nothing of them{takes}")
+            raise DataError(f"the data are {kind}, so that {option}=... says nothing of them{takes}")
 
 
 def _plain(frames: Mapping[Any, Any]) -> dict[str, pd.DataFrame]:
@@ -291,43 +293,47 @@ def _sample(x: Any) -> torch.Tensor:
     return sample.permute(2, 0, 1) if sample.dim() == 3 else sample[None]
 
 
-def real_tensor(values: Any, what: str) -> Tensor:
+def real_tensor(values: Any, name: str) -> Tensor:
     """Returns `values` as a tensor.
 
     Args:
         values: numbers as a tensor, an array or nested lists.
-        what: they are, for messages.
+        name: they are, for messages.
 
     Raises:
         DataError: they are no such numbers, or sparse, or complex, of which float32 would keep a part.
     """
     try:
-        found = torch.as_tensor(values)
+        tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise DataError(
-            f"{what} must be an array of numbers, but cannot be read as one: it is a {type(values).__name__}"
+            f"{name} must be an array of numbers, but cannot be read as one: it is a {type(values).__name__}"
         ) from error
-    if found.is_complex():
+    if tensor.is_complex():
         raise DataError(
-            f"{what} holds complex numbers, of which only the real part would be kept; give real and imaginary parts "
+            f"{name} holds complex numbers, of which only the real part would be kept; give real and imaginary parts "
             "as features of their own"
         )
-    if found.layout != torch.strided:
-        raise DataError(f"{what} is a sparse tensor; give its to_dense()")
-    if found.is_quantized or found.is_meta or not found.dim():
+    if tensor.layout != torch.strided:
+        raise DataError(f"{name} is a sparse tensor; give its to_dense()")
+    if tensor.is_quantized or tensor.is_meta or not tensor.dim():
         kind = (
-            "is quantized" if found.is_quantized else "holds no numbers" if found.is_meta else "is one number"
+            "is quantized"
+            if tensor.is_quantized
+            else "holds no numbers"
+            if tensor.is_meta
+            else "is one number"
         )
-        raise DataError(f"{what} {kind}; give a plain array with one entry a sample")
-    return found.detach()
+        raise DataError(f"{name} {kind}; give a plain array with one entry a sample")
+    return tensor.detach()
 
 
-def flags(values: Any, what: str) -> Tensor:
+def flags(values: Any, name: str) -> Tensor:
     """Returns `values` as bool. Raises DataError for anything but True and False, 1 and 0."""
-    found = real_tensor(values, what)
-    if found.dtype != torch.bool and bool(((found != 0) & (found != 1)).any()):
-        raise DataError(f"{what} should be True or False for each sample, but holds other values")
-    return found.to(torch.bool)
+    values_tensor = real_tensor(values, name)
+    if values_tensor.dtype != torch.bool and bool(((values_tensor != 0) & (values_tensor != 1)).any()):
+        raise DataError(f"{name} should be True or False for each sample, but holds other values")
+    return values_tensor.to(torch.bool)
 
 
 def client_ids(clients: Any, name: str) -> pd.Series[Any]:
@@ -344,7 +350,7 @@ def client_ids(clients: Any, name: str) -> pd.Series[Any]:
             f"source '{name}': clients cannot be read as one id a sample: {type(error).__name__}"
         ) from error
     if ids.ndim != 1 or (
-        ids.dtype == object and any(isinstance(one, list | tuple | dict | set) for one in ids)
+        ids.dtype == object and any(isinstance(client_id, list | tuple | dict | set) for client_id in ids)
     ):
         raise DataError(
             f"source '{name}': clients should be names or numbers, one a sample, got a {type(clients).__name__} of "

@@ -115,13 +115,15 @@ class Preparation:
             fitted: by the name of a client, where it has constants of its own.
             summaries: of clients' training rows.
         """
-        own = dict(fitted)
+        of_clients = dict(fitted)
         for summary in summaries:
-            present = {column for column, found in summary.columns.items() if found.kind != "empty"}
+            present = {
+                column for column, column_summary in summary.columns.items() if column_summary.kind != "empty"
+            }
             if absent := tuple(column for column in everyone.columns if column not in present):
-                of_client = own.get(summary.name, everyone)
-                own[summary.name] = of_client.model_copy(update={"absent": absent})
-        return cls(everyone, own)
+                of_client = of_clients.get(summary.name, everyone)
+                of_clients[summary.name] = of_client.model_copy(update={"absent": absent})
+        return cls(everyone, of_clients)
 
     def of(self, client: str | None) -> Constants:
         """Returns the constants of a client."""
@@ -129,8 +131,8 @@ class Preparation:
 
     def facts(self) -> dict[str, Any]:
         """Returns the constants as JSON can hold them."""
-        own = {name: constants.to_dict() for name, constants in self.own.items()}
-        return {**self.everyone.to_dict(), **({"clients": own} if own else {})}
+        of_clients = {name: constants.to_dict() for name, constants in self.own.items()}
+        return {**self.everyone.to_dict(), **({"clients": of_clients} if of_clients else {})}
 
 
 def given_digest(source: Source) -> str:
@@ -177,20 +179,20 @@ def by_constants(source: Source, constants: str | Path | Constants) -> Source:
         DataError: they cannot be read, or the table does not fit them.
     """
     table: RawTable = source.info[TABLE]
-    known = constants if isinstance(constants, Constants) else read_constants(constants)
-    ours, theirs = table.roles, known.roles
+    used = constants if isinstance(constants, Constants) else read_constants(constants)
+    ours, theirs = table.roles, used.roles
     if (ours.label, ours.task) != (theirs.label, theirs.task):
         raise ConfigError(
             f"the constants are for the label {', '.join(theirs.label)} ({theirs.task}), but the label is "
             f"{', '.join(ours.label)} ({ours.task})"
         )
-    if not known.classes:
-        known = known.model_copy(update={"classes": tuple(source.info.get("classes", ()))})
-    x, y = known.apply(table.frame, source.name)
-    info = {**_without_table(source), "features": known.names, PREPARATION: Preparation(known)}
-    if known.classes:
-        info["classes"] = known.classes
-    return replace(source, x=x, y=y, outputs=known.outputs, info=info)
+    if not used.classes:
+        used = used.model_copy(update={"classes": tuple(source.info.get("classes", ()))})
+    x, y = used.apply(table.frame, source.name)
+    info = {**_without_table(source), "features": used.names, PREPARATION: Preparation(used)}
+    if used.classes:
+        info["classes"] = used.classes
+    return replace(source, x=x, y=y, outputs=used.outputs, info=info)
 
 
 def prepared(federation: Federation, by: Normalisation) -> Federation:
@@ -205,8 +207,10 @@ def prepared(federation: Federation, by: Normalisation) -> Federation:
         ConfigError: medians are asked for and the statistics are federated.
         DataError: a column cannot be prepared, see `combine`; features are neither floats nor a table.
     """
-    given = federation.source
-    federation = replace(federation, source=replace(given, info={**given.info, GIVEN: given_digest(given)}))
+    original = federation.source
+    federation = replace(
+        federation, source=replace(original, info={**original.info, GIVEN: given_digest(original)})
+    )
     table: RawTable | None = federation.source.info.get(TABLE)
     if table is None:
         if PREPARATION in federation.source.info:

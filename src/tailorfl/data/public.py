@@ -43,8 +43,8 @@ def public_from_rows(source: Source, rows: Ints) -> Source:
             f"source '{source.name}' cannot be a public set without labels: the inputs of a generation task hold "
             "the responses; use form=choice"
         )
-    found = subset(source, rows, f"{source.name} public")
-    return replace(found, y=torch.zeros_like(found.y), credit=None)
+    labelled = subset(source, rows, f"{source.name} public")
+    return replace(labelled, y=torch.zeros_like(labelled.y), credit=None)
 
 
 def own_public_rows(source: Source, rows: Ints, samples: int | None, rng: Generator) -> Ints:
@@ -77,26 +77,26 @@ def public_source(public: str | Source, samples: int | None, model_of: Source, r
     Raises:
         DataError: if shapes or tokenizers differ, or there are fewer samples than asked for.
     """
-    found = load_source(public) if isinstance(public, str) else public
-    if found.input_shape != model_of.input_shape:
+    pool = load_source(public) if isinstance(public, str) else public
+    if pool.input_shape != model_of.input_shape:
         raise DataError(
-            f"public source '{found.name}' has samples of shape {list(found.input_shape)}, but the clients "
+            f"public source '{pool.name}' has samples of shape {list(pool.input_shape)}, but the clients "
             f"of '{model_of.name}' have {list(model_of.input_shape)}; use a public source of the same shape"
         )
     if (
-        found.info.get("tokenizer") != model_of.info.get("tokenizer")
-        or found.holds_tokens != model_of.holds_tokens
+        pool.info.get("tokenizer") != model_of.info.get("tokenizer")
+        or pool.holds_tokens != model_of.holds_tokens
     ):
         raise DataError(
-            f"public source '{found.name}' and the clients' source '{model_of.name}' are not tokenized alike; give "
+            f"public source '{pool.name}' and the clients' source '{model_of.name}' are not tokenized alike; give "
             "both the same tokenizer"
         )
-    count = len(found) if samples is None else _at_least_one(samples)
-    if count > len(found):
+    count = len(pool) if samples is None else _at_least_one(samples)
+    if count > len(pool):
         raise DataError(
-            f"public source '{found.name}' has {len(found)} samples, fewer than public_samples={count}"
+            f"public source '{pool.name}' has {len(pool)} samples, fewer than public_samples={count}"
         )
-    return public_from_rows(found, np.sort(rng.choice(len(found), size=count, replace=False)))
+    return public_from_rows(pool, np.sort(rng.choice(len(pool), size=count, replace=False)))
 
 
 def _at_least_one(samples: int) -> int:

@@ -99,18 +99,18 @@ def load_source(name: str, **options: Any) -> Source:
         if needed and option not in options:
             raise ConfigError(f"data source '{name}' needs the option '{option}'")
     try:
-        found = loader(**options)
+        source = loader(**options)
     except (OSError, TypeError, ValueError, OverflowError, EOFError) as error:
         # What loaders did not look for: a path that no file system takes, an option of another type.
         plain = {key: value for key, value in options.items() if isinstance(value, str | int | float | None)}
         raise DataError(
             f"data source '{name}' cannot be read with {plain}: {error if plain == options else type(error).__name__}"
         ) from error
-    if not isinstance(found, Source):
+    if not isinstance(source, Source):
         raise DataError(
-            f"data source '{name}' should return a tailorfl.Source, but returned a {type(found).__name__}"
+            f"data source '{name}' should return a tailorfl.Source, but returned a {type(source).__name__}"
         )
-    return found
+    return source
 
 
 def loader_of(name: str) -> Callable[..., Source]:
@@ -120,15 +120,15 @@ def loader_of(name: str) -> Callable[..., Source]:
         ConfigError: there is none; names the nearest.
     """
     if ":" in name:
-        found = modules.find(name)
-        if isinstance(found, Source):
-            return lambda: found
-        if not callable(found):
+        loader = modules.find(name)
+        if isinstance(loader, Source):
+            return lambda: loader
+        if not callable(loader):
             raise ConfigError(
                 f"data source '{name}' should be a function that returns a tailorfl.Source, but is a "
-                f"{type(found).__name__}"
+                f"{type(loader).__name__}"
             )
-        return cast(Callable[..., Source], found)
+        return cast(Callable[..., Source], loader)
     if name not in data_sources():
         raise unknown("data source", name, data_sources())
     return data_sources()[name].load

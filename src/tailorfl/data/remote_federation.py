@@ -49,8 +49,8 @@ def client_samples(federation: Federation, client: int) -> ClientSamples:
     parts = {part: federation.part(part)[client] for part in PARTS}
     rows = np.unique(np.concatenate(list(parts.values())))
     source = subset(federation.source, rows, federation.source.name)
-    mine = {part: np.searchsorted(rows, found) for part, found in parts.items()}
-    return ClientSamples(source, mine["train"], mine["val"], mine["test"])
+    positions = {part: np.searchsorted(rows, part_rows) for part, part_rows in parts.items()}
+    return ClientSamples(source, positions["train"], positions["val"], positions["test"])
 
 
 def source_facts(source: Source) -> dict[str, Any]:
@@ -121,15 +121,15 @@ def remote_federation(
         server: labelled samples of the server's own.
     """
     rows: dict[str, list[Ints]] = {part: [np.zeros(n, dtype=np.int64) for n in sizes[part]] for part in PARTS}
-    held = np.empty(0, dtype=np.int64)
+    server_rows = np.empty(0, dtype=np.int64)
     if own is not None:
-        client, mine = own
-        source = mine.source
+        client, samples = own
+        source = samples.source
         for part in PARTS:
-            rows[part][client] = getattr(mine, part)
+            rows[part][client] = getattr(samples, part)
     elif server is not None and len(server):
         source = replace(server, name=source.name, info={**server.info, REMOTE: True})
-        held = np.arange(len(server), dtype=np.int64)
+        server_rows = np.arange(len(server), dtype=np.int64)
     return Federation(
         source=source,
         train=rows["train"],
@@ -137,7 +137,7 @@ def remote_federation(
         test=rows["test"],
         names=tuple(names),
         num_clients=len(names) if num_clients is None else num_clients,
-        server=held,
+        server=server_rows,
         public=public,
     )
 

@@ -26,8 +26,8 @@ def rouge1(text: str, reference: str) -> Rouge:
     Raises:
         MissingExtraError: if rouge-score is not installed.
     """
-    found = _scorer().score(reference, text)["rouge1"]
-    return Rouge(float(found.precision), float(found.recall), float(found.fmeasure))
+    score = _scorer().score(reference, text)["rouge1"]
+    return Rouge(float(score.precision), float(score.recall), float(score.fmeasure))
 
 
 @functools.cache

@@ -37,19 +37,21 @@ class Rows(Sequence[Ints]):
         if isinstance(arrays, Rows):
             return arrays
         listed = list(arrays)
-        once = {id(array): array for array in listed}
-        for array in once.values():
+        distinct = {id(array): array for array in listed}
+        for array in distinct.values():
             if np.ndim(array) != 1 or (len(array) and np.asarray(array).dtype.kind not in "iu"):
                 raise DataError(
                     "the rows of a client must be a list of whole numbers, but one has type "
                     f"{np.asarray(array).dtype} and shape {list(np.shape(array))}"
                 )
-        held = cls.cut(
-            np.concatenate([np.empty(0, dtype=np.int64), *once.values()], dtype=np.int64, casting="unsafe"),
-            np.array([len(array) for array in once.values()], dtype=np.int64),
+        pool = cls.cut(
+            np.concatenate(
+                [np.empty(0, dtype=np.int64), *distinct.values()], dtype=np.int64, casting="unsafe"
+            ),
+            np.array([len(array) for array in distinct.values()], dtype=np.int64),
         )
-        place = {key: position for position, key in enumerate(once)}
-        return held.of_clients(np.array([place[id(array)] for array in listed], dtype=np.int64))
+        position_of = {key: position for position, key in enumerate(distinct)}
+        return pool.of_clients(np.array([position_of[id(array)] for array in listed], dtype=np.int64))
 
     @classmethod
     def cut(cls, values: Ints, sizes: Ints) -> Rows:
@@ -90,8 +92,8 @@ class Rows(Sequence[Ints]):
             return self.values[self.starts[0] : self.stops[-1]]
         sizes = self.sizes
         begin = np.cumsum(sizes) - sizes
-        places: Ints = np.arange(sizes.sum()) + np.repeat(self.starts - begin, sizes)
-        return self.values[places]
+        positions: Ints = np.arange(sizes.sum()) + np.repeat(self.starts - begin, sizes)
+        return self.values[positions]
 
     def owners(self) -> Ints:
         """Whose each row of `flat` is, int64 client."""
@@ -105,8 +107,8 @@ class Rows(Sequence[Ints]):
         """(the different arrays, `[clients]` int64 which of them a client has)."""
         if bool((self.starts[1:] >= self.stops[:-1]).all()):
             return self, np.arange(len(self))
-        places = self.starts * (len(self.values) + 1) + self.stops
-        first, which = np.unique(places, return_index=True, return_inverse=True)[1:]
+        keys = self.starts * (len(self.values) + 1) + self.stops
+        first, which = np.unique(keys, return_index=True, return_inverse=True)[1:]
         return self.of_clients(first), which.astype(np.int64)
 
     def named_by(self, names: Ints) -> Rows:
@@ -123,16 +125,16 @@ class Rows(Sequence[Ints]):
         )
 
 
-def spread_indices(total: int, wanted: int | None) -> list[int]:
-    """`wanted` ascending places at even distances out of 0..total-1; all where there are no more, or None is asked for.
+def spread_indices(total: int, count: int | None) -> list[int]:
+    """`count` ascending places at even distances out of 0..total-1; all where there are no more, or None is asked for.
 
     Files are often sorted by label, so that their first lines alone would be of one class.
 
     Raises:
-        ConfigError: if `wanted` is below 1.
+        ConfigError: if `count` is below 1.
     """
-    if wanted is not None and wanted < 1:
-        raise ConfigError(f"the number of samples must be at least 1, but is {wanted}")
-    if wanted is None or wanted >= total:
+    if count is not None and count < 1:
+        raise ConfigError(f"the number of samples must be at least 1, but is {count}")
+    if count is None or count >= total:
         return list(range(total))
-    return [(2 * k + 1) * total // (2 * wanted) for k in range(wanted)]
+    return [(2 * k + 1) * total // (2 * count) for k in range(count)]

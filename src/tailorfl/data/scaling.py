@@ -65,10 +65,10 @@ class Scaling:
             {"mean": mean.tolist(), "deviation": deviation.tolist()}
             for mean, deviation in zip(self.mean, self.deviation, strict=True)
         ]
-        own = {"clients": dict(zip(self.clients, rows[:-1], strict=True))} if self.clients else {}
+        of_clients = {"clients": dict(zip(self.clients, rows[:-1], strict=True))} if self.clients else {}
         cut = {} if self.clip is None else {"clip": self.clip}
         first = {} if self.before is None else {"before": self.before.facts()}
-        return {**rows[-1], **own, **cut, **first}
+        return {**rows[-1], **of_clients, **cut, **first}
 
 
 @dataclass(frozen=True)
@@ -122,23 +122,23 @@ def standardised(federation: Federation, by: Normalisation) -> Federation:
     """
     source = federation.source
     if source.x.dtype != torch.float32:
-        what = (
+        content = (
             "tokens, which are no numbers"
             if source.holds_tokens
             else "images, which are normalised by channel"
         )
-        raise DataError(f"normalise='{by}' is for float features; source '{source.name}' holds {what}")
+        raise DataError(f"normalise='{by}' is for float features; source '{source.name}' holds {content}")
     clients = len(federation)
     owner = torch.full((len(source),), clients)
     fits = torch.zeros(len(source), dtype=torch.bool)
     for part in ("train", "val", "test"):
         held_rows = federation.part(part)
-        rows, held = held_rows.flat(), torch.from_numpy(held_rows.owners())
+        rows, part_owner = held_rows.flat(), torch.from_numpy(held_rows.owners())
         if by == "client" and len(np.unique(rows)) < len(rows):
             raise DataError(
                 "normalise='client' needs test rows of one client each, but clients share a test set"
             )
-        owner[torch.from_numpy(rows)] = held
+        owner[torch.from_numpy(rows)] = part_owner
         if part == "train":
             fits[torch.from_numpy(rows)] = True
     x = source.x.reshape(len(source), -1).to(torch.float64)

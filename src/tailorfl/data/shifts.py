@@ -29,7 +29,7 @@ NOT_OF_SHIFTS = ("path", "data_files", "client", "split")
 
 
 def own_shifts(
-    source: Source, shifts: Mapping[str, Any], name: str | None, options: Mapping[str, Any], others: Any
+    source: Source, shifts: Mapping[str, Any], name: str | None, options: Mapping[str, Any], taken: Any
 ) -> dict[str, Source]:
     """Returns the test sets by name, each a source whose samples a model of `source` reads.
 
@@ -38,35 +38,35 @@ def own_shifts(
         shifts: name -> a file or folder, a data frame, or a Source.
         name: of the data source that read the training data, None where it was handed over.
         options: of that data source.
-        others: names of shifted sets that there are already.
+        taken: names of shifted sets that there are already.
 
     Raises:
         ConfigError: a name that is taken.
         DataError: a set that cannot be read or has another form; the message names it.
     """
-    found = {}
-    for shift, given in shifts.items():
-        if shift in TAKEN or shift in others or not shift.strip() or "/" in shift or "+" in shift:
+    test_sets = {}
+    for shift, value in shifts.items():
+        if shift in TAKEN or shift in taken or not shift.strip() or "/" in shift or "+" in shift:
             raise ConfigError(
                 f"data.shifts: '{shift}' cannot name a test set; names are free but for "
-                f"{', '.join((*TAKEN, *others))} and those with / or +"
+                f"{', '.join((*TAKEN, *taken))} and those with / or +"
             )
         try:
-            found[shift] = fitted(source, _loaded(source, given, name, options), shift)
+            test_sets[shift] = fitted(source, _loaded(source, value, name, options), shift)
         except DataError as error:
             raise DataError(f"data.shifts: '{shift}': {error}") from error
-    return found
+    return test_sets
 
 
-def fitted(source: Source, found: Source, name: str) -> Source:
+def fitted(source: Source, shifted: Source, name: str) -> Source:
     """Returns a source with the classes, channels and scaling of `source`, under a name of its own.
 
     Raises:
         DataError: another task, shape, features or classes.
     """
-    if found.task != source.task:
-        raise DataError(f"its task is {found.task}, but the training data's is {source.task}")
-    x = found.x
+    if shifted.task != source.task:
+        raise DataError(f"its task is {shifted.task}, but the training data's is {source.task}")
+    x = shifted.x
     if x.dim() == 4 and x.shape[1] == 1 and source.x.shape[1:2] == (3,):
         x = x.expand(-1, 3, -1, -1).contiguous()  # grey images among coloured ones, as in training
     if x.shape[1:] != source.x.shape[1:] or x.dtype != source.x.dtype:
@@ -75,49 +75,49 @@ def fitted(source: Source, found: Source, name: str) -> Source:
             f"{source.x.dtype} of shape {list(source.x.shape[1:])}"
         )
     for key in ("features", "tokenizer"):
-        if key in found.info and key in source.info and found.info[key] != source.info[key]:
+        if key in shifted.info and key in source.info and shifted.info[key] != source.info[key]:
             raise DataError(
-                f"its {key} are {found.info[key]}, but those of the training data {source.info[key]}"
+                f"its {key} are {shifted.info[key]}, but those of the training data {source.info[key]}"
             )
-    if source.task not in ("classification", "binary") and found.outputs != source.outputs:
-        raise DataError(f"it has {found.outputs} targets, but the training data have {source.outputs}")
-    y = _renumbered(source, found)
-    made = replace(
+    if source.task not in ("classification", "binary") and shifted.outputs != source.outputs:
+        raise DataError(f"it has {shifted.outputs} targets, but the training data have {source.outputs}")
+    y = _renumbered(source, shifted)
+    fitted_source = replace(
         source,
         name=f"{source.name} {name}",
-        x=_scaled(source, found, x),
+        x=_scaled(source, shifted, x),
         y=y,
         test=None,
         groups={},
         group_names={},
-        credit=found.credit,
+        credit=shifted.credit,
     )
-    check_finite(made)
-    return made
+    check_finite(fitted_source)
+    return fitted_source
 
 
-def _loaded(source: Source, given: Any, name: str | None, options: Mapping[str, Any]) -> Source:
-    if isinstance(given, Source):
-        return given
-    if "label" in source.info and not isinstance(given, Mapping):
-        return _table(source, given)
-    left = {key: value for key, value in options.items() if key not in NOT_OF_SHIFTS}
+def _loaded(source: Source, value: Any, name: str | None, options: Mapping[str, Any]) -> Source:
+    if isinstance(value, Source):
+        return value
+    if "label" in source.info and not isinstance(value, Mapping):
+        return _table(source, value)
+    load_options = {key: value for key, value in options.items() if key not in NOT_OF_SHIFTS}
     if source.x.dtype == torch.uint8 and source.x.dim() == 4 and name in (None, "folder"):
-        if not isinstance(given, str | Path):
-            raise DataError(f"expected a folder of images, but got a {type(given).__name__}")
-        size = left.get("size")
-        return from_folder(given, size=None if size is None else (size[0], size[1]))
+        if not isinstance(value, str | Path):
+            raise DataError(f"expected a folder of images, but got a {type(value).__name__}")
+        size = load_options.get("size")
+        return from_folder(value, size=None if size is None else (size[0], size[1]))
     if name is None:
         raise DataError(
             "these training data were handed over, and nothing says how a file of their kind is read; hand over a "
             "tailorfl.Source too: build_federation(source=..., shifts={name: source})"
         )
-    return load_source(name, **{**left, "path": str(given)})
+    return load_source(name, **{**load_options, "path": str(value)})
 
 
-def _table(source: Source, given: Any) -> Source:
+def _table(source: Source, value: Any) -> Source:
     """A table with the columns of the training table; a Hugging Face data set's columns are such ones too."""
-    name, frame = read_table(given, **source.info.get(READING, {}))
+    name, frame = read_table(value, **source.info.get(READING, {}))
     labels, features = source.info["label"], source.info.get("features")
     if features is None:
         raise DataError(
@@ -139,32 +139,32 @@ def _table(source: Source, given: Any) -> Source:
     return Source(name, x, y, source.task, source.outputs, info={"features": features, "classes": classes})
 
 
-def _renumbered(source: Source, found: Source) -> Tensor:
+def _renumbered(source: Source, shifted: Source) -> Tensor:
     """The targets; classes get the numbers that they have in the training data."""
     if source.task not in ("classification", "binary"):
-        return found.y
-    ours, theirs = source.info.get("classes"), found.info.get("classes")
+        return shifted.y
+    ours, theirs = source.info.get("classes"), shifted.info.get("classes")
     if ours is None or theirs is None or ours == theirs:
-        if found.outputs > source.outputs:
-            raise DataError(f"it has {found.outputs} classes, but the training data have {source.outputs}")
-        return found.y
-    present = torch.unique(found.y).tolist()
+        if shifted.outputs > source.outputs:
+            raise DataError(f"it has {shifted.outputs} classes, but the training data have {source.outputs}")
+        return shifted.y
+    present = torch.unique(shifted.y).tolist()
     for number in present:
         if theirs[number] not in ours:
             raise _unknown_class(theirs[number], ours)
-    table = torch.tensor([ours.index(one) if one in ours else 0 for one in theirs])
-    return table[found.y]
+    table = torch.tensor([ours.index(class_name) if class_name in ours else 0 for class_name in theirs])
+    return table[shifted.y]
 
 
-def _unknown_class(name: str, known: Any) -> DataError:
+def _unknown_class(name: str, class_names: Any) -> DataError:
     return DataError(
-        f"class '{name[:SHOWN]}' does not occur in the training data, which have {first_few(known, FEW)}"
+        f"class '{name[:SHOWN]}' does not occur in the training data, which have {first_few(class_names, FEW)}"
     )
 
 
-def _scaled(source: Source, found: Source, x: Tensor) -> Tensor:
+def _scaled(source: Source, shifted: Source, x: Tensor) -> Tensor:
     """Numbers as the training data's are, with the constants for those who are no client."""
     scaling: Scaling | None = source.info.get(SCALING)
-    if scaling is None or found.info.get(SCALING) is not None or x.dtype != torch.float32:
+    if scaling is None or shifted.info.get(SCALING) is not None or x.dtype != torch.float32:
         return x
     return scaling.apply(x)

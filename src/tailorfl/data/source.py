@@ -173,10 +173,10 @@ class Source:
         """The targets of the samples `rows`, `[...]` int64 -> `[...]` or `[..., outputs]`."""
         return self.y.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *self.y.shape[1:])
 
-    def _expect(self, what: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def _expect(self, field_name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         if tuple(tensor.shape) != shape or tensor.dtype != dtype:
             raise DataError(
-                f"source '{self.name}': {what} must be {dtype} of shape {list(shape)}, "
+                f"source '{self.name}': {field_name} must be {dtype} of shape {list(shape)}, "
                 f"but is {tensor.dtype} of shape {list(tensor.shape)}"
             )
 
@@ -258,11 +258,11 @@ class Source:
         if not self.holds_tokens:
             raise DataError(f"source '{self.name}': a generation task needs int64 token ids as x")
         self._expect("y", self.y, tuple(self.x.shape), torch.int64)
-        wanted = self.y != NO_TARGET
+        in_response = self.y != NO_TARGET
         bad = (
-            (wanted & (self.y != self.x)).any(1)
-            | wanted[:, 0]
-            | ~wanted.any(1)
+            (in_response & (self.y != self.x)).any(1)
+            | in_response[:, 0]
+            | ~in_response.any(1)
             | (self.x >= self.outputs).any(1)
         )
         if bad.any():
@@ -288,9 +288,9 @@ S = TypeVar("S", bound=Source)
 
 def copied(kind: type[S], source: Source, **changes: Any) -> S:
     """A data set of a kind with what `source` has but for `changes`; it has been checked, and is not again."""
-    made = object.__new__(kind)
-    made.__dict__.update({name: getattr(source, name) for name in Source.__dataclass_fields__} | changes)
-    return made
+    copy = object.__new__(kind)
+    copy.__dict__.update({name: getattr(source, name) for name in Source.__dataclass_fields__} | changes)
+    return copy
 
 
 def strata_of(y: Tensor, task: Task) -> Tensor:
@@ -312,7 +312,7 @@ def check_finite(source: Source) -> None:
         DataError: names how many samples hold NaN or infinity, the first of them and its natural client if it
             has one.
     """
-    for what, values in (("x", source.x), ("y", source.y)):
+    for field_name, values in (("x", source.x), ("y", source.y)):
         if not values.is_floating_point() or all_finite(values):
             continue
         bad = torch.nonzero(~torch.isfinite(values).flatten(1).all(dim=1)).flatten()
@@ -322,7 +322,7 @@ def check_finite(source: Source) -> None:
         clients = source.groups.get("client")
         owner = "" if clients is None else f" (client '{source.group_names['client'][int(clients[first])]}')"
         raise DataError(
-            f"source '{source.name}': {what} holds NaN or infinity in {bad.numel()} of {len(source)} "
+            f"source '{source.name}': {field_name} holds NaN or infinity in {bad.numel()} of {len(source)} "
             f"samples, the first is sample {first}{owner}; remove or fill them"
         )
 
@@ -345,8 +345,10 @@ NAMED = ("classes", "features")
 
 def clean_name(name: str) -> str:
     """Returns a name without control characters, which are written out, and not longer than `LONGEST_NAME`."""
-    shown = visible(name)
-    return shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 10]}…{_digits(name)}"
+    printable = visible(name)
+    return (
+        printable if len(printable) <= LONGEST_NAME else f"{printable[: LONGEST_NAME - 10]}…{_digits(name)}"
+    )
 
 
 def clean_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -355,20 +357,20 @@ def clean_names(names: Sequence[str]) -> tuple[str, ...]:
         return tuple(names)
     cleaned: dict[str, str] = {}
     for name in names:
-        shown = clean_name(name)
-        if cleaned.setdefault(shown, name) != name:
-            shown = f"{shown[: LONGEST_NAME - 10]}…{_digits(name)}"
-            cleaned[shown] = name
-    kept = {name: shown for shown, name in cleaned.items()}
-    return tuple(kept[name] for name in names)
+        printable = clean_name(name)
+        if cleaned.setdefault(printable, name) != name:
+            printable = f"{printable[: LONGEST_NAME - 10]}…{_digits(name)}"
+            cleaned[printable] = name
+    printable_of = {name: printable for printable, name in cleaned.items()}
+    return tuple(printable_of[name] for name in names)
 
 
 def clean_info(info: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns what else is known of a source, with the names among it cleaned."""
-    found = {
+    clean = {
         key: clean_names([str(n) for n in info[key]]) for key in NAMED if isinstance(info.get(key), tuple)
     }
-    return {**info, **found} if any(found[key] != info[key] for key in found) else info
+    return {**info, **clean} if any(clean[key] != info[key] for key in clean) else info
 
 
 def _digits(name: str) -> str:

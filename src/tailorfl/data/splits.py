@@ -91,19 +91,19 @@ def read_split(split: str | Mapping[str, Any] | None, official: bool) -> SplitRu
                 f"split test='{test}' needs an official test part, which this source does not have"
             )
         train = _share("train", split.get("train", 1.0 - val))
-        found = SplitRule(train, val, 0.0, cast(TestSource, test))
+        rule = SplitRule(train, val, 0.0, cast(TestSource, test))
     elif test is None:
         train = _share("train", split.get("train", 0.8 - val))
-        found = SplitRule(train, val, max(0.0, 1.0 - val - train))
+        rule = SplitRule(train, val, max(0.0, 1.0 - val - train))
     else:
         share = _share("test", test)
-        found = SplitRule(_share("train", split.get("train", 1.0 - val - share)), val, share)
-    if found.train <= 0.0 or found.train + found.val + found.test > 1.0 + _TOLERANCE:
+        rule = SplitRule(_share("train", split.get("train", 1.0 - val - share)), val, share)
+    if rule.train <= 0.0 or rule.train + rule.val + rule.test > 1.0 + _TOLERANCE:
         raise ConfigError(
-            f"split shares train={found.train:g}, val={found.val:g}, test={found.test:g} must leave "
+            f"split shares train={rule.train:g}, val={rule.val:g}, test={rule.test:g} must leave "
             "something to train on and add up to at most 1"
         )
-    return found
+    return rule
 
 
 def split_clients(
@@ -126,24 +126,24 @@ def split_clients(
     Returns:
         train, val, test: each per client int64 rows.
     """
-    held = Rows.of(rows)
-    sizes = held.sizes
+    client_rows = Rows.of(rows)
+    sizes = client_rows.sizes
     train, val, test = part_sizes(sizes, shares)
     # Drawn per row number and not per place, so that the order of a client's rows changes nothing.
     noise = rng.random(len(strata))
     drawn = []
-    left = sizes
-    for wanted in (test, val, train):
-        empty = Rows.cut(np.empty(int(wanted.sum()), dtype=np.int64), wanted)
-        drawn.append((wanted, random_starts(left, rng), empty))
-        left = left - wanted
+    remaining = sizes
+    for part_counts in (test, val, train):
+        empty = Rows.cut(np.empty(int(part_counts.sum()), dtype=np.int64), part_counts)
+        drawn.append((part_counts, random_starts(remaining, rng), empty))
+        remaining = remaining - part_counts
     for block in _blocks(sizes):
-        some = held[block]
+        some = client_rows[block]
         flat, client = some.flat(), some.owners()
         order = ordered(client, strata[flat], noise[flat])
         flat, client = flat[order], client[order]
-        for wanted, start, part in drawn:
-            chosen = evenly_spaced(client, wanted[block], start[block])
+        for part_counts, start, part in drawn:
+            chosen = evenly_spaced(client, part_counts[block], start[block])
             part[block].flat()[:] = _ascending(flat[chosen], client[chosen], len(strata))
             flat, client = flat[~chosen], client[~chosen]
     tested, validated, trained = (part for *_, part in drawn)
@@ -162,15 +162,15 @@ def _blocks(sizes: Ints) -> Iterator[slice]:
 
 def part_sizes(sizes: Ints, shares: Floats) -> Ints:
     """`[3, clients]` int64 sizes of train, val and test for clients of `sizes` `[clients]` samples."""
-    wanted = np.floor(shares * sizes + 0.5).astype(np.int64)
-    train, val, test = np.where(shares > 0, np.maximum(wanted, 1), 0)
+    rounded = np.floor(shares * sizes + 0.5).astype(np.int64)
+    train, val, test = np.where(shares > 0, np.maximum(rounded, 1), 0)
     complete = shares.sum(axis=0) > 1.0 - _TOLERANCE
     beside_train = np.maximum(sizes - (shares[0] > 0), 0)
     # One is left for val, but not if that were the last.
     test = np.minimum(test, np.maximum(beside_train - (shares[1] > 0), np.minimum(beside_train, 1)))
     val = np.minimum(val, np.maximum(sizes - test - (shares[0] > 0), 0))
-    left = sizes - test - val
-    return np.stack([np.where(complete, left, np.minimum(train, left)), val, test])
+    remaining = sizes - test - val
+    return np.stack([np.where(complete, remaining, np.minimum(train, remaining)), val, test])
 
 
 def random_starts(sizes: Ints, rng: Generator) -> Ints:
@@ -178,23 +178,23 @@ def random_starts(sizes: Ints, rng: Generator) -> Ints:
     return rng.integers(0, np.maximum(sizes, 1))
 
 
-def evenly_spaced(client: Ints, wanted: Ints, start: Ints) -> NDArray[np.bool_]:
+def evenly_spaced(client: Ints, counts: Ints, start: Ints) -> NDArray[np.bool_]:
     """`[samples]` bool: `wanted[i]` evenly spaced samples of every client i.
 
     Args:
         client: `[samples]` int64 client of each sample, ascending.
-        wanted: `[clients]` int64, at most the number of samples of the client.
+        counts: `[clients]` int64, at most the number of samples of the client.
         start: `[clients]` int64, see `random_starts`.
     """
-    sizes = np.bincount(client, minlength=len(wanted))
-    if not wanted.any() or bool((wanted == sizes).all()):
-        return np.full(len(client), bool(wanted.any()))
-    place = np.arange(len(client)) - (np.cumsum(sizes) - sizes)[client]
-    size, want, begin = sizes[client], wanted[client], start[client]
+    sizes = np.bincount(client, minlength=len(counts))
+    if not counts.any() or bool((counts == sizes).all()):
+        return np.full(len(client), bool(counts.any()))
+    position = np.arange(len(client)) - (np.cumsum(sizes) - sizes)[client]
+    size, want, begin = sizes[client], counts[client], start[client]
     # Over places 0..size-1 of a client the whole part of (place * want + begin) / size rises by `want`, from 0 on.
-    whole = (place * want + begin) // size
-    following = np.where(place + 1 < size, np.append(whole[1:], 0), want)
-    chosen: NDArray[np.bool_] = following > whole
+    quotient = (position * want + begin) // size
+    following = np.where(position + 1 < size, np.append(quotient[1:], 0), want)
+    chosen: NDArray[np.bool_] = following > quotient
     return chosen
 
 
@@ -262,9 +262,9 @@ def own_rows(
             "an official test part is dealt with all clients' rows at hand; give a share of test rows"
         )
     everyone = Rows.cut(np.arange(rows.sum()), rows)
-    known = np.zeros(rows.sum(), dtype=np.int64)
-    known[everyone[client]] = strata
+    all_strata = np.zeros(rows.sum(), dtype=np.int64)
+    all_strata[everyone[client]] = strata
     rng = stream(seed, "split")
-    parts = split_clients(everyone, known, rule.shares(len(rows), rng), rng)
+    parts = split_clients(everyone, all_strata, rule.shares(len(rows), rng), rng)
     train, val, test = (part[client] - everyone.starts[client] for part in parts)
     return train, val, test

@@ -97,14 +97,14 @@ def gathered_once(folder: Path, key: str, make: Callable[[Path], Gathered]) -> G
     """What is kept under a key in a folder, its inputs mapped; `make` is given the file for the inputs."""
 
     def written(working: Path) -> None:
-        made = make(working / _SAMPLES)
-        made.frame.to_parquet(working / _OTHERS)
-        if made.test is not None:
-            np.save(working / _TEST, made.test.numpy())
+        gathered = make(working / _SAMPLES)
+        gathered.frame.to_parquet(working / _OTHERS)
+        if gathered.test is not None:
+            np.save(working / _TEST, gathered.test.numpy())
         facts = {
-            "shape": list(made.x.shape),
-            "bytes": made.x.dtype == torch.uint8,
-            "test": made.test is not None,
+            "shape": list(gathered.x.shape),
+            "bytes": gathered.x.dtype == torch.uint8,
+            "test": gathered.test is not None,
         }
         (working / _FACTS).write_text(json.dumps(facts))
 
@@ -124,9 +124,9 @@ class _Coded:
     def add(self, column: pd.Series[Any]) -> None:
         import pandas as pd
 
-        codes, found = pd.factorize(column)
-        place = [self.values.setdefault(value, len(self.values)) for value in found]
-        self.codes.extend(np.append(np.asarray(place, dtype=np.int64), -1)[codes].tolist())
+        codes, unique_values = pd.factorize(column)
+        code_of = [self.values.setdefault(value, len(self.values)) for value in unique_values]
+        self.codes.extend(np.append(np.asarray(code_of, dtype=np.int64), -1)[codes].tolist())
 
     def series(self) -> pd.Series[Any]:
         import pandas as pd
@@ -201,7 +201,7 @@ def _read(
     import pandas as pd
 
     classed = columns.task in ("classification", "binary")
-    beside: dict[str, _Coded | _Numbers] = {
+    other_columns: dict[str, _Coded | _Numbers] = {
         column: _Coded() if classed or column == columns.client else _Numbers() for column in columns.beside
     }
     inputs, rows = _Inputs(file, colour), []
@@ -212,8 +212,8 @@ def _read(
                 frame = pd.DataFrame(
                     {column: batch[column] for column in (*columns.beside, *columns.features)}
                 )
-                for column, held in beside.items():
-                    held.add(frame[column])
+                for column, collector in other_columns.items():
+                    collector.add(frame[column])
                 inputs.add(_block(name, batch, frame, columns, inputs.rows), name)
             rows.append(inputs.rows - before)
         x = inputs.done()
@@ -222,7 +222,9 @@ def _read(
     test = None
     if "test" in parts:
         test = torch.repeat_interleave(torch.tensor([part == "test" for part in parts]), torch.tensor(rows))
-    return Gathered(x, pd.DataFrame({column: held.series() for column, held in beside.items()}), test)
+    return Gathered(
+        x, pd.DataFrame({column: collector.series() for column, collector in other_columns.items()}), test
+    )
 
 
 def _batches(part: Any, columns: ColumnSelection) -> Iterator[Mapping[str, Sequence[Any]]]:
@@ -248,19 +250,19 @@ def _block(
     return stack_images(pictures, [f"row {start + number}" for number in range(len(pictures))])
 
 
-def _open(place: Path) -> Gathered | None:
+def _open(entry: Path) -> Gathered | None:
     """What lies in a folder, or None where something is missing."""
     import pandas as pd
 
     try:
-        facts = json.loads((place / _FACTS).read_text())
+        facts = json.loads((entry / _FACTS).read_text())
         shape, kind = facts["shape"], torch.uint8 if facts["bytes"] else torch.float32
-        if (place / _SAMPLES).stat().st_size != math.prod(shape) * kind.itemsize:
+        if (entry / _SAMPLES).stat().st_size != math.prod(shape) * kind.itemsize:
             return None
-        frame = pd.read_parquet(place / _OTHERS)
-        test = torch.from_numpy(np.load(place / _TEST)) if facts["test"] else None
+        frame = pd.read_parquet(entry / _OTHERS)
+        test = torch.from_numpy(np.load(entry / _TEST)) if facts["test"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if len(frame) != shape[0]:
         return None
-    return Gathered(mapped(place / _SAMPLES, shape, kind), frame, test)
+    return Gathered(mapped(entry / _SAMPLES, shape, kind), frame, test)

@@ -63,15 +63,15 @@ class JsonRecord(BaseModel):
         return self.model_dump(mode="json")
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any], where: str = "") -> Self:
-        """Returns what `to_dict` gave. Raises DataError for anything else; `where` it was found, for the message."""
+    def from_dict(cls, content: Mapping[str, Any], location: str = "") -> Self:
+        """Returns what `to_dict` gave. Raises DataError for anything else; `location` it was found, for the message."""
         try:
-            return cls.model_validate(found)
+            return cls.model_validate(content)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "it"
+            field = ".".join(map(str, first["loc"])) or "it"
             raise DataError(
-                f"{where or f'a {cls.__name__}'} is not as expected: {place}: {first['msg']}"
+                f"{location or f'a {cls.__name__}'} is not as expected: {field}: {first['msg']}"
             ) from None
 
 
@@ -80,14 +80,14 @@ class OrderedColumns(JsonRecord):
 
     @model_validator(mode="before")
     @classmethod
-    def _ordered(cls, given: Any) -> Any:
-        columns = given.get("columns") if isinstance(given, dict) else None
+    def _ordered(cls, values: Any) -> Any:
+        columns = values.get("columns") if isinstance(values, dict) else None
         if not isinstance(columns, dict):
-            return given
-        order = given.get("order") or list(columns)
+            return values
+        order = values.get("order") or list(columns)
         if sorted(order) != sorted(columns):
             raise ValueError("order should name each of the columns once")
-        return {**given, "order": tuple(order), "columns": {name: columns[name] for name in order}}
+        return {**values, "order": tuple(order), "columns": {name: columns[name] for name in order}}
 
 
 class Roles(JsonRecord):
@@ -217,11 +217,11 @@ def summarise(
 
 def moments(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[int, float, float]:
     """(how many are not NaN, their sum, the sum of their squared distances from their mean), rounded once."""
-    held = values[~np.isnan(values)]
-    if not len(held):
+    filled = values[~np.isnan(values)]
+    if not len(filled):
         return 0, 0.0, 0.0
-    total = math.fsum(held)
-    return len(held), total, math.fsum((held - total / len(held)) ** 2)
+    total = math.fsum(filled)
+    return len(filled), total, math.fsum((filled - total / len(filled)) ** 2)
 
 
 def _column(name: str, column: str, values: pd.Series[Any], roles: Roles) -> ColumnSummary:

@@ -124,13 +124,13 @@ def synthetic_digits(
         return _noisy(prototypes, label, noise, shift, (rng, fast), into)
 
     if on_disk:
-        given = (clients, samples, test_samples, classes, noise, alpha, shift, seed)
-        x = _on_disk(given, (clients * rows, *shape), drawn)
+        settings = (clients, samples, test_samples, classes, noise, alpha, shift, seed)
+        x = _on_disk(settings, (clients * rows, *shape), drawn)
     else:
-        held = np.empty((clients, rows, size), dtype=np.float32)
-        for _ in drawn(held):
+        samples_of_all = np.empty((clients, rows, size), dtype=np.float32)
+        for _ in drawn(samples_of_all):
             pass
-        x = torch.from_numpy(held).reshape(-1, *shape)
+        x = torch.from_numpy(samples_of_all).reshape(-1, *shape)
     test, groups, group_names = client_layout(clients, samples, test_samples)
     return Source(
         name="synthetic_digits",
@@ -158,11 +158,11 @@ def _noisy(
     clients, rows = label.shape
     size = prototypes.shape[1]
     block = max(1, _BLOCK // (rows * size))
-    place = np.empty((min(block, clients), rows, size), dtype=np.float32) if into is None else into
+    buffer = np.empty((min(block, clients), rows, size), dtype=np.float32) if into is None else into
     for first in range(0, clients, block):
         classes = label[first : first + block]
         begin = 0 if into is None else first
-        drawn = place[begin : begin + len(classes)]
+        drawn = buffer[begin : begin + len(classes)]
         torch.from_numpy(drawn).normal_(0.0, noise, generator=fast)
         drawn += prototypes[classes]
         if shift:
@@ -171,24 +171,26 @@ def _noisy(
 
 
 def _on_disk(
-    given: object, shape: Sequence[int], drawn: Callable[[Floats | None], Iterator[Floats]]
+    settings: object, shape: Sequence[int], drawn: Callable[[Floats | None], Iterator[Floats]]
 ) -> Tensor:
-    """The samples of what is `given` from the file that is kept of them."""
+    """The samples of what is `settings` from the file that is kept of them."""
 
     def make(working: Path) -> None:
         with (working / _SAMPLES).open("wb") as file:
             for block in drawn(None):
                 if not np.isfinite(block).all():
-                    raise ConfigError(f"noise and shift must give numbers that float32 holds; given {given}")
+                    raise ConfigError(
+                        f"noise and shift must give numbers that float32 holds; given {settings}"
+                    )
                 file.write(block.data)
 
-    def opened(place: Path) -> Tensor | None:
-        file = place / _SAMPLES
+    def opened(entry: Path) -> Tensor | None:
+        file = entry / _SAMPLES
         if not file.is_file() or file.stat().st_size != math.prod(shape) * torch.float32.itemsize:
             return None
         return mapped(file, shape, torch.float32)
 
-    key = key_of(given, tuple(shape), torch.__version__)
+    key = key_of(settings, tuple(shape), torch.__version__)
     return mark_finite(cached(cache_folder() / "synthetic_digits", key, make, opened))
 
 

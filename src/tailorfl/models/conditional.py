@@ -23,8 +23,8 @@ class Conditioning(nn.Module):
 
     def forward(self, z: Tensor, u: Tensor) -> Tensor:
         """Features [..., width] and a vector [width] -> features [..., width]."""
-        one = u[None]
-        return torch.relu(z * (1 + self.scale(one)[0]) + self.shift(one)[0])
+        row = u[None]
+        return torch.relu(z * (1 + self.scale(row)[0]) + self.shift(row)[0])
 
 
 class ConditionalHead(nn.Module):

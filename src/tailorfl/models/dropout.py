@@ -43,8 +43,10 @@ def dropout_key(key: Tensor) -> Iterator[None]:
     key is something else.
     """
     if not isinstance(key, Tensor) or key.dtype != torch.int64 or key.dim() != 0:
-        given = f"{key.dtype} of shape {tuple(key.shape)}" if isinstance(key, Tensor) else type(key).__name__
-        raise ModelError(f"a dropout key is an int64 tensor without axes, got {given}.")
+        description = (
+            f"{key.dtype} of shape {tuple(key.shape)}" if isinstance(key, Tensor) else type(key).__name__
+        )
+        raise ModelError(f"a dropout key is an int64 tensor without axes, got {description}.")
     token = _STREAM.set(_Stream(key))
     try:
         yield

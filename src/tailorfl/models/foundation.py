@@ -198,25 +198,25 @@ def huggingface(
 
 def _with_head(base: nn.Module, reading: Reading, outputs: int, peft: PeftConfig) -> nn.Module:
     """The module of a base, or of a causal model where the head is its own."""
-    whole: Any = base
+    top: Any = base
     language = reading.head == "language"
-    part = peft.apply(whole.base_model if language else base, whole.config.hidden_size)
-    made: Classifier | OptionScorer | Language
+    part = peft.apply(top.base_model if language else base, top.config.hidden_size)
+    model: Classifier | OptionScorer | Language
     if reading.head == "classification":
-        made = Classifier(base, reading, outputs)
+        model = Classifier(base, reading, outputs)
     elif reading.head == "choice":
-        made = OptionScorer(base, reading, outputs)
+        model = OptionScorer(base, reading, outputs)
     else:
-        if whole.config.vocab_size < outputs:
+        if top.config.vocab_size < outputs:
             raise ModelError(
-                f"the model knows {whole.config.vocab_size} tokens, the data has {outputs}; use the tokenizer that "
+                f"the model knows {top.config.vocab_size} tokens, the data has {outputs}; use the tokenizer that "
                 "belongs to the checkpoint, or another vocabulary."
             )
-        made = Language(base, reading)
-    made.feature_boundary = tuple(f"base.{name}" for name in transformer_blocks(made.base))
+        model = Language(base, reading)
+    model.feature_boundary = tuple(f"base.{name}" for name in transformer_blocks(model.base))
     if part != "all":
-        made.default_trainable = f"{part}+head" if reading.head == "classification" else part
-    return made
+        model.default_trainable = f"{part}+head" if reading.head == "classification" else part
+    return model
 
 
 def _sizes(model: str, hidden: int, layers: int, heads: int, intermediate: int) -> dict[str, int]:
@@ -249,11 +249,11 @@ def _attention(name: str) -> str:
     return name
 
 
-def _token(given: int | None, config: Any, name: str, default: int) -> int:
+def _token(option: int | None, config: Any, name: str, default: int) -> int:
     """A token id: the option, the config's (the first of several), or the default."""
-    found = given if given is not None else getattr(config, name, None)
-    found = found[0] if isinstance(found, list) else found
-    return default if found is None else int(found)
+    token = option if option is not None else getattr(config, name, None)
+    token = token[0] if isinstance(token, list) else token
+    return default if token is None else int(token)
 
 
 def _check_pretrained(config: Any, reading: Reading, shape: Sequence[int]) -> None:
@@ -265,11 +265,11 @@ def _check_pretrained(config: Any, reading: Reading, shape: Sequence[int]) -> No
         )
     if reading.kind == "vision":
         side = config.image_size
-        wanted = (
+        expected = (
             getattr(config, "num_channels", 3),
             *(side if isinstance(side, list | tuple) else (side, side)),
         )
-        if tuple(shape) != wanted:
+        if tuple(shape) != expected:
             raise ModelError(
-                f"the checkpoint takes images of shape {wanted}, the data has {tuple(shape)}: resize them."
+                f"the checkpoint takes images of shape {expected}, the data has {tuple(shape)}: resize them."
             )

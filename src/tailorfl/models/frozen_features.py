@@ -16,17 +16,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tailorfl.errors import ModelError
 from tailorfl.models.dropout import Keyed, dropout_key
+from tailorfl.models.functional import Model
 from tailorfl.models.half import in_float32
-
-if TYPE_CHECKING:
-    from tailorfl.models.functional import Model
 
 SAMPLES = 5
 """A network is tried with so many: a number that few other axes have."""
@@ -242,9 +240,9 @@ def find_boundary(model: Model, state: State, x: Tensor) -> Boundary:
     names = (declared,) if isinstance(declared, str) else tuple(declared or ())
     if not names:
         raise NoFeatures(f"a {type(model.module).__name__} declares no feature_boundary")
-    known = dict(model.module.named_modules())
+    modules = dict(model.module.named_modules())
     for name in names:
-        if name not in known or not name:
+        if name not in modules or not name:
             raise _wrong(model, name, "it has no such module")
     calls = _traced(model, state, x)
     for name in names:
@@ -310,7 +308,7 @@ def _boundary(model: Model, calls: Mapping[str, _Calls], name: str, x: Tensor) -
             model, name, "it does not return one tensor of real numbers with a row, or several, a sample"
         )
     before = _before(model.module, calls, name)
-    moving = {path for places in model.live_places.values() for path, _ in places}
+    moving = {path for holders in model.live_places.values() for path, _ in holders}
     moving |= {path for path, part in model.module.named_modules() if _draws(part)}
     if any(f"{path}.".startswith(f"{front}.") for path in moving for front in before):
         return None
@@ -318,7 +316,11 @@ def _boundary(model: Model, calls: Mapping[str, _Calls], name: str, x: Tensor) -
     if not any(True for part in parts for _ in part.parameters()):
         return None
     outputs = {n: tuple(o for o in calls[n].outputs if o is not None) for n in before}
-    replaced = {n: kept for n, kept in outputs.items() if len(kept) == len(calls[n].outputs)}
+    replaced = {
+        n: module_outputs
+        for n, module_outputs in outputs.items()
+        if len(module_outputs) == len(calls[n].outputs)
+    }
     end, placed = 0, []
     for output in replaced.pop(name):
         placed.append(output._replace(start=end))
@@ -338,13 +340,13 @@ def _before(module: nn.Module, calls: Mapping[str, _Calls], name: str) -> list[s
 
     def walk(part: nn.Module, path: str) -> None:
         for leaf, child in part.named_children():
-            place = f"{path}.{leaf}" if path else leaf
-            around = name.startswith(f"{place}.")
-            ends = calls[place].ends if place in calls else [last + 1]
+            child_path = f"{path}.{leaf}" if path else leaf
+            around = name.startswith(f"{child_path}.")
+            ends = calls[child_path].ends if child_path in calls else [last + 1]
             if ends[0] <= first and ends[-1] <= last and not around:
-                before.append(place)
+                before.append(child_path)
             else:
-                walk(child, place)
+                walk(child, child_path)
 
     walk(module, "")
     return before
@@ -389,12 +391,12 @@ def _wrong(model: Model, name: str, problem: str) -> ModelError:
 
 def _agree(model: Model, state: State, values: State, x: Tensor, boundary: Boundary) -> bool:
     """Return whether the network from a boundary on gives what the whole one gives, in both modes, with `values`."""
-    rest, features = model.from_features(boundary), FeatureExtractor(model, boundary, state)(x)
+    tail, features = model.from_features(boundary.apply), FeatureExtractor(model, boundary, state)(x)
     with torch.no_grad():
-        pairs = [(_trained(model, values, x), _trained(rest, values, features))]
+        pairs = [(_trained(model, values, x), _trained(tail, values, features))]
         for part in (slice(None), slice(0, 2)):
-            pairs.append((_evaluated(model, values, x[part]), _evaluated(rest, values, features[part])))
-    return all(_same(whole, cut) for whole, cut in pairs)
+            pairs.append((_evaluated(model, values, x[part]), _evaluated(tail, values, features[part])))
+    return all(_same(expected, cut) for expected, cut in pairs)
 
 
 def _evaluated(model: Model, state: State, x: Tensor) -> list[Tensor]:
@@ -414,11 +416,11 @@ def _trained(model: Model, state: State, x: Tensor) -> list[Tensor]:
     return [outputs, *(values[n] for n in model.buffers)]
 
 
-def _same(whole: Sequence[Tensor], rest: Sequence[Tensor]) -> bool:
+def _same(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> bool:
     """Return whether tensors are equal to rounding."""
-    if [t.shape for t in whole] != [t.shape for t in rest]:
+    if [t.shape for t in expected] != [t.shape for t in actual]:
         return False
-    for a, b in zip(whole, rest, strict=True):
+    for a, b in zip(expected, actual, strict=True):
         distance, size = (float(t.abs().max()) if t.numel() else 0.0 for t in (a - b, a))
         if not distance <= TOLERANCE * max(size, TOLERANCE):  # so that NaN is not the same
             return False

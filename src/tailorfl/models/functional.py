@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from tailorfl.errors import ModelError
 from tailorfl.models.dropout import Keyed, plain_dropout, replace_dropout
-from tailorfl.models.frozen_features import Boundary
 from tailorfl.models.mixture import is_live, joined
 from tailorfl.models.module_tensors import (
     frozen_names,
@@ -73,8 +72,8 @@ class Model:
         self.buffers: tuple[str, ...] = self._live(module.named_buffers())
         self.sizes: dict[str, int] = {n: tensors[n].numel() for n in self.parameters + self.buffers}
         if not self.parameters:
-            what = "all are frozen" if self.frozen else "it has none"
-            raise ModelError(f"{type(module).__name__} has no parameters to learn: {what}")
+            reason = "all are frozen" if self.frozen else "it has none"
+            raise ModelError(f"{type(module).__name__} has no parameters to learn: {reason}")
         for name in self.frozen:
             tensors[name].requires_grad_(False)
         self.held_scalars: int = sum(tensors[n].numel() for n in self.frozen)
@@ -88,7 +87,7 @@ class Model:
         """Whether a training step needs keys, of dropout masks or of the noise of other layers."""
         self._places = places_of(module)
         self._whole: Model | None = None
-        self._boundary: Boundary | None = None
+        self._begin: Callable[[nn.Module], object] | None = None
         self._eval = self._skeleton(self._copy(module).eval())
         self._training: dict[frozenset[str], Skeleton] = {}
         self._elsewhere: dict[torch.device, Model] = {}
@@ -176,16 +175,18 @@ class Model:
             self._elsewhere[device] = moved
         return self._elsewhere[device]
 
-    def from_features(self, boundary: Boundary) -> Model:
-        """Returns the model of what comes after a boundary: of the same state, its inputs the features up to there.
+    def from_features(self, begin: Callable[[nn.Module], object]) -> Model:
+        """Returns the model of what comes after some frozen layers: of the same state, its inputs their features.
+
+        `begin` changes a module in place so that it begins there, see `tailorfl.models.frozen_features.Boundary.apply`.
 
         `module` and what is made of it (`alone`, other models) are of the whole network.
         """
-        rest = copy.copy(self)
-        rest._whole, rest._boundary = self.whole, boundary
-        rest._training, rest._elsewhere, rest.single_users = {}, {}, {}
-        rest._eval = rest._skeleton(rest._copy(rest.module).eval())
-        return rest
+        tail = copy.copy(self)
+        tail._whole, tail._begin = self.whole, begin
+        tail._training, tail._elsewhere, tail.single_users = {}, {}, {}
+        tail._eval = tail._skeleton(tail._copy(tail.module).eval())
+        return tail
 
     @property
     def whole(self) -> Model:
@@ -195,7 +196,7 @@ class Model:
     @property
     def live_places(self) -> dict[str, list[tuple[str, str]]]:
         """Name of every tensor that may change -> the (submodule, leaf) places that hold it."""
-        return {name: places for name, places in self._places.items() if name not in self.frozen}
+        return {name: holders for name, holders in self._places.items() if name not in self.frozen}
 
     def channels_last(self, device: torch.device) -> bool:
         """Whether one client trains faster with images and convolutions in that layout; measured on CPUs."""
@@ -286,8 +287,8 @@ class Model:
     def _active_norms(self, trained: frozenset[str]) -> set[str]:
         active = set()
         for name, norm in self._norms.items():
-            own = {f"{name}.{p}" if name else p for p, _ in norm.named_parameters(recurse=False)}
-            if (own & trained) or (not own and trained):
+            norm_parameters = {f"{name}.{p}" if name else p for p, _ in norm.named_parameters(recurse=False)}
+            if (norm_parameters & trained) or (not norm_parameters and trained):
                 active.add(name)
         return active
 
@@ -302,8 +303,8 @@ class Model:
         return self._training[trained]
 
     def _skeleton(self, module: nn.Module) -> Skeleton:
-        if self._boundary is not None:
-            self._boundary.apply(module)
+        if self._begin is not None:
+            self._begin(module)
         return Skeleton(module, self.live_places)
 
     def _fresh(self, seed: int) -> nn.Module:
@@ -322,12 +323,12 @@ class Model:
 
         With `device` it has copies of them there.
         """
-        held = {id(t): t for name, t in tensors_of(self.module).items() if name in self.frozen}
+        shared_tensors = {id(t): t for name, t in tensors_of(self.module).items() if name in self.frozen}
         if device is not None:
-            held = {key: on_device(t, device) for key, t in held.items()}
-        copied = copy.deepcopy(module, held)
-        for places in self.live_places.values():
-            for path, leaf in places:
+            shared_tensors = {key: on_device(t, device) for key, t in shared_tensors.items()}
+        copied = copy.deepcopy(module, shared_tensors)
+        for holders in self.live_places.values():
+            for path, leaf in holders:
                 owner = copied.get_submodule(path)
                 tensors: Any = owner._parameters if leaf in owner._parameters else owner._buffers
                 tensors[leaf] = without_value(tensors[leaf])

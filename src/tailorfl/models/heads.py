@@ -88,12 +88,12 @@ def attention_mask(real: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
     then weighs all alike, where -inf would give NaN. In float64 it is that of float32, which models take a softmax in
     whatever their own precision.
     """
-    seen = real[:, None, None, :]
+    visible = real[:, None, None, :]
     if causal:
         length = real.shape[1]
-        seen = seen & torch.ones(length, length, dtype=torch.bool, device=real.device).tril()
-    nothing = torch.zeros(seen.shape, dtype=dtype, device=real.device)
-    return nothing.masked_fill(~seen, max(torch.finfo(dtype).min, torch.finfo(torch.float32).min))
+        visible = visible & torch.ones(length, length, dtype=torch.bool, device=real.device).tril()
+    zeros = torch.zeros(visible.shape, dtype=dtype, device=real.device)
+    return zeros.masked_fill(~visible, max(torch.finfo(dtype).min, torch.finfo(torch.float32).min))
 
 
 def positions(real: Tensor) -> Tensor:
@@ -113,10 +113,14 @@ class Tokens:
     def __call__(self, ids: Tensor, dtype: torch.dtype) -> dict[str, Any]:
         """`ids` int64 [batch, length]; a row of nothing but padding is read as text, so that no sum is empty."""
         real = self.real(ids)
-        made = {"input_ids": ids, "attention_mask": attention_mask(real, self.causal, dtype), **self.settings}
+        arguments = {
+            "input_ids": ids,
+            "attention_mask": attention_mask(real, self.causal, dtype),
+            **self.settings,
+        }
         if self.takes_positions:
-            made["position_ids"] = positions(real)
-        return made
+            arguments["position_ids"] = positions(real)
+        return arguments
 
     def real(self, ids: Tensor) -> Tensor:
         """Bool [batch, length]: which tokens are text."""
@@ -126,8 +130,8 @@ class Tokens:
 
 def _dtype(base: nn.Module) -> torch.dtype:
     inside: Any = base
-    found: torch.dtype = inside.get_input_embeddings().weight.dtype
-    return found
+    dtype: torch.dtype = inside.get_input_embeddings().weight.dtype
+    return dtype
 
 
 class PooledEncoder(nn.Module):
@@ -252,7 +256,7 @@ class Language(nn.Module):
             eos_token_id=self.reading.end,
             pad_token_id=self.reading.pad,
         )
-        seen = (ids != self.reading.pad).long()
-        made: Tensor = causal.generate(ids, attention_mask=seen, generation_config=settings)
-        short = ids.shape[1] + max_new_tokens - made.shape[1]
-        return nn.functional.pad(made, (0, short), value=self.reading.pad)
+        mask = (ids != self.reading.pad).long()
+        generated: Tensor = causal.generate(ids, attention_mask=mask, generation_config=settings)
+        short = ids.shape[1] + max_new_tokens - generated.shape[1]
+        return nn.functional.pad(generated, (0, short), value=self.reading.pad)

@@ -31,16 +31,16 @@ def state_entries(module: nn.Module) -> tuple[Entry, ...]:
     `named_parameters()`. Raises ModelError for lazy layers that have not seen an input yet.
     """
     entries: list[Entry] = []
-    seen: set[int] = set()
+    visited: set[int] = set()
     for prefix, part in module.named_modules():
-        own = [(n, t, False) for n, t in part.named_parameters(recurse=False)]
-        own += [(n, t, True) for n, t in part.named_buffers(recurse=False)]
-        for name, tensor, is_buffer in own:
+        tensors = [(n, t, False) for n, t in part.named_parameters(recurse=False)]
+        tensors += [(n, t, True) for n, t in part.named_buffers(recurse=False)]
+        for name, tensor, is_buffer in tensors:
             dotted = f"{prefix}.{name}" if prefix else name
             if is_lazy(tensor):
                 raise ModelError(f"'{dotted}' has no shape yet; run one forward pass before making a split.")
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
+            if id(tensor) not in visited:
+                visited.add(id(tensor))
                 entries.append(Entry(dotted, tensor, part, is_buffer))
     return tuple(entries)
 
@@ -60,11 +60,11 @@ def layers(module: nn.Module) -> list[Layer]:
     length and widths (convs.0..n, then norms.0..n), the k-th norm belongs to the k-th layer. Norms that
     come before every layer belong to the first one; a module of norms alone has one layer per norm.
     """
-    found: list[Layer] = []
+    result: list[Layer] = []
     leading: list[nn.Module] = []
     for carriers, followers in _runs(module):
         run = [Layer(carrier) for carrier in carriers]
-        found += run
+        result += run
         if not run:
             leading += followers
         elif _paired(carriers, followers):
@@ -72,10 +72,10 @@ def layers(module: nn.Module) -> list[Layer]:
                 layer.attached.append(norm)
         else:
             run[-1].attached += followers
-    if not found:
+    if not result:
         return [Layer(norm) for norm in leading]
-    found[0].attached[:0] = leading
-    return found
+    result[0].attached[:0] = leading
+    return result
 
 
 def _runs(module: nn.Module) -> Iterator[tuple[list[nn.Module], list[nn.Module]]]:
@@ -151,8 +151,8 @@ def head_layer(module: nn.Module) -> nn.Module | None:
     named = getattr(module, "feature_layer", None)
     if named is not None:
         return module.get_submodule(named)
-    found = linears(module)
-    return found[-1] if found else None
+    linear_layers = linears(module)
+    return linear_layers[-1] if linear_layers else None
 
 
 def head_name(module: nn.Module) -> str | None:
@@ -167,5 +167,5 @@ def inventory(module: nn.Module) -> str:
     owners = {id(entry.module): type(entry.module).__name__ for entry in entries}
     types = ", ".join(f"{count} {kind}" for kind, count in Counter(owners.values()).items())
     names = [entry.name for entry in entries]
-    shown = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
-    return f"the model has {types or 'no stateful module'}; its state: {shown or 'empty'}"
+    listed = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
+    return f"the model has {types or 'no stateful module'}; its state: {listed or 'empty'}"

@@ -40,22 +40,22 @@ def candidates(module: nn.Module) -> str:
     return ", ".join(f"{name} ({count})" for name, count in counts.items()) or "none"
 
 
-def find_targets(base: nn.Module, wanted: Sequence[str] | None = None) -> list[str]:
-    """Returns the names of the linear layers to adapt: those that end in one of `wanted`, or all queries and values.
+def find_targets(base: nn.Module, endings: Sequence[str] | None = None) -> list[str]:
+    """Returns the names of the linear layers to adapt: those that end in one of `endings`, or all queries and values.
 
     Raises:
         ModelError: a wanted name, or no known pair of query and value, is there; the message lists what is.
     """
     names = list(linear_layers(base))
-    if wanted is not None:
-        if isinstance(wanted, str) or not wanted:
-            raise ModelError(f"lora_targets is a list of names such as [query, value], got {shown(wanted)}.")
-        ends = {end: [n for n in names if n == end or n.endswith(f".{end}")] for end in wanted}
-        if absent := [end for end, found in ends.items() if not found]:
+    if endings is not None:
+        if isinstance(endings, str) or not endings:
+            raise ModelError(f"lora_targets is a list of names such as [query, value], got {shown(endings)}.")
+        ends = {end: [n for n in names if n == end or n.endswith(f".{end}")] for end in endings}
+        if absent := [end for end, matching in ends.items() if not matching]:
             raise ModelError(
                 f"no linear layer ends in {', '.join(map(repr, absent))}; lora_targets may name: {candidates(base)}."
             )
-        return [n for n in names if any(n in found for found in ends.values())]
+        return [n for n in names if any(n in matching for matching in ends.values())]
     for pair in QUERY_VALUE:
         owners = [{n.rpartition(".")[0] for n in names if n.rpartition(".")[2] == end} for end in pair]
         if both := owners[0] & owners[1]:
@@ -73,7 +73,7 @@ def find_targets(base: nn.Module, wanted: Sequence[str] | None = None) -> list[s
 
 
 def inject_lora(
-    base: nn.Module, rank: int, alpha: float, dropout: float, wanted: Sequence[str] | None = None
+    base: nn.Module, rank: int, alpha: float, dropout: float, target_names: Sequence[str] | None = None
 ) -> None:
     """Wraps the target layers of a base in place; the outputs stay as they are until B is trained.
 
@@ -85,7 +85,7 @@ def inject_lora(
         raise ModelError(
             f"LoRA needs a rank of at least 1 and a dropout in [0, 1), got {rank} and {dropout}."
         )
-    targets = find_targets(base, wanted)
+    targets = find_targets(base, target_names)
     try:
         peft: Any = importlib.import_module("peft")
     except ImportError as error:
@@ -107,5 +107,5 @@ def lora_layers(module: nn.Module) -> list[nn.Module]:
 def lora_parts(module: nn.Module) -> list[nn.Module]:
     """Returns the modules that hold A and B."""
     layers: list[Any] = list(lora_layers(module))
-    held = [getattr(layer, name) for layer in layers for name in layer.adapter_layer_names]
-    return [part for part in held if isinstance(part, nn.Module)]
+    parts = [getattr(layer, name) for layer in layers for name in layer.adapter_layer_names]
+    return [part for part in parts if isinstance(part, nn.Module)]

@@ -43,10 +43,10 @@ class Level:
 
     def back(self, tensor: Tensor) -> Tensor:
         """Returns the tensor [clients, ...] behind one that the code of one client sees; for use in `outside`."""
-        found, dim = _unwrap_batched(tensor, self.level)
+        plain, dim = _unwrap_batched(tensor, self.level)
         if dim is None:
-            return found.expand(self.clients, *found.shape)
-        return found if dim == 0 else found.movedim(dim, 0)
+            return plain.expand(self.clients, *plain.shape)
+        return plain if dim == 0 else plain.movedim(dim, 0)
 
     def all(self, tensor: Tensor) -> Tensor:
         """Returns a result of that code for all clients, [clients, ...]."""
@@ -90,8 +90,8 @@ def physical(tensor: Tensor) -> tuple[Tensor, int | None]:
     """Returns (tensor with its client axis, where that is), or (tensor, None) where all clients share it."""
     if not is_batchedtensor(tensor):
         return tensor, None
-    found, dim = _unwrap_batched(tensor, maybe_get_level(tensor))
-    return found, dim
+    plain, dim = _unwrap_batched(tensor, maybe_get_level(tensor))
+    return plain, dim
 
 
 def front(tensor: Tensor, dim: int | None, clients: int) -> Tensor:
@@ -123,6 +123,6 @@ def together(
         if x_dim is not None or not shared_input:
             inputs = front(inputs, x_dim, clients)
         b = None if bias is None else front(*physical(bias), clients)
-        found = layer(inputs, front(w, w_dim, clients), b)
-    out: Tensor = _add_batch_dim(found, 0, level)
+        outputs = layer(inputs, front(w, w_dim, clients), b)
+    out: Tensor = _add_batch_dim(outputs, 0, level)
     return out

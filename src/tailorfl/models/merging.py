@@ -46,7 +46,7 @@ def merges(module: nn.Module) -> tuple[Merge, ...]:
     Raises:
         ModelError: a layer has factors, and not one weight beside them.
     """
-    found = []
+    result = []
     for name, _ in module.named_parameters():
         parts = name.split(".")
         if "lora_A" not in parts or parts[-1] != "weight":
@@ -59,8 +59,8 @@ def merges(module: nn.Module) -> tuple[Merge, ...]:
             scale = scale[parts[at + 1]]
         base = ".".join(filter(None, (path, _beside(owner, path), "weight")))
         turned = bool(getattr(owner, "fan_in_fan_out", False))
-        found.append(Merge(name, name.replace("lora_A", "lora_B"), base, float(scale), turned, path))
-    return tuple(found)
+        result.append(Merge(name, name.replace("lora_A", "lora_B"), base, float(scale), turned, path))
+    return tuple(result)
 
 
 def _beside(owner: nn.Module, path: str) -> str:
@@ -76,37 +76,37 @@ def _beside(owner: nn.Module, path: str) -> str:
     return linear[0]
 
 
-def check_merges(module: nn.Module, places: Sequence[Merge]) -> None:
+def check_merges(module: nn.Module, merge_list: Sequence[Merge]) -> None:
     """Nothing if layers say the same of some inputs with their factors, and with these merged.
 
     Raises:
         ModelError: one does not; names it.
     """
     tensors: dict[str, Tensor] = dict(module.named_parameters())
-    for place in places:
-        owner = module.get_submodule(place.layer)
-        a, base = tensors[place.a].detach(), tensors[place.base].detach()
+    for merge in merge_list:
+        owner = module.get_submodule(merge.layer)
+        a, base = tensors[merge.a].detach(), tensors[merge.base].detach()
         draw = torch.Generator().manual_seed(0)
-        b = torch.randn(tensors[place.b].shape, generator=draw).to(a)
+        b = torch.randn(tensors[merge.b].shape, generator=draw).to(a)
         x = torch.randn(2, a.shape[1], generator=draw).to(base)
-        left, right = place.sides(a, b.T)
-        factors = {place.b: b}
-        merged = {place.b: b * 0, place.base: base + (left.T @ right).to(base)}
+        left_rows, right = merge.sides(a, b.T)
+        factors = {merge.b: b}
+        merged = {merge.b: b * 0, merge.base: base + (left_rows.T @ right).to(base)}
         training = owner.training
         owner.eval()
         try:
             with torch.no_grad():
-                one, other = (
+                separate, together = (
                     functional_call(
-                        owner, {n[len(place.layer) + bool(place.layer) :]: t for n, t in s.items()}, (x,)
+                        owner, {n[len(merge.layer) + bool(merge.layer) :]: t for n, t in s.items()}, (x,)
                     )
                     for s in (factors, merged)
                 )
         finally:
             owner.train(training)
         near = 1e-3 if base.dtype in (torch.float32, torch.float64) else 0.05
-        if float((one - other).abs().max()) > near * float(one.abs().max().clamp(min=1)):
+        if float((separate - together).abs().max()) > near * float(separate.abs().max().clamp(min=1)):
             raise ModelError(
-                f"the layer '{place.layer}' is not W x + {place.scale:g} B A x with the weight '{place.base}', so what "
+                f"the layer '{merge.layer}' is not W x + {merge.scale:g} B A x with the weight '{merge.base}', so what "
                 "clients train cannot be merged into that weight; take plain LoRA, of linear layers, or another method"
             )

@@ -26,8 +26,8 @@ class Mixing(nn.Module):
     def forward(self, logits: Tensor) -> Tensor:
         """[batch, M · C] -> [batch, C]."""
         shares = cast(Tensor, self.shares)
-        each = apart(logits, len(shares)).log_softmax(-1)
-        return (each + shares.clamp(min=LEAST).log()[:, None]).logsumexp(-2)
+        log_probabilities = apart(logits, len(shares)).log_softmax(-1)
+        return (log_probabilities + shares.clamp(min=LEAST).log()[:, None]).logsumexp(-2)
 
 
 class Mixture(nn.Module):
@@ -75,5 +75,5 @@ def joined(
 
 def is_live(frozen: Collection[str], name: str, *_: object) -> bool:
     """Whether a tensor of joined networks trains, where those of names `frozen` do not in each."""
-    place = name.split(".", 2)
-    return place[0] != "networks" or place[2] not in frozen
+    name_parts = name.split(".", 2)
+    return name_parts[0] != "networks" or name_parts[2] not in frozen

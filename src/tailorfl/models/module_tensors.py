@@ -11,8 +11,8 @@ from tailorfl.models.selectors import Selector, select
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Returns a frozen tensor on a device."""
-    found = tensor.detach().to(device)
-    return nn.Parameter(found, requires_grad=False) if isinstance(tensor, nn.Parameter) else found
+    moved = tensor.detach().to(device)
+    return nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
 
 
 def without_value(tensor: Tensor) -> Tensor:

@@ -46,24 +46,24 @@ class Pool:
 
         Returns (pooled images of all clients, places of the largest numbers, shape of one client's images before).
         """
-        out = places = None
+        out = maxima = None
         size = torch.Size()
         for i, y in enumerate(images):
-            if out is None or places is None:
+            if out is None or maxima is None:
                 size = y.shape
                 p, at = torch.ops.aten.max_pool2d_with_indices(y, *self._how)
-                out, places = empty(p, clients, channels_last), empty(at, clients, channels_last)
-                out[0], places[0] = p, at
+                out, maxima = empty(p, clients, channels_last), empty(at, clients, channels_last)
+                out[0], maxima[0] = p, at
             else:
-                to = {"out": out[i], "indices": places[i]}
+                to = {"out": out[i], "indices": maxima[i]}
                 torch.ops.aten.max_pool2d_with_indices.out(y, *self._how, **to)
             out[i].relu_()
         assert out is not None
-        assert places is not None
-        return out, places, size
+        assert maxima is not None
+        return out, maxima, size
 
     def back(
-        self, g: Tensor, out: Tensor, places: Tensor, size: torch.Size, channels_last: bool
+        self, g: Tensor, out: Tensor, maxima: Tensor, size: torch.Size, channels_last: bool
     ) -> Iterator[Tensor]:
         """Yields the gradient of one client's images after another, all in the same memory.
 
@@ -75,7 +75,7 @@ class Pool:
         for i in range(len(g)):
             before = torch.ops.aten.threshold_backward(g[i], out[i], 0)
             torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
-                before, images, *self._how, places[i], grad_input=gradient
+                before, images, *self._how, maxima[i], grad_input=gradient
             )
             yield gradient
 
@@ -98,19 +98,19 @@ def taken_along(module: nn.Module, convolution: type[Layer]) -> dict[Layer, Pool
     """
     if hasattr(module, "feature_layer"):
         return {}
-    found: dict[Layer, Pool] = {}
+    pools: dict[Layer, Pool] = {}
     for chain in _chains(module):
         names = [name for name, part in chain._modules.items() if type(part) is not nn.Identity]
-        for conv, *behind in zip(names, names[1:], names[2:], strict=False):
-            layer, *others = (chain._modules[name] for name in (conv, *behind))
-            pool = _pool_of(others)
-            if pool is None or not isinstance(layer, convolution) or _watched(layer, *others):
+        for conv, *followers in zip(names, names[1:], names[2:], strict=False):
+            layer, *following = (chain._modules[name] for name in (conv, *followers))
+            pool = _pool_of(following)
+            if pool is None or not isinstance(layer, convolution) or _watched(layer, *following):
                 continue
             if sum(part is layer for part in _occurrences(module)) == 1:
-                found[layer] = pool
-                for name in behind:
+                pools[layer] = pool
+                for name in followers:
                     chain._modules[name] = nn.Identity()
-    return found
+    return pools
 
 
 def _chains(module: nn.Module | None) -> Iterator[nn.Sequential]:
@@ -130,8 +130,8 @@ def _watched(*parts: nn.Module | None) -> bool:
     return any(p is not None and (p._forward_hooks or p._forward_pre_hooks) for p in parts)
 
 
-def _pool_of(others: Sequence[nn.Module | None]) -> Pool | None:
-    kinds = {type(part): part for part in others}
+def _pool_of(following: Sequence[nn.Module | None]) -> Pool | None:
+    kinds = {type(part): part for part in following}
     pool = kinds.get(nn.MaxPool2d)
     if set(kinds) != {nn.MaxPool2d, nn.ReLU} or not isinstance(pool, nn.MaxPool2d) or pool.return_indices:
         return None

@@ -31,19 +31,19 @@ class RankedUp(nn.Module):
 
 def add_ranks(module: nn.Module) -> None:
     """Turns every factor B of LoRA in a network into a `RankedUp` with m = 1, in place: no output changes."""
-    found = {
+    factors = {
         path: part
         for path, part in module.named_modules()
         if isinstance(part, nn.Linear) and "lora_B" in path.split(".")
     }
-    for path, part in found.items():
+    for path, part in factors.items():
         module.set_submodule(path, RankedUp(part.weight))
 
 
 def fold_ranks(module: nn.Module) -> None:
     """Turns every `RankedUp` into the linear layer B · diag(m), in place: no output changes."""
-    found = {path: part for path, part in module.named_modules() if isinstance(part, RankedUp)}
-    for path, part in found.items():
+    ranked = {path: part for path, part in module.named_modules() if isinstance(part, RankedUp)}
+    for path, part in ranked.items():
         plain = nn.Linear(part.weight.shape[1], part.weight.shape[0], bias=False, device="meta")
         plain.weight = nn.Parameter((part.weight * part.kept).detach(), requires_grad=False)
         module.set_submodule(path, plain)

@@ -53,13 +53,13 @@ def options_of(name: str) -> dict[str, Any]:
     """Option -> default value, of a registered model; raises ConfigError for an unknown name."""
     if name not in FACTORIES:
         raise unknown("model", name, FACTORIES)
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for p in inspect.signature(FACTORIES[name]).parameters.values():
         if isinstance(p.default, PeftConfig):
-            found |= {field.name: getattr(p.default, field.name) for field in fields(PeftConfig)}
+            defaults |= {field.name: getattr(p.default, field.name) for field in fields(PeftConfig)}
         elif p.kind is inspect.Parameter.KEYWORD_ONLY:
-            found[p.name] = p.default
-    return found
+            defaults[p.name] = p.default
+    return defaults
 
 
 def build(name: str, input_shape: Sequence[int], outputs: int, **options: Any) -> nn.Module:
@@ -94,17 +94,17 @@ def build(name: str, input_shape: Sequence[int], outputs: int, **options: Any) -
 
 def _arguments(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """Options as a factory takes them: those of a `PeftConfig` in one."""
-    own = inspect.signature(FACTORIES[name]).parameters
-    of_peft = {key: value for key, value in options.items() if key not in own}
-    rest = {key: value for key, value in options.items() if key in own}
-    return {**rest, "peft": PeftConfig(**of_peft)} if of_peft else rest
+    accepted = inspect.signature(FACTORIES[name]).parameters
+    of_peft = {key: value for key, value in options.items() if key not in accepted}
+    direct = {key: value for key, value in options.items() if key in accepted}
+    return {**direct, "peft": PeftConfig(**of_peft)} if of_peft else direct
 
 
 def _reason(error: Exception) -> str:
     """What went wrong; torch says with a RuntimeError that there is not that much memory."""
-    wanted = re.search(r"allocate (\d+) bytes", str(error))
-    if wanted:
-        return f"one of its tensors needs {int(wanted[1]) / 1e9:,.1f} GB of memory, which are not there"
+    allocation = re.search(r"allocate (\d+) bytes", str(error))
+    if allocation:
+        return f"one of its tensors needs {int(allocation[1]) / 1e9:,.1f} GB of memory, which are not there"
     lines = str(error).strip().splitlines()
     return lines[0] if lines else "no memory is left"
 

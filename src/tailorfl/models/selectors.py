@@ -71,8 +71,8 @@ def select(module: nn.Module, selector: Selector, *, allow_empty: bool = False) 
         parts = {f"predicate {label}": {e.name for e in entries if selector(e.name, e.tensor, e.module)}}
     empty = [label for label, picked in parts.items() if not picked and label != "none"]
     if (empty or not parts) and not allow_empty:
-        what = " and ".join(empty) if empty else "an empty list of patterns"
-        raise ModelError(f"the selector {what} matches nothing: {inventory(module)}.")
+        description = " and ".join(empty) if empty else "an empty list of patterns"
+        raise ModelError(f"the selector {description} matches nothing: {inventory(module)}.")
     return frozenset().union(*parts.values())
 
 
@@ -136,13 +136,13 @@ def _head(module: nn.Module) -> set[str]:
 
 
 def _last_linears(module: nn.Module, count: int) -> set[str]:
-    found = linears(module)
-    if len(found) < count:
+    linear_layers = linears(module)
+    if len(linear_layers) < count:
         raise ModelError(
-            f"the selector needs {count} linear layer(s), found {len(found)}: {inventory(module)}. "
+            f"the selector needs {count} linear layer(s), found {len(linear_layers)}: {inventory(module)}. "
             "Give patterns or a predicate for a head of another type."
         )
-    return _state_of(module, found[-count:])
+    return _state_of(module, linear_layers[-count:])
 
 
 def _is_conv(part: nn.Module) -> bool:

@@ -38,7 +38,7 @@ class Skeleton:
     for a small model costs more than its arithmetic.
     """
 
-    def __init__(self, module: nn.Module, places: dict[str, list[tuple[str, str]]]) -> None:
+    def __init__(self, module: nn.Module, holders: dict[str, list[tuple[str, str]]]) -> None:
         self.module = module
         # Convolutions and pooling are faster with channels last, norms with channels first.
         last = not any(is_norm(part) for part in module.modules())
@@ -55,21 +55,21 @@ class Skeleton:
         """Whether a client alone is faster with that layout, too, and nothing in the module asks for another."""
         self._head: nn.Module | None = None
         self._slots: list[tuple[str, dict[str, Tensor | None], str, Tensor | None]] = []
-        for name, owners in places.items():
+        for name, owners in holders.items():
             for path, leaf in owners:
                 part = module.get_submodule(path)
-                held: Any = part._parameters if leaf in part._parameters else part._buffers
-                self._slots.append((name, held, leaf, held[leaf]))
+                slots: Any = part._parameters if leaf in part._parameters else part._buffers
+                self._slots.append((name, slots, leaf, slots[leaf]))
 
     def __call__(self, state: State, x: Tensor) -> Tensor:
         """Returns the module's outputs with the tensors of `state` as its parameters and buffers."""
         try:  # as `holding`, without a block of its own: that takes microseconds, at every step
-            for name, held, leaf, _ in self._slots:
-                held[leaf] = state[name]
+            for name, tensors, leaf, _ in self._slots:
+                tensors[leaf] = state[name]
             out: Tensor = self._passed(x) if is_half() else self.module(x)
         finally:
-            for _, held, leaf, empty in self._slots:
-                held[leaf] = empty
+            for _, tensors, leaf, empty in self._slots:
+                tensors[leaf] = empty
         return out
 
     def _passed(self, x: Tensor) -> Tensor:
@@ -79,29 +79,29 @@ class Skeleton:
 
     def with_features(self, state: State, x: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
         """Returns (outputs, what returns the features or raises ModelError where the model has none)."""
-        seen: list[Tensor] = []
+        inputs: list[Tensor] = []
         if self._head is None:
             self._head = head_layer(self.module)
         if self._head is None:
             return self(state, x), partial(_features, type(self.module).__name__, None)
-        hook = self._head.register_forward_pre_hook(lambda _, given: seen.append(widened(given[0])))
+        hook = self._head.register_forward_pre_hook(lambda _, arguments: inputs.append(widened(arguments[0])))
         try:
             outputs = self(state, x)
         finally:
             hook.remove()
-        return outputs, partial(_features, type(self.module).__name__, seen)
+        return outputs, partial(_features, type(self.module).__name__, inputs)
 
     @contextmanager
     def holding(self, state: State) -> Iterator[nn.Module]:
         """Yields the module while it has the tensors of `state`."""
         try:
-            for name, held, leaf, _ in self._slots:
-                held[leaf] = state[name]
+            for name, tensors, leaf, _ in self._slots:
+                tensors[leaf] = state[name]
             with forward_pass():
                 yield self.module
         finally:
-            for _, held, leaf, empty in self._slots:
-                held[leaf] = empty
+            for _, tensors, leaf, empty in self._slots:
+                tensors[leaf] = empty
 
 
 def _any_layout(part: nn.Module) -> bool:
@@ -109,16 +109,16 @@ def _any_layout(part: nn.Module) -> bool:
     return type(part).__module__.startswith(("torch.nn.", "tailorfl.models."))
 
 
-def _features(model: str, seen: Sequence[Tensor] | None) -> Tensor:
-    """What went into the head, `seen` at each of its runs; None where there is no head."""
-    if seen is None:
+def _features(model: str, inputs: Sequence[Tensor] | None) -> Tensor:
+    """What went into the head, `inputs` at each of its runs; None where there is no head."""
+    if inputs is None:
         raise ModelError(
             f"a {model} has no linear layer whose input could be its feature; name the layer by an attribute "
             "`feature_layer`"
         )
-    if len(seen) != 1:
+    if len(inputs) != 1:
         raise ModelError(
             f"the features of a {model} are the input of a layer that runs once in a forward pass, but it ran "
-            f"{len(seen)} times; name another one by the attribute `feature_layer`"
+            f"{len(inputs)} times; name another one by the attribute `feature_layer`"
         )
-    return seen[0][:, -1] if seen[0].dim() == 3 else seen[0]
+    return inputs[0][:, -1] if inputs[0].dim() == 3 else inputs[0]

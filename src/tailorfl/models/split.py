@@ -60,20 +60,20 @@ class Split:
             raise ModelError(f"a {type(module).__name__} without parameters and buffers cannot be split.")
         still = select(module, frozen, allow_empty=allow_empty)
         picked = select(module, personal, allow_empty=allow_empty)
-        own = picked - still
-        if picked and not own and not allow_empty:
+        own_names = picked - still
+        if picked and not own_names and not allow_empty:
             raise ModelError(f"everything that is personal ({personal!r}) is also frozen ({frozen!r}).")
         names = tuple(entry.name for entry in entries)
-        shared = tuple(n for n in names if n not in own and n not in still)
-        kept = select(module, held, allow_empty=allow_empty)
+        shared = tuple(n for n in names if n not in own_names and n not in still)
+        untrained = select(module, held, allow_empty=allow_empty)
         return cls(
             names=names,
             shared=shared,
-            personal=tuple(n for n in names if n in own),
+            personal=tuple(n for n in names if n in own_names),
             frozen=tuple(n for n in names if n in still),
             buffers=tuple(entry.name for entry in entries if entry.is_buffer),
             sizes={entry.name: entry.tensor.numel() for entry in entries},
-            held=tuple(n for n in shared if n in kept),
+            held=tuple(n for n in shared if n in untrained),
         )
 
     @cached_property
@@ -109,14 +109,14 @@ class Split:
         return self._pick(mapping, self.personal)
 
     def _pick(self, mapping: Any, role: tuple[str, ...]) -> Any:
-        given = set(mapping.keys())
-        self._check(given)
-        wanted = [n for n in role if n in given]
+        names = set(mapping.keys())
+        self._check(names)
+        picked = [n for n in role if n in names]
         if isinstance(mapping, TensorDictBase):
-            return mapping.select(*wanted)
-        return {n: mapping[n] for n in wanted}
+            return mapping.select(*picked)
+        return {n: mapping[n] for n in picked}
 
-    def _check(self, given: Iterable[str]) -> None:
-        strange = [n for n in given if n not in self.sizes]
+    def _check(self, names: Iterable[str]) -> None:
+        strange = [n for n in names if n not in self.sizes]
         if strange:
             raise ModelError(f"the model has no state named {strange[:8]}; it has {list(self.names[:8])} ...")

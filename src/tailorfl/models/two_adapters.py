@@ -79,28 +79,29 @@ class TwoAdapters(nn.Module):
 
     def weighted(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Returns outputs and features with weights [2], or [batch, 2], of the two sets."""
-        seen: list[Tensor] = []
+        features: list[Tensor] = []
         layers = [self.network.get_submodule(name) for name in self.adapted]
         handles = [
-            layer.register_forward_hook(lambda _, given, out: self.scaled(out, weights)) for layer in layers
+            layer.register_forward_hook(lambda _, arguments, out: self.scaled(out, weights))
+            for layer in layers
         ]
         head = self.network.get_submodule(self.head)
-        handles.append(head.register_forward_pre_hook(lambda _, given: seen.append(given[0])))
+        handles.append(head.register_forward_pre_hook(lambda _, arguments: features.append(arguments[0])))
         try:
             outputs = self.network(x)
         finally:
             for handle in handles:
                 handle.remove()
-        z = seen[0]
+        z = features[0]
         return outputs, z[:, -1] if z.dim() == 3 else z
 
     def scaled(self, both: Tensor, weights: Tensor) -> Tensor:
         """Returns (A_g x, A_e x) [batch, ..., 2 r], each half times its weight."""
         pair = both.reshape(*both.shape[:-1], 2, both.shape[-1] // 2)
-        each = weights[:, None]
+        factor_weights = weights[:, None]
         if weights.dim() == 2:
-            each = weights.reshape(len(weights), *[1] * (pair.dim() - 3), 2, 1)
-        return (pair * each).reshape(both.shape)
+            factor_weights = weights.reshape(len(weights), *[1] * (pair.dim() - 3), 2, 1)
+        return (pair * factor_weights).reshape(both.shape)
 
 
 def with_two_adapters(network: nn.Module) -> TwoAdapters:
@@ -119,12 +120,12 @@ def with_two_adapters(network: nn.Module) -> TwoAdapters:
         )
     for path in downs:
         for factor, kind in (("lora_A", TwoDown), ("lora_B", TwoUp)):
-            place = path.replace("lora_A", factor)
-            part: Any = network.get_submodule(place)
-            own = nn.Linear(part.in_features, part.out_features, bias=False).to(part.weight)
+            factor_path = path.replace("lora_A", factor)
+            part: Any = network.get_submodule(factor_path)
+            second = nn.Linear(part.in_features, part.out_features, bias=False).to(part.weight)
             if factor == "lora_B":
-                nn.init.zeros_(own.weight)
-            network.set_submodule(place, kind(part, own))
+                nn.init.zeros_(second.weight)
+            network.set_submodule(factor_path, kind(part, second))
     like = next(iter(network.parameters()))
     return TwoAdapters(network, name, int(width), downs, like)
 

@@ -45,27 +45,27 @@ def load_weights(module: nn.Module, source: str | Path, *, skip_head: int = 0) -
     Raises ModelError if the source cannot be read, shares no name with the module, or has another shape for
     some tensor; the module is then unchanged.
     """
-    given = _read(str(source))
+    tensors = _read(str(source))
     targets = {entry.name: entry.tensor for entry in state_entries(module)}
     wrapped = {name.replace(".base_layer.", "."): name for name in targets}
-    given = {wrapped.get(name, name): tensor for name, tensor in given.items()}
+    tensors = {wrapped.get(name, name): tensor for name, tensor in tensors.items()}
     skip = frozenset(targets) - select(module, f"extractor:{int(skip_head)}") if skip_head else frozenset()
-    common = [name for name in targets if name in given and name not in skip]
+    common = [name for name in targets if name in tensors and name not in skip]
     if not common:
         raise ModelError(
-            f"'{source}' shares no name with the model: it has {_few(given)}, the model has {_few(targets)}."
+            f"'{source}' shares no name with the model: it has {_few(tensors)}, the model has {_few(targets)}."
         )
     wrong = [
-        f"{name}: file {tuple(given[name].shape)}, model {tuple(targets[name].shape)}"
+        f"{name}: file {tuple(tensors[name].shape)}, model {tuple(targets[name].shape)}"
         for name in common
-        if given[name].shape != targets[name].shape
+        if tensors[name].shape != targets[name].shape
     ]
     if wrong:
         raise ModelError(
             f"'{source}' does not fit the model in {len(wrong)} tensor(s): {'; '.join(wrong)}. If these are "
             "the last linear layers, skip_head=True (or their number) leaves them at their initial values."
         )
-    unusable = [n for n in common if given[n].is_complex() or bool(given[n].float().isnan().any())]
+    unusable = [n for n in common if tensors[n].is_complex() or bool(tensors[n].float().isnan().any())]
     if unusable:
         raise ModelError(
             f"'{source}' holds NaN or complex numbers in {len(unusable)} tensor(s), such as {unusable[0]}; save the "
@@ -73,13 +73,13 @@ def load_weights(module: nn.Module, source: str | Path, *, skip_head: int = 0) -
         )
     with torch.no_grad():
         for name in common:
-            targets[name].copy_(given[name])
+            targets[name].copy_(tensors[name])
     return WeightReport(
         source=str(source),
         loaded=tuple(common),
-        missing=tuple(name for name in targets if name not in given),
-        unexpected=tuple(name for name in given if name not in targets),
-        skipped=tuple(name for name in targets if name in skip and name in given),
+        missing=tuple(name for name in targets if name not in tensors),
+        unexpected=tuple(name for name in tensors if name not in targets),
+        skipped=tuple(name for name in targets if name in skip and name in tensors),
     )
 
 

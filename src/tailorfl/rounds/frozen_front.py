@@ -119,7 +119,9 @@ def frozen_front(
                 f"{size / 1e6:,.1f} MB {place}"
             )
             log.info("%s", said, extra={"once": said})
-            return Features(model.from_features(boundary), found, tables.see, size, folder is not None), said
+            return Features(
+                model.from_features(boundary.apply), found, tables.see, size, folder is not None
+            ), said
     log.warning(
         "frozen layers are computed anew in every pass, since what they give out is not kept: %s",
         reason,

@@ -173,19 +173,19 @@ def fedclup_classes(
     if cut not in CUTS:
         raise unknown("cut of partition 'fedclup_classes'", cut, CUTS)
     pool = _Pool("fedclup_classes", strata, test, classes)
-    each = len(strata) // (virtual * classes)
-    if each == 0:
+    per_virtual = len(strata) // (virtual * classes)
+    if per_virtual == 0:
         raise DataError(
             f"partition 'fedclup_classes' lays out {virtual} virtual clients of {classes} classes, but "
             f"{len(strata)} samples are fewer than one per class and virtual client; use a smaller virtual"
         )
     holders = np.zeros((pool.count, virtual), dtype=bool)
-    left, ranks = pool.sizes.copy(), np.zeros((pool.count, virtual), dtype=np.int64)
+    remaining, ranks = pool.sizes.copy(), np.zeros((pool.count, virtual), dtype=np.int64)
     for client in range(virtual):
         chosen = rng.permutation(pool.count)[:classes]
         ranks[chosen, client] = np.arange(classes)
-        if (left[chosen] >= each).all():
-            left[chosen] -= each
+        if (remaining[chosen] >= per_virtual).all():
+            remaining[chosen] -= per_virtual
             holders[chosen, client] = True
     survivors = np.flatnonzero(holders.any(axis=0))
     if len(survivors) < clients:
@@ -193,15 +193,17 @@ def fedclup_classes(
             f"partition 'fedclup_classes': only {len(survivors)} of {virtual} virtual clients found enough "
             f"samples, but {clients} clients were asked for; use fewer clients or a larger virtual"
         )
-    here = rng.choice(survivors, size=clients, replace=False)
-    drawn = holders[:, here]
-    train = assign(pool.strata, each * drawn, rng)
+    survivors_drawn = rng.choice(survivors, size=clients, replace=False)
+    drawn = holders[:, survivors_drawn]
+    train = assign(pool.strata, per_virtual * drawn, rng)
     if cut != "none":
-        order = ranks[:, here] if cut == "drawn" else np.tile(np.arange(pool.count)[:, None], clients)
+        order = (
+            ranks[:, survivors_drawn] if cut == "drawn" else np.tile(np.arange(pool.count)[:, None], clients)
+        )
         _cut_off(train, pool.strata, order, cut_share)
     test_owner = None
     if pool.test is not None:
-        each_test = pool.test_sizes * each // np.maximum(pool.sizes, 1)
+        each_test = pool.test_sizes * per_virtual // np.maximum(pool.sizes, 1)
         test_owner = assign(pool.test, each_test[:, None] * drawn, rng)
     return Deal.of(train, test_owner, clients)
 

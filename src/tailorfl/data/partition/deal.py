@@ -87,8 +87,8 @@ def cut(sizes: Ints, weights: Floats) -> Ints:
     edges = np.cumsum(weights, axis=1)
     total = edges[:, -1:]
     edges = np.divide(edges, total, out=np.zeros_like(edges), where=total > 0)
-    whole = np.floor(edges * sizes[:, None] + _ROUNDING).astype(np.int64)
-    return np.diff(whole, axis=1, prepend=0)
+    bounds = np.floor(edges * sizes[:, None] + _ROUNDING).astype(np.int64)
+    return np.diff(bounds, axis=1, prepend=0)
 
 
 def share_out(sizes: Ints, weights: Floats, rng: Generator) -> Ints:
@@ -101,9 +101,9 @@ def share_out(sizes: Ints, weights: Floats, rng: Generator) -> Ints:
 
 def assign(strata: Ints, counts: Ints, rng: Generator) -> Ints:
     """`[samples]` int64 owners: client i gets `counts[k, i]` random samples of stratum k, NOBODY the rest."""
-    left = np.bincount(strata, minlength=len(counts)) - counts.sum(axis=1)
+    remaining = np.bincount(strata, minlength=len(counts)) - counts.sum(axis=1)
     receivers = np.append(np.arange(counts.shape[1]), NOBODY)
-    table = np.column_stack([counts, left])
+    table = np.column_stack([counts, remaining])
     owner = np.empty(len(strata), dtype=np.int64)
     shuffled = np.lexsort((rng.random(len(strata)), strata))
     owner[shuffled] = np.repeat(np.tile(receivers, len(counts)), table.ravel())
@@ -154,11 +154,11 @@ def raise_to_minimum(owner: Ints, strata: Ints, clients: int, min_size: int, rng
     give = _levelled(sizes, needed, min_size, rng)
     # Each sample's random place among its client's: the first `give` of a client's are released.
     shuffled = np.lexsort((rng.random(len(owner)), owner))
-    place = np.empty(len(owner), dtype=np.int64)
-    place[shuffled] = np.arange(len(owner))
+    position = np.empty(len(owner), dtype=np.int64)
+    position[shuffled] = np.arange(len(owner))
     first = np.searchsorted(owner[shuffled], np.arange(clients))
     released = np.flatnonzero(owner >= 0)
-    released = released[place[released] - first[owner[released]] < give[owner[released]]]
+    released = released[position[released] - first[owner[released]] < give[owner[released]]]
     released = released[np.lexsort((strata[released], owner[released]))]
     repaired = owner.copy()
     repaired[released] = np.repeat(np.arange(clients), missing)

@@ -53,20 +53,20 @@ def flwr(
             "a partitioner of Flower Datasets deals one part, and the source has an official test part too; test on "
             "all of it (data.split={test: global}) or on a share of the training part (data.split={test: 0.2})"
         )
-    made = make_partitioner(partitioner, clients, int(rng.integers(2**31)), options)
+    flower_partitioner = make_partitioner(partitioner, clients, int(rng.integers(2**31)), options)
     import datasets
 
     rows = datasets.Dataset.from_dict({COLUMN: strata, "row": np.arange(len(strata))})
     owner = np.full(len(strata), NOBODY, dtype=np.int64)
     try:
-        made.dataset = rows
-        number = made.num_partitions
+        flower_partitioner.dataset = rows
+        number = flower_partitioner.num_partitions
         for client in range(number):
-            mine = np.asarray(made.load_partition(client)["row"][:], dtype=np.int64)
-            if len(mine) == 0 or (owner[mine] != NOBODY).any():
-                what = "no samples" if len(mine) == 0 else "samples of another client"
-                raise DataError(f"partitioner '{partitioner}' gives client {client} {what}")
-            owner[mine] = client
+            client_rows = np.asarray(flower_partitioner.load_partition(client)["row"][:], dtype=np.int64)
+            if len(client_rows) == 0 or (owner[client_rows] != NOBODY).any():
+                problem = "no samples" if len(client_rows) == 0 else "samples of another client"
+                raise DataError(f"partitioner '{partitioner}' gives client {client} {problem}")
+            owner[client_rows] = client
     except (ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
         raise DataError(f"partitioner '{partitioner}' cannot deal these samples: {error}") from error
     return Deal(positions_of(owner, number))
@@ -82,11 +82,19 @@ def make_partitioner(name: str, clients: int, seed: int, options: Mapping[str, A
         from flwr_datasets import partitioner as theirs
     except ImportError as missing:
         raise MissingExtraError("flwr-datasets", "flwr-data") from missing
-    known = [one for one in theirs.__all__ if one not in _NOT_OURS and not one.startswith("Vertical")]
-    if name not in known:
-        raise unknown("partitioner of Flower Datasets", str(name), known)
+    known_names = [
+        option_name
+        for option_name in theirs.__all__
+        if option_name not in _NOT_OURS and not option_name.startswith("Vertical")
+    ]
+    if name not in known_names:
+        raise unknown("partitioner of Flower Datasets", str(name), known_names)
     function = getattr(theirs, name)
-    takes = [one for one in inspect.signature(function.__init__).parameters if one != "self"]
+    takes = [
+        option_name
+        for option_name in inspect.signature(function.__init__).parameters
+        if option_name != "self"
+    ]
     for option in options:
         if option not in takes:
             raise unknown(f"option of partitioner '{name}'", str(option), takes)
@@ -96,9 +104,9 @@ def make_partitioner(name: str, clients: int, seed: int, options: Mapping[str, A
             f"{options['partition_by']!r}; clients of a column are data.partition=natural"
         )
     ours = {"num_partitions": clients, "partition_by": COLUMN, "seed": seed}
-    given = {key: value for key, value in ours.items() if key in takes} | dict(options)
+    arguments = {key: value for key, value in ours.items() if key in takes} | dict(options)
     try:
-        return function(**{key: _array(key, value) for key, value in given.items()})
+        return function(**{key: _array(key, value) for key, value in arguments.items()})
     except (ValueError, TypeError) as error:
         raise ConfigError(f"partitioner '{name}' does not take {dict(options)}: {error}") from error
 

@@ -77,17 +77,19 @@ def domain(strata: Ints, clients: int | None, rng: Generator, *, test: Ints | No
     """
     domains, sizes = present(strata)
     total = len(domains) if clients is None else clients
-    each = total // len(domains)
-    if each == 0 or total % len(domains):
+    per_domain = total // len(domains)
+    if per_domain == 0 or total % len(domains):
         raise DataError(
             f"partition 'domain' needs a multiple of {len(domains)} clients, the number of domains, but got "
             f"{clients}; use one client per domain (leave 'clients' out) or partition 'natural' to draw some "
             "of them"
         )
-    if sizes.min() < each:
-        raise DataError(f"partition 'domain': a domain of {sizes.min()} samples cannot make {each} clients")
-    train = _shared(_place_in(domains, strata), len(domains), each, rng)
-    shared_test = None if test is None else _shared(_place_in(domains, test), len(domains), each, rng)
+    if sizes.min() < per_domain:
+        raise DataError(
+            f"partition 'domain': a domain of {sizes.min()} samples cannot make {per_domain} clients"
+        )
+    train = _shared(_place_in(domains, strata), len(domains), per_domain, rng)
+    shared_test = None if test is None else _shared(_place_in(domains, test), len(domains), per_domain, rng)
     return Deal.of(train, shared_test, total)
 
 
@@ -97,15 +99,15 @@ def _place_in(groups: Ints, ids: Ints) -> Ints:
         table = np.full(1 + max(int(ids.max()), int(groups[-1])), NOBODY, dtype=np.int64)
         table[groups] = np.arange(len(groups))
         return table[ids]
-    place = np.minimum(np.searchsorted(groups, ids), len(groups) - 1)
-    return np.where(groups[place] == ids, place, NOBODY).astype(np.int64)
+    position = np.minimum(np.searchsorted(groups, ids), len(groups) - 1)
+    return np.where(groups[position] == ids, position, NOBODY).astype(np.int64)
 
 
-def _shared(place: Ints, domains: int, each: int, rng: Generator) -> Ints:
-    """Owners when `each` clients share every domain evenly; samples of no domain stay NOBODY's."""
-    owner = np.full(len(place), NOBODY, dtype=np.int64)
-    known = np.flatnonzero(place >= 0)
-    weights = np.repeat(np.eye(domains), each, axis=1)
-    sizes = np.bincount(place[known], minlength=domains)
-    owner[known] = assign(place[known], share_out(sizes, weights, rng), rng)
+def _shared(position: Ints, domains: int, per_domain: int, rng: Generator) -> Ints:
+    """Owners when `per_domain` clients share every domain evenly; samples of no domain stay NOBODY's."""
+    owner = np.full(len(position), NOBODY, dtype=np.int64)
+    in_domain = np.flatnonzero(position >= 0)
+    weights = np.repeat(np.eye(domains), per_domain, axis=1)
+    sizes = np.bincount(position[in_domain], minlength=domains)
+    owner[in_domain] = assign(position[in_domain], share_out(sizes, weights, rng), rng)
     return owner

@@ -167,16 +167,16 @@ def dirichlet_perada(
     require_number("server", server, 0.0, 0.9)
     ids, test_ids, classes = compress(strata, test)
     owner = _reserved(ids, np.unique(strata), clients, reserve, rng)
-    kept = _server_part(owner, round(server * len(ids)), rng)
+    server_mask = _server_part(owner, round(server * len(ids)), rng)
     log_shares = log_dirichlet(alpha, (classes, clients), rng)
-    open_positions = np.setdiff1d(np.flatnonzero(owner < 0), kept)
+    open_positions = np.setdiff1d(np.flatnonzero(owner < 0), server_mask)
     counts = _balanced_counts(ids[open_positions], log_shares, len(ids) / clients)
     owner[open_positions] = assign(ids[open_positions], counts, rng)
     test_owner = None
     if test_ids is not None:
         test_counts = _balanced_counts(test_ids, log_shares, len(test_ids) / clients)
         test_owner = assign(test_ids, test_counts, rng)
-    return replace(Deal.of(owner, test_owner, clients), server=kept)
+    return replace(Deal.of(owner, test_owner, clients), server=server_mask)
 
 
 def _by_size(samples: int, shares: Floats, rng: Generator) -> Ints:
@@ -228,10 +228,10 @@ def _balanced_counts(ids: Ints, log_shares: Floats, limit: float) -> Ints:
     """Counts `[classes, clients]`, class after class, with nothing for clients that hold `limit` samples."""
     sizes = np.bincount(ids, minlength=len(log_shares))
     counts = np.zeros(log_shares.shape, dtype=np.int64)
-    held = np.zeros(log_shares.shape[1], dtype=np.int64)
+    client_totals = np.zeros(log_shares.shape[1], dtype=np.int64)
     for k in np.flatnonzero(sizes):
         # Not all clients can be closed: they would hold all samples, and those of class k are still to come.
-        logs = np.where(held < limit, log_shares[k], -np.inf)
+        logs = np.where(client_totals < limit, log_shares[k], -np.inf)
         counts[k] = cut(sizes[k : k + 1], proportions(logs)[None, :])[0]
-        held += counts[k]
+        client_totals += counts[k]
     return counts
