@@ -303,26 +303,8 @@ def owned_table(
 
 def numeric(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> Tensor:
     """float32 `[rows, columns]`, every cell a finite number."""
-    import pandas as pd
-
-    numbers = []
-    for column in columns:
-        values = filled(name, frame, column)
-        if np.iscomplexobj(values):
-            raise DataError(
-                f"table '{name}': column '{column}' holds complex numbers, of which a part would be lost"
-            )
-        # text first: dates and categories would otherwise turn into numbers that mean nothing
-        plain = values if pd.api.types.is_numeric_dtype(values) else values.astype(str)
-        parsed = pd.to_numeric(plain, errors="coerce")
-        if parsed.isna().any():
-            raise bad_cell(name, column, parsed.isna(), "is not a number")
-        with np.errstate(over="ignore"):
-            array = parsed.to_numpy(dtype=np.float32)
-        if not np.isfinite(array).all():
-            raise bad_cell(name, column, ~np.isfinite(array), "is infinite, or too large for float32,")
-        numbers.append(array)
-    return torch.from_numpy(np.stack(numbers, axis=1))
+    numbers = [numbers_of(name, column, filled(name, frame, column)) for column in columns]
+    return torch.from_numpy(np.stack(numbers, axis=1).astype(np.float32))
 
 
 def numbered(values: pd.Series[Any]) -> tuple[Tensor, tuple[str, ...]]:

@@ -6,7 +6,8 @@ import os
 import struct
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -78,22 +79,13 @@ def from_folder(
     if "train" not in part:
         raise DataError(f"image folder '{root}' has a 'test' folder but no images in 'train'")
     owners, owner = np.unique([label[0] for label in labels], return_inverse=True)
-    classes, y = np.unique([label[1] for label in labels], return_inverse=True)
     test = torch.tensor([name == "test" for name in part])
-    x = stack_images((load_image(file, size) for file in files), [str(file) for file in files])
-    mean, std, scaled = channel_scaling(x[~test], scaling)
-    return Source(
-        name=root.name,
-        x=x,
-        y=torch.from_numpy(y.astype(np.int64)),
-        task="classification",
-        outputs=len(classes),
+    source = _by_class(root, files, [label[1] for label in labels], size, scaling, ~test)
+    return replace(
+        source,
         test=test if split else None,
         groups={group: torch.from_numpy(owner.astype(np.int64))},
         group_names={group: tuple(str(name) for name in owners)},
-        mean=mean,
-        std=std,
-        info={"classes": tuple(str(name) for name in classes), **scaled},
     )
 
 
@@ -116,9 +108,21 @@ def from_client_folder(
     files = sorted(f for f in root.glob("*/*") if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
     if not files:
         raise DataError(f"image folder '{root}' holds no images at class/image ({', '.join(SUFFIXES)})")
-    classes, y = np.unique([file.parent.name for file in files], return_inverse=True)
+    return _by_class(root, files, [file.parent.name for file in files], size, scaling)
+
+
+def _by_class(
+    root: Path,
+    files: Sequence[Path],
+    labels: Sequence[str],
+    size: tuple[int, int] | None,
+    scaling: Channels,
+    train: Tensor | None = None,
+) -> Source:
+    """The source of images in files, with a label each; channels are scaled by those that are `train`, or by all."""
+    classes, y = np.unique(labels, return_inverse=True)
     x = stack_images((load_image(file, size) for file in files), [str(file) for file in files])
-    mean, std, scaled = channel_scaling(x, scaling)
+    mean, std, scaled = channel_scaling(x if train is None else x[train], scaling)
     return Source(
         name=root.name,
         x=x,
