@@ -80,6 +80,22 @@ def test_strata_follow_the_task() -> None:
             "must name every",
         ),
         ({"groups": {"client": torch.zeros(4, dtype=torch.int64)}}, "must name every id"),
+        (
+            {"task": "multilabel", "outputs": 1, "y": torch.tensor([[0.0], [1], [0.5], [1]])},
+            "1 of 4 .* sample 2",
+        ),
+        (
+            {"task": "survival", "outputs": 1, "y": torch.tensor([[0.0, 1], [2, 1], [1, 0], [3, 1]])},
+            "2 of 4 .* sample 1",
+        ),
+        (
+            {"task": "survival", "outputs": 1, "y": torch.tensor([[0.0, 1], [1, 1], [1, 0], [0, -1]])},
+            "1 of 4 .* sample 3",
+        ),
+        (
+            {"task": "counts", "outputs": 1, "y": torch.tensor([[0.0], [-1], [1.5], [1]])},
+            "2 of 4 .* sample 1",
+        ),
         ({"mean": (0.0,)}, "both mean and std"),
         ({"mean": (0.0,), "std": (1.0,)}, "for uint8 images"),
     ],

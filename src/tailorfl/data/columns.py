@@ -391,11 +391,6 @@ def target_tensor(name: str, y: Tensor, task: Task) -> Tensor:
     y = y.to(torch.float32)
     if y.dim() == 1:
         y = y.unsqueeze(1)
-    if task in ("multilabel", "survival"):
-        flags = y if task == "multilabel" else y[:, :1]
-        if not ((flags == 0) | (flags == 1)).all():
-            flag_names = "labels" if task == "multilabel" else "events (the first of the two targets)"
-            raise DataError(f"source '{name}': {flag_names} of a {task} task must be 0 or 1")
     return y
 
 

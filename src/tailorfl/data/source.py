@@ -243,15 +243,28 @@ class Source:
         else:
             width = 2 if self.task == "survival" else self.outputs
             self._expect("y", self.y, (len(self), width), torch.float32)
-            if self.task == "counts":
-                self._check_counts()
+            self._check_numbers()
 
-    def _check_counts(self) -> None:
-        wrong = ((self.y < 0) | (self.y != self.y.round())).any(1).nonzero()[:, 0]
-        if len(wrong):
+    def _check_numbers(self) -> None:
+        """Check what numbers may be as targets of a task, of those that are finite."""
+        y = self.y
+        if self.task == "counts":
+            wrong, expected = (
+                (y < 0) | (y != y.round()),
+                "whole numbers of at least 0; others are a task of regression",
+            )
+        elif self.task == "multilabel":
+            wrong, expected = (y != 0) & (y != 1), "0 or 1 for every label"
+        elif self.task == "survival":
+            event, time = y[:, :1], y[:, 1:]
+            wrong, expected = ((event != 0) & (event != 1)) | (time < 0), "(event 0 or 1, time of at least 0)"
+        else:
+            return
+        rows = (wrong & y.isfinite()).any(1).nonzero()[:, 0]
+        if len(rows):
             raise DataError(
-                f"source '{self.name}': counts are whole numbers of at least 0, but {len(wrong)} of {len(self)} "
-                f"samples have others, first sample {int(wrong[0])}; numbers of another kind are a task of regression"
+                f"source '{self.name}': targets of a {self.task} task are {expected}, but {len(rows)} of {len(self)} "
+                f"samples have others, first sample {int(rows[0])}"
             )
 
     def _check_responses(self) -> None:

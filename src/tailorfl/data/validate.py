@@ -20,13 +20,12 @@ def validate(federation: Federation) -> None:
 
     Raises:
         DataError: for rows that do not exist, a row in two parts or at two clients, clients without training
-            samples, numbers that are not finite, and labels out of range.
+            samples, and numbers that are not finite.
     """
     _check_rows(federation)
     _check_overlap(federation)
     _check_train(federation)
     _check_finite(federation)
-    _check_labels(federation)
 
 
 def _check_rows(federation: Federation) -> None:
@@ -89,30 +88,6 @@ def _check_finite(federation: Federation) -> None:
                 f"of sample {row} of {_holders(federation, row)}; remove or impute them before building the "
                 "federation"
             )
-
-
-def _check_labels(federation: Federation) -> None:
-    source, y = federation.source, federation.source.y
-    if source.task in ("regression", "counts", "generation"):  # the source itself checks counts and responses
-        return
-    if source.task in ("classification", "binary"):
-        classes = 2 if source.task == "binary" else source.outputs
-        wrong, expected = (y < 0) | (y >= classes), f"a class in 0..{classes - 1}"
-    elif source.task == "multilabel":
-        wrong, expected = ((y != 0) & (y != 1)).any(dim=1), "0 or 1 for every label"
-    else:
-        wrong, expected = (
-            ((y[:, 0] != 0) & (y[:, 0] != 1)) | (y[:, 1] < 0),
-            "(event 0 or 1, time of at least 0)",
-        )
-    rows = np.flatnonzero(wrong.numpy())
-    rows = rows[np.isin(rows, _used_rows(federation))] if len(rows) else rows
-    if len(rows):
-        row = int(rows[0])
-        raise DataError(
-            f"{len(rows)} samples have labels out of range, first sample {row} of {_holders(federation, row)}: the "
-            f"task '{source.task}' expects {expected}"
-        )
 
 
 def weaknesses(federation: Federation) -> list[str]:
