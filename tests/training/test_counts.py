@@ -58,7 +58,5 @@ def test_the_pooled_model_is_scikit_learns(tmp_path: Path) -> None:
 def test_other_numbers_are_no_counts(wrong: float) -> None:
     frame = visits(8).astype({"visits": float})
     frame.loc[3, "visits"] = wrong
-    with pytest.raises(
-        DataError, match=r"counts are whole numbers of at least 0, but 1 of 8 .*first sample 3"
-    ):
+    with pytest.raises(DataError, match=r"counts task .*1 of 8 .*first sample 3"):
         from_table(frame, label="visits", client="site", task="counts")
