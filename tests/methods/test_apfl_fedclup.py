@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -18,12 +20,40 @@ from methods.quadratics import (
     quadratic_simulation,
     states,
 )
-from methods.settings import make
+from methods.reductions import Same, fedavg, in_run, local
+from methods.settings import LAM, PROX_STEPS, Card, Limit, Row, make
 from methods.small import assert_close, model, personal, simulation
 from tailorfl.core.method import make_method
 from tailorfl.errors import ConfigError
 from tailorfl.methods.apfl import mix
+from tailorfl.testing.contract import twice, whole
 from tailorfl.training import tree
+
+CONTRACTS = {
+    "apfl": Row(
+        Card(whole, whole, twice, True, True),
+        {"alpha": 0.3, "adaptive": True},
+        Limit("pooled_and_local", 1, {"alpha": 0.8}),
+        same=(
+            *(fedavg("T02", exact=False, alpha=a, adaptive=False) for a in (0.0, 0.4, 1.0)),
+            local(exact=False, alpha=1.0, adaptive=False),
+        ),
+        remarks=(({"alpha": 0.0, "adaptive": False}, "deploys copies", "test_method_reductions.py"),),
+    ),
+    "fedclup": Row(
+        Card(whole, whole, whole, True, True),
+        {"lam": 0.5},
+        Limit("coupled", PROX_STEPS, {"lam": LAM}),
+        same=(
+            local(lam=0.0),
+            replace(local(lam=0.0, local_steps=2), other_train={"steps": 2, "epochs": None}),
+            in_run(
+                Same("everyone", {"lam": 0.7}, "mr_mtl", {"lam": 0.7}, "personal", "personal", exact=False),
+                fraction=1.0,
+            ),
+        ),
+    ),
+}
 
 
 class TestAPFL:

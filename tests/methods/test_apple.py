@@ -12,7 +12,8 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from methods.settings import make
+from methods.reductions import local
+from methods.settings import Card, Row, make
 from methods.small import (
     NEWCOMER,
     SIZES,
@@ -28,9 +29,22 @@ from tailorfl.core.client import Client
 from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.training import tree
 from tailorfl.training.gradients import Gradient
 from tailorfl.training.update import Optimizer
+
+CONTRACTS = {
+    # All cores but the own one go down, each beside its share; running statistics stay.
+    "apple": Row(
+        Card(lambda s: 4 * (s.d + 1), whole, whole, True, False),
+        {"rate": 0.3, "mu": 0.5, "horizon": 3.0},
+        indexed=True,
+        unweighted=True,
+        same=(local(rate=0.0, prior="own"),),
+    ),
+}
+
 
 ENGINES = ["sequential", "vectorized"]
 IDS = tuple(range(len(SIZES)))

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from methods.reductions import nothing_personal
+from methods.settings import Card, Row
 from methods.small import SIZES, TRAIN, personal, simulation
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
@@ -18,7 +20,21 @@ from tailorfl.methods.cfl import CFL
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.training.cohort import TrainConfig
+
+CONTRACTS = {
+    "cfl": Row(
+        Card(whole, whole, whole, True, False),
+        {"eps1": 1e3, "eps2": 0.0, "first_split": 0},
+        chooses=True,
+        same=(
+            nothing_personal("before a split", first_split=20),
+            replace(nothing_personal("two clients", first_split=0), data={"sizes": (7, 9)}),
+        ),
+    ),
+}
+
 
 EAGER = {"eps1": 1e3, "eps2": 0.0, "first_split": 0}
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from methods.settings import make
+from methods.reductions import Same
+from methods.settings import Card, Row, make
 from methods.small import SIZES, TRAIN, assert_close, assert_same, federation, replaced, shared, simulation
 from methods.test_cfl import populations
 from tailorfl.data.federation import Federation
@@ -16,6 +17,17 @@ from tailorfl.errors import ConfigError, DivergenceError
 from tailorfl.rounds.sampling import sample_clients
 from tailorfl.runs.cost_estimate import estimate
 from tailorfl.settings.loading import load
+from tailorfl.testing.contract import whole
+
+CONTRACTS = {
+    "cyclic": Row(
+        Card(whole, whole, whole, False, True),
+        in_turn=True,
+        unweighted=True,
+        same=(Same("one client", {}, "centralized", said=True, data={"sizes": (11,)}),),
+    ),
+}
+
 
 N = len(SIZES)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,8 +17,82 @@ from methods.quadratics import (
     quadratic_simulation,
     states,
 )
-from methods.settings import make
+from methods.reductions import PLAIN, THREE, Same, drawn, fedavg, local
+from methods.settings import LAM, PROX_STEPS, Card, Limit, Row, make
 from methods.small import SIZES, assert_close, assert_same, personal, shared, simulation
+from tailorfl.testing.contract import twice, whole
+
+CONTRACTS = {
+    "ditto": Row(
+        Card(whole, whole, twice, True, True),
+        {"lam": 0.5},
+        Limit("ditto", 1, {"lam": LAM}),
+        same=(
+            fedavg("T02", exact=False, lam=0.0),
+            fedavg("T02", exact=False, lam=0.7),
+            local(lam=0.0),
+            local(lam=0.7, dynamic_lam=(0.0, 0.0)),
+            replace(
+                local(exact=False, dynamic_lam=(0.0, 0.0), dynamic_every="step"),
+                other_train=PLAIN,
+                models=("mlp",),
+            ),
+            replace(local(lam=0.0, personal_epochs=3), other_train=THREE),
+            drawn("personal", personal_epochs=0),
+        ),
+    ),
+    "pfedme": Row(
+        Card(whole, whole, twice, True, True),
+        {"lam": 1.0, "inner_steps": 2, "local_rounds": 3, "lr": 0.1},
+        Limit("coupled", 1, {"lam": LAM, "inner_steps": PROX_STEPS, "local_rounds": 1, "lr": 1 / LAM}),
+        own_rate=True,
+        same=(
+            Same(
+                "ηλ = 1",
+                {"lam": 4.0, "lr": 0.25, "inner_steps": 1, "local_rounds": 5},
+                "fedavg",
+                exact=False,
+                said=True,
+                other_train={**PLAIN, "weight_decay": 0.01, "steps": 5, "epochs": None},
+            ),
+            Same(
+                "ηλ = 1",
+                {
+                    "lam": 4.0,
+                    "lr": 0.25,
+                    "inner_steps": 1,
+                    "beta": 0.5,
+                    "personal_lr": 0.02,
+                },
+                "fedavg",
+                {"server": {"lr": 0.5}},
+                exact=False,
+                said=True,
+                other_train={**PLAIN, "weight_decay": 0.01, "steps": 3, "epochs": None, "lr": 0.02},
+            ),
+            Same(
+                "ηλ = 1",
+                {"lam": 0.5, "lr": 2.0, "personal_epochs": 3},
+                "fedclup",
+                {"lam": 0.5},
+                "personal",
+                "personal",
+                exact=False,
+                said=True,
+                other_train={**THREE, "weight_decay": 0.01},
+            ),
+            drawn("global", lam=0.0),
+            drawn("global", beta=0.0),
+        ),
+        remarks=(
+            (
+                {"lam": 4.0, "lr": 0.25, "inner_steps": 3},
+                "deploys what clients send",
+                "test_reduction_remarks.py",
+            ),
+        ),
+    ),
+}
 
 
 class TestDitto:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -18,9 +20,55 @@ from methods.quadratics import (
     shares,
     states,
 )
+from methods.reductions import FULL_STEP, PLAIN, fedavg, in_run, local
+from methods.settings import LAM, PROX_STEPS, Card, Limit, Row
 from tailorfl.core.method import make_method
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import Weights
+from tailorfl.testing.contract import twice, whole
+
+CONTRACTS = {
+    "fedsam": Row(
+        Card(whole, whole, whole, False, True),
+        {"rho": 0.02},
+        same=(
+            fedavg("T01", rho=0.0, said=True),
+            fedavg("T01", rho=0.0, said=True),
+        ),
+    ),
+    "scaffold": Row(
+        Card(twice, twice, whole, False, True, whole),
+        limit=Limit("pooled"),
+        over_all=True,
+        same=(
+            in_run(replace(fedavg("one round", exact=False), other_train=PLAIN), rounds=1),
+            # With batch norm a client of one sample takes no step, and no correction.
+            in_run(
+                replace(
+                    fedavg("one step", exact=False),
+                    train=FULL_STEP,
+                    other_train=PLAIN,
+                    models=("mlp", "dropout"),
+                ),
+                fraction=1.0,
+            ),
+        ),
+    ),
+    "feddyn": Row(
+        Card(whole, whole, whole, False, True, whole),
+        {"alpha": 0.1},
+        Limit("pooled", PROX_STEPS, {"alpha": LAM}),
+        over_all=True,
+        never="α > 0, and its server step differs from an average from the first round on",
+    ),
+    "mr_mtl": Row(
+        Card(whole, whole, whole, True, False, whole),
+        {"lam": 0.5},
+        Limit("coupled", PROX_STEPS, {"lam": LAM}),
+        over_all=True,
+        same=(local(lam=0.0),),
+    ),
+}
 
 
 def run(sim: Simulation, rounds: int) -> Simulation:

@@ -11,6 +11,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from methods.reductions import PLAIN, fedavg
+from methods.settings import Card, Limit, Row, and_one
 from methods.small import SIZES, TRAIN, assert_close, federation, shared, simulation
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import make_method
@@ -21,7 +23,25 @@ from tailorfl.methods.mixtures import on_simplex
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.training.cohort import TrainConfig
+
+CONTRACTS = {
+    # Beside a change of the model a number: its curvature, a loss, the steps taken.
+    "qfedavg": Row(
+        Card(whole, and_one, whole, False, True),
+        {"q": 0.5},
+        Limit("pooled", 1, {"q": 0.0}),
+        same=(replace(fedavg("q = 0", exact=False, q=0.0, said=True), other_train=PLAIN),),
+    ),
+    "afl": Row(
+        Card(whole, and_one, whole, False, True),
+        unweighted=True,
+        proved="its mixture does not move, or to the worst client; a saddle: test_fairness.py",
+        never="one plain step a round, and the model that is used is the mean over rounds",
+    ),
+}
+
 
 ENGINES = ["sequential", "vectorized"]
 FULL = replace(TRAIN, batch_size=0, momentum=0.0, weight_decay=0.0)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from methods.settings import make
+from methods.reductions import fedavg, in_run, local, nothing_personal
+from methods.settings import Card, Row, make
 from methods.small import SIZES, TRAIN, assert_same, simulation
 from tailorfl.core.client import Client
 from tailorfl.core.method import make_method
@@ -21,7 +22,26 @@ from tailorfl.methods.fedala import FedALA
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.training.cohort import TrainConfig
+
+CONTRACTS = {
+    "fedala": Row(
+        Card(whole, whole, whole, True, True),
+        {"first_passes": 2},
+        still={"eta": 0.0},
+        same=(
+            fedavg("η_W = 0", eta=0.0, said=True),
+            nothing_personal("η_W = 0", eta=0.0),
+            in_run(fedavg("one round"), rounds=1),
+            replace(
+                local(line="W = 0", said=False, mixed_part="all", start=0.0, eta=0.0),
+                models=("mlp", "dropout"),
+            ),
+        ),
+    ),
+}
+
 
 ENGINES = ["sequential", "vectorized"]
 

@@ -9,10 +9,31 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from methods.reductions import local
+from methods.settings import Card, Limit, Row
 from methods.small import NEWCOMER, SIZES, assert_close, assert_same, personal, simulation
 from tailorfl.core.method import make_method
 from tailorfl.methods.fedamp import Clouds, attention, preference
+from tailorfl.testing.contract import whole
 from tailorfl.training import tree
+
+CONTRACTS = {
+    "fedamp": Row(
+        Card(whole, whole, whole, True, False),
+        {"lam": 0.5, "alpha": 0.5, "sigma": 2.0},
+        Limit("local", 1, {"lam": 0.0}),
+        unweighted=True,
+        same=(local(lam=0.0),),
+    ),
+    "heurfedamp": Row(
+        Card(whole, whole, whole, True, False),
+        {"lam": 0.5, "sigma": 2.0},
+        Limit("local", 1, {"lam": 0.0}),
+        unweighted=True,
+        same=(local(lam=0.0),),
+    ),
+}
+
 
 ALL = tuple(range(len(SIZES)))
 

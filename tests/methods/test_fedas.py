@@ -9,7 +9,8 @@ import torch
 from tensordict import TensorDict
 from torch.nn.functional import cross_entropy
 
-from methods.settings import make
+from methods.reductions import in_run, local
+from methods.settings import Card, Row, make
 from methods.small import (
     NEWCOMER,
     SIZES,
@@ -25,7 +26,20 @@ from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.training.sample_privacy import SampleDP
+
+CONTRACTS = {
+    # F_i goes up beside the body.
+    "fedas": Row(
+        Card(lambda s: s.d - s.head, lambda s: s.d - s.head + 1, whole, True, False),
+        {"align_lr": 0.05},
+        still={"align_epochs": 0},
+        unweighted=True,
+        same=(in_run(local(line="one round", align_epochs=0), rounds=1),),
+    ),
+}
+
 
 PLAIN = replace(TRAIN, momentum=0.0, weight_decay=0.0)
 ENGINES = ["sequential", "vectorized"]

@@ -10,9 +10,53 @@ import torch
 
 from methods import plain
 from methods.quadratics import CLIENTS, LR, Reference, global_weight, quadratic_simulation, shares
-from methods.settings import make
+from methods.reductions import Same, fedavg, in_run, nothing_personal
+from methods.settings import LAM, PROX_STEPS, Card, Limit, Row, make
 from methods.small import NEWCOMER, SIZES, assert_close, assert_same, personal, shared, simulation
 from tailorfl.core.method import make_method
+from tailorfl.testing.contract import whole
+
+CONTRACTS = {
+    "fedavg": Row(
+        Card(whole, whole, whole, False, True),
+        limit=Limit("pooled"),
+        same=(
+            Same("one client", {}, "centralized", said=True, data={"sizes": (11,)}),
+            in_run(Same("visits", {}, "cyclic"), sampling="cyclic", fraction=1.0),
+            in_run(Same("visits", {}, "cyclic", {"order": "fixed"}), sampling="cyclic_fixed", fraction=1.0),
+        ),
+        proved="everything else is compared with it; test_fedavg_family.py and docs/test_fedavg_from_scratch.py",
+    ),
+    "fedprox": Row(
+        Card(whole, whole, whole, False, True),
+        {"mu": 0.5},
+        Limit("coupled_global", PROX_STEPS, {"mu": LAM}),
+        same=(
+            fedavg("T01", mu=0.0, said=True),
+            Same(
+                "one step", {"mu": 0.5}, "fedavg", exact=False, said=True, train={"steps": 1, "epochs": None}
+            ),
+            Same(
+                "one step",
+                {"mu": 0.5},
+                "fedavg",
+                exact=False,
+                said=True,
+                train={"batch_size": 0, "epochs": 1},
+            ),
+        ),
+    ),
+    "fedavg_ft": Row(
+        Card(whole, whole, whole, True, True),
+        # 60 tuning epochs of one full batch each reach the client's own optimum.
+        limit=Limit("pooled_and_local", 1, {"ft_epochs": 60}),
+        same=(
+            fedavg("T01", ft_epochs=3),
+            nothing_personal("T01", ft_epochs=0),
+            fedavg("T01", ft_epochs=0, said=True),
+        ),
+    ),
+}
 
 
 @pytest.mark.parametrize("weights", ["samples", "uniform"])

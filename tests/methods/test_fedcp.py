@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
-from methods.settings import CLASSES, make
+from methods.settings import CLASSES, Card, Row, make, with_gate
 from methods.small import NEWCOMER, SIZES, TRAIN, assert_close, assert_same, federation, personal, simulation
 from tailorfl.core.method import Method
 from tailorfl.engines.make import make_engine
@@ -24,6 +24,18 @@ from tailorfl.models.split import Split
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree
 from tailorfl.training.sample_privacy import SampleDP
+
+CONTRACTS = {
+    # h is sent and not trained; of the model with its gate 4 · 9 scalars. ½ (h_i + h) goes up.
+    "fedcp": Row(
+        Card(with_gate, with_gate, lambda s: s.d - 36, True, False, lambda s: 36),
+        {"lam": 0.5},
+        draws=True,
+        proved="FedPer where the gate gives the personal head all: test_fedcp.py",
+        never="the gate cannot be told to give all to one head",
+    ),
+}
+
 
 FAR = 1e4
 """A logit beside which noise is nothing: the gate then gives exactly 1 or 0, and its gradient is 0."""

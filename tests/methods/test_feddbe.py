@@ -11,16 +11,29 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from methods.plain import batches
-from methods.settings import make
+from methods.settings import Card, Row, make, width
 from methods.small import TRAIN, assert_close, assert_same, federation, personal, simulation
 from tailorfl.core.client import Client
 from tailorfl.errors import ConfigError, ModelError, TailorflError
 from tailorfl.methods.feddbe import MEAN, FedDBE
 from tailorfl.models.offset import OffsetLinear, add_offset
+from tailorfl.testing.contract import whole
 from tailorfl.training import tree
 from tailorfl.training.plan import Length
 from tailorfl.training.sample_privacy import SampleDP
 from tailorfl.training.terms import Term
+
+CONTRACTS = {
+    # The first round keeps no model and sends the mean features up; those of all go down beside every model.
+    "feddbe": Row(
+        Card(lambda s: s.d + width(s), whole, whole, True, False, lambda s: -s.d),
+        {"kappa": 2.0, "mu": 0.5},
+        by_round=lambda r, s: (s.d + width(s), s.d if r else width(s)),
+        proved="without pull and bias FedAvg from the second round on: test_feddbe.py",
+        never="its first round keeps nothing, so it is FedAvg of a round less at most",
+    ),
+}
+
 
 STILL = replace(TRAIN, lr=1e-30, momentum=0.0, weight_decay=0.0)
 

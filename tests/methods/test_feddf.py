@@ -10,7 +10,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from methods.settings import make
+from methods.reductions import fedavg
+from methods.settings import Card, Row, make
 from methods.small import (
     CLASSES,
     PUBLIC,
@@ -27,7 +28,21 @@ from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.federation import Federation
 from tailorfl.errors import ConfigError
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.training import tree
+
+CONTRACTS = {
+    "feddf": Row(
+        Card(whole, whole, whole, False, True),
+        {"distil": {"steps": 3, "batch_size": 4, "lr": 1e-3}},
+        still={"distil": {"steps": 0}},
+        same=(
+            fedavg("T01", distil={"steps": 0}, said=True),
+            fedavg("T01", distil={"rounds": 0}, said=True),
+        ),
+    ),
+}
+
 
 MODELS = {"small": model("logistic"), "middle": model("mlp"), "large": model("batch_norm")}
 """Any names will do, as long as no folder is called so."""

@@ -12,6 +12,8 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, tanh
 
+from methods.reductions import fedavg, nothing_personal
+from methods.settings import Card, Row
 from methods.small import NEWCOMER, SIZES, TRAIN, assert_close, assert_same, personal, shared, simulation
 from methods.test_lora_factors import IN, OUT, RANK, WIDE, network, simulation_with_lora
 from tailorfl.core.client import Client
@@ -21,8 +23,18 @@ from tailorfl.models.functional import Model
 from tailorfl.models.lora import inject_lora
 from tailorfl.models.two_adapters import TwoAdapters, with_two_adapters
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.training import tree
 from tailorfl.training.sample_privacy import SampleDP
+
+CONTRACTS = {
+    "feddpa": Row(
+        Card(whole, whole, whole, True, True),
+        chooses=True,
+        same=(fedavg("no LoRA", said=True), nothing_personal("no LoRA")),
+    ),
+}
+
 
 ALL = 20
 """More than any client has samples: none is left out of the comparison."""

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from methods.settings import CLASSES, make
+from methods.settings import CLASSES, Card, Row, make
 from methods.small import (
     NEWCOMER,
     SIZES,
@@ -27,10 +27,24 @@ from tailorfl.methods.fedem import responsibilities
 from tailorfl.models.functional import Model
 from tailorfl.models.mixture import SHARES, Mixing, Mixture
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import twice, whole
 from tailorfl.training import tree
 from tailorfl.training.objective import LOSSES
 from tailorfl.training.sample_privacy import SampleDP
 from tailorfl.training.terms import Seen
+
+CONTRACTS = {
+    # Two networks travel, and are one model that trains; π is no parameter.
+    "fedem": Row(
+        Card(twice, twice, whole, True, False),
+        {"components": 2},
+        chooses=True,
+        over_all=True,
+        remarks=(({"components": 1, "normalise": "cohort"}, "logarithms of probabilities", "test_fedem.py"),),
+        proved="one network is FedAvg: test_fedem.py",
+    ),
+}
+
 
 ENGINES = ["sequential", "vectorized"]
 IDS = range(len(SIZES))

@@ -16,6 +16,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from methods.quadratics import WEIGHT
+from methods.reductions import in_run, local
+from methods.settings import Card, Row
 from methods.small import (
     NEWCOMER,
     SIZES,
@@ -34,8 +36,26 @@ from tailorfl.methods.fedfomo import FedFomo, mixing
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.training import tree
 from tailorfl.training.cohort import TrainConfig
+
+CONTRACTS = {
+    # From the second round on: of 2 uploads the one that is not a client's own, and its Δ beside θ_i.
+    "fedfomo": Row(
+        Card(whole, whole, whole, True, False),
+        chooses=True,
+        by_round=lambda r, s: (s.d if r else 0, s.d + 1 if r else s.d),
+        unweighted=True,
+        same=(
+            local(downloads=0),
+            in_run(local(line="one client a round"), fraction=0.2),
+            in_run(local(line="one round"), rounds=1),
+            replace(local(line="no validation", exact=False), data={"validation": False}),
+        ),
+    ),
+}
+
 
 CLIENTS, DIM, TRAINED, HELD = 6, 3, 12, 8
 ENGINES = ["sequential", "vectorized"]

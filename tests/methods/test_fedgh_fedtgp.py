@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from methods.settings import make
+from methods.reductions import in_run, local
+from methods.settings import Card, Row, make, prototypes
 from methods.small import (
     CLASSES,
     NEWCOMER,
@@ -30,6 +31,32 @@ from tailorfl.methods.fedgh import stepped
 from tailorfl.methods.fedtgp import FedTGP, apart
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
+
+CONTRACTS = {
+    # Its head has names that networks of all kinds have in common.
+    "fedgh": Row(
+        Card(lambda s: s.head, prototypes, whole, True, False, lambda s: -s.head),
+        {"server_lr": 0.1},
+        still={"server_lr": 0.0},
+        alike={"server_lr": 0.0},
+        sparse=True,
+        unweighted=True,
+        same=(in_run(local(line="one round"), rounds=1),),
+    ),
+    "fedtgp": Row(
+        Card(prototypes, prototypes, whole, True, False),
+        {"lam": 0.5, "server_passes": 2, "server_batch": 3},
+        still={"predict": "head"},
+        alike={"server_passes": 0},
+        sparse=True,
+        same=(
+            local(lam=0.0, predict="head"),
+            in_run(local(line="one round", lam=5.0, predict="head"), rounds=1),
+        ),
+    ),
+}
+
 
 ENGINES = ["sequential", "vectorized"]
 KINDS = ("normed", "plain", "plain", "normed", "plain", "normed")

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from methods.plain import batches
+from methods.reductions import Same, fedavg, nothing_personal
+from methods.settings import Card, Row
 from methods.small import CLASSES, SIZES, TRAIN, assert_close, federation
 from tailorfl.core.method import make_method
 from tailorfl.engines.make import make_engine
@@ -17,6 +19,27 @@ from tailorfl.errors import ConfigError
 from tailorfl.methods.fedit import lora_pairs, mean_of_products
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
+
+CONTRACTS = {
+    "fedit": Row(
+        Card(whole, whole, whole, False, True),
+        same=(
+            fedavg("T07"),
+            Same("one client", {}, "centralized", said=True, data={"sizes": (11,)}),
+        ),
+    ),
+    "fedlora": Row(
+        Card(whole, whole, whole, True, True),
+        {"ft_epochs": 1},
+        same=(
+            Same("T07", {"ft_epochs": 3}, "fedit"),
+            nothing_personal("T07", "fedit", ft_epochs=0),
+            Same("T07", {"ft_epochs": 0}, "fedit", said=True),
+        ),
+    ),
+}
+
 
 A, B = "lora_A.default.weight", "lora_B.default.weight"
 RANK = 2

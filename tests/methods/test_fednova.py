@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
+from methods.reductions import SGD, fedavg, in_run
+from methods.settings import Card, Limit, Row, and_one
 from methods.small import TRAIN, assert_close, federation, shared, simulation
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import make_method
@@ -18,7 +22,25 @@ from tailorfl.methods.fednova import accumulated
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.training.cohort import TrainConfig
+
+CONTRACTS = {
+    "fednova": Row(
+        Card(whole, and_one, whole, False, True),
+        limit=Limit("pooled"),
+        same=(
+            # With batch norm a client of one sample takes no step.
+            replace(
+                fedavg("equal steps", exact=False, said=True),
+                train={"steps": 3, "epochs": None},
+                models=("mlp", "dropout"),
+                other_train=SGD,
+            ),
+            in_run(replace(fedavg("one client a round", exact=False), other_train=SGD), fraction=0.2),
+        ),
+    ),
+}
 
 
 def test_effective_steps_in_numbers() -> None:

@@ -8,10 +8,34 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods.settings import make
+from methods.reductions import in_run, pac_is_rep
+from methods.settings import Card, Row, make, prototypes
 from methods.small import CLASSES, SIZES, assert_close, federation, simulation
 from tailorfl.core.messages import PerClient
 from tailorfl.methods.mixtures import least_quadratic, mixing_weights
+from tailorfl.testing.contract import whole
+
+CONTRACTS = {
+    # Up M_i and class means, class counts and V_i beside the model.
+    "fedpac": Row(
+        Card(
+            lambda s: s.d + prototypes(s),
+            lambda s: s.d + 2 * prototypes(s) + CLASSES + 1,
+            whole,
+            True,
+            False,
+        ),
+        {"lam": 0.5},
+        chooses=True,
+        sparse=True,
+        same=(
+            pac_is_rep(lam=0.0, mix=False),
+            pac_is_rep(lam=0.0, mix=False, head_epochs=2),
+            in_run(pac_is_rep(lam=0.5, mix=False), rounds=1),
+            in_run(pac_is_rep(lam=0.0), fraction=0.2),
+        ),
+    ),
+}
 
 
 def test_two_clients_in_closed_form() -> None:

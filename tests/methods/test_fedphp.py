@@ -9,12 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.settings import make
+from methods.reductions import fedavg
+from methods.settings import Card, Row, make
 from methods.small import TRAIN, assert_close, assert_same, federation, model, personal, simulation
 from tailorfl.errors import ConfigError, ModelError
 from tailorfl.methods.discrepancy import mmd, mmd_by_mean_distance, squared_distances
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.training.sample_privacy import SampleDP
+
+CONTRACTS = {
+    "fedphp": Row(
+        Card(whole, whole, whole, True, True),
+        {"lam": 0.3, "horizon": 2.0},
+        same=(fedavg("λ = 0", lam=0.0, said=True), fedavg("λ = 0", lam=0.0, teach="mmd", said=True)),
+    ),
+}
 
 
 def test_v_is_the_first_model_and_then_a_moving_average() -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from methods.settings import make
+from methods.reductions import in_run, local
+from methods.settings import Card, Row, make, prototypes
 from methods.small import (
     CLASSES,
     SIZES,
@@ -29,8 +30,19 @@ from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.methods.class_features import near
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.training.objective import LOSSES
 from tailorfl.training.terms import Seen
+
+CONTRACTS = {
+    "fedproto": Row(
+        Card(prototypes, prototypes, whole, True, False),
+        {"lam": 0.5},
+        sparse=True,
+        same=(local(lam=0.0), in_run(local(line="one round", lam=5.0), rounds=1)),
+    ),
+}
+
 
 ENGINES = ["sequential", "vectorized"]
 

@@ -10,15 +10,38 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.settings import make
+from methods.reductions import Same, fedavg
+from methods.settings import Card, Row, make
 from methods.small import TRAIN, assert_close, federation, model, personal, shared, simulation
 from tailorfl.data.federation import Federation
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedrod import OWN, two_heads
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.training.objective import LOSSES
 from tailorfl.training.terms import Seen
+
+CONTRACTS = {
+    # A second head trains beside the model.
+    "fedrod": Row(
+        Card(whole, whole, lambda s: s.d + s.head, True, True),
+        same=(
+            fedavg("γ = 0", exact=False, gamma=0.0, said=True),
+            Same(
+                "κ = 0",
+                {"personal_rate": 0.0},
+                "fedrod",
+                {"personal_rate": 0.0},
+                "personal",
+                "global",
+                said=True,
+            ),
+            Same("global path", {"personal_rate": 3.0}, "fedrod", {"personal_rate": 0.5}),
+        ),
+    ),
+}
+
 
 NAMES = ("head.weight", "head.bias")
 

@@ -11,7 +11,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from methods.settings import CLASSES, make
+from methods.reductions import fedavg
+from methods.settings import CLASSES, Card, Limit, Row, make
 from methods.small import NEWCOMER, SIZES, TRAIN, assert_close, assert_same, everything, federation, shared
 from methods.test_lora_factors import IN, OUT, RANK, WIDE, FromZero, network, simulation_with_lora
 from tailorfl.core.client import Client
@@ -20,8 +21,18 @@ from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.training import tree
 from tailorfl.training.sample_privacy import SampleDP
+
+CONTRACTS = {
+    "flora": Row(
+        Card(whole, whole, whole, False, True),
+        limit=Limit("pooled"),
+        same=(fedavg("no LoRA", said=True),),
+    ),
+}
+
 
 IDS = tuple(range(len(SIZES)))
 LAYERS = ("1", "3")

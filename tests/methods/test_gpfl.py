@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, layer_norm
 
-from methods.settings import CLASSES, make
+from methods.settings import CLASSES, Card, Row, make, with_guide
 from methods.small import NEWCOMER, SIZES, TRAIN, assert_close, everything, federation, personal, simulation
 from tailorfl.core.client import Client
 from tailorfl.engines.make import make_engine
@@ -22,9 +22,21 @@ from tailorfl.models.conditional import ConditionalHead, add_condition
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.training import tree
 from tailorfl.training.sample_privacy import SampleDP
 from tailorfl.training.terms import Seen, Term
+
+CONTRACTS = {
+    "gpfl": Row(
+        Card(with_guide, with_guide, whole, True, False),
+        {"lam": 0.1},
+        chooses=True,
+        proved="FedPer without its guide: test_gpfl.py",
+        never="the loss of its embeddings cannot be turned off",
+    ),
+}
+
 
 WIDE = 8
 """d_z."""

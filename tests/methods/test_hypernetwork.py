@@ -8,13 +8,46 @@ from typing import Any
 import pytest
 import torch
 
+from methods.reductions import QUICK_HN, Same
+from methods.settings import Card, Row
 from methods.small import SIZES, TRAIN, simulation
 from tailorfl.core.messages import PerClient
 from tailorfl.core.method import make_method
 from tailorfl.methods.hypernetwork import Hypernetwork
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import Weights
+from tailorfl.testing.contract import whole
 from tailorfl.training import tree
+
+CONTRACTS = {
+    "pfedhn": Row(
+        Card(whole, whole, whole, True, False),
+        {"hidden": 8, "depth": 1, "embedding": 3, "server_lr": 1e-3},
+        chooses=True,
+        indexed=True,
+        proved="the vjp: test_hypernetwork.py (T08)",
+        never="the hypernetwork cannot be turned off",
+    ),
+    "plgu_ghn": Row(
+        Card(whole, whole, whole, True, False),
+        {"hidden": 8, "depth": 1, "embedding": 3, "server_lr": 1e-3},
+        chooses=True,
+        indexed=True,
+        same=(
+            Same(
+                "T08",
+                {"rho": 0.0},
+                "pfedhn",
+                QUICK_HN,
+                "personal",
+                "personal",
+                said=True,
+                models=("mlp",),
+            ),
+        ),
+    ),
+}
+
 
 SMALL: dict[str, Any] = {"hidden": 8, "depth": 1, "embedding": 3, "start": "drawn"}
 PLAIN = {"server_momentum": 0.0, "server_weight_decay": 0.0, "server_clip": None}

@@ -7,11 +7,38 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from methods.settings import make
+from methods.reductions import FULL_STEP, PLAIN, Same
+from methods.settings import Card, Row, make
 from methods.small import SIZES, TRAIN, assert_close, personal, simulation
 from methods.test_cfl import deployed, populations
 from tailorfl.core.messages import PerClient
+from tailorfl.testing.contract import whole
 from tailorfl.training.cohort import TrainConfig
+
+CONTRACTS = {
+    "ifca": Row(
+        Card(lambda s: 2 * s.d, whole, whole, True, False),
+        {"clusters": 2},
+        chooses=True,
+        same=(
+            Same("T01", {"clusters": 1}, "fedavg", {}, "personal", "global", said=True),
+            Same("T01", {"clusters": 1, "warm_rounds": 2}, "fedavg", {}, "personal", "global", said=True),
+            Same(
+                "gradients",
+                {"clusters": 1, "send": "gradients"},
+                "fedavg",
+                {},
+                "personal",
+                "global",
+                exact=False,
+                said=True,
+                other_train={**FULL_STEP, **PLAIN},
+                models=("mlp", "dropout"),
+            ),
+        ),
+    ),
+}
+
 
 ONE_STEP = TrainConfig(epochs=None, steps=1, batch_size=0, lr=0.05)
 STARTS = ([3.0], [-3.0])

@@ -12,7 +12,8 @@ import torch
 from sklearn.neighbors import KNeighborsRegressor
 from torch import Tensor
 
-from methods.settings import make
+from methods.reductions import fedavg, nothing_personal
+from methods.settings import Card, Row, make
 from methods.small import NEWCOMER, SIZES, TRAIN, federation, simulation
 from tailorfl.core.answers import Memory, Shown
 from tailorfl.core.method import make_method
@@ -25,6 +26,22 @@ from tailorfl.methods.nearest import Voting, best_weight, chosen
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
+
+CONTRACTS = {
+    # Its weights are FedAvg's: what is its own is how a deployed model answers.
+    "knn_per": Row(
+        Card(whole, whole, whole, True, True),
+        chooses=True,
+        same=(
+            fedavg("λ = 0", lam=0.0, said=True),
+            nothing_personal("λ = 0", lam=0.0),
+            fedavg("empty memory", capacity=0, said=True),
+            nothing_personal("empty memory", capacity=0),
+        ),
+    ),
+}
+
 
 SETS = ("val", "local", "global", "heldout")
 

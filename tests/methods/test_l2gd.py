@@ -22,13 +22,41 @@ from methods.quadratics import (
     shares,
     states,
 )
-from methods.settings import LAM
+from methods.reductions import Same, in_run
+from methods.settings import LAM, Card, Row
 from methods.small import NEWCOMER, SIZES, TRAIN, assert_close, assert_same, everything, personal, simulation
 from tailorfl.core.method import make_method
 from tailorfl.errors import ConfigError
 from tailorfl.methods.l2gd import L2GD
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.theory.l2gd import best_probability, plan
+
+CONTRACTS = {
+    # The coins of this seed are 0, 0, 0, 1, 1, 1, 0, 1: models go up at the end of round 2 and down in round 3.
+    "l2gd": Row(
+        Card(whole, whole, whole, True, True),
+        {"coin_seed": 48, "per_round": "coin", "p": 0.5, "lam": 1.0},
+        by_round=lambda r, s: (s.d * (r == 3), s.d * (r == 2)),
+        same=(
+            # The coins of this seed are 0, 0, 0, 1.
+            in_run(
+                Same(
+                    "T05",
+                    {"coin_seed": 48},
+                    "local",
+                    {"participation": "all"},
+                    "personal",
+                    "personal",
+                    other_train={"steps": 1, "epochs": None},
+                ),
+                rounds=3,
+            ),
+        ),
+        proved="p to 0, time average: test_l2gd.py (T05)",
+    ),
+}
+
 
 P = 0.4
 

@@ -9,15 +9,36 @@ import pytest
 import torch
 from torch import nn
 
-from methods.settings import CLASSES, make
+from methods.reductions import SHARED_HEAD, fedavg, local, nothing_personal
+from methods.settings import CLASSES, Card, Limit, Row, make
 from methods.small import SIZES, TRAIN, assert_close, assert_same, federation, personal, shared
 from references.world import LoRALinear
 from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.selectors import select
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.training import tree
 from tailorfl.training.cohort import TrainConfig
+
+CONTRACTS = {
+    "ffa_lora": Row(
+        Card(whole, whole, whole, False, True),
+        limit=Limit("pooled"),
+        same=(fedavg("no LoRA", said=True),),
+    ),
+    "fedsa_lora": Row(
+        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, True, False),
+        {"personal_part": "head"},
+        Limit("pooled", 1, {"personal_part": "none"}),
+        same=(
+            nothing_personal("no LoRA", personal_part="lora_B"),
+            nothing_personal(**SHARED_HEAD),
+            local(personal_part="all"),
+        ),
+    ),
+}
+
 
 LORA = ("ffa_lora", "fedsa_lora", "feddpa", "flexlora", "flora", "hetlora")
 RANK, WIDE = 2, 8

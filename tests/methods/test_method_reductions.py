@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.reductions import ELSEWHERE, NEVER_SAID, REDUCTIONS, REMARKS, TRAININGS, Same, Which
-from methods.settings import NAMES, make, with_limit
+from methods.reductions import TRAININGS, Same, Which
+from methods.settings import ELSEWHERE, NAMES, NEVER_SAID, REDUCTIONS, REMARKS, make, with_limit
 from methods.small import (
     EXACT,
     SIZES,
@@ -48,7 +48,7 @@ CASES = [
 def test_every_method_is_compared_with_another_or_with_its_optimum() -> None:
     proved = {n for n, found in REDUCTIONS.items() if found} | set(with_limit()) | set(ELSEWHERE)
     missing = sorted(set(NAMES) - proved)
-    assert not missing, f"add a reduction, a limit or a reason to tests/methods/reductions.py for: {missing}"
+    assert not missing, f"add same, a limit or proved to CONTRACTS in the tests of: {missing}"
     assert not (set(REDUCTIONS) | set(ELSEWHERE)) - set(NAMES)
     lines = {same.line for found in REDUCTIONS.values() for same in found}
     assert {"T01", "T02", "T03", "T04", "T05", "T07", "T08", "T09"} <= lines

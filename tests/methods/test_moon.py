@@ -9,7 +9,8 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from methods.settings import make
+from methods.reductions import fedavg, in_run
+from methods.settings import Card, Row, make
 from methods.small import (
     CLASSES,
     TRAIN,
@@ -29,7 +30,21 @@ from tailorfl.models.functional import Model
 from tailorfl.models.projection import project
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.training.cohort import TrainConfig
+
+CONTRACTS = {
+    "moon": Row(
+        Card(whole, whole, whole, False, True),
+        {"mu": 0.5, "tau": 1.0},
+        same=(
+            fedavg("μ = 0", mu=0.0, said=True),
+            fedavg("Q = 0", history=0, said=True),
+            in_run(fedavg("one round"), rounds=1),
+        ),
+    ),
+}
+
 
 ENGINES = ["sequential", "vectorized"]
 ONE_STEP = replace(TRAIN, batch_size=0)

@@ -21,6 +21,8 @@ from methods.quadratics import (
     personal_weights,
     quadratic_simulation,
 )
+from methods.reductions import Same
+from methods.settings import Card, Row
 from methods.small import (
     SIZES,
     TRAIN,
@@ -34,8 +36,25 @@ from methods.small import (
 from tailorfl.core.method import Method, make_method
 from tailorfl.methods.per_fedavg import PerFedAvg
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.training import tree
 from tailorfl.training.sample_privacy import SampleDP
+
+CONTRACTS = {
+    "per_fedavg": Row(
+        Card(whole, whole, whole, True, True),
+        {"alpha": 0.05},
+        still={"adapt_steps": 0},
+        same=(
+            Same(
+                "A = 0", {"adapt_steps": 0}, "per_fedavg", {"adapt_steps": 0}, "personal", "global", said=True
+            ),
+        ),
+        remarks=(({"alpha": 0.0}, "second of every two", "test_per_fedavg.py"),),
+        proved="directions on quadratics, α = 0: test_per_fedavg.py",
+    ),
+}
+
 
 BETA, ALPHA = 0.1, 0.2
 EYE = torch.eye(DIM, dtype=torch.float64)

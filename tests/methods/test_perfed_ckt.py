@@ -15,6 +15,8 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn import functional as F
 
+from methods.reductions import drawn, in_run, local, own_start
+from methods.settings import Card, Row
 from methods.small import (
     CLASSES,
     NEWCOMER,
@@ -38,8 +40,42 @@ from tailorfl.methods.perfed_ckt import PerFedCKT, cluster, nearest
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.training import tree
 from tailorfl.training.cohort import TrainConfig
+
+CONTRACTS = {
+    # One matrix of 6 public samples and 4 classes up; two centroids down, none before the first upload.
+    "perfed_ckt": Row(
+        Card(lambda s: 2 * 24, lambda s: 24, whole, True, False),
+        {"lam": 0.5, "public_batch": 4},
+        chooses=True,
+        by_round=lambda r, s: (2 * 24 * (r > 0), 24),
+        alike={"own_init": False, "public_batch": 6},
+        same=(
+            local(lam=0.0, own_init=False),
+            own_start(local(lam=0.0)),
+            in_run(local(own_init=False, line="one round"), rounds=1),
+            in_run(own_start(local(warm_rounds=2, line="warm rounds")), rounds=3),
+            in_run(drawn("personal", own_init=False, first_round="upload"), rounds=1),
+        ),
+        remarks=(
+            (
+                {"lam": 0.0, "own_init": False, "first_round": "upload", "warm_rounds": 1},
+                "in all rounds but round 2",
+                "test_reduction_remarks.py",
+            ),
+            (
+                {"lam": 0.0, "own_init": False, "first_round": "upload"},
+                "from the second round on",
+                "test_reduction_remarks.py",
+            ),
+            ({"clusters": 1}, "without clusters", "test_perfed_ckt.py"),
+            ({"clusters": 3}, "cluster of its own", "test_reduction_remarks.py"),
+        ),
+    ),
+}
+
 
 ENGINES = ("sequential", "vectorized")
 EVERYTHING = TrainConfig(steps=1, batch_size=0, lr=0.3)

@@ -9,10 +9,25 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from methods.reductions import in_run, local
+from methods.settings import Card, Row
 from methods.small import NEWCOMER, assert_close, personal, shared, simulation
 from tailorfl.core.method import make_method
 from tailorfl.methods.mixtures import on_simplex
 from tailorfl.methods.pfedgraph import collaboration, turn
+from tailorfl.testing.contract import twice, whole
+
+CONTRACTS = {
+    "pfedgraph": Row(
+        Card(twice, whole, whole, True, False),
+        {"lam": 0.1},
+        same=(
+            in_run(local(line="one round"), rounds=1),
+            in_run(local(line="one client a round", lam=0.0), fraction=0.2),
+        ),
+    ),
+}
+
 
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 

@@ -10,6 +10,8 @@ import torch
 from tensordict import TensorDict
 
 from methods.plain import batches
+from methods.reductions import FULL_STEP, THREE, Same, fedavg, local
+from methods.settings import Card, Row
 from methods.small import TRAIN, simulation
 from tailorfl.core.client import Client
 from tailorfl.core.method import make_method
@@ -18,8 +20,51 @@ from tailorfl.methods.plgu import PLGULF, largest
 from tailorfl.models.layers import layer_groups
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.reductions import setup_of
+from tailorfl.testing.contract import twice, whole
 from tailorfl.training import tree
 from tailorfl.training.plan import Length
+
+CONTRACTS = {
+    # ω and θ are both new; θ takes plain steps, so on quadratics with D = 0 it is not a fixed point of anything simple.
+    # All three layers of the largest model of these tests are personal; θ takes plain steps beside ω's.
+    "plgu_lf": Row(
+        Card(whole, whole, twice, True, True),
+        {"rho": 0.02, "personal_layers": 1},
+        same=(
+            local(exact=False, personal_layers=3),
+            fedavg("T09", exact=False, rho=0.0, said=True),
+            Same(
+                "T09",
+                {"rho": 0.02, "personal_layers": 0, "score_norm": "ones"},
+                "fedsam",
+                {"rho": 0.02},
+                exact=False,
+                train=FULL_STEP,
+                models=("mlp",),
+            ),
+        ),
+        remarks=(({"personal_layers": 0}, "no layer stays personal", "test_plgu.py"),),
+    ),
+    "plgu_grep": Row(
+        Card(lambda s: s.d - s.head, lambda s: s.d - s.head, whole, True, False),
+        {"head_epochs": 2, "rho": 0.02},
+        same=(
+            Same(
+                "T09",
+                {"body_steps": 0},
+                "fedrep",
+                {"head_epochs": 2, "body_epochs": 0},
+                "personal",
+                "personal",
+                said=True,
+            ),
+            replace(local(personal_part="all", head_epochs=3), other_train=THREE),
+        ),
+        remarks=(({"rho": 0.0}, "two plain steps", "test_plgu.py"),),
+        proved="FedRep with two steps on one batch at ρ = 0: test_plgu.py",
+    ),
+}
+
 
 PLAIN = replace(TRAIN, momentum=0.0, weight_decay=0.0)
 ENGINES = ["sequential", "vectorized"]

@@ -10,7 +10,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from methods.settings import make
+from methods.reductions import fedavg, nothing_personal
+from methods.settings import Card, Row, make
 from methods.small import NEWCOMER, SIZES, TRAIN, assert_close, assert_same, federation, personal, shared
 from methods.test_lora_factors import IN, OUT, RANK, network, simulation_with_lora
 from tailorfl.core.messages import PerClient, count_down
@@ -22,7 +23,23 @@ from tailorfl.models.functional import Model
 from tailorfl.models.ranked import add_ranks
 from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.testing.contract import whole
 from tailorfl.training.sample_privacy import SampleDP
+
+CONTRACTS = {
+    # On a model without LoRA there is nothing to freeze, and no B to keep; see tests/methods/test_lora_factors.py.
+    "hetlora": Row(
+        Card(whole, whole, whole, True, True),
+        chooses=True,
+        same=(fedavg("no LoRA", said=True), nothing_personal("no LoRA")),
+    ),
+    "flexlora": Row(
+        Card(whole, whole, whole, True, True),
+        chooses=True,
+        same=(fedavg("no LoRA", said=True), nothing_personal("no LoRA")),
+    ),
+}
+
 
 BOTH = ("flexlora", "hetlora")
 MIXED = (2, 1)
