@@ -40,7 +40,7 @@ ERROR = "val"
 """What clients call the validation error that a rule watches, among the numbers they report."""
 
 
-class Rule(BaseModel):
+class PenaltyRule(BaseModel):
     """Which λ a round has; a rule that changes it keeps what it must remember in the server's state."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -64,13 +64,13 @@ class Rule(BaseModel):
         return lam, memory
 
 
-class Constant(Rule):
+class Constant(PenaltyRule):
     """λ as given."""
 
     kind: Literal["constant"] = "constant"
 
 
-class Corollary(Rule):
+class Corollary(PenaltyRule):
     """Corollary 1's bound for known constants."""
 
     kind: Literal["corollary"] = "corollary"
@@ -87,7 +87,7 @@ class Corollary(Rule):
         return allowed.lower if allowed.together else allowed.upper
 
 
-class Heuristic(Rule):
+class Heuristic(PenaltyRule):
     """One change of λ, by the heterogeneity that the server sees."""
 
     kind: Literal["heuristic"] = "heuristic"
@@ -111,7 +111,7 @@ class Heuristic(Rule):
         return min(self.constant / divisor, self.most) if divisor else self.most, memory
 
 
-class Dynamic(Rule):
+class Dynamic(PenaltyRule):
     """λ grows whenever the validation error has stopped falling; λ = 0 trains locally and sends nothing."""
 
     kind: Literal["dynamic"] = "dynamic"
