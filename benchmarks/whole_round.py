@@ -35,7 +35,7 @@ from rich.console import Console
 from tailorfl.benchmark.clock import processor
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
-from tailorfl.report.progress import Lines
+from tailorfl.report.progress import ProgressLines
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import job_loop, runner
 from tailorfl.runs.backend import SIMULATED
@@ -66,7 +66,7 @@ PARTS: dict[str, tuple[Any, str]] = {
 """What is timed beside evaluations, by the name of its line in the results."""
 
 
-class Watch(Lines):
+class Watch(ProgressLines):
     """The display of the command line, which also notes what was spent where, and when each round was done."""
 
     def __init__(self) -> None:

@@ -36,9 +36,8 @@ from tailorfl.evaluation.seeds import interval
 from tailorfl.report.experiment import run_experiment
 from tailorfl.report.result import REFERENCES
 from tailorfl.runs.build import make_federation
-from tailorfl.runs.variants import expand
 from tailorfl.settings.experiment import ExperimentConfig
-from tailorfl.settings.loading import load
+from tailorfl.settings.loading import expand, load
 from tailorfl.settings.names import slug
 from tailorfl.theory.advice import Facts
 

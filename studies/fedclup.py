@@ -33,9 +33,8 @@ from tailorfl.report.plots import COLOURS, DPI
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.job import Job
-from tailorfl.runs.variants import expand
 from tailorfl.settings.experiment import ExperimentConfig
-from tailorfl.settings.loading import load
+from tailorfl.settings.loading import expand, load
 from tailorfl.theory.fedclup import round_rate, schedule
 
 TARGETS = (1.05, 1.2, 1.5)

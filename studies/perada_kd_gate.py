@@ -30,9 +30,8 @@ from tailorfl.models.weights import save_weights
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.job import Job
-from tailorfl.runs.variants import expand
 from tailorfl.settings.experiment import ExperimentConfig
-from tailorfl.settings.loading import load
+from tailorfl.settings.loading import expand, load
 
 START_ROUNDS = {"smoke": 1, "small": 30, "paper": 30}
 POINT = 0.01

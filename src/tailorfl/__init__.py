@@ -274,10 +274,10 @@ def tune(
         TailorflError: the settings or the budget do not fit, or Optuna is missing; the message says what to do.
     """
     from tailorfl.tuning.api import tune as tune_here
-    from tailorfl.tuning.run import Request
+    from tailorfl.tuning.run import TuningRequest
 
     modules.load(imports)
-    request = Request(budget, sampler, seed, widen)
+    request = TuningRequest(budget, sampler, seed, widen)
     return tune_here(config, settings, request, workers=workers, out=out, resume=resume)
 
 

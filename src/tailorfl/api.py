@@ -18,18 +18,16 @@ from tailorfl.errors import ConfigError
 from tailorfl.report.experiment import run_experiment, run_variants
 from tailorfl.report.progress import watching
 from tailorfl.report.result import ExperimentResult
-from tailorfl.runs.build import make_federation, make_simulation
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check, make_federation, make_simulation
+from tailorfl.runs.extension import resumed, with_more
 from tailorfl.runs.folders import experiment_in, new_folder
 from tailorfl.runs.job import Job, Observer, Way
 from tailorfl.runs.pretrain import Pretrained, Watcher, central, default_file, experiment_of
 from tailorfl.runs.pretrain import pretrain as pretrain_here
-from tailorfl.runs.starting import resumed, with_more
 from tailorfl.runs.tuned import beside
-from tailorfl.runs.variants import expand
 from tailorfl.settings.engine import EngineConfig
 from tailorfl.settings.experiment import ExperimentConfig
-from tailorfl.settings.loading import load
+from tailorfl.settings.loading import expand, load
 
 if TYPE_CHECKING:
     from tailorfl.data.own import Data

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tailorfl.cli.advise import pilot
 from tailorfl.cli.main import app
 from tailorfl.core.method import methods
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check
 from tailorfl.settings.loading import load
 from tailorfl.theory import advisor
 

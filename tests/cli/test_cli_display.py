@@ -16,7 +16,7 @@ from rich.progress import ProgressSample
 from tailorfl.cli.estimates import show_estimate
 from tailorfl.cli.results import show_comparison
 from tailorfl.core.messages import Traffic
-from tailorfl.report.progress import Facts, Lines, Live, bars, headline, observer
+from tailorfl.report.progress import JobFacts, Live, ProgressLines, bars, headline, observer
 from tailorfl.report.tables import Column
 from tailorfl.rounds.one_round import RoundResult
 from tailorfl.runs.job import Job, Observer
@@ -76,7 +76,7 @@ def test_bars_show_round_speed_metric_and_rejected_clients() -> None:
 
 def test_lines_tell_the_same() -> None:
     console = Console(file=io.StringIO())
-    play(Lines(console))
+    play(ProgressLines(console))
     assert shown(console).splitlines() == [
         "[2/2] ditto seed 1: 4 rounds, resumed after round 1",
         "[2/2] ditto seed 1: round 2/4, accuracy 0.8125",
@@ -88,7 +88,7 @@ def test_observer_suits_its_console() -> None:
     with observer(terminal(), CONFIG) as watch:
         assert isinstance(watch, Live)
     with observer(Console(file=io.StringIO()), CONFIG) as watch:
-        assert isinstance(watch, Lines)
+        assert isinstance(watch, ProgressLines)
     with observer(terminal(), CONFIG, quiet=True) as watch:
         assert type(watch) is Observer
 
@@ -183,7 +183,7 @@ def test_time_left_stands_with_the_experiment() -> None:
     Live(progress, 2)
     everything, job = progress.tasks
     column = progress.columns[-1]
-    assert isinstance(column, Facts)
+    assert isinstance(column, JobFacts)
     assert column.render(everything).plain == "0/2 jobs"
     everything.finished_time = None
     everything.start_time = 0.0

@@ -20,7 +20,7 @@ from blocks import ROOT, SHELL, Block, blocks, commands, file_of, lines, refuse,
 import tailorfl
 from tailorfl.errors import DataError
 from tailorfl.runs import privacy
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check
 from tailorfl.settings.experiment import COMPARED
 from tailorfl.settings.loading import load
 

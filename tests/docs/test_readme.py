@@ -13,7 +13,7 @@ import pytest
 from blocks import ROOT, blocks, commands
 
 from tailorfl.cli.main import app
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check
 from tailorfl.settings.experiment import COMPARED
 from tailorfl.settings.loading import load, recipes
 

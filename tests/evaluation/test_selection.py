@@ -23,7 +23,7 @@ from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.evaluation.selection import Choice, Selection
 from tailorfl.report.experiment import run_experiment
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check
 from tailorfl.runs.job import Job, Observer
 from tailorfl.settings.loading import load
 from tailorfl.training.cohort import TrainConfig

@@ -11,7 +11,7 @@ from unittest.mock import patch
 from tailorfl.printable import harmful
 from tailorfl.report.experiment import run_experiment
 from tailorfl.report.result import ExperimentResult
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check
 from tailorfl.settings.errors import known
 from tailorfl.settings.loading import load
 

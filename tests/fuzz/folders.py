@@ -24,8 +24,7 @@ from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.faults import told as as_library_errors
 from tailorfl.runs.folders import experiment_in
-from tailorfl.runs.integrity import job_problems, jobs_of
-from tailorfl.runs.job import Job, Observer
+from tailorfl.runs.job import Job, Observer, job_problems, jobs_of
 from tailorfl.runs.trained_models import restore
 from tailorfl.settings.loading import load
 from tailorfl.tuning import run as tuning

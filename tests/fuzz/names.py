@@ -15,10 +15,9 @@ from tailorfl.data.own import from_tensors
 from tailorfl.printable import harmful
 from tailorfl.report.plots import literal
 from tailorfl.report.tables import DEFAULT_COLUMNS, SeedResult, comparison, render, rich_table
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check
 from tailorfl.runs.folders import new_folder
-from tailorfl.runs.variants import expand
-from tailorfl.settings.loading import load
+from tailorfl.settings.loading import expand, load
 from tailorfl.settings.names import slug
 
 PIECES = [

@@ -11,7 +11,7 @@ import yaml
 from tailorfl.errors import TailorflError
 from tailorfl.printable import harmful
 from tailorfl.report.experiment import run_experiment
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check
 from tailorfl.settings.loading import load
 
 BASE: dict[str, Any] = {

@@ -18,9 +18,9 @@ from tailorfl.data.own import from_tensors
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.bootstrap import resampled
 from tailorfl.evaluation.calibration import probabilities
-from tailorfl.report.clients import Clients, clients_of
+from tailorfl.report.clients import ClientReport, clients_of
 from tailorfl.report.experiment import run_experiment
-from tailorfl.runs import predictions
+from tailorfl.runs.prediction_log import load_predictions
 from tailorfl.settings.loading import load
 
 SETTINGS: dict[str, Any] = {
@@ -47,7 +47,7 @@ def test_lines_are_the_records_and_what_the_predictions_say(run: tailorfl.Experi
     ]
     for line in found.lines:
         folder = run.path / line.label / "seed-1"
-        said, alone = predictions.load(folder), predictions.load(run.path / "local" / "seed-1")
+        said, alone = load_predictions(folder), load_predictions(run.path / "local" / "seed-1")
         assert said is not None
         assert alone is not None
         mine, other = said.of(line.client), alone.of(line.client)
@@ -128,7 +128,9 @@ def test_numbers_that_are_not_defined_are_absent(tmp_path: Path) -> None:
     source = from_tensors(rng.normal(size=(120, 3)).astype(np.float32), y, clients=owner, task="binary")
     settings = {"methods": ["local", "fedavg"], "rounds": 1, "seeds": 1, "model": "logistic"}
     more = {"data": {"partition": "natural"}, "eval": {"every": 0, "metric": "auc"}}
-    found: Clients = clients_of(run_experiment(load({**settings, **more}), tmp_path / "run", source=source))
+    found: ClientReport = clients_of(
+        run_experiment(load({**settings, **more}), tmp_path / "run", source=source)
+    )
     assert all(line.value is not None for line in found.lines[4:])
     for line in found.lines[:4]:
         assert (line.value, line.interval, line.gain, line.gain_interval) == (None,) * 4

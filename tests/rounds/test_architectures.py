@@ -23,8 +23,7 @@ from tailorfl.models.functional import Model
 from tailorfl.report.experiment import run_experiment
 from tailorfl.rounds.groups import assign_by_size
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs.build import make_federation, make_simulation
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check, make_federation, make_simulation
 from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.loading import load

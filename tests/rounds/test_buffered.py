@@ -30,7 +30,7 @@ from tailorfl.rounds.availability import Listed
 from tailorfl.rounds.buffered import Buffered
 from tailorfl.rounds.participation import Trace
 from tailorfl.rounds.system import System
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check
 from tailorfl.settings.loading import load
 from tailorfl.settings.system import SystemConfig
 from tailorfl.training.cohort import TrainConfig

@@ -13,7 +13,7 @@ from tailorfl.core.method import make_method
 from tailorfl.errors import ConfigError
 from tailorfl.report.document import write_report
 from tailorfl.report.experiment import run_experiment
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check
 from tailorfl.settings.loading import load
 
 N = sum(SIZES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tailorfl.errors import ConfigError
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check
 from tailorfl.settings.loading import load, recipes
 
 

@@ -12,7 +12,7 @@ import tailorfl
 from tailorfl.errors import RunError
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.fingerprint import FORCED, forced
-from tailorfl.runs.integrity import job_problems
+from tailorfl.runs.job import job_problems
 
 TINY: dict[str, Any] = {
     "methods": ["local", "fedavg"],

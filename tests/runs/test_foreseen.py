@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from tailorfl.runs.build import make_federation, make_simulation
-from tailorfl.runs.cost_estimate import estimate
-from tailorfl.runs.foreseen import foreseen
+from tailorfl.runs.cost_estimate import estimate, foreseen
 from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import ExperimentConfig
 

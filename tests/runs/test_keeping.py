@@ -16,9 +16,9 @@ from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.predictions import Predictions
 from tailorfl.export.folder import export
 from tailorfl.report.experiment import run_experiment
-from tailorfl.runs import predictions
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check
 from tailorfl.runs.job import Observer
+from tailorfl.runs.prediction_log import PREDICTIONS, load_predictions
 from tailorfl.runs.store import RunStore
 from tailorfl.runs.trained_models import restore
 from tailorfl.settings.loading import load
@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def kept(folder: Path, method: str) -> Predictions:
-    found = predictions.load(folder / method / "seed-0")
+    found = load_predictions(folder / method / "seed-0")
     assert found is not None
     return found
 
@@ -104,7 +104,7 @@ def test_a_job_that_stopped_after_its_last_evaluation_keeps_the_same(
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_experiment(load(SETTINGS), tmp_path / "run", observer=Interrupted())
-    assert predictions.load(tmp_path / "run" / "local" / "seed-0") is None
+    assert load_predictions(tmp_path / "run" / "local" / "seed-0") is None
     run_experiment(load(SETTINGS), tmp_path / "run", way="resume")
     for name in ("predictions.safetensors", "calibration.csv"):
         for method in ("local", "fedavg"):
@@ -120,10 +120,10 @@ def test_what_is_too_many_or_private_is_not_kept(tmp_path: Path) -> None:
 
     samples = len(kept_rows := kept(folder("all").parents[1], "local").row)
     assert len(set(kept_rows)) == samples
-    assert predictions.load(folder("just", eval={"every": 0, "predictions": samples})) is not None
-    assert predictions.load(folder("few", eval={"every": 0, "predictions": samples - 1})) is None
+    assert load_predictions(folder("just", eval={"every": 0, "predictions": samples})) is not None
+    assert load_predictions(folder("few", eval={"every": 0, "predictions": samples - 1})) is None
     private = {"dp": {"clip": 1.0, "noise": 1.0}}
-    assert predictions.load(folder("private", train=private)) is None
+    assert load_predictions(folder("private", train=private)) is None
 
 
 def test_what_cannot_be_calibrated_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -143,14 +143,14 @@ def test_damage_is_told_and_more_rounds_begin_anew(result: tailorfl.ExperimentRe
     out = tmp_path / "run"
     run_experiment(load({**SETTINGS, "methods": ["local"], "rounds": 2}), out)
     folder = out / "local" / "seed-0"
-    before = (folder / predictions.NAME).read_bytes()
+    before = (folder / PREDICTIONS).read_bytes()
     run_experiment(load({**SETTINGS, "methods": ["local"], "rounds": 3}), out, way="extend")
     again = kept(out, "local")
-    assert before != (folder / predictions.NAME).read_bytes()
+    assert before != (folder / PREDICTIONS).read_bytes()
     assert np.array_equal(again.outputs, kept(result.path, "local").outputs)
-    (folder / predictions.NAME).write_bytes(before[:100])
+    (folder / PREDICTIONS).write_bytes(before[:100])
     assert RunStore.open(folder, readonly=True).problems() == [
         "predictions.safetensors is not what was written"
     ]
     with pytest.raises(RunError, match="is damaged"):
-        predictions.load(folder)
+        load_predictions(folder)

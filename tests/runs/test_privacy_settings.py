@@ -22,8 +22,7 @@ from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.privacy.accounting import epsilon
 from tailorfl.privacy.ledger import PrivacyLedger, Use
 from tailorfl.report.result import ExperimentResult
-from tailorfl.runs.build import make_federation, make_simulation
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check, make_federation, make_simulation
 from tailorfl.runs.cost_estimate import estimate
 from tailorfl.runs.job import Job
 from tailorfl.runs.privacy import Spent, noise_needed, planned, privacy_of, spent

@@ -17,8 +17,7 @@ from tailorfl.runs.build import make_federation, make_simulation, train_config
 from tailorfl.runs.cost_estimate import estimate
 from tailorfl.runs.job import Job
 from tailorfl.runs.reductions import named, remarks
-from tailorfl.runs.variants import expand
-from tailorfl.settings.loading import load, recipes
+from tailorfl.settings.loading import expand, load, recipes
 
 SETTINGS: dict[str, Any] = {
     "data": {"name": "digits", "clients": 4, "samples": 200},

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tailorfl.runs import saver as module
-from tailorfl.runs.saver import BYTES_A_SECOND, SHARE, WAIT, Saver
+from tailorfl.runs import job_loop as module
+from tailorfl.runs.job_loop import BYTES_A_SECOND, SHARE, WAIT, Saver
 
 SCALARS = 1_000_000
 

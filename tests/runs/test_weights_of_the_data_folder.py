@@ -10,7 +10,7 @@ import torch
 from tailorfl.data.registry import load_source
 from tailorfl.errors import DataError
 from tailorfl.models import build, save_weights
-from tailorfl.runs.model import make_model
+from tailorfl.runs.build import make_model
 from tailorfl.settings.model import OneModelConfig
 
 

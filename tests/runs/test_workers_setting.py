@@ -9,7 +9,7 @@ import pytest
 
 from tailorfl.errors import ConfigError
 from tailorfl.report.experiment import run_experiment
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.loading import load
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import tailorfl
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check
 from tailorfl.runs.folders import discard_jobs
 from tailorfl.settings.loading import load
 from tailorfl.settings.names import LONGEST, OWN_FILES, slug

@@ -21,7 +21,7 @@ from tailorfl.models.registry import build
 from tailorfl.printable import harmful, visible
 from tailorfl.report.experiment import run_experiment
 from tailorfl.report.progress import messages
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check
 from tailorfl.settings.errors import DEEPEST, LARGEST, MOST_VALUES
 from tailorfl.settings.loading import load
 

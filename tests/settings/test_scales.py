@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 from tailorfl.cli.main import app
 from tailorfl.errors import ConfigError
 from tailorfl.runs.folders import new_folder
-from tailorfl.runs.variants import expand
-from tailorfl.settings.loading import load, recipes
+from tailorfl.settings.loading import expand, load, recipes
 
 TINY = """
 name: tiny

@@ -25,8 +25,7 @@ from studies.claims.verdicts import judge, sampling_error
 from studies.claims.words import page, sections
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.report.result import ExperimentResult
-from tailorfl.runs.variants import expand
-from tailorfl.settings.loading import load, recipes
+from tailorfl.settings.loading import expand, load, recipes
 from tailorfl.settings.names import slug
 
 ROOT = Path(__file__).resolve().parents[2]

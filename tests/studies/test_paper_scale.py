@@ -12,8 +12,7 @@ from scripts import loaded
 from studies.claims.claim import papers
 from tailorfl.data.locations import data_file
 from tailorfl.errors import DataError
-from tailorfl.runs.variants import expand
-from tailorfl.settings.loading import load
+from tailorfl.settings.loading import expand, load
 
 
 @pytest.fixture(scope="module")

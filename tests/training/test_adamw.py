@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tailorfl.errors import ConfigError
 from tailorfl.methods.perfed_ckt import towards
 from tailorfl.models.functional import Model
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check
 from tailorfl.settings.loading import load
 from tailorfl.settings.train import TrainSettings
 from tailorfl.training import tree

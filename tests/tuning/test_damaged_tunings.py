@@ -17,13 +17,13 @@ from tailorfl.errors import ConfigError, RunError
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.tuning import run
 from tailorfl.tuning.outcome import TUNED
-from tailorfl.tuning.run import EXPERIMENT, REQUEST, Request, begin, plan, plan_in, tune
+from tailorfl.tuning.run import EXPERIMENT, REQUEST, TuningRequest, begin, plan, plan_in, tune
 from tailorfl.tuning.training import UNDER_WAY
 from tailorfl.tuning.trials import FILE
 from tuning.test_killed import killed
 from tuning.tiny import experiment, tuned, untimed
 
-ASKED = Request("3x3")
+ASKED = TuningRequest("3x3")
 SETTINGS = {"methods": ["fedprox"], "search": {"train.lr": [0.05, 0.5, 2.0]}}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.tuning.outcome import TUNED
-from tailorfl.tuning.run import Request, begin, plan, plan_in, tune
+from tailorfl.tuning.run import TuningRequest, begin, plan, plan_in, tune
 from tailorfl.tuning.samplers import Sampler
 from tailorfl.tuning.trials import Ledger
 from tuning.tiny import TINY, experiment, tuned, untimed
@@ -44,7 +44,7 @@ def killed(folder: Path, point: tuple[type, str], count: int) -> None:
 )
 def test_killed_thrice_and_resumed_is_as_never_killed(sampler: Sampler, budget: str, tmp_path: Path) -> None:
     settings = {**TINY, "methods": ["fedprox"], "search": SEARCH}
-    request = Request(budget, sampler, widen=True)
+    request = TuningRequest(budget, sampler, widen=True)
     tuned(tmp_path / "whole", request, **settings)
     begin(tmp_path / "killed", plan(experiment(**settings), request))
     killed(tmp_path / "killed", (Simulation, "step"), 11)  # in the middle of a trial
@@ -57,7 +57,7 @@ def test_killed_thrice_and_resumed_is_as_never_killed(sampler: Sampler, budget: 
 
 
 def test_a_tuning_that_is_done_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tuned(tmp_path / "t", Request("2x1"), methods=["fedprox"], search=SEARCH)
+    tuned(tmp_path / "t", TuningRequest("2x1"), methods=["fedprox"], search=SEARCH)
     before = (tmp_path / "t" / "tuning.json").read_bytes()
     monkeypatch.setattr(Simulation, "step", None)
     tune(tmp_path / "t", plan_in(tmp_path / "t"))

@@ -13,7 +13,7 @@ from tailorfl.runs.budget import Limit
 from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.job import Job
 from tailorfl.tuning.outcome import Tuned
-from tailorfl.tuning.run import Request, begin, discard, plan, tune
+from tailorfl.tuning.run import TuningRequest, begin, discard, plan, tune
 from tailorfl.tuning.training import Stretch, Trainer, _shared
 from tailorfl.tuning.trials import Trial
 from tuning.tiny import experiment
@@ -76,7 +76,7 @@ def test_the_expected_best_of_a_budget_is_that_of_as_many_trials_as_it_pays_for(
 
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_tuning_that_is_discarded_leaves_what_is_not_its_own(finished: bool, tmp_path: Path) -> None:
-    made = plan(experiment(methods=["fedavg"], search={"train.lr": [0.5]}), Request("1x1"))
+    made = plan(experiment(methods=["fedavg"], search={"train.lr": [0.5]}), TuningRequest("1x1"))
     begin(tmp_path / "t", made)
     if finished:
         tune(tmp_path / "t", made)

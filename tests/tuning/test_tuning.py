@@ -18,7 +18,7 @@ from tailorfl.runs.build import make_federation
 from tailorfl.runs.tuned import value_of
 from tailorfl.settings.loading import load
 from tailorfl.tuning import training
-from tailorfl.tuning.run import Request, begin, plan
+from tailorfl.tuning.run import TuningRequest, begin, plan
 from tailorfl.tuning.training import UNDER_WAY
 from tuning.tiny import TINY, experiment, tuned, untimed
 
@@ -31,7 +31,7 @@ def test_every_method_gets_the_same_samples_whatever_its_rounds_take(
 ) -> None:
     """Ditto trains two models: by rounds it gets half the trials, by gradients as many of half the rounds."""
     settings = {"search": {"train.lr": {"low": 0.1, "high": 1}}, "budget": budget}
-    found = tuned(tmp_path / "t", Request("4x4"), **settings)
+    found = tuned(tmp_path / "t", TuningRequest("4x4"), **settings)
     data = make_federation(experiment(**settings), 1000)
     assert found.samples == 4 * 4 * data.sizes("train").sum()
     assert [len(m.trials) for m in found.methods] == trials
@@ -39,7 +39,7 @@ def test_every_method_gets_the_same_samples_whatever_its_rounds_take(
 
 
 def test_what_is_written_down(tmp_path: Path) -> None:
-    tuning = tuned(tmp_path / "t", Request("4x2x2", "grid"), search=SEARCH)
+    tuning = tuned(tmp_path / "t", TuningRequest("4x2x2", "grid"), search=SEARCH)
     said = untimed(tmp_path / "t" / "tuning.json")
     assert said.keys() == {"budget", "sampler", "metric", "methods"}
     assert said["budget"] == {"trials": 4, "rounds": 2, "seeds": [1000, 1001], "samples": tuning.samples}
@@ -60,7 +60,7 @@ def test_what_is_written_down(tmp_path: Path) -> None:
 
 def test_no_test_sample_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the labels of all test samples replaced, everything is the same."""
-    tuned(tmp_path / "a", Request("3x2"), search=SEARCH)
+    tuned(tmp_path / "a", TuningRequest("3x2"), search=SEARCH)
     build = training.make_federation
 
     def spoilt(*arguments: Any, **named: Any) -> Federation:
@@ -70,14 +70,14 @@ def test_no_test_sample_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return found
 
     monkeypatch.setattr(training, "make_federation", spoilt)
-    tuned(tmp_path / "b", Request("3x2"), search=SEARCH)
+    tuned(tmp_path / "b", TuningRequest("3x2"), search=SEARCH)
     assert untimed(tmp_path / "a" / "tuning.json") == untimed(tmp_path / "b" / "tuning.json")
 
 
 def test_trials_that_diverge_are_told_apart_and_count_as_whole_ones(tmp_path: Path) -> None:
     found = tuned(
         tmp_path / "t",
-        Request("3x4", "grid"),
+        TuningRequest("3x4", "grid"),
         methods=["fedavg"],
         search={"train.lr": [1e30, 0.5, 1e31, 1e32, 1e33]},
     )
@@ -95,7 +95,7 @@ def test_trials_that_diverge_are_told_apart_and_count_as_whole_ones(tmp_path: Pa
 
 
 def test_where_every_trial_fails_the_experiment_keeps_its_settings(tmp_path: Path) -> None:
-    found = tuned(tmp_path / "t", Request("2x2"), methods=["fedavg"], search={"train.lr": [1e30, 1e35]})
+    found = tuned(tmp_path / "t", TuningRequest("2x2"), methods=["fedavg"], search={"train.lr": [1e30, 1e35]})
     row = untimed(tmp_path / "t" / "tuning.json")["methods"]["fedavg"]
     assert (row["chosen"], row["rank"], row["edges"]) == ({}, None, [])
     assert found.methods[0].expected_of([1.0]) == [None]
@@ -104,8 +104,8 @@ def test_where_every_trial_fails_the_experiment_keeps_its_settings(tmp_path: Pat
 
 def test_a_value_at_the_edge_is_said_and_widening_goes_beyond_it_within_the_budget(tmp_path: Path) -> None:
     few = {"methods": ["fedavg"], "search": {"train.lr": [0.01, 0.1]}, "train": {"batch_size": 0, "lr": 0.1}}
-    narrow = tuned(tmp_path / "a", Request("4x9"), **few)
-    wide = tuned(tmp_path / "b", Request("4x9", widen=True), **few)
+    narrow = tuned(tmp_path / "a", TuningRequest("4x9"), **few)
+    wide = tuned(tmp_path / "b", TuningRequest("4x9", widen=True), **few)
     assert untimed(tmp_path / "a" / "tuning.json")["methods"]["fedavg"]["edges"] == ["train.lr"]
     assert [t.values["train.lr"] for t in narrow.methods[0].trials] == [0.1, 0.01]
     assert [t.values["train.lr"] for t in wide.methods[0].trials] == [0.1, 0.01, 1.0, 10.0]
@@ -123,7 +123,7 @@ def test_successive_halving_trains_no_round_twice(tmp_path: Path, monkeypatch: p
     step = Simulation.step
     monkeypatch.setattr(Simulation, "step", lambda sim, *a, **k: (steps.append(1), step(sim, *a, **k))[1])
     space = {"train.lr": {"low": 0.01, "high": 1, "log": True}}
-    found = tuned(tmp_path / "t", Request("4x9", "halving"), methods=["fedavg"], search=space)
+    found = tuned(tmp_path / "t", TuningRequest("4x9", "halving"), methods=["fedavg"], search=space)
     (fedavg,) = found.methods
     each = found.samples / 4 / 9
     assert sum(t.samples for t in fedavg.trials) == len(steps) * each
@@ -135,7 +135,7 @@ def test_successive_halving_trains_no_round_twice(tmp_path: Path, monkeypatch: p
 
 
 def test_the_experiment_that_comes_out_has_what_was_chosen_and_its_report_says_so(tmp_path: Path) -> None:
-    found = tuned(tmp_path / "t", Request("3x2"), search=SEARCH, eval={"every": 0})
+    found = tuned(tmp_path / "t", TuningRequest("3x2"), search=SEARCH, eval={"every": 0})
     config = load(tmp_path / "t" / "tuned.yaml")
     assert (config.name, config.seeds, config.rounds) == ("digits-tuned", (0, 1), 9)
     for line, one in zip(config.methods, found.methods, strict=True):
@@ -153,27 +153,29 @@ def test_the_experiment_that_comes_out_has_what_was_chosen_and_its_report_says_s
 
 @pytest.mark.slow  # two processes import torch; the order of trials, and what they are, has quick tests
 def test_two_workers_find_what_one_finds_where_trials_do_not_depend_on_each_other(tmp_path: Path) -> None:
-    tuned(tmp_path / "a", Request("3x2"), search=SEARCH)
-    tuned(tmp_path / "b", Request("3x2"), workers=2, search=SEARCH)
+    tuned(tmp_path / "a", TuningRequest("3x2"), search=SEARCH)
+    tuned(tmp_path / "b", TuningRequest("3x2"), workers=2, search=SEARCH)
     assert untimed(tmp_path / "a" / "tuning.json") == untimed(tmp_path / "b" / "tuning.json")
 
 
 def test_what_cannot_be_tuned_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="tuning chooses by validation samples"):
-        tuned(tmp_path / "a", Request("2x1"), data={**TINY["data"], "split": {"train": 0.8, "test": 0.2}})
+        tuned(
+            tmp_path / "a", TuningRequest("2x1"), data={**TINY["data"], "split": {"train": 0.8, "test": 0.2}}
+        )
     with pytest.raises(ConfigError, match="unknown sampler 'best'"):
-        Request("2", "best")  # type: ignore[arg-type]
+        TuningRequest("2", "best")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="has variants"):
-        plan(experiment(variants={"a": {"rounds": 1}}), Request("2"))
+        plan(experiment(variants={"a": {"rounds": 1}}), TuningRequest("2"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("")
     with pytest.raises(RunError, match="is not empty"):
-        begin(tmp_path / "full", plan(experiment(), Request("2")))
+        begin(tmp_path / "full", plan(experiment(), TuningRequest("2")))
 
 
 def test_from_python_it_is_the_same(tmp_path: Path) -> None:
     made = tailorfl.tune(TINY, budget="2x2", out=tmp_path / "python", search=SEARCH)
-    tuned(tmp_path / "t", Request("2x2"), search=SEARCH)
+    tuned(tmp_path / "t", TuningRequest("2x2"), search=SEARCH)
     assert untimed(made.folder / "tuning.json") == untimed(tmp_path / "t" / "tuning.json")
     assert made.experiment.read_text(encoding="utf-8") == (tmp_path / "t" / "tuned.yaml").read_text(
         encoding="utf-8"

@@ -14,7 +14,7 @@ from tailorfl.errors import ConfigError
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.tuning.budget import Budget, left, parse, tuned_on
 from tailorfl.tuning.foreseen import foreseen
-from tailorfl.tuning.run import Request, plan
+from tailorfl.tuning.run import TuningRequest, plan
 from tuning.tiny import experiment, tuned
 
 
@@ -78,7 +78,7 @@ def test_a_dry_run_foresees_as_many_trials_as_there_then_are(budget: str, tmp_pa
         "search": search,
         "train": {"steps": 2, "batch_size": 4},
     }
-    request = Request("4x3")
+    request = TuningRequest("4x3")
     expected = {label: one.trials for label, one in foreseen(plan(experiment(**settings), request)).items()}
     found = tuned(tmp_path / "t", request, **settings)
     assert expected == {one.label: len(one.trials) for one in found.methods}
@@ -98,7 +98,7 @@ def test_what_a_dry_run_foresees_is_validated_at_the_end_of_a_trial_alone(
     monkeypatch.setattr("tailorfl.tuning.foreseen.estimate", estimated)
     for select, every in (("last", 0), ("val", 2)):
         config = experiment(methods=["fedavg"], eval={"select": select, "every": 2})
-        (one,) = foreseen(plan(config, Request("5x3x2"))).values()
+        (one,) = foreseen(plan(config, TuningRequest("5x3x2"))).values()
         assert (one.trials, one.seconds) == (5, 35.0)
         found = asked[-1]
         assert (found.eval.sets, found.eval.every, found.rounds, len(found.seeds)) == (("val",), every, 3, 2)

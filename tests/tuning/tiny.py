@@ -8,7 +8,7 @@ from typing import Any
 
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.loading import load
-from tailorfl.tuning.run import Request, Tuning, begin, plan, tune
+from tailorfl.tuning.run import Tuning, TuningRequest, begin, plan, tune
 
 TINY: dict[str, Any] = {
     "data": {"name": "digits", "clients": 4, "samples": 240},
@@ -28,7 +28,7 @@ def experiment(**settings: Any) -> ExperimentConfig:
     return load(None, {**TINY, **settings})
 
 
-def tuned(folder: Path, request: Request, workers: int = 1, **settings: Any) -> Tuning:
+def tuned(folder: Path, request: TuningRequest, workers: int = 1, **settings: Any) -> Tuning:
     """A small tuning from its beginning to its end."""
     made = plan(experiment(**settings), request)
     begin(folder, made)

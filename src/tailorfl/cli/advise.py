@@ -65,8 +65,7 @@ def pilot(config: ExperimentConfig, clients: int, rounds: int | None, watch: Cal
     """
     import torch
 
-    from tailorfl.runs.build import make_federation, make_simulation
-    from tailorfl.runs.check import check
+    from tailorfl.runs.build import check, make_federation, make_simulation
     from tailorfl.runs.job import Job
     from tailorfl.settings.experiment import MethodConfig
     from tailorfl.theory.advisor import advise

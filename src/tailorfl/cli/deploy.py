@@ -79,8 +79,8 @@ def server(
     import_tensordict()
     from tailorfl.cli.running import show_result
     from tailorfl.deploy.running import run_server
-    from tailorfl.report.progress import Lines
-    from tailorfl.runs.check import check
+    from tailorfl.report.progress import ProgressLines
+    from tailorfl.runs.build import check
     from tailorfl.runs.job import Observer
 
     with service_log("server", log_format, log_level) as told:
@@ -92,7 +92,7 @@ def server(
             f"tailorfl server {shlex.join(arguments or ())} --listen {listen} {how} --out {quoted(folder)}"
         )
         ctx.ensure_object(State).under_way(folder / "config.yaml", again)
-        watch = Observer() if quiet else Lines(told)
+        watch = Observer() if quiet else ProgressLines(told)
         result = run_server(
             config, folder, listen, keys, told=told, observer=watch, anywhere=anywhere, health=health
         )

@@ -14,7 +14,7 @@ from tailorfl.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tailorfl.report.clients import Clients
+    from tailorfl.report.clients import ClientReport
 
 
 def command(
@@ -51,7 +51,7 @@ def command(
         say(console, f"Numbers are of seed {clients.seed}; --seed takes another of {listed}.", style="dim")
 
 
-def table(clients: Clients) -> Table:
+def table(clients: ClientReport) -> Table:
     """Returns the lines as a table; a gain beyond the noise of the test part is bold."""
     from rich.table import Table
     from rich.text import Text

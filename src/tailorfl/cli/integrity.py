@@ -19,7 +19,7 @@ def show_integrity(console: Console, folder: Path, as_json: bool = False) -> Non
         ConfigError: the folder holds no experiment.
     """
     from tailorfl.runs.folders import experiment_in
-    from tailorfl.runs.integrity import job_problems, jobs_of
+    from tailorfl.runs.job import job_problems, jobs_of
     from tailorfl.runs.status import sentence
 
     stands = sentence(folder)

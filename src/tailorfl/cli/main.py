@@ -24,7 +24,7 @@ from tailorfl.cli import (
 from tailorfl.cli.arguments import Imports, Quiet, given, hint
 from tailorfl.cli.export import command as export_command
 from tailorfl.cli.predict import command as predict_command
-from tailorfl.cli.running import Request, perform
+from tailorfl.cli.running import RunRequest, perform
 from tailorfl.cli.screen import remark, stderr, stdout
 from tailorfl.cli.state import State
 from tailorfl.cli.tune import Before, before
@@ -171,7 +171,7 @@ def run_command(
     from tailorfl.settings.experiment import COMPARED
 
     methods = COMPARED if ctx.info_name == "compare" else None
-    request = Request(arguments, methods, out, resume, extend, overwrite, force)
+    request = RunRequest(arguments, methods, out, resume, extend, overwrite, force)
     if budget is not None:
         request = before(ctx.ensure_object(State), request, budget, dry_run, quiet, as_json)
     perform(ctx.ensure_object(State), request, dry_run, quiet, as_json)
@@ -208,7 +208,7 @@ def reproduce(
     from tailorfl.settings.loading import read
 
     read(recipe)  # refuses what is neither a recipe nor a file, KEY=VALUE too
-    request = Request([recipe, *(settings or ())], None, out, resume, overwrite=overwrite, scale=scale)
+    request = RunRequest([recipe, *(settings or ())], None, out, resume, overwrite=overwrite, scale=scale)
     perform(ctx.ensure_object(State), request, dry_run, quiet, as_json)
 
 

@@ -40,7 +40,7 @@ def command(
     config = None if resume else experiment(arguments)
 
     from tailorfl.cli.epochs import watcher  # from here on torch is needed, which takes a second to import
-    from tailorfl.runs.check import check
+    from tailorfl.runs.build import check
     from tailorfl.runs.pretrain import central, default_file, experiment_of, pretrain, running
 
     if config is not None:

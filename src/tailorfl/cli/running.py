@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """What a command was told: an experiment by its arguments, and a folder with what to do there."""
 
     arguments: list[str] | None
@@ -51,7 +51,7 @@ class Request:
             )
 
 
-def perform(state: State, request: Request, dry_run: bool, quiet: bool, as_json: bool = False) -> None:
+def perform(state: State, request: RunRequest, dry_run: bool, quiet: bool, as_json: bool = False) -> None:
     """Loads, checks and runs an experiment, or estimates it; prints tables, or as JSON a list of what they say."""
     request.check()
     config, way = _asked(request)
@@ -59,12 +59,12 @@ def perform(state: State, request: Request, dry_run: bool, quiet: bool, as_json:
         _say_what_it_takes(config)
 
     import_tensordict()  # from here on torch is needed, which takes a second to import
-    from tailorfl.runs.check import check
+    from tailorfl.runs.build import check
 
     check(config)
     from tailorfl.report.experiment import run_variants
     from tailorfl.report.progress import messages, observer
-    from tailorfl.runs.variants import expand
+    from tailorfl.settings.loading import expand
 
     if dry_run:
         from tailorfl.cli.estimates import show_estimate
@@ -125,7 +125,7 @@ def _say_what_it_takes(config: ExperimentConfig) -> None:
             stderr().print(remark(mark, " ".join(text.split()), "bold"), soft_wrap=True)
 
 
-def _asked(request: Request) -> tuple[ExperimentConfig, Way]:
+def _asked(request: RunRequest) -> tuple[ExperimentConfig, Way]:
     """The experiment, and whether it is new, resumed or extended."""
     from tailorfl.report.progress import messages
     from tailorfl.runs.folders import experiment_in, experiment_to_resume
@@ -137,7 +137,7 @@ def _asked(request: Request) -> tuple[ExperimentConfig, Way]:
         given = experiment(request.arguments, request.methods, base, request.scale)
     if request.resume is None and request.extend is None:
         return given, "new"
-    from tailorfl.runs.starting import resumed, with_more
+    from tailorfl.runs.extension import resumed, with_more
 
     if request.extend is not None:
         return with_more(request.extend, given)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tailorfl.cli.arguments import Imports, again, experiment
-from tailorfl.cli.running import Request as Running
+from tailorfl.cli.running import RunRequest
 from tailorfl.cli.screen import say, stderr, stdout
 from tailorfl.cli.state import State
 from tailorfl.errors import ConfigError
@@ -64,12 +64,12 @@ class Tune:
 
     def plan(self, config: ExperimentConfig) -> Plan:
         """Returns what that comes to for an experiment. Raises ConfigError where it does not fit."""
-        from tailorfl.runs.check import check
-        from tailorfl.tuning.run import Request, plan
+        from tailorfl.runs.build import check
+        from tailorfl.tuning.run import TuningRequest, plan
 
         check(config)
-        wanted: Sampler = self.sampler or "random"  # type: ignore[assignment]  # Request looks at it
-        return plan(config, Request(self.budget or DEFAULT, wanted, self.seed or 0, self.widen))
+        wanted: Sampler = self.sampler or "random"  # type: ignore[assignment]  # TuningRequest looks at it
+        return plan(config, TuningRequest(self.budget or DEFAULT, wanted, self.seed or 0, self.widen))
 
 
 def command(
@@ -131,7 +131,9 @@ def command(
     show(found, as_json)
 
 
-def before(state: State, request: Running, budget: str, dry_run: bool, quiet: bool, as_json: bool) -> Running:
+def before(
+    state: State, request: RunRequest, budget: str, dry_run: bool, quiet: bool, as_json: bool
+) -> RunRequest:
     """Tunes what a comparison was asked for, beside its folder; returns the request to compare what was chosen.
 
     A tuning that is there goes on where the comparison is to be resumed. What was chosen is printed, except where the
@@ -205,7 +207,7 @@ def show(found: Tuning, as_json: bool = False) -> None:
 
 @contextmanager
 def _watching(quiet: bool) -> Iterator[Watch]:
-    from tailorfl.cli.tuned import Bar, Lines
+    from tailorfl.cli.tuned import Bar, TuningLines
     from tailorfl.report.progress import bars, messages
     from tailorfl.tuning.run import Watch
 
@@ -217,7 +219,7 @@ def _watching(quiet: bool) -> Iterator[Watch]:
             with bars(console) as progress:
                 yield Bar(progress)
         else:
-            yield Lines(console)
+            yield TuningLines(console)
 
 
 def _refuse_beside_resume(arguments: list[str] | None, told: Tune, out: Path | None) -> None:

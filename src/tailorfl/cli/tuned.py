@@ -23,7 +23,7 @@ SHARES = (1 / 8, 1 / 4, 1 / 2, 1)
 """Of the budget, for the table of what to expect of it."""
 
 
-class Lines(Watch):
+class TuningLines(Watch):
     """One line a trial; for logs and pipes."""
 
     def __init__(self, console: Console) -> None:

@@ -11,10 +11,10 @@ from tailorfl.deploy.serving import Deployment, for_deployment
 from tailorfl.errors import ConfigError
 from tailorfl.report.experiment import run_experiment
 from tailorfl.report.result import ExperimentResult
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check
+from tailorfl.runs.extension import resumed
 from tailorfl.runs.folders import experiment_in
 from tailorfl.runs.job import Observer
-from tailorfl.runs.starting import resumed
 from tailorfl.settings.experiment import ExperimentConfig
 
 

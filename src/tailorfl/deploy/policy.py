@@ -26,9 +26,9 @@ from tailorfl.data.summaries import CLASSES
 from tailorfl.errors import ConfigError, MessageError, PolicyError
 from tailorfl.models.registry import build
 from tailorfl.privacy.ledger import Uses
+from tailorfl.runs.build import with_all_options
 from tailorfl.runs.files import encode, reporting
 from tailorfl.runs.fingerprint import HARMLESS, changes
-from tailorfl.runs.written_out import with_all_options
 from tailorfl.settings.base import Names, Number, Settings, Whole
 from tailorfl.settings.engine import EngineConfig
 from tailorfl.settings.experiment import DEFAULT, ExperimentConfig

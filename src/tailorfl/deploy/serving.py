@@ -27,11 +27,10 @@ from tailorfl.deploy.roster import Answer, Roster, goodbye, named
 from tailorfl.errors import ConfigError, DataError, MessageError, RunError
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.backend import Backend
-from tailorfl.runs.build import make_federation, make_simulation
+from tailorfl.runs.build import make_federation, make_simulation, with_all_options
 from tailorfl.runs.files import decode, encode
 from tailorfl.runs.job import Job
 from tailorfl.runs.store import RunStore
-from tailorfl.runs.written_out import with_all_options
 from tailorfl.settings.experiment import DEFAULT, ExperimentConfig
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,7 @@ from tailorfl.evaluation.temperature import measures
 from tailorfl.report.page.look import Look, named
 from tailorfl.report.result import REFERENCES
 from tailorfl.report.tables import MISSING
-from tailorfl.runs import predictions
-from tailorfl.runs.prediction_log import TASKS, temperature_of
+from tailorfl.runs.prediction_log import TASKS, load_predictions, temperature_of
 from tailorfl.training.keys import generator
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Line:
+class ClientLine:
     """One client with one method. What is not known or not defined is None.
 
     Attributes:
@@ -69,14 +68,14 @@ INTERVALS = ("interval", "gain_interval")
 
 
 @dataclass(frozen=True)
-class Clients:
+class ClientReport:
     """Lines of one seed, client by client, and what is to be said beside them."""
 
     look: Look
     seed: int
     seeds: list[int]
     """All there are."""
-    lines: list[Line]
+    lines: list[ClientLine]
     notes: list[str]
 
     @property
@@ -86,7 +85,7 @@ class Clients:
         further = ("T", "ECE with T") if any(line.temperature is not None for line in self.lines) else ()
         return ("client", "method", "test", self.look.name, "gain over alone", *calibration, *further)
 
-    def cells(self, line: Line) -> tuple[str, ...]:
+    def cells(self, line: ClientLine) -> tuple[str, ...]:
         """The texts of a line, in the order of the head; what is not known is –."""
         cells = [
             line.name,
@@ -120,7 +119,7 @@ def clients_of(
     *,
     methods: Sequence[str] = (),
     clients: Sequence[str] = (),
-) -> Clients:
+) -> ClientReport:
     """Returns what the clients of a result have, of one seed: by default the first.
 
     `methods` (labels) and `clients` (names) leave out the others.
@@ -152,7 +151,7 @@ def clients_of(
         for part in parts
         if client in part.values
     ]
-    return Clients(Look.of(result), chosen, seeds, lines, _notes(parts, base))
+    return ClientReport(Look.of(result), chosen, seeds, lines, _notes(parts, base))
 
 
 def _notes(parts: list[_Job], base: _Job | None) -> list[str]:
@@ -193,7 +192,7 @@ class _Job:
         own = result.own(summary, store)
         self.values = {int(r["client"]): r for r in own.to_dict("records")}
         """By client, the record of its test part."""
-        self.said = predictions.load(store.path)
+        self.said = load_predictions(store.path)
         self._resampled: dict[int, np.ndarray[Any, np.dtype[np.float64]]] = {}
 
     def name(self, client: int) -> str:
@@ -218,7 +217,7 @@ class _Job:
             self._resampled[client] = resampled(self.metric, mine, self.seed)
         return self._resampled[client]
 
-    def line(self, client: int, base: _Job | None) -> Line:
+    def line(self, client: int, base: _Job | None) -> ClientLine:
         record, mine = self.values[client], self.of(client)
         line: dict[str, Any] = {
             "client": client,
@@ -239,7 +238,7 @@ class _Job:
             if mine is not None and other is not None and np.array_equal(mine.row, other.row):
                 gains = self.resampled(client, mine) - base.resampled(client, other)
                 line["gain_interval"] = interval(gains)
-        return Line(**line)
+        return ClientLine(**line)
 
     def _calibration(self, client: int, mine: Predictions) -> dict[str, float | None]:
         if mine.task not in TASKS:

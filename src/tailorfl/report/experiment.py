@@ -20,8 +20,8 @@ from tailorfl.runs.folders import check_folder, check_name, discard_jobs
 from tailorfl.runs.job import Observer, Several, Way
 from tailorfl.runs.runner import run_jobs
 from tailorfl.runs.signals import ended_in_order
-from tailorfl.runs.variants import expand
 from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.loading import expand
 from tailorfl.settings.names import slug
 
 

@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from tailorfl.errors import RunError
-from tailorfl.runs.files import decode, is_locked, reporting
+from tailorfl.runs.files import decode, is_locked, parsed, reporting
 from tailorfl.runs.folders import experiment_in
 from tailorfl.runs.job import Job
-from tailorfl.runs.reading import parsed
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.names import slug
@@ -182,7 +181,7 @@ def _parts(config: ExperimentConfig, folder: Path) -> Iterator[tuple[str, Experi
     if not config.variants:
         yield "", config, folder
         return
-    from tailorfl.runs.variants import expand  # imports torch
+    from tailorfl.settings.loading import expand  # imports torch
 
     for name, one in expand(config).items():
         place = folder / slug(name)

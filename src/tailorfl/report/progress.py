@@ -37,7 +37,7 @@ def observer(console: Console, config: ExperimentConfig, *, quiet: bool = False)
             with bars(console) as progress:
                 yield Live(progress, len(config.seeds) * len(config.methods))
         else:
-            yield Lines(console)
+            yield ProgressLines(console)
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def title(job: Job) -> str:
     return f"{job.method.label} seed {job.seed}"
 
 
-class Lines(Observer):
+class ProgressLines(Observer):
     """One line when a job starts, at each evaluation and at its end, to a console or a log."""
 
     def __init__(self, target: Console | Callable[[str], None]) -> None:
@@ -201,7 +201,7 @@ class Live(Observer):
         self._progress.update(self._all, completed=done, facts=f"{int(done)}/{self._jobs} jobs")
 
 
-class Facts(ProgressColumn):
+class JobFacts(ProgressColumn):
     """What is known of a task, for the whole experiment also the time left; the second fact yields first."""
 
     def __init__(self, width: int) -> None:
@@ -225,7 +225,7 @@ def bars(console: Console) -> Progress:
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold", no_wrap=False)),
         BarColumn(bar_width=BAR),
-        Facts(console.width),
+        JobFacts(console.width),
         console=console,
         transient=True,
     )

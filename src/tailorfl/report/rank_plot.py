@@ -28,7 +28,7 @@ DPI = 150
 
 
 @dataclass(frozen=True)
-class Line:
+class Stroke:
     """From one point to another."""
 
     x1: float
@@ -52,7 +52,7 @@ class Label:
 class Diagram:
     """Lines and texts, `height` points high and `WIDTH` wide."""
 
-    lines: list[Line]
+    lines: list[Stroke]
     labels: list[Label]
     height: float
 
@@ -71,19 +71,19 @@ def diagram(
     def at(rank: float) -> float:
         return LEFT + (rank - 1) / max(count - 1, 1) * (RIGHT - LEFT)
 
-    lines = [Line(LEFT, TOP, RIGHT, TOP)]
+    lines = [Stroke(LEFT, TOP, RIGHT, TOP)]
     labels = []
     for rank in range(1, count + 1):
-        lines.append(Line(at(rank), TOP, at(rank), TOP - 6))
+        lines.append(Stroke(at(rank), TOP, at(rank), TOP - 6))
         labels.append(Label(at(rank), TOP - 10, str(rank), "middle"))
     if critical is not None:
         end = min(LEFT + critical / max(count - 1, 1) * (RIGHT - LEFT), WIDTH - 10)
-        lines += [Line(LEFT, 16, end, 16, 2), Line(LEFT, 12, LEFT, 20, 2), Line(end, 12, end, 20, 2)]
+        lines += [Stroke(LEFT, 16, end, 16, 2), Stroke(LEFT, 12, LEFT, 20, 2), Stroke(end, 12, end, 20, 2)]
         labels.append(Label((LEFT + end) / 2, 10, f"critical difference {critical:.2f}", "middle"))
     for number, group in enumerate(groups):
         ranks = [average[k] for k in group]
         y = TOP + 8 + BAR * number
-        lines.append(Line(at(min(ranks)) - 3, y, at(max(ranks)) + 3, y, 3.5))
+        lines.append(Stroke(at(min(ranks)) - 3, y, at(max(ranks)) + 3, y, 3.5))
     begin = TOP + 22 + BAR * len(groups)
     half = (count + 1) // 2
     for place, k in enumerate(order):
@@ -91,7 +91,7 @@ def diagram(
         row = place if is_left else count - 1 - place
         y, x = begin + STEP * row, at(average[k])
         side = LEFT - 20 if is_left else RIGHT + 20
-        lines += [Line(x, TOP, x, y), Line(x, y, side, y)]
+        lines += [Stroke(x, TOP, x, y), Stroke(x, y, side, y)]
         name = f"{names[k]} ({average[k]:.2f})"
         labels.append(Label(side + (-4 if is_left else 4), y + 4, name, "end" if is_left else "start"))
     return Diagram(lines, labels, begin + STEP * half)

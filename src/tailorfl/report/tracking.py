@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from tailorfl.errors import RunError, TailorflError
 from tailorfl.report.trackers import Ending, MLflow, Point, TensorBoard, Tracker, Wandb
-from tailorfl.runs.files import decode, encode, read_lines, reporting, write_text
+from tailorfl.runs.files import decode, encode, parsed, read_lines, reporting, write_text
 from tailorfl.runs.job import Job, Observer
-from tailorfl.runs.reading import parsed
 
 if TYPE_CHECKING:
     from tailorfl.settings.experiment import ExperimentConfig

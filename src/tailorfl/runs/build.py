@@ -1,18 +1,31 @@
-"""From settings to the federation and the simulation of a job, before its first round."""
+"""From settings to what a job is made of: checked names and options, federation, model, method, engine, simulation.
+
+`check` looks at everything that the registries can tell before a run begins; what needs the data themselves is found
+where it is made, before the first round.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
+import torch
+
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
 from tailorfl.data.federation import Federation
+from tailorfl.data.locations import data_file
+from tailorfl.data.source import Source
 from tailorfl.data.validate import weaknesses
 from tailorfl.engines.make import make_engine
-from tailorfl.errors import ConfigError, DataError
+from tailorfl.errors import ConfigError, DataError, ModelError, unknown
+from tailorfl.models.functional import Model
+from tailorfl.models.registry import build, options_of
+from tailorfl.models.weights import load_weights
+from tailorfl.modules import find
 from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.buffered import Buffered
 from tailorfl.rounds.frozen_front import FeatureSettings
@@ -20,16 +33,23 @@ from tailorfl.rounds.groups import assign_by_size
 from tailorfl.rounds.participation import Trace
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.job import Job
-from tailorfl.runs.model import make_model
 from tailorfl.runs.privacy import Simulated, with_privacy
 from tailorfl.runs.store import TRACE
-from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.data import DataConfig
+from tailorfl.settings.errors import check_checkpoint
+from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
+from tailorfl.settings.model import OneModelConfig
+from tailorfl.settings.names import check_distinct
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.keys import generator
 from tailorfl.training.round_schedule import RoundSchedule
 from tailorfl.training.sample_privacy import SampleDP
 
 log = logging.getLogger(__name__)
+OF_TOKENIZER = ("pad", "end", "vocabulary")
+"""Options of models that a token source knows."""
+OF_DATA = "data:"
+"""What follows is a file of the data folder (TAILORFL_DATA)."""
 
 
 def make_federation(
@@ -161,3 +181,205 @@ def train_config(job: Job) -> TrainConfig:
     del settings["dp"]
     falls = RoundSchedule(**settings.pop("round_schedule"), rounds=job.rounds)
     return TrainConfig(**settings, round_schedule=falls)
+
+
+def with_all_options(config: ExperimentConfig) -> ExperimentConfig:
+    """Returns the experiment with every option of its methods written out, so that its folder says what was run."""
+    return config.model_copy(
+        update={
+            "methods": tuple(
+                m.model_copy(update={"options": make_method(m.name, m.options).all_options()})
+                for m in config.methods
+            )
+        }
+    )
+
+
+def make_model(config: OneModelConfig, source: Source, seed: int) -> Model:
+    """Returns a model for the samples of `source`; `seed` draws frozen tensors that no file gives.
+
+    What the source knows of its tokens (padding, end, vocabulary, length of an option) are defaults of the model's
+    options.
+
+    Raises:
+        ModelError: the model is for tokens and the samples are none, or the other way round; it knows too few tokens.
+        DataError: the weights are a file of the data folder (`data:NAME`), which has none of that name.
+    """
+    options = {**_token_options(config.name, source), **config.options}
+    _check_head(config.name, options, source)
+
+    def factory() -> torch.nn.Module:
+        return build(config.name, source.input_shape, source.outputs, **options)
+
+    def prepare(module: torch.nn.Module) -> None:
+        if config.weights is not None:
+            load_weights(module, _weight_file(config.weights), skip_head=config.skip_head)
+
+    model = Model(factory, prepare, trainable=config.trainable, seed=seed)
+    if ":" not in config.name:  # whoever writes a model knows what it reads
+        _check_tokens(config.name, model, source)
+    return model
+
+
+def _weight_file(weights: str) -> str:
+    return str(data_file(weights.removeprefix(OF_DATA))) if weights.startswith(OF_DATA) else weights
+
+
+def _token_options(name: str, source: Source) -> dict[str, Any]:
+    if ":" in name or not source.holds_tokens:
+        return {}
+    told = {key: source.info[key] for key in OF_TOKENIZER if key in source.info}
+    told |= {k: v for k, v in source.info.get("choice", {}).items() if k == "option_length"}
+    valid = options_of(name)
+    return {key: value for key, value in told.items() if key in valid}
+
+
+def _check_head(name: str, options: Mapping[str, Any], source: Source) -> None:
+    """Raises ModelError where the head that a model is given cannot give what the task asks for."""
+    if ":" in name or not source.holds_tokens or "head" not in options_of(name):
+        return
+    head = options.get("head", options_of(name)["head"])
+    if (source.task == "generation") != (head == "language"):
+        wanted, others = (
+            ("a text, which takes model.head=language of a causal model such as llama", "classes or choices")
+            if source.task == "generation"
+            else ("classes, which takes model.head=classification or choice", "texts")
+        )
+        raise ModelError(
+            f"source '{source.name}' asks for {wanted}, but the head of model '{name}' is '{head}'; change the "
+            f"head, or take data that ask for {others} (data.options.form of instructions: choice or generation)"
+        )
+
+
+def _check_tokens(name: str, model: Model, source: Source) -> None:
+    tables = [part for part in model.module.modules() if isinstance(part, torch.nn.Embedding)]
+    if bool(tables) != source.holds_tokens:
+        held, others = ("tokens", "bert or minilm") if source.holds_tokens else ("numbers", "mlp or cnn2")
+        raise ModelError(
+            f"model '{name}' cannot read source '{source.name}', whose samples are {held}; take a model such as "
+            f"{others}"
+        )
+    tokens = int(source.info.get("vocabulary", 0))
+    largest = max((table.num_embeddings for table in tables), default=0)
+    if tokens > largest:
+        raise ModelError(
+            f"model '{name}' knows {largest} tokens, but the tokenizer '{source.info.get('tokenizer')}' of source "
+            f"'{source.name}' has {tokens}; give the data the tokenizer of the model (data.options.tokenizer)"
+        )
+
+
+def check(config: ExperimentConfig) -> None:
+    """Raises ConfigError if a method, model, engine, data source, partition, or option of one does not exist.
+
+    What needs the data themselves (does the model fit the samples, can they be dealt like that) is found when
+    a run starts, before its first round.
+    """
+    from tailorfl.engines.make import make_engine
+
+    if config.variants:
+        from tailorfl.settings.loading import expand
+
+        check_distinct(config.variants, "variants")
+        for name, changes in config.variants.items():
+            if not name.strip() or "variants" in changes:
+                raise ConfigError(
+                    f"variants: '{name}' needs a name and has no variants of its own; write them flat"
+                )
+        for experiment in expand(config).values():
+            check(experiment)
+        return
+    for method in config.methods:
+        _check_method(method, config)
+    check_distinct((method.label for method in config.methods), "methods")
+    for method in config.methods:
+        for model in config.model_of(method).architectures.values():
+            _check_model(model)
+    make_engine(**config.engine.arguments)
+    _check_data(config.data)
+    _check_published(config)
+
+
+def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
+    from tailorfl.core.method import check_aggregates, make_method, needs_one_architecture, needs_public
+    from tailorfl.evaluation.selection import refuse_private
+    from tailorfl.rounds.buffered import check_buffered
+    from tailorfl.rounds.malicious import check_malicious
+    from tailorfl.rounds.requirements import check_private
+    from tailorfl.rounds.robust import check_robust
+    from tailorfl.runs.build import train_config
+    from tailorfl.runs.job import Job
+    from tailorfl.runs.privacy import privacy_of
+
+    made = make_method(method.name, method.options)
+    check_aggregates(made)
+    if made.needs_public and config.data.public is None:
+        raise needs_public(made)
+    architectures = config.model_of(method).architectures
+    if len(architectures) > 1 and not made.heterogeneous:
+        raise needs_one_architecture(made, list(architectures))
+    job = Job(config, method, config.seeds[0])
+    train_config(job)
+    privacy = privacy_of(job)
+    check_robust(made, config.server.robust, None if privacy is None else privacy.level)
+    check_malicious(made, config.system.malicious)
+    if config.system.mode == "buffered" and not made.pooled:
+        check_buffered(made, config.fraction, made.sampled(config.sampling), privacy)
+    if privacy is not None and config.budget != "rounds":
+        raise ConfigError(
+            f"budget={config.budget} lets the training find out how many rounds a method gets, but train.dp finds its "
+            "noise and ε for a number that is known before; leave out one of the two"
+        )
+    if privacy is not None:
+        check_private(made, privacy.level, made.weighting(config.weights))
+        if config.eval.select == "val" and made.has_personal:
+            refuse_private(privacy.level)
+        if config.eval.calibrate != "none" and privacy.level == "sample":
+            raise ConfigError(
+                f"eval.calibrate={config.eval.calibrate} fits a number of each client to its validation samples "
+                "without noise, which sample-level privacy does not cover; leave one of the two out"
+            )
+
+
+def _check_model(model: OneModelConfig) -> None:
+    from tailorfl.models.registry import options_of
+
+    check_checkpoint(model)
+    if ":" in model.name:  # a factory of the user's; its options are looked at when the model is built
+        find(model.name)
+        return
+    _check_options(f"option of model '{model.name}'", model.options, options_of(model.name))
+
+
+def _check_data(data: DataConfig) -> None:
+    from tailorfl.data.partition import recipe_named
+    from tailorfl.data.registry import loader_of, options_of
+    from tailorfl.data.splits import read_split
+    from tailorfl.runs.catalogue import partition_options
+
+    if data.public is not None:
+        loader_of(data.public)
+    options = options_of(data.name)
+    if ":" not in data.name:  # a function of the user's may take any
+        _check_options(f"option of data source '{data.name}'", data.options, options)
+    if data.partition is not None:
+        recipe_named(data.partition)  # raises where there is none
+        valid = partition_options(data.partition)
+        _check_options(f"option of partition '{data.partition}'", data.partition_options, valid)
+    if data.split is not None:
+        split = data.model_dump()["split"]
+        has_official = isinstance(split, str) or not isinstance(split.get("test"), float)
+        read_split(split, has_official)
+
+
+def _check_options(kind: str, given: Mapping[str, object], valid: Iterable[str]) -> None:
+    known = list(valid)
+    for option in given:
+        if option not in known:
+            raise unknown(kind, option, known)
+
+
+def _check_published(config: ExperimentConfig) -> None:
+    labels = [method.label for method in config.methods]
+    for label, numbers in config.published.items():
+        if isinstance(numbers, dict) and label not in labels:
+            raise unknown("label in published", label, labels)

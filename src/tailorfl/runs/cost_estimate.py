@@ -1,41 +1,50 @@
 """What an experiment would cost, found by building everything and training two small clients for a few rounds.
 
-Where that would take long, for one batch: the rest is counted (`training/counting.py`), not trained.
+Where that would take long, for one batch: the rest is counted (`training/counting.py`), not trained. In a simulated
+system, who answers when depends on keys and on what clients have to do: that is counted once, for the first round, and
+where later rounds are shorter or send more, times differ by as much.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 
 from tailorfl.core.messages import Traffic, count_up
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.federation import Federation
 from tailorfl.engines.base import CohortTask, Engine
+from tailorfl.engines.results import CohortUpdates, Parts
 from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.state import StateStore
 from tailorfl.evaluation.leading import first_metric
 from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
 from tailorfl.evaluation.protocols import evaluate
 from tailorfl.rounds.buffered import Buffered
+from tailorfl.rounds.events import Timeline
 from tailorfl.rounds.groups import by_group, message_for
 from tailorfl.rounds.one_round import WORK, RoundResult
+from tailorfl.rounds.participation import TOO_FEW, RoundTrace
+from tailorfl.rounds.planning import work_of
 from tailorfl.rounds.sampling import sampled_clients
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.rounds.system import ClientWork
 from tailorfl.runs.budget import limit_of
 from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.eval_schedule import rounds_between, rounds_worth
-from tailorfl.runs.foreseen import foreseen
 from tailorfl.runs.job import Job
 from tailorfl.runs.job_loop import check_sets, make_selection
 from tailorfl.runs.privacy import planned, spent
 from tailorfl.runs.reductions import remarks
-from tailorfl.runs.timed import Timed, clock
 from tailorfl.settings.experiment import CYCLIC, ExperimentConfig
 
 PROBE_CLIENTS, PROBE_ROUNDS = 2, 4
@@ -351,3 +360,100 @@ def _client_seconds(sim: Simulation, some: tuple[int, ...]) -> float:
     of_a_gradient = max(seconds[2 * short] - seconds[short], 0.0) / more
     fixed = max(seconds[short] - of_a_gradient * work[short], 0.0)
     return len(some) * fixed + of_a_gradient * gradients(task)
+
+
+def foreseen(sim: Simulation, rounds: int) -> dict[str, float]:
+    """Returns how many replies arrive in the mean of a round, the rounds without effect, and how long all rounds take.
+
+    Args:
+        sim: before its first round; it is left as it is.
+        rounds: how many there will be.
+
+    Returns:
+        `replies_per_round`, `rounds_without_effect`, `simulated_seconds`; nothing where no system is simulated.
+
+    Raises:
+        RunError: in buffered rounds nobody can be reached any more; the message says when.
+    """
+    if sim.system is None:
+        return {}
+    said = _buffered(sim, rounds) if isinstance(sim, Buffered) else _synchronous(sim, rounds)
+    return {
+        "replies_per_round": sum(len(one.answered) for one in said) / rounds,
+        "rounds_without_effect": sum(one.too_few or not one.answered for one in said),
+        "simulated_seconds": sum(one.seconds or 0.0 for one in said),
+    }
+
+
+def _synchronous(sim: Simulation, rounds: int) -> list[RoundTrace]:
+    assert sim.system is not None
+    work, found, clock = _Work(sim), list[RoundTrace](), 0.0
+    wanted = sampled_clients(sim.fraction, sim.participants)
+    for number in range(rounds):
+        sampled = sim.sample(number)
+        asked = sim.trainees(sampled)
+        one = sim.system.round(number + 1, clock, sampled, asked, work(asked), wanted)
+        clock += one.seconds or 0.0
+        enough = len(set(one.answered) & set(sampled)) >= sim.min_replies
+        found.append(one if enough else one.refused(asked, TOO_FEW))
+    return found
+
+
+def _buffered(sim: Buffered, rounds: int) -> list[RoundTrace]:
+    work, found, timeline = _Work(sim), list[RoundTrace](), Timeline()
+    for version in range(rounds):
+        one, timeline = sim.buffer.until_full(timeline, version, work)
+        found.append(one)
+    return found
+
+
+class _Work:
+    """What clients have to do in a round, each counted once."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self._sim = sim
+        self._of = cache(self._counted)
+
+    def __call__(self, clients: Sequence[int]) -> Mapping[int, ClientWork]:
+        assert self._sim.system is not None
+        if not self._sim.system.devices.takes_time:
+            return dict.fromkeys(clients, ClientWork(0, 0, 0))
+        everybody = self._of()
+        return {i: everybody[i] for i in clients}
+
+    def _counted(self) -> Mapping[int, ClientWork]:
+        clients = tuple(range(self._sim.participants))
+        message = self._sim.method.broadcast(self._sim.server, clients)
+        return work_of(self._sim, message, clients, 0)[0]
+
+
+def clock() -> float:
+    """Seconds of this process where torch has one thread, which no other disturbs; else of the day."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+class Timed(Sequential):
+    """An engine that says how long its clients took; if `counting` they train nothing, but send what they would."""
+
+    def __init__(self, counting: bool) -> None:
+        super().__init__()
+        self.seconds, self._counting = 0.0, counting
+
+    def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
+        """Runs the function on every client."""
+        with self._clocked():
+            return super().train(self._of(task), store)
+
+    def run(self, task: CohortTask, states: TensorDict) -> Parts:
+        """Returns what the function makes of every client."""
+        with self._clocked():
+            return super().run(self._of(task), states)
+
+    @contextmanager
+    def _clocked(self) -> Iterator[None]:
+        start = clock()
+        yield
+        self.seconds += clock() - start
+
+    def _of(self, task: CohortTask) -> CohortTask:
+        return replace(task, cohort=replace(task.cohort, counting=True)) if self._counting else task

@@ -1,4 +1,6 @@
-"""More seeds, methods or rounds in a result folder: what lies there is kept, and used where it fits.
+"""Which experiment a command begins, resumes or extends, and how.
+
+More seeds, methods or rounds in a result folder: what lies there is kept, and used where it fits.
 
 More rounds continue every job from its last state. The bits are those of a longer run that was never stopped: what a
 run does in its last round alone, the final evaluation, is taken back and done again at the new end. Where the number of
@@ -16,13 +18,13 @@ from tailorfl.core.method import make_method
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.printable import quoted
 from tailorfl.runs import checkpoints
-from tailorfl.runs.amending import amend, reconfigure, record_of
+from tailorfl.runs.build import with_all_options
 from tailorfl.runs.eval_schedule import EVERY, is_due
-from tailorfl.runs.fingerprint import changes, deciding
-from tailorfl.runs.job import Job
+from tailorfl.runs.fingerprint import changes, deciding, refuse
+from tailorfl.runs.folders import check_name, experiment_in, experiment_to_resume
+from tailorfl.runs.job import Job, Way
 from tailorfl.runs.privacy import privacy_of
-from tailorfl.runs.store import RunStore
-from tailorfl.runs.written_out import with_all_options
+from tailorfl.runs.store import RunStore, amend, reconfigure, record_of
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 from tailorfl.training.round_schedule import RoundSchedule
 
@@ -203,3 +205,36 @@ def _shared(config: ExperimentConfig) -> dict[str, Any]:
 
 def _but_rounds(method: MethodConfig) -> dict[str, Any]:
     return {key: value for key, value in method.model_dump(mode="json").items() if key != "rounds"}
+
+
+def resumed(
+    folder: Path, given: ExperimentConfig | None, force: bool = False
+) -> tuple[ExperimentConfig, Way]:
+    """Returns the experiment to go on with in a folder; where there is none yet, `given` is begun.
+
+    So the same command begins an experiment, and goes on with it however often it is sent again, as a queue of a
+    cluster does with a job that lost its machine.
+
+    Raises:
+        ConfigError: the folder has no experiment, and none is given.
+        RunError: another one is given than the folder has.
+    """
+    if given is None:
+        return experiment_to_resume(folder), "resume"
+    check_name(folder)
+    if not (folder / "config.yaml").is_file():
+        return given, "new"
+    differences = other_experiment(experiment_in(folder), given, folder)
+    if not force:  # else every job that is there notes what was different
+        refuse(folder, differences, force)
+    return given, "resume"
+
+
+def with_more(folder: Path, given: ExperimentConfig) -> tuple[ExperimentConfig, Way]:
+    """Returns the experiment in a folder with what `given` adds to it.
+
+    Raises:
+        ConfigError: the folder has no experiment.
+        RunError: `given` is something else than more of it.
+    """
+    return extended(folder, experiment_in(folder), given), "extend"

@@ -19,6 +19,7 @@ import torch
 
 from tailorfl.data.federation import Federation
 from tailorfl.data.preparation import GIVEN, PREPARATION, Preparation, given_digest
+from tailorfl.data.remote_federation import REMOTE
 from tailorfl.data.scaling import SCALING, Scaling
 from tailorfl.data.source import Source
 from tailorfl.data.table_files import READING
@@ -26,7 +27,7 @@ from tailorfl.data.text import TEXTS
 from tailorfl.errors import RunError, first_few
 from tailorfl.runs.files import decode, encode, write_text
 from tailorfl.runs.job import Job, other_job
-from tailorfl.runs.label_counts import label_counts
+from tailorfl.runs.privacy import privacy_of
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import DEFAULT
 
@@ -57,6 +58,9 @@ PREPARED = "samples"
 """What folders note in place of `GIVEN` that were written before it: a digest of prepared samples."""
 MOST = 8
 """Differences that a message lists."""
+MOST_COUNTS = 50_000
+"""Clients times classes up to which they are kept."""
+COUNTED_TASKS = ("classification", "binary")
 
 
 def environment() -> dict[str, str]:
@@ -303,3 +307,20 @@ def meaning(source: Source) -> dict[str, Any]:
     if preparation is not None:
         facts["preparation"] = preparation.facts()
     return facts
+
+
+def label_counts(job: Job, federation: Federation) -> dict[str, Any]:
+    """Returns {"labels": {"classes": names, "counts": [clients][classes] training samples}}.
+
+    Nothing where samples have no class, where the table is too large, or where training is private: its ε covers no
+    count of a client's samples; nor where clients keep their labels to themselves.
+    """
+    source = federation.source
+    if source.task not in COUNTED_TASKS or privacy_of(job) is not None or source.info.get(REMOTE):
+        return {}
+    counts = federation.describe("train")
+    if not counts.size or counts.size > MOST_COUNTS:
+        return {}
+    given = source.info.get("classes")
+    names = [str(name) for name in given] if given is not None and len(given) == counts.shape[1] else None
+    return {"labels": {"classes": names or list(map(str, range(counts.shape[1]))), "counts": counts.tolist()}}

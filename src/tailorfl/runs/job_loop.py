@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from tailorfl.engines.auto import keep_choice
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.leading import leading
@@ -15,23 +17,25 @@ from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.summary import means, quantiles
 from tailorfl.rounds.divergence import listed
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs.amending import amend, record_of
 from tailorfl.runs.backend import SIMULATED, Backend
 from tailorfl.runs.budget import limit_of
 from tailorfl.runs.eval_schedule import EVERY, is_due, long_final, protocol_of, rounds_between
 from tailorfl.runs.extension import MODELS
-from tailorfl.runs.files import write_text
+from tailorfl.runs.files import numbers, write_text
 from tailorfl.runs.job import Job, Observer
 from tailorfl.runs.prediction_log import finish, keeper
 from tailorfl.runs.privacy import epsilon_so_far, spent
-from tailorfl.runs.reading import numbers
 from tailorfl.runs.records import round_record, summary_of
-from tailorfl.runs.saver import Saver
 from tailorfl.runs.signals import raise_if_told, why
-from tailorfl.runs.store import TRACE, RunStore
+from tailorfl.runs.store import TRACE, RunStore, amend, record_of
 from tailorfl.settings.experiment import ExperimentConfig
 
 log = logging.getLogger(__name__)
+SHARE = 0.02
+"""Checkpoints may take this share of the time when no interval is configured."""
+BYTES_A_SECOND, WAIT = 200e6, 0.01
+"""What the first checkpoint is expected to cost: bytes written, hashed and read back, and seconds of waiting for the
+disk. Later ones are expected to cost what the last one did."""
 
 
 def run_job(
@@ -233,3 +237,40 @@ def _rounds(
 def first_named(found: dict[str, float], metric: str) -> dict[str, float]:
     """Returns means by "model/set/metric" with those of a metric first."""
     return dict(sorted(found.items(), key=lambda item: not item[0].endswith(f"/{metric}")))
+
+
+class Saver:
+    """Saves the checkpoints of one run.
+
+    Args:
+        interval: rounds between checkpoints; None: as often as takes `SHARE` of the time, from the first round on.
+        selection: personal models that were chosen, which are saved with the state.
+    """
+
+    def __init__(
+        self, sim: Simulation, store: RunStore, interval: int | None, selection: Selection | None = None
+    ) -> None:
+        self._sim, self._store, self._interval, self._selection = sim, store, interval, selection
+        self._saved_at = time.perf_counter()
+        self._cost: float | None = None
+
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint, after a round."""
+        if self._interval is not None:
+            return self._sim.round % self._interval == 0
+        if self._cost is None:
+            tensors, _ = self._dump()
+            self._cost = WAIT + sum(t.numel() * t.element_size() for t in tensors.values()) / BYTES_A_SECOND
+        return time.perf_counter() - self._saved_at >= self._cost / SHARE
+
+    def save(self, seconds: float) -> None:
+        """Saves the state as it stands; `seconds` the run has taken so far."""
+        begin = time.perf_counter()
+        tensors, facts = self._dump()
+        self._store.save_checkpoint(self._sim.round, tensors, {**facts, "seconds": seconds})
+        self._saved_at = time.perf_counter()
+        self._cost = self._saved_at - begin
+
+    def _dump(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, facts = self._sim.dump()
+        return tensors if self._selection is None else {**tensors, **self._selection.dump()}, facts

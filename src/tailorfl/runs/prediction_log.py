@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import io
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tailorfl.data.remote_federation import REMOTE
-from tailorfl.errors import ConfigError
+from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.predictions import Kept, Predictions
 from tailorfl.evaluation.protocols import headline
 from tailorfl.evaluation.temperature import FEWEST, fitted, measures
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs import predictions
-from tailorfl.runs.files import write_text
+from tailorfl.runs.files import replacing, reporting, write_text
 from tailorfl.runs.job import Job
 from tailorfl.runs.privacy import privacy_of
 from tailorfl.runs.store import RunStore
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 TASKS = ("classification", "binary")
 CALIBRATION = "calibration.csv"
+PREDICTIONS = "predictions.safetensors"
+ARRAYS = ("client", "row", "y", "outputs")
 
 
 def keeper(job: Job, sim: Simulation) -> Kept | None:
@@ -61,7 +63,7 @@ def finish(kept: Kept, job: Job, sim: Simulation, store: RunStore) -> dict[str, 
     """Writes what was kept into a job's folder and returns what its summary says of it."""
     test = kept.part("local")
     if _stored(job, sim):
-        predictions.save(store.path, test)
+        save_predictions(store.path, test)
     if "val" not in kept.parts:
         return {}
     frame = calibrated(test, kept.part("val"), sim.federation.names)
@@ -112,3 +114,28 @@ def temperature_of(store: RunStore, client: int | None) -> float | None:
     frame = pd.read_csv(file)
     found = frame.loc[frame["client"] == client, "temperature"].dropna()
     return float(found.iloc[0]) if len(found) else None
+
+
+def save_predictions(folder: Path, said: Predictions) -> None:
+    """Writes predictions. Raises RunError where that fails."""
+    from safetensors.numpy import save_file
+
+    with replacing(folder / PREDICTIONS) as part:
+        arrays = {name: getattr(said, name).copy() for name in ARRAYS}
+        save_file(arrays, part, metadata={"task": said.task})
+
+
+def load_predictions(folder: Path) -> Predictions | None:
+    """Returns the predictions of a job, None where none were kept. Raises RunError where they are damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    if not (folder / PREDICTIONS).is_file():
+        return None
+    with reporting(folder / PREDICTIONS, "read"):
+        try:
+            with safe_open(folder / PREDICTIONS, framework="numpy") as file:
+                return Predictions(file.metadata()["task"], *(file.get_tensor(name) for name in ARRAYS))
+        except (SafetensorError, TypeError, KeyError) as error:
+            raise RunError(
+                f"'{folder / PREDICTIONS}' is damaged ({error}); restore it from a copy, or delete it"
+            ) from error

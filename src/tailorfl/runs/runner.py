@@ -18,6 +18,7 @@ from tailorfl.errors import DivergenceError
 from tailorfl.evaluation.leading import dominated, first_metric
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.backend import SIMULATED, Backend
+from tailorfl.runs.build import with_all_options
 from tailorfl.runs.eval_schedule import left_out
 from tailorfl.runs.extension import discard_damage, is_longer, reopen
 from tailorfl.runs.files import write_text
@@ -35,7 +36,6 @@ from tailorfl.runs.reductions import remarks
 from tailorfl.runs.status import StatusFile
 from tailorfl.runs.store import RunStore
 from tailorfl.runs.tuned import NAME as TUNING
-from tailorfl.runs.written_out import with_all_options
 from tailorfl.settings.experiment import ExperimentConfig
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def run_jobs(
 ) -> None:
     """Run every method with every seed; finished jobs that are there are kept.
 
-    `way` says what is done with what is there, see `tailorfl.runs.starting`. `source` is a
+    `way` says what is done with what is there, see `tailorfl.runs.extension`. `source` is a
     `tailorfl.data.Source` to use in place of the configured one; `force` goes on with other settings, data or versions
     than the experiment was started with, and notes that for the report. `tuning` is the tuning.json that the settings
     come from, of which the folder gets a copy. `backend` is where clients are: in this process, unless told.

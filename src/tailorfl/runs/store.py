@@ -13,6 +13,9 @@
 | privacy.csv | what clients' data were used for and its ε, where a run is private; written by whoever runs it |
 | selection.csv, calibration.csv | the round each client chose, and its temperature, where there are such; likewise |
 | predictions.safetensors | what deployed models said of their clients' test samples, where it is kept; likewise |
+
+`amend` and `reconfigure` change what is recorded of a run that is to go on otherwise than it was begun; the store must
+be open to write.
 """
 
 from __future__ import annotations
@@ -35,21 +38,25 @@ from tailorfl.runs.files import (
     FolderLock,
     append_lines,
     decode,
+    decode_lines,
     encode,
     encode_lines,
     is_locked,
     keep_lines,
+    numbers,
+    parsed,
     read_lines,
     replacing,
     reporting,
     sync,
+    table,
     write_text,
 )
-from tailorfl.runs.reading import numbers, parsed, table
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
+
 
 Status = Literal["running", "finished", "failed", "interrupted"]
 
@@ -383,3 +390,29 @@ def _check_free(folder: Path, overwrite: bool) -> None:
             f"'{folder}' already holds a run; continue it with --resume, choose another name, "
             "or allow overwriting it"
         )
+
+
+def record_of(store: RunStore, round: int) -> dict[str, Any]:
+    """Returns the record of a round, as it was written. Raises RunError if there is none."""
+    for record in decode_lines(read_lines(store.path / "rounds.jsonl")):
+        if record["round"] == round:
+            return dict(record)
+    raise RunError(f"'{store.path}' has no record of round {round}; restore rounds.jsonl from a copy")
+
+
+def amend(
+    store: RunStore, round: int, record: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]
+) -> None:
+    """Replaces the record of the last round, and all that is recorded of clients in it, each file at once."""
+    for name, records in (("clients.jsonl", clients), ("rounds.jsonl", [record])):
+        lines = read_lines(store.path / name)
+        before = [line for line, old in zip(lines, decode_lines(lines), strict=True) if old["round"] != round]
+        with replacing(store.path / name) as part:
+            part.write_bytes(b"".join(line + b"\n" for line in before))
+            with part.open("a", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in encode_lines(records))
+
+
+def reconfigure(store: RunStore, config: Mapping[str, Any]) -> None:
+    """Replaces the configuration of a run."""
+    write_text(store.path / "config.json", encode(config, indent=1))

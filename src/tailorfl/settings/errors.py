@@ -251,7 +251,7 @@ def _catalogue() -> Mapping[Kind, Mapping[str, Sequence[str]]]:
 def check_names(config: ExperimentConfig) -> None:
     """Check that methods, models, data sources and partitions, and the options of each, exist.
 
-    `tailorfl.runs.check` checks again, with the registries themselves. Nothing is refused that another package or a
+    `tailorfl.runs.build` checks again, with the registries themselves. Nothing is refused that another package or a
     module of the user's may have added.
 
     Raises:

@@ -1,7 +1,7 @@
 """What an experiment is: the settings of data, model, methods, training and evaluation, with their defaults.
 
 Every setting is checked for its name, type and range here, without importing torch; that the names of
-methods, models, data and their own options exist is checked by `tailorfl.runs.check`.
+methods, models, data and their own options exist is checked by `tailorfl.runs.build`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from tailorfl.settings.deploy import DeployConfig
 from tailorfl.settings.engine import EngineConfig
 from tailorfl.settings.eval import EvalConfig
 from tailorfl.settings.model import ModelConfig
-from tailorfl.settings.scales import Scale, ScaleConfig
 from tailorfl.settings.server import ServerConfig
 from tailorfl.settings.system import SystemConfig
 from tailorfl.settings.track import TrackConfig
@@ -46,6 +45,8 @@ Sampling = Literal["uniform", "proportional", "bernoulli", "cyclic", "cyclic_fix
 CYCLIC: tuple[Sampling, ...] = ("cyclic", "cyclic_fixed")
 Weights = Literal["samples", "uniform"]
 """What clients count in an average: a_i = n_i / Σ n over those that are averaged, or all alike."""
+Scale = Literal["smoke", "small", "paper"]
+"""smoke: seconds, says nothing of a method; small: decides a claim on a CPU; paper: the printed setting."""
 
 
 class MethodConfig(Named):
@@ -61,6 +62,16 @@ class MethodConfig(Named):
     @field_serializer("train")
     def _only_given(self, train: TrainOverrides) -> dict[str, Any]:
         return dict(**train)
+
+
+class ScaleConfig(Settings):
+    """One scale of a recipe: what it changes, and what is said before it runs."""
+
+    needs: str = Field(default="", description="data, weights and machines that it cannot do without")
+    costs: str = Field(default="", description="how long it takes, and on what")
+    settings: dict[str, Any] = Field(
+        default={}, description="changes of the recipe's settings; variants make theirs after these"
+    )
 
 
 class ExperimentConfig(Settings):

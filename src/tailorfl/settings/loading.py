@@ -3,6 +3,13 @@
 Light on purpose: nothing here imports torch, so that a typo is reported at once. What is too large, too deep or cannot
 be printed is refused before anything is made of it; aliases of YAML are counted as often as they stand, since a few
 lines of them can mean more values than any memory holds.
+
+A recipe may have several settings of itself, a paper's table whose rows differ in the data, say; each variant is an
+experiment of its own (`expand`):
+
+    variants:
+      2 classes: {data: {partition_options: {classes: 2}}, published: {...}}
+      6 classes: {data: {partition_options: {classes: 6}}, published: {...}}
 """
 
 from __future__ import annotations
@@ -438,3 +445,18 @@ def _check_size(text: str, loader: type[yaml.SafeLoader], what: str) -> None:
         open_[-1][1] += size
         if open_[-1][1] > MOST_VALUES:
             raise ConfigError(too_many(what))
+
+
+def expand(config: ExperimentConfig) -> dict[str, ExperimentConfig]:
+    """Returns the experiments of a configuration by name of the variant; one under "" where it has none.
+
+    Raises:
+        ConfigError: a variant has a mistake.
+    """
+    if not config.variants:
+        return {"": config}
+    plain = {key: value for key, value in config.to_dict().items() if key != "variants"}
+    return {
+        name: load({**plain, "name": f"{config.name}, {name}"}, changes)
+        for name, changes in config.variants.items()
+    }

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from tailorfl.errors import ConfigError
-from tailorfl.runs.check import check
+from tailorfl.runs.build import check
 from tailorfl.settings.experiment import COMPARED, ExperimentConfig
 from tailorfl.settings.loading import load
-from tailorfl.tuning.run import Plan, Request, Tuning, begin, default_folder, plan, plan_in
+from tailorfl.tuning.run import Plan, Tuning, TuningRequest, begin, default_folder, plan, plan_in
 from tailorfl.tuning.run import tune as tune_in
 
 
 def tune(
     config: str | Path | Mapping[str, Any] | ExperimentConfig | None,
     settings: Mapping[str, Any],
-    request: Request,
+    request: TuningRequest,
     *,
     workers: int,
     out: str | Path | None,
@@ -31,13 +31,13 @@ def tune(
 def _begun(
     config: str | Path | Mapping[str, Any] | ExperimentConfig | None,
     settings: Mapping[str, Any],
-    request: Request,
+    request: TuningRequest,
     out: str | Path | None,
     resume: bool,
 ) -> tuple[Path, Plan]:
     """The folder of a tuning that is begun or goes on, and what is to be done there."""
     if resume:
-        if out is None or config is not None or settings or request != Request():
+        if out is None or config is not None or settings or request != TuningRequest():
             raise ConfigError(
                 "resume=True goes on with the tuning in `out` as it was begun; give out and nothing beside workers"
             )

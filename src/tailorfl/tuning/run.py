@@ -53,7 +53,7 @@ EXPERIMENT, REQUEST = "experiment.yaml", "request.json"
 
 
 @dataclass(frozen=True)
-class Request:
+class TuningRequest:
     """How an experiment is to be tuned."""
 
     budget: str = "20"
@@ -72,7 +72,7 @@ class Plan:
     """A request, worked out: what trials run, and what is searched."""
 
     asked: ExperimentConfig
-    request: Request
+    request: TuningRequest
     budget: Budget
     config: ExperimentConfig
     """What trials run."""
@@ -113,7 +113,7 @@ class Watch:
         """A trial has ended; its method has used up so many samples."""
 
 
-def plan(config: ExperimentConfig, request: Request) -> Plan:
+def plan(config: ExperimentConfig, request: TuningRequest) -> Plan:
     """Returns what a request comes to for an experiment.
 
     Raises:
@@ -204,14 +204,14 @@ def plan_in(folder: Path) -> Plan:
     return plan(experiment, request)
 
 
-def _request(facts: Any) -> Request:
+def _request(facts: Any) -> TuningRequest:
     """The request that a file holds, none of whose parts may be missing; ValueError where one is."""
     if not isinstance(facts, dict):
         raise ValueError("it holds no named values")
-    for field in fields(Request):
+    for field in fields(TuningRequest):
         if type(facts.get(field.name)) is not type(field.default):
             raise ValueError(f"{field.name} is {facts.get(field.name, 'missing')!r}")
-    return Request(**{field.name: facts[field.name] for field in fields(Request)})
+    return TuningRequest(**{field.name: facts[field.name] for field in fields(TuningRequest)})
 
 
 def tune(folder: Path, plan: Plan, *, workers: int = 1, watch: Watch | None = None) -> Tuning:
@@ -241,7 +241,7 @@ def tune(folder: Path, plan: Plan, *, workers: int = 1, watch: Watch | None = No
     return found
 
 
-def _search(label: str, request: Request, budget: Budget, higher_is_better: bool) -> Search:
+def _search(label: str, request: TuningRequest, budget: Budget, higher_is_better: bool) -> Search:
     return Search(label, request.sampler, request.seed, higher_is_better, budget.trials)
 
 

@@ -33,8 +33,7 @@ from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.eval_schedule import is_due, rounds_between
 from tailorfl.runs.files import decode, encode, is_locked
 from tailorfl.runs.job import Job
-from tailorfl.runs.job_loop import make_selection
-from tailorfl.runs.saver import Saver
+from tailorfl.runs.job_loop import Saver, make_selection
 from tailorfl.runs.signals import raise_if_told
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig

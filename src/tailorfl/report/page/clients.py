@@ -9,7 +9,7 @@ import numpy as np
 
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.report.page.look import INK, Look
-from tailorfl.report.page.parts import Cell, Chart, Part, Table, number
+from tailorfl.report.page.parts import Cell, Chart, PagePart, Table, number
 from tailorfl.report.plots import COLOURS
 from tailorfl.report.result import REFERENCES, company
 
@@ -40,10 +40,10 @@ def row_id(key: tuple[int, str], client: int) -> str:
     return f"{key[0]}{key[1][:6]}/{client}"
 
 
-def clients(result: ExperimentResult, look: Look) -> tuple[Part, dict[str, Rows], list[str]]:
+def clients(result: ExperimentResult, look: Look) -> tuple[PagePart, dict[str, Rows], list[str]]:
     """Returns the part, its data by name, and what could not be shown."""
     rows, reference = _rows(result, look)
-    part, left_out = Part("clients", "Every client", clients=True), []
+    part, left_out = PagePart("clients", "Every client", clients=True), []
     shown = [str(k) for k in range(len(look.labels)) if look.labels[k] != reference]
     if reference is None:
         left_out.append(

@@ -10,7 +10,7 @@ from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.evaluation.seeds import interval
 from tailorfl.evaluation.summary import tails
 from tailorfl.report.page.look import Look, named
-from tailorfl.report.page.parts import Chart, Part, number
+from tailorfl.report.page.parts import Chart, PagePart, number
 from tailorfl.report.plots import BOUNDED, over_seeds
 from tailorfl.runs.store import SECONDS
 
@@ -25,7 +25,7 @@ PERCENTS = (*range(1, 20), *range(20, 101, 2))
 Rows = list[dict[str, Any]]
 
 
-def curves(result: ExperimentResult, look: Look) -> tuple[Part, dict[str, Rows], list[str]]:
+def curves(result: ExperimentResult, look: Look) -> tuple[PagePart, dict[str, Rows], list[str]]:
     """Returns the part, its data by name, and what could not be shown."""
     rows, left_out = _rows(result, look), []
     flat = [row for row in rows if not row["bytes"]]
@@ -33,7 +33,7 @@ def curves(result: ExperimentResult, look: Look) -> tuple[Part, dict[str, Rows],
     flat = [row for row in last.values() if all(r["bytes"] == 0 for r in rows if r["label"] == row["label"])]
     silent = {row["label"] for row in flat}
     data = {"curves": rows, "silent": flat}
-    part = Part("curves", "Curves", keys=True)
+    part = PagePart("curves", "Curves", keys=True)
     part.notes.append(
         f"Mean over clients of the {look.name} on their own test parts; band: 95 % confidence interval over seeds "
         "(none with one seed). A name in the legend hides and shows its line."
@@ -141,7 +141,7 @@ def _silent(look: Look) -> dict[str, Any]:
     }
 
 
-def worst_clients(result: ExperimentResult, look: Look) -> tuple[Part, dict[str, Rows]]:
+def worst_clients(result: ExperimentResult, look: Look) -> tuple[PagePart, dict[str, Rows]]:
     """Returns the part on the worst clients, and its data: the mean of the worst k % of the clients, for every k."""
     found: dict[str, list[list[float]]] = {}
     for summary, store in result.jobs:
@@ -165,7 +165,7 @@ def worst_clients(result: ExperimentResult, look: Look) -> tuple[Part, dict[str,
         {"field": "percent", "type": "quantitative", "title": "worst k %"},
         {"field": "mean", "type": "quantitative", "format": look.format, "title": look.name},
     ]
-    part = Part("worst", "The worst clients", keys=True)
+    part = PagePart("worst", "The worst clients", keys=True)
     part.notes.append(
         "The mean over the worst k % of the clients of a seed (rounded up to whole clients), of the deployed models on "
         "own test parts: at 100 % that of all. Which clients those are may differ between methods. Band: 95 % "

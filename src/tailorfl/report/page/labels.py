@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tailorfl.report.page.clients import name_of, row_id
-from tailorfl.report.page.parts import Chart, Part, number
+from tailorfl.report.page.parts import Chart, PagePart, number
 from tailorfl.report.plots import COLOURS
 from tailorfl.report.result import company
 
@@ -18,9 +18,9 @@ MOST = 100
 """Clients that are drawn, evenly chosen of more."""
 
 
-def labels(result: ExperimentResult) -> tuple[Part, dict[str, list[dict[str, Any]]], list[str]]:
+def labels(result: ExperimentResult) -> tuple[PagePart, dict[str, list[dict[str, Any]]], list[str]]:
     """Returns the part, its data, and what could not be shown."""
-    part = Part("labels", "Labels of the clients")
+    part = PagePart("labels", "Labels of the clients")
     summary, store = result.jobs[0]
     table = store.config.get("labels")
     if not table:

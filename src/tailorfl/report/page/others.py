@@ -12,7 +12,7 @@ from tailorfl.evaluation.summary import mean
 from tailorfl.printable import quoted
 from tailorfl.report.differences import differences
 from tailorfl.report.page.look import Look
-from tailorfl.report.page.parts import Cell, Code, Part, Table
+from tailorfl.report.page.parts import Cell, Code, PagePart, Table
 from tailorfl.report.tables import MISSING, Column, cells
 from tailorfl.runs.fingerprint import samples_of
 
@@ -44,9 +44,9 @@ def _numbers(caption: str, frame: pd.DataFrame, columns: list[Column]) -> Table:
     return Table(caption, head, rows)
 
 
-def paired_differences(result: ExperimentResult, look: Look) -> tuple[Part, list[str]]:
+def paired_differences(result: ExperimentResult, look: Look) -> tuple[PagePart, list[str]]:
     """Returns every method minus every other, and which differences are beyond the noise."""
-    part = Part("differences", "Differences")
+    part = PagePart("differences", "Differences")
     found = differences(result)
     if not found:
         return part, ["Differences: no two methods share a seed."]
@@ -119,9 +119,9 @@ def took_part(result: ExperimentResult, look: Look) -> tuple[Table | None, str]:
     return Table(f"Clients by whether they were ever sampled; {many} of a seed never were", head, rows), ""
 
 
-def privacy(result: ExperimentResult) -> tuple[Part, list[str]]:
+def privacy(result: ExperimentResult) -> tuple[PagePart, list[str]]:
     """Returns what every private job spent."""
-    part = Part("privacy", "Privacy ledger")
+    part = PagePart("privacy", "Privacy ledger")
     rows, released = [], set()
     for summary, _ in result.jobs:
         spent = summary.get("privacy")
@@ -151,9 +151,9 @@ def privacy(result: ExperimentResult) -> tuple[Part, list[str]]:
     return part, []
 
 
-def what_was_run(result: ExperimentResult) -> Part:
+def what_was_run(result: ExperimentResult) -> PagePart:
     """Returns the settings, with what they were run, and how to run them again."""
-    part = Part("settings", "What was run")
+    part = PagePart("settings", "What was run")
     made: dict[str, dict[str, None]] = {}
     for summary, store in result.jobs:
         for name, value in _facts(summary, store.config):

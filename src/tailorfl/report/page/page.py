@@ -13,7 +13,7 @@ from tailorfl.report.page.curves import curves, worst_clients
 from tailorfl.report.page.labels import labels
 from tailorfl.report.page.look import Look
 from tailorfl.report.page.others import comparison, paired_differences, privacy, took_part, what_was_run
-from tailorfl.report.page.parts import Part, Table
+from tailorfl.report.page.parts import PagePart, Table
 from tailorfl.report.page.single import single_clients
 from tailorfl.report.page.tuning import tuning
 from tailorfl.report.published import beside, notes
@@ -39,17 +39,17 @@ def page(result: ExperimentResult, target: float | None = None, further: Sequenc
         f"{look.name} of the deployed models on clients' own test parts."
     ]
     if left_out:
-        found.append(Part("left-out", "Not in this report", left_out))
+        found.append(PagePart("left-out", "Not in this report", left_out))
     return render(config.name, config.description, [*lead, sentence(config)], found, data, look)
 
 
 def _parts(
     result: ExperimentResult, look: Look, target: float | None, further: Sequence[Section]
-) -> tuple[list[Part], dict[str, Any], list[str]]:
+) -> tuple[list[PagePart], dict[str, Any], list[str]]:
     """All parts in their order, the data of their charts, and what is left out."""
     warned = [_section(section, f"warning-{k}") for k, section in enumerate(caveats(result))]
     first, other = comparison(result, result.marked(result.table))
-    head = Part("comparison", "Comparison", tables=[first])
+    head = PagePart("comparison", "Comparison", tables=[first])
     head.notes += [*result.remarks, *result.worst_clients]
     data: dict[str, Any] = {}
     left_out: list[str] = []
@@ -65,7 +65,7 @@ def _parts(
     data, left_out = data | rows, left_out + lost
     worst, rows = worst_clients(result, look)
     data |= rows
-    sets = Part("sets", "Held-out clients, shifts and participation", tables=[other] if other else [])
+    sets = PagePart("sets", "Held-out clients, shifts and participation", tables=[other] if other else [])
     left_out += (
         [] if other else ["Held-out clients and shifted data: no such set was evaluated (eval.final)."]
     )
@@ -98,15 +98,17 @@ def _parts(
     return [*kept, what_was_run(result)], data, left_out
 
 
-def _section(section: Section, name: str) -> Part:
-    return Part(name, section.title, [section.note], [Table.of(section.title, section.head, section.rows)])
+def _section(section: Section, name: str) -> PagePart:
+    return PagePart(
+        name, section.title, [section.note], [Table.of(section.title, section.head, section.rows)]
+    )
 
 
-def _published(result: ExperimentResult) -> list[Part]:
+def _published(result: ExperimentResult) -> list[PagePart]:
     """A paper's numbers beside ours, where there are any."""
     published = result.config.published
     rows = beside(result, published)
-    part = Part("published", "Published and ours", notes(published))
+    part = PagePart("published", "Published and ours", notes(published))
     if not rows.empty:
         lines = [
             (
@@ -125,7 +127,7 @@ def render(
     title: str,
     description: str,
     lead: Sequence[str],
-    parts: Sequence[Part],
+    parts: Sequence[PagePart],
     data: Mapping[str, Any],
     look: Look | None = None,
 ) -> str:

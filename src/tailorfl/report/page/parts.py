@@ -61,7 +61,7 @@ class Code:
 
 
 @dataclass
-class Part:
+class PagePart:
     """A part of a page. `keys` says that the legend of methods stands above its charts, `clients` a choice of one.
 
     `picture` is an SVG element of the library's own, `alt` what it shows.

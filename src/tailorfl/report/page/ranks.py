@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tailorfl.evaluation.ranks import LEVEL
 from tailorfl.report.page.others import comparison
 from tailorfl.report.page.page import render
-from tailorfl.report.page.parts import Cell, Part, Table
+from tailorfl.report.page.parts import Cell, PagePart, Table
 from tailorfl.report.rank_plot import svg
 from tailorfl.report.tables import MISSING
 from tailorfl.report.warnings import caveats
@@ -32,20 +32,20 @@ def page(matrix: Matrix) -> str:
         parts += [_ranks(matrix, found), _signed_ranks(matrix, found)]
     for number, (name, result) in enumerate(matrix.results.items()):
         first, other = comparison(result, result.marked(result.table))
-        part = Part(f"federation-{number}", name, tables=[first, *([other] if other else [])])
+        part = PagePart(f"federation-{number}", name, tables=[first, *([other] if other else [])])
         part.notes += [*result.remarks, *result.worst_clients, f"From {', '.join(map(str, result.folders))}."]
         part.tables += [Table.of(s.title, s.head, s.rows) for s in caveats(result)]
         parts.append(part)
     if left_out:
-        parts.append(Part("left-out", "Not in this report", left_out))
+        parts.append(PagePart("left-out", "Not in this report", left_out))
     lead = [
         f"{len(matrix.labels)} methods on {len(matrix.results)} federations: {', '.join(matrix.results)}."
     ]
     return render("Methods by federations", "", lead, parts, {})
 
 
-def _numbers(matrix: Matrix) -> Part:
-    part = Part("matrix", "Methods by federations")
+def _numbers(matrix: Matrix) -> PagePart:
+    part = PagePart("matrix", "Methods by federations")
     part.notes.append(
         "Mean over clients of each federation's own metric (deployed models, own test parts), mean over seeds ± half "
         "width of the 95 % interval; bold: better than every other line of the column beyond the noise. Average rank "
@@ -63,8 +63,8 @@ def _numbers(matrix: Matrix) -> Part:
     return part
 
 
-def _ranks(matrix: Matrix, found: Ranking) -> Part:
-    part = Part("ranks", "Average ranks")
+def _ranks(matrix: Matrix, found: Ranking) -> PagePart:
+    part = PagePart("ranks", "Average ranks")
     k, n = len(matrix.ranked), len(matrix.results)
     part.notes.append(
         f"Friedman's test of all methods being equal: χ² = {found.chi2:.3g} with {k - 1} degrees of freedom, p = "
@@ -86,8 +86,8 @@ def _ranks(matrix: Matrix, found: Ranking) -> Part:
     return part
 
 
-def _signed_ranks(matrix: Matrix, found: Ranking) -> Part:
-    part = Part("wilcoxon", "Pairs over federations")
+def _signed_ranks(matrix: Matrix, found: Ranking) -> PagePart:
+    part = PagePart("wilcoxon", "Pairs over federations")
     part.notes.append(
         "Wilcoxon's signed-rank test of each pair over federations, corrected by Holm for all pairs; a bar joins "
         "neighbours that do not differ at 5 %."

@@ -9,11 +9,10 @@ import numpy as np
 from tailorfl.evaluation.calibration import BINS, Reliability, probabilities
 from tailorfl.evaluation.predictions import Predictions
 from tailorfl.printable import quoted
-from tailorfl.report.clients import Clients, clients_of
+from tailorfl.report.clients import ClientReport, clients_of
 from tailorfl.report.page.look import INK, Look
-from tailorfl.report.page.parts import Cell, Chart, Part, Table, number
-from tailorfl.runs import predictions
-from tailorfl.runs.prediction_log import TASKS
+from tailorfl.report.page.parts import Cell, Chart, PagePart, Table, number
+from tailorfl.runs.prediction_log import TASKS, load_predictions
 
 if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
@@ -30,7 +29,7 @@ IN_A_BIN = 10
 Rows = list[dict[str, Any]]
 
 
-def single_clients(result: ExperimentResult, look: Look) -> tuple[list[Part], dict[str, Rows], list[str]]:
+def single_clients(result: ExperimentResult, look: Look) -> tuple[list[PagePart], dict[str, Rows], list[str]]:
     """Returns the parts, the data of their charts, and what could not be shown."""
     what = "Single clients with intervals"
     seed = min(int(summary["seed"]) for summary, _ in result.jobs)
@@ -38,7 +37,7 @@ def single_clients(result: ExperimentResult, look: Look) -> tuple[list[Part], di
     if len({str(summary["label"]) for summary, _ in jobs}) < len(jobs):
         return [], {}, [f"{what}: folders were put together whose jobs have the same labels and seeds."]
     said = {
-        str(s["label"]): found for s, store in jobs if (found := predictions.load(store.path)) is not None
+        str(s["label"]): found for s, store in jobs if (found := load_predictions(store.path)) is not None
     }
     if not said:
         return [], {}, [f"{what}: predictions of test samples were not kept (eval.predictions)."]
@@ -46,7 +45,7 @@ def single_clients(result: ExperimentResult, look: Look) -> tuple[list[Part], di
     if lines > MOST_LINES or sum(len(one.y) for one in said.values()) > MOST_SAMPLES:
         return [], {}, [f"{what}: too many for a page; tailorfl gains {quoted(result.path)} prints them."]
     clients = clients_of(result, seed)
-    part = Part("single", "Single clients", clients.notes, [_table(clients)])
+    part = PagePart("single", "Single clients", clients.notes, [_table(clients)])
     of_classes = {label: one for label, one in said.items() if one.task in TASKS}
     if not of_classes:
         return [part], {}, ["Reliability diagrams: the task has no classes."]
@@ -54,7 +53,7 @@ def single_clients(result: ExperimentResult, look: Look) -> tuple[list[Part], di
     return [part, diagrams], data, []
 
 
-def _table(clients: Clients) -> Table:
+def _table(clients: ClientReport) -> Table:
     rows = []
     for line in clients.lines:
         calibration = (line.ece, line.ece_by_chance, line.temperature, line.ece_calibrated)
@@ -68,8 +67,10 @@ def _table(clients: Clients) -> Table:
     return Table(title, clients.head, rows)
 
 
-def _diagrams(clients: Clients, said: dict[str, Predictions], look: Look) -> tuple[Part, dict[str, Rows]]:
-    part = Part("reliability", "Can the probabilities be believed?", keys=True)
+def _diagrams(
+    clients: ClientReport, said: dict[str, Predictions], look: Look
+) -> tuple[PagePart, dict[str, Rows]]:
+    part = PagePart("reliability", "Can the probabilities be believed?", keys=True)
     part.notes.append(
         "Samples ordered by the probability of the predicted class and cut into bins of equally many (15 at most, of "
         f"{IN_A_BIN} samples at least): how sure the model is, and how often it is right. Below the line it is too "

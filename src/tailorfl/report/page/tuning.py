@@ -12,7 +12,7 @@ from tailorfl.evaluation.expected import expected_best
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.report.page.curves import lines
 from tailorfl.report.page.look import Look
-from tailorfl.report.page.parts import Chart, Part, Table, number
+from tailorfl.report.page.parts import Chart, PagePart, Table, number
 from tailorfl.report.tables import MISSING, human_seconds
 from tailorfl.runs.files import decode
 
@@ -21,13 +21,13 @@ NAME = "tuning.json"
 Rows = list[dict[str, Any]]
 
 
-def tuning(folders: Sequence[Path], look: Look) -> tuple[Part, dict[str, Rows], list[str]]:
+def tuning(folders: Sequence[Path], look: Look) -> tuple[PagePart, dict[str, Rows], list[str]]:
     """Returns the part, its data, and what could not be shown.
 
     Raises:
         RunError: a tuning.json cannot be read.
     """
-    part, rows = Part("tuning", "How settings were chosen"), []
+    part, rows = PagePart("tuning", "How settings were chosen"), []
     table: list[list[str]] = []
     metric = look.metric
     for folder in folders:
