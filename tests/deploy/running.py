@@ -27,6 +27,7 @@ from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.checkpoints import load, rounds
 from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.system import SystemConfig
 from tailorfl.training import tree
 
 MARK = "TAILORFL_TEST_PROCESSES"
@@ -200,17 +201,17 @@ class Field:
     def is_replayed(self, label: str | None = None) -> Simulation:
         """Asserts that server and clients have the states of the simulation of the same trace, to the bit."""
         found = next(j for j in self.jobs() if label in (None, j.method.label))
-        config = self.config.model_copy(update={"methods": [found.method]})
-        sim = simulated(config, found.rounds, Trace.read(self.job_folder(label) / "trace.jsonl"))
+        path = self.job_folder(label) / "trace.jsonl"
+        again = SystemConfig(trace=str(path))
+        config = self.config.model_copy(update={"methods": [found.method], "system": again})
+        sim, names = simulated(config, found.rounds), sum(Trace.read(path).joined, ())
         tensors = newest(self.job_folder(label))
         server = {n.removeprefix("server/"): t for n, t in tensors.items() if n.startswith("server/")}
         same(server, dict(tree.leaves(sim.server)))
         for client in range(sim.federation.num_clients):
             store = next(group.states for group in sim.groups if client in group.clients)
-            place = self.folder / f"state-{client}" / config.name / found.folder
-            taken = [
-                r.round for r in Trace.read(self.job_folder(label) / "trace.jsonl") if client in r.answered
-            ]
+            place = self.folder / f"state-{names[client]}" / config.name / found.folder
+            taken = [r.round for r in Trace.read(path) if client in r.answered]
             if client in store.clients and taken:
                 # the newest state may be of an answer that was not accepted
                 own = {p: t[0] for p, t in tree.leaves(store.get((client,)))}

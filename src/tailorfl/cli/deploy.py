@@ -177,6 +177,18 @@ def leave_command(
     say(stdout(), f"'{client}' is neither asked nor waited for from the next round on")
 
 
+@app.command("join")
+def join_command(
+    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="The server's result folder.")],
+    client: Annotated[str, typer.Argument(help="The client's name, as in its certificate.")],
+) -> None:
+    """Let a client join a federation that has begun: its server, also one that runs, takes it in when it connects."""
+    from tailorfl.deploy.membership import let_in
+
+    let_in(results, client)
+    say(stdout(), f"'{client}' takes part from the round on that begins after it has connected")
+
+
 @app.command("keys")
 def keys_command(
     folder: Annotated[Path, typer.Argument(help="Where to.")],

@@ -85,6 +85,14 @@ class Method(BaseModel):
     """Settings under which the method is another one, see `tailorfl.core.reduction`; the first counts that says it."""
     exposures: ClassVar[Sequence[Exposure]] = ()
     """What is made of private data that privacy does not cover, under which settings, the first that holds counts."""
+    fixed_clients: ClassVar[str] = ""
+    """Why no client can join rounds that have begun, such as "its server keeps a model of every client"; "" if one can.
+
+    A newcomer is numbered after the clients that are there and begins with `client_state`; what the method keeps and
+    sends must not depend on how many clients there were before.
+    """
+    fixed_when: ClassVar[Mapping[str, Any]] = {}
+    """Under which conditions that holds, as of `exposure`; by default always."""
     personal_receives: ClassVar[bool] = True
     """Whether `personal` looks at what the client receives; if not, evaluation sends it nothing."""
 
@@ -99,7 +107,8 @@ class Method(BaseModel):
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
         super().__pydantic_init_subclass__(**options)
         check_hooks(cls, Method, Method.__class_vars__)
-        check_conditions(cls, (*cls.special_cases, *cls.exposures))
+        fixed = Exposure(cls.fixed_clients, None, cls.fixed_when)
+        check_conditions(cls, [*cls.special_cases, *cls.exposures, fixed])
 
     def __setattr__(self, name: str, value: Any) -> None:
         try:

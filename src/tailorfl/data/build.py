@@ -23,6 +23,7 @@ from tailorfl.data.dealing import (
     to_be_tested,
 )
 from tailorfl.data.federation import Federation
+from tailorfl.data.late_clients import in_turn, split_in_turn
 from tailorfl.data.preparation import plain, prepared
 from tailorfl.data.public import own_public_rows, public_from_rows, public_source, subset
 from tailorfl.data.registry import data_sources, load_source
@@ -75,6 +76,7 @@ def build(
     augment: Augmentation = _SET.augment,
     path: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
+    joined: Sequence[Sequence[str]] = (),
     seed: int = 0,
 ) -> Federation:
     """A federation, the same for the same arguments.
@@ -90,6 +92,8 @@ def build(
         split: see `tailorfl.data.splits.read_split`.
         public: may be a Source too.
         shifts: name -> file, folder, data frame or Source.
+        joined: of a deployment that is played again, the names of its clients in the order of their numbers, in groups
+            that joined at once. With `path` each had its own file, which is split and prepared as it was there.
         seed: not negative.
 
     Raises:
@@ -120,8 +124,15 @@ def build(
         deal_test=rule.source == "official",
         streams=(stream(seed, "partition"), stream(seed, "held out")),
     )
-    federation = _split(source, rows, _with_domains(dealt, source, domains), rule, stream(seed, "split"))
-    federation = federation if normalise == "none" else prepared(federation, normalise)
+    dealt = _with_domains(dealt, source, domains)
+    order = in_turn(joined, dealt.names, all_of_them=path is not None)
+    if len(order) and path is not None:
+        federation = split_in_turn(source, dealt.ordered(order, len(order)), joined, rule, seed)
+    else:
+        federation = _split(source, rows, dealt, rule, stream(seed, "split"))
+        federation = federation.of_clients(order) if len(order) else federation
+    if normalise != "none":
+        federation = prepared(federation, normalise, len(joined[0]) if len(order) else None)
     shifted = _shifted(federation, rows, domains, corruptions, official_set, seed)
     shifted |= own_shifts(federation.source, shifts or {}, name if by_name else None, options or {}, shifted)
     if len(own_public):

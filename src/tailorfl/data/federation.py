@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -62,6 +62,12 @@ class Federation:
     def part(self, part: Part) -> Rows:
         """Per client the rows of one part: "train", "val" or "test"."""
         return Rows.of({"train": self.train, "val": self.val, "test": self.test}[part])
+
+    def of_clients(self, order: Ints) -> Federation:
+        """The federation of these clients alone, int64, in this order; all of them train."""
+        train, val, test = (Rows.of(rows).of_clients(order) for rows in (self.train, self.val, self.test))
+        names = tuple(self.names[i] for i in order.tolist())
+        return replace(self, train=train, val=val, test=test, names=names, num_clients=len(order))
 
     def sizes(self, part: Part = "train") -> Ints:
         """`[clients]` int64 number of samples of every client in one part, held-out clients included."""

@@ -195,13 +195,14 @@ def by_constants(source: Source, constants: str | Path | Constants) -> Source:
     return replace(source, x=x, y=y, outputs=used.outputs, info=info)
 
 
-def prepared(federation: Federation, by: Normalisation) -> Federation:
+def prepared(federation: Federation, by: Normalisation, founders: int | None = None) -> Federation:
     """The federation with every feature made ready by statistics of training rows.
 
     Args:
         federation: its source holds floats, or a table.
         by: "federated": of all training clients together; "client": of each client by itself (words are encoded alike
             for all). Rows of no client take those of all training clients.
+        founders: of a table, the first so many clients alone make the statistics; None: all training clients.
 
     Raises:
         ConfigError: medians are asked for and the statistics are federated.
@@ -230,7 +231,7 @@ def prepared(federation: Federation, by: Normalisation) -> Federation:
     summaries = [client.summarise(table) for client in clients]
     # Classes are those of every row of the source, discarded ones too: a client's summary of its file has them as well.
     classes = {"classes": tuple(federation.source.info.get("classes", ()))}
-    everyone = combine(summaries[: federation.num_clients]).model_copy(update=classes)
+    everyone = combine(summaries[: founders or federation.num_clients]).model_copy(update=classes)
     source = by_training_rows(federation.source, everyone, clients, summaries, by)
     return replace(federation, source=source)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tailorfl.data.remote_federation import PARTS
+from tailorfl.deploy.membership import Clients, with_rows
 from tailorfl.errors import MessageError
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.files import encode
@@ -54,6 +55,14 @@ class Agreement:
             raise MessageError(f"the experiment has no line '{self.label[:80]}' with seed {self.seed}")
         return Job(config, method, self.seed)
 
+    def known_to(self, clients: int) -> Agreement:
+        """Return what those agree on who were told of the first so many clients alone."""
+        if clients == len(self.names):
+            return self
+        sizes = {part: known[:clients] for part, known in self.sizes.items()}
+        prepared = with_rows(self.prepared, lambda rows: rows[:clients])
+        return replace(self, names=self.names[:clients], sizes=sizes, prepared=prepared)
+
     def facts(self) -> dict[str, Any]:
         """Returns it as JSON can hold it."""
         return asdict(self)
@@ -95,6 +104,20 @@ class Agreement:
             "models": {group.name: structure(group.context.init.items()) for group in sim.groups},
         }
         return hashlib.sha256(encode(about).encode()).hexdigest()[:32]
+
+
+def agreement_of(job: Job, clients: Clients) -> Agreement:
+    """Return what clients are to agree on for a job."""
+    sizes: dict[str, tuple[int, ...]] = {part: tuple(clients.sizes[part]) for part in PARTS}
+    return Agreement(
+        job.config.to_dict(),
+        job.method.label,
+        job.seed,
+        tuple(clients.names),
+        sizes,
+        clients.source,
+        clients.prepared,
+    )
 
 
 def structure(tensors: Any) -> list[Sequence[Any]]:

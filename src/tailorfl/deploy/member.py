@@ -285,10 +285,13 @@ class Member:
             raise MessageError(
                 f"'summarise' is not for client '{self.data.name}' with a seed of the experiment"
             )
-        question = Question("summarise", digest, seed, asked.digest())
-        before = self._only(question, "summary of this experiment and seed")
+        joins = asked.facts.get("joins") is True  # numbers of samples are told then, and nothing else
+        question = None if joins else Question("summarise", digest, seed, asked.digest())
+        before = None if question is None else self._only(question, "summary of this experiment and seed")
         try:
             found = self.data.summary(config, seed, names.index(self.data.name), rows)
+            if joins:
+                found = replace(found, summary={})
             packet = Packet("summarise", {"sizes": found.sizes, "summary": found.summary})
             content = packet.digest()
             if self.policy.needs_noise and (found.summary.get("columns") or found.summary.get("pixels")):
@@ -303,9 +306,8 @@ class Member:
             PolicyError,
         ) as error:  # another question would tell where it is refused and where not
             return Outgoing(self._failed(error), question)
-        self._told(
-            f"told a summary of {found.sizes['train']} training rows to {len(names)} clients: {names[:20]}"
-        )
+        told = "how many samples it has" if joins else f"a summary of {found.sizes['train']} training rows"
+        self._told(f"told {told} to {len(names)} clients: {names[:20]}")
         return Outgoing(packet, question, content, again=before is not None)
 
     def _only(self, question: Question, what: str) -> tuple[str, str] | None:

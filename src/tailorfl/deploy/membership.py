@@ -6,17 +6,24 @@ A server that is started again knows by it whose data it has been told of, who h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from tailorfl.errors import RunError, unknown
+from tailorfl.core.method import make_method
+from tailorfl.errors import ConfigError, RunError, unknown
+from tailorfl.rounds.groups import why_fixed
 from tailorfl.runs.files import append_lines, decode, encode, write_text
 from tailorfl.runs.fingerprint import deciding
+from tailorfl.runs.folders import experiment_in
+from tailorfl.runs.job import Job
+from tailorfl.runs.privacy import privacy_of
 from tailorfl.settings.experiment import ExperimentConfig
 
-NAME, LEFT = "federation.json", "left"
-"""The file of a federation, and that of the names of clients that its operator has taken off, one a line."""
+NAME, LEFT, ALLOWED = "federation.json", "left", "joining"
+"""The file of a federation, and those of the names of clients that its operator has taken off, and of those who may
+join though it has begun, one a line."""
 Sizes = dict[str, list[int]]
 
 
@@ -30,6 +37,7 @@ class Clients:
         source: what a model has to know of the data, see `tailorfl.data.remote_federation.source_facts`.
         prepared: by what clients with files of their own prepare their samples.
         shared: whether they have shares of the experiment's own data.
+        groups: how many joined at once: those that it began with, then one after another; empty: all began with it.
     """
 
     names: list[str]
@@ -37,6 +45,30 @@ class Clients:
     source: dict[str, Any]
     prepared: Any
     shared: bool
+    groups: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.groups = self.groups or [len(self.names)]
+
+    def with_client(self, name: str, sizes: Mapping[str, int], rows: int) -> Clients:
+        """Return these clients and one more, who joins with these numbers of samples, out of `rows` of its file."""
+        return replace(
+            self,
+            names=[*self.names, name],
+            sizes={part: [*known, sizes[part]] for part, known in self.sizes.items()},
+            prepared=with_rows(self.prepared, lambda known: [*known, rows]),
+            groups=[*self.groups, 1],
+        )
+
+    def known_to(self, client: int) -> int:
+        """Return how many clients there were when a client joined, itself included: it is told of no others."""
+        return next(total for total in accumulate(self.groups) if client < total)
+
+    def joined_after(self, announced: int) -> tuple[tuple[str, ...], ...]:
+        """Return the names of the clients beyond the first `announced`, in groups that joined at once."""
+        ends = list(accumulate(self.groups))
+        groups = [tuple(self.names[end - size : end]) for end, size in zip(ends, self.groups, strict=True)]
+        return tuple(group for group, end in zip(groups, ends, strict=True) if end > announced)
 
 
 @dataclass
@@ -79,11 +111,13 @@ class Membership:
                 f"'{path}', which says who takes part in the federation, is damaged ({error}); restore it from a copy"
             ) from error
 
+    def allowed(self) -> set[str]:
+        """Return the names of those that the operator lets join, but for those that have left."""
+        return _listed(self.path.with_name(ALLOWED)) - self.gone
+
     def leave(self, names: Iterable[str], told: Callable[[str], None]) -> None:
         """Take clients off for good, with those that the operator has taken off meanwhile."""
-        file = self.path.with_name(LEFT)
-        listed = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-        new = {*names, *(name.strip() for name in listed if name.strip())} - self.gone
+        new = {*names, *_listed(self.path.with_name(LEFT))} - self.gone
         if new:
             self.gone |= new
             self.save()
@@ -107,9 +141,55 @@ def take_off(out: Path, name: str) -> None:
     Raises:
         ConfigError: the federation in a result folder has no such client.
     """
-    path = out / NAME
-    clients = decode(path.read_text(encoding="utf-8"))["clients"] if path.is_file() else {}
-    names = {name for one in clients.values() for name in one["names"]}
+    names = _names_in(out)
     if name not in names:
         raise unknown(f"client of the federation in '{out}'", name, names)
     append_lines(out / LEFT, [name])
+
+
+def let_in(out: Path, name: str) -> None:
+    """Let a client join a federation that has begun; its server, also one that runs, takes it in when it connects.
+
+    Raises:
+        ConfigError: nothing has begun in the result folder, it has that client, or a method of the experiment needs all
+            clients from the start.
+    """
+    names = _names_in(out)
+    if not names:
+        raise ConfigError(f"no federation has begun in '{out}'; whoever connects before it does takes part")
+    if name in names:
+        raise ConfigError(f"'{name}' is a client of the federation in '{out}' already")
+    if reason := why_nobody_joins(experiment_in(out)):
+        raise ConfigError(reason)
+    append_lines(out / ALLOWED, [name])
+
+
+def why_nobody_joins(config: ExperimentConfig) -> str:
+    """Return why no client can join an experiment that has begun; "" if one can."""
+    for line in config.methods:
+        privacy = privacy_of(Job(config, line, config.seeds[0]))
+        if privacy is not None and privacy.level == "sample" and privacy.noise is None:
+            return (
+                f"no client can join '{line.label}' once it has begun: the noise that its epsilon needs is planned for "
+                "the clients that it begins with; give train.dp.noise"
+            )
+        method, level = make_method(line.name, line.options), None if privacy is None else privacy.level
+        if reason := why_fixed(method, level, len(config.model_of(line).architectures)):
+            return reason
+    return ""
+
+
+def with_rows(prepared: Any, change: Callable[[list[int]], list[int]]) -> Any:
+    """Return by what clients prepare their samples, with the numbers of rows of all changed, where it has these."""
+    return {**prepared, "rows": change(prepared["rows"])} if prepared else prepared
+
+
+def _listed(file: Path) -> set[str]:
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    return {line.strip() for line in lines if line.strip()}
+
+
+def _names_in(out: Path) -> set[str]:
+    path = out / NAME
+    clients = decode(path.read_text(encoding="utf-8"))["clients"] if path.is_file() else {}
+    return {name for one in clients.values() for name in one["names"]}

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tailorfl.data.federation import Federation
+from tailorfl.data.late_clients import client_number
 from tailorfl.data.remote_federation import ClientSamples, client_samples, source_facts
 from tailorfl.data.source import Source
-from tailorfl.errors import DataError, unknown
+from tailorfl.errors import DataError
 from tailorfl.runs.build import make_federation
 from tailorfl.settings.experiment import ExperimentConfig
 
@@ -86,19 +87,15 @@ class Share:
 
     def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
         """Returns this client's samples, in the order of the simulation."""
-        return client_samples(self._federation(config, seed), number)
+        federation = self._federation(config, seed)
+        return client_samples(federation, self._number(federation))
 
     def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
         """Returns the public set of the simulation."""
         return self._federation(config, seed).public
 
     def _number(self, federation: Federation) -> int:
-        names = list(federation.names)
-        if self.name in names:
-            return names.index(self.name)
-        if self.name.isdigit() and int(self.name) < len(names):
-            return int(self.name)
-        raise unknown("client", self.name, names)
+        return client_number(federation.names, self.name)
 
     def _federation(self, config: ExperimentConfig, seed: int) -> Federation:
         key = (config.data, config.data.seed_of(seed))

@@ -83,6 +83,10 @@ class OwnSamples(ABC):
         info, y = dict(source.info), source.y
         if source.task in CLASSES:
             classes = list(facts["info"]["classes"])
+            if strange := sorted({*source.info["classes"]} - {*classes}):
+                raise DataError(
+                    f"'{self.path}' has classes that the others have not: {', '.join(strange[:10])}"
+                )
             place = torch.tensor([classes.index(name) for name in source.info["classes"]])
             info, y = {**info, "classes": tuple(classes)}, place[source.y]
         x, mean, std = source.x, facts["mean"], facts["std"]
@@ -91,6 +95,10 @@ class OwnSamples(ABC):
         if mean is not None:
             x, mean, std = x.expand(-1, len(mean), -1, -1).contiguous(), tuple(mean), tuple(std)
         fitted = replace(source, x=x, y=y, outputs=int(facts["outputs"]), mean=mean, std=std, info=info)
+        if source_facts(fitted)["x"] != facts["x"]:
+            raise DataError(
+                f"a sample is {source_facts(fitted)['x']}, but those of the others are {facts['x']}"
+            )
         return ClientSamples(fitted, train, val, test)
 
     def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:

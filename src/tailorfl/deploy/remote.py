@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.messages import PerClient
+from tailorfl.data.federation import Federation
 from tailorfl.deploy.agreement import Agreement
 from tailorfl.deploy.checks import (
     change_of,
@@ -26,7 +28,7 @@ from tailorfl.deploy.checks import (
     stacked,
     unlike_the_others,
 )
-from tailorfl.deploy.membership import Membership
+from tailorfl.deploy.membership import Clients, Membership
 from tailorfl.deploy.packet import LEFT, Packet, all_finite, flat, same_shape
 from tailorfl.deploy.roster import Answer, Roster, named
 from tailorfl.deploy.slots import NEVER, uses_from_facts
@@ -53,19 +55,41 @@ LOOK = 0.2
 
 @dataclass
 class Line:
-    """How the server reaches the clients of one job, and what it knows of them."""
+    """How the server reaches the clients of one job, and what it knows of them.
+
+    Attributes:
+        roster: who can be reached.
+        agreement: of all clients; each has agreed on the part of it that it was told of.
+        clients: who they are, and who joined when.
+        settings: how long they are waited for.
+        membership: who has left.
+        admit: lets those join that are there and may.
+    """
 
     roster: Roster
     agreement: Agreement
+    clients: Clients
     settings: DeployConfig
     membership: Membership
+    admit: Callable[[], None]
     acked: dict[int, int] = field(default_factory=dict)
     """Client -> the last round (from 1) in which its reply was accepted."""
     changes: dict[int, float] = field(default_factory=dict)
     """Client -> the largest change by a reply of its that was accepted."""
-    digest: str = ""
+    announced: int = 0
+    """Of how many clients the trace says that they take part."""
+    digests: dict[int, str] = field(default_factory=dict)
+    """How many clients were told of -> what stands in messages for the job with these."""
     evaluation_bytes: int = 0
     """Of all messages about evaluations, which simulations do not count."""
+
+    def agreed(self, client: int) -> Agreement:
+        """Return what a client is to agree on."""
+        return self.agreement.known_to(self.clients.known_to(client))
+
+    def digest(self, client: int) -> str:
+        """Return what stands for the job in the messages of a client."""
+        return self.digests[self.clients.known_to(client)]
 
     def until_enough(
         self,
@@ -127,8 +151,15 @@ class Remote(Simulation):
 
     def attach(self, line: Line) -> None:
         """Set how clients are reached."""
-        line.digest = line.agreement.digest(self)
         self.line, self.gone = line, line.membership.gone
+        for known in accumulate(line.clients.groups):
+            line.digests[known] = line.agreement.known_to(known).digest(self)
+
+    def take_in(self, federation: Federation, clients: Clients, agreement: Agreement) -> None:
+        """Let a client take part from the next round on. Raises ConfigError where the method does not allow it."""
+        self.extend(federation)
+        self.line.clients, self.line.agreement = clients, agreement
+        self.attach(self.line)
 
     @property
     def members(self) -> list[int]:
@@ -157,11 +188,11 @@ class Remote(Simulation):
     def set_up(self, clients: Sequence[int]) -> dict[int, Answer]:
         """Tell clients of the job, and return what they say to it."""
         names, seconds = self.line.agreement.names, self.line.settings.round_seconds
-        question = Packet("setup", self.line.agreement.facts())
-        answers = self.line.roster.ask({names[i]: question for i in clients}, seconds)
+        questions = {names[i]: Packet("setup", self.line.agreed(i).facts()) for i in clients}
+        answers = self.line.roster.ask(questions, seconds)
         for i in clients:
             answer = answers[names[i]]
-            if answer.packet is not None and answer.packet.facts.get("digest") != self.line.digest:
+            if answer.packet is not None and answer.packet.facts.get("digest") != self.line.digest(i):
                 reason = "it makes another model or other settings of the experiment"
                 answers[names[i]] = Answer(None, "refused", reason, "fingerprint")
             if answers[names[i]].packet is None:
@@ -171,7 +202,13 @@ class Remote(Simulation):
     def _question(self, client: int, round: int, **more: Any) -> dict[str, Any]:
         acked = self.line.acked.get(client, NEVER)
         restart = self.line.settings.lost_state == "restart"
-        return {"digest": self.line.digest, "round": round, "acked": acked, "restart": restart, **more}
+        return {
+            "digest": self.line.digest(client),
+            "round": round,
+            "acked": acked,
+            "restart": restart,
+            **more,
+        }
 
     # -- a round --------------------------------------------------------------------------------------------
 
@@ -189,11 +226,13 @@ class Remote(Simulation):
         """Run the next round with the clients that are there; note whose replies were accepted."""
         self._changes: dict[int, float] = {}
         self.line.membership.leave((), self.line.roster.told)
+        self.line.admit()
         result = super().step(sampled, training, trace)
         assert result.trace is not None
         for client in (a.client for a in result.trace.answers if a.fate == "accepted"):
             self.line.acked[client] = self.round
             self.line.changes[client] = max(self.line.changes.get(client, 0.0), self._changes[client])
+        self.line.announced = len(self.line.clients.names)
         return result
 
     def sample(self, round: int) -> tuple[int, ...]:
@@ -243,7 +282,9 @@ class Remote(Simulation):
                 f"round {number}: all clients that answered diverged (updates are NaN or infinite); lower train.lr"
             )
         told = tuple(self._told(client, answers[client]) for client in sorted(answers))
-        current.trace = RoundTrace(number, current.sampled, told, time.monotonic() - begin, simulated=False)
+        joined = self.line.clients.joined_after(self.line.announced)
+        seconds = time.monotonic() - begin
+        current.trace = RoundTrace(number, current.sampled, told, seconds, simulated=False, joined=joined)
         return parts
 
     def _told(self, client: int, answer: Answer) -> ClientOutcome:
@@ -304,7 +345,7 @@ class Remote(Simulation):
         payloads: Mapping[int, TensorDict],
     ) -> float:
         """Return by how much a reply changes what was sent. Raises MessageError where it is not what was asked for."""
-        if packet.fact("digest", str) != self.line.digest:
+        if packet.fact("digest", str) != self.line.digest(client):
             raise MessageError("its reply is of another job, model or method")
         if (
             packet.fact("round", int) != self.round + 1
@@ -402,13 +443,14 @@ class Remote(Simulation):
         """Add whose replies were accepted last, and how large they were."""
         tensors, facts = super().dump()
         acked, changes = ({str(i): v for i, v in of.items()} for of in (self.line.acked, self.line.changes))
-        return tensors, {**facts, "acked": acked, "changes": changes}
+        return tensors, {**facts, "acked": acked, "changes": changes, "announced": self.line.announced}
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Restore what `dump` returned."""
         super().load(tensors, facts)
         self.line.acked = {int(i): int(r) for i, r in facts["acked"].items()}
         self.line.changes = {int(i): float(v) for i, v in facts.get("changes", {}).items()}
+        self.line.announced = int(facts.get("announced", self.participants))
 
 
 def evaluate_remotely(

@@ -78,10 +78,11 @@ class Roster:
         ] = {}  # ticket of a hello to such a node -> node, until when
         self._present: frozenset[str] = frozenset()
         self._members: tuple[str, ...] | None = None
+        self._allowed: Callable[[], Collection[str]] = tuple
 
-    def close_to(self, names: Sequence[str]) -> None:
-        """From now on these clients are the federation, and others are turned away."""
-        self._members = tuple(names)
+    def close_to(self, names: Sequence[str], allowed: Callable[[], Collection[str]] = tuple) -> None:
+        """From now on these clients are the federation, and others are turned away but for those now `allowed`."""
+        self._members, self._allowed = tuple(names), allowed
 
     def refresh(self, seconds: float = HELLO_SECONDS) -> frozenset[str]:
         """Return the names of the clients that are there; new nodes have `seconds` to say who they are."""
@@ -118,7 +119,7 @@ class Roster:
                 )
             if registered and name != registered:
                 raise MessageError(f"it calls itself '{name[:80]}', but its key is that of '{registered}'")
-            if self._members is not None and name not in self._members:
+            if self._members is not None and name not in (*self._members, *self._allowed()):
                 raise MessageError(
                     f"the federation began without '{name[:80]}': it is of {len(self._members)} clients, "
                     f"{', '.join(self._members)[:200]}"

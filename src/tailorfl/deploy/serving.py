@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tailorfl.core.method import make_method
 from tailorfl.data.build import public_set
 from tailorfl.data.federation import Federation
+from tailorfl.data.late_clients import client_number
 from tailorfl.data.public import subset
 from tailorfl.data.remote_federation import PARTS, remote_federation, remote_source, source_facts
 from tailorfl.data.source import Source
 from tailorfl.data.summaries import JsonRecord
 from tailorfl.data.table_files import name_lacking, shared_columns
-from tailorfl.deploy.agreement import Agreement
+from tailorfl.deploy.agreement import agreement_of
 from tailorfl.deploy.checks import check_finite, check_sizes, largest_group, read_description
 from tailorfl.deploy.member import OWN_SETS
-from tailorfl.deploy.membership import Clients, Membership, Sizes
+from tailorfl.deploy.membership import Clients, Membership, Sizes, why_nobody_joins
 from tailorfl.deploy.own_files import form_of
 from tailorfl.deploy.packet import Packet
 from tailorfl.deploy.remote import LOOK, Line, Remote, evaluate_remotely
@@ -29,6 +31,7 @@ from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.backend import Backend
 from tailorfl.runs.build import make_federation, make_simulation, with_all_options
 from tailorfl.runs.files import decode, encode
+from tailorfl.runs.fingerprint import note_data
 from tailorfl.runs.job import Job
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import DEFAULT, ExperimentConfig
@@ -116,6 +119,13 @@ class Deployment:
         """What an experiment is run with."""
         return Backend(self._federation, self._simulation, evaluate_remotely, self._done)
 
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs of the experiment."""
+        return [
+            Job(self.config, method, seed) for seed in self.config.seeds for method in self.config.methods
+        ]
+
     # -- before the first round -----------------------------------------------------------------------------
 
     def _federation(
@@ -129,23 +139,35 @@ class Deployment:
             self.membership.save()
         else:
             self._wait_for_return(clients.names)
-        self.roster.close_to([name for name in clients.names if name not in self.membership.gone])
-        public, server = self._of_server(config, seed, clients)
-        federation = remote_federation(
-            remote_source(clients.source), clients.names, clients.sizes, public=public, server=server
-        )
-        self._known[id(federation)] = clients
+        members = [name for name in clients.names if name not in self.membership.gone]
+        self.roster.close_to(members, self.membership.allowed)
+        federation = self._remote_federation(config, seed, clients)
         samples = sum(clients.sizes["train"])
         self.told(
             f"{len(clients.names)} clients with {samples:,} training samples: {', '.join(clients.names)}"
         )
         return federation
 
-    def _described(self, config: ExperimentConfig, seed: int) -> Clients:
-        """Wait for enough clients with data that fit together; who describes none such is turned away by name."""
-        wanted, seconds = config.deploy.clients or config.data.clients, config.deploy.wait_seconds
+    def _remote_federation(self, config: ExperimentConfig, seed: int, clients: Clients) -> Federation:
+        """Return the federation of these clients as the server sees it."""
+        public, server = self._of_server(config, seed, clients)
+        source = remote_source(clients.source)
+        federation = remote_federation(source, clients.names, clients.sizes, public=public, server=server)
+        self._known[id(federation)] = clients
+        return federation
+
+    def _wanted(self, config: ExperimentConfig) -> int:
+        """Return how many clients there must be to begin: as the experiment says, or as there were with other seeds."""
+        for clients in reversed(self.membership.clients.values()):
+            return len(set(clients.names) - self.membership.gone)
+        wanted = config.deploy.clients or config.data.clients
         if wanted is None:
             raise ConfigError("say how many clients there must be to begin: deploy.clients=4")
+        return wanted
+
+    def _described(self, config: ExperimentConfig, seed: int) -> Clients:
+        """Wait for enough clients with data that fit together; who describes none such is turned away by name."""
+        wanted, seconds = self._wanted(config), config.deploy.wait_seconds
         self.told(f"waiting for {wanted} clients, for {seconds:.0f} s at most")
         question = Packet("describe", {"experiment": config.to_dict(), "seed": seed})
         described, left_out = dict[str, Mapping[str, Any]](), dict[str, str]()
@@ -187,10 +209,10 @@ class Deployment:
             clients = self._own_files(config, seed, {name: described[name] for name in names})
         else:
             facts = dict(described[names[0]])
-            if facts["total"] != wanted:
+            if facts["total"] != wanted and (reason := why_nobody_joins(config)):
                 raise ConfigError(
                     f"the experiment's data have {facts['total']} clients, but {wanted} are here: {', '.join(names)}; "
-                    f"start one for each, or set data.clients={wanted}"
+                    f"start one for each, or set data.clients={wanted}, since {reason}"
                 )
             sizes: Sizes = {part: [int(described[name]["sizes"][part]) for name in names] for part in PARTS}
             clients = Clients(names, sizes, dict(facts["source"]), None, shared=True)
@@ -273,6 +295,10 @@ class Deployment:
 
     def _simulation(self, job: Job, federation: Federation, folder: Path | None = None) -> Remote:
         """Return a job's run before its first round, with the clients that agree to it."""
+        seed = job.config.data.seed_of(job.seed)
+        clients = self.membership.clients[str(seed)]
+        if len(clients.names) > len(federation):  # somebody has joined in an earlier job of this seed
+            federation = self._remote_federation(job.config, seed, clients)
         sim = self._remote(job, federation, folder)
         self.roster.refresh()
         answers = sim.set_up(sim.members)
@@ -286,19 +312,76 @@ class Deployment:
 
     def _remote(self, job: Job, federation: Federation, folder: Path | None = None) -> Remote:
         clients = self._known[id(federation)]
-        sizes: dict[str, tuple[int, ...]] = {p: tuple(federation.sizes(p).tolist()) for p in PARTS}
-        agreement = Agreement(
-            job.config.to_dict(),
-            job.method.label,
-            job.seed,
-            federation.names,
-            sizes,
-            clients.source,
-            clients.prepared,
-        )
         sim = make_simulation(job, federation, folder, Remote)
-        sim.attach(Line(self.roster, agreement, job.config.deploy, self.membership))
+        agreement = agreement_of(job, clients)
+        admit = functools.partial(self._admit, sim, job)
+        sim.attach(Line(self.roster, agreement, clients, job.config.deploy, self.membership, admit))
         return sim
+
+    # -- who joins ------------------------------------------------------------------------------------------
+
+    def _admit(self, sim: Remote, job: Job) -> None:
+        """Let those join that the operator has named and that are there; who cannot is turned away with the reason."""
+        wanted = self.membership.allowed() - set(sim.line.clients.names)
+        for name in sorted(wanted & self.roster.refresh() if wanted else ()):
+            try:
+                if reason := why_nobody_joins(self.config):
+                    raise ConfigError(reason)
+                self._join(sim, job, name)
+            except (MessageError, DataError, ConfigError) as error:
+                log.warning("'%s' cannot join: %s", name, error)
+                self.roster.leave_out(name, str(error))
+
+    def _join(self, sim: Remote, job: Job, name: str) -> None:
+        """Let a client take part from the next round on, once it has agreed; one that does not answer is asked again.
+
+        Its samples are prepared as those of the others: nothing of them goes into what all have in common.
+
+        Raises:
+            MessageError, DataError, ConfigError: it, or what it says of its data, does not fit to the others.
+        """
+        config, seed, clients = job.config, job.config.data.seed_of(job.seed), sim.line.clients
+        told = self._answer(name, Packet("describe", {"experiment": config.to_dict(), "seed": seed}))
+        if told is None:
+            return
+        facts = read_description(told, config.deploy.max_samples)
+        if clients.shared != (facts["index"] is not None):
+            raise DataError(
+                "it has a file of its own (--data) and the others have not, or the other way round"
+            )
+        sizes: Mapping[str, int] = facts["sizes"]
+        rows = sum(sizes.values())
+        if clients.shared:
+            whole = make_federation(config, seed, None, set())
+            check_share(name, facts, whole, {client_number(whole.names, other) for other in clients.names})
+        else:
+            known = [*clients.prepared["rows"], rows]
+            asked = {"names": [*clients.names, name], "rows": known, "seed": seed, "joins": True}
+            told = self._answer(name, Packet("summarise", {"experiment": config.to_dict(), **asked}))
+            if told is None:
+                return
+            sizes = told.fact("sizes", dict)
+            check_sizes(sizes, PARTS, rows)
+        grown = clients.with_client(name, sizes, rows)
+        agreement = agreement_of(job, grown)
+        told = self._answer(name, Packet("setup", agreement.facts()))
+        if told is None:
+            return
+        if told.facts.get("digest") != agreement.digest(sim):
+            raise MessageError("it makes another model or other settings of the experiment")
+        federation = self._remote_federation(config, seed, grown)
+        sim.take_in(federation, grown, agreement)
+        self.membership.clients[str(seed)] = grown
+        self.membership.save()
+        note_data(self.jobs, self.out, job, federation)
+        self.told(f"'{name}' joins with round {sim.round + 1}, as client {len(grown.names)}")
+
+    def _answer(self, name: str, question: Packet) -> Packet | None:
+        """Return what a client answers, None where it does not. Raises MessageError where it refuses."""
+        answer = self.roster.ask({name: question}, self.config.deploy.round_seconds)[name]
+        if answer.fate == "refused":
+            raise MessageError(answer.reason)
+        return answer.packet
 
     # -- after the last round -------------------------------------------------------------------------------
 
@@ -355,9 +438,7 @@ class Deployment:
     def _missing(self) -> list[tuple[Job, set[str]]]:
         """Return the finished jobs whose last message somebody lacks, and who."""
         missing: list[tuple[Job, set[str]]] = []
-        for job in (
-            Job(self.config, method, seed) for seed in self.config.seeds for method in self.config.methods
-        ):
+        for job in self.jobs:
             clients = self.membership.clients.get(str(self.config.data.seed_of(job.seed)))
             if clients is None or not (self.out / job.folder / "config.json").is_file():
                 continue
@@ -408,20 +489,30 @@ def _unfit(
             return
         taken = set[int]()
         for name in names:
-            facts, number = descriptions[name], descriptions[name]["index"]
-            if not 0 <= number < len(whole) or number in taken or facts["total"] != len(whole):
-                raise DataError(
-                    f"'{name}' says that it is client {number + 1} of {facts['total']}, but the experiment's data have "
-                    f"{len(whole)} clients, each once"
-                )
-            taken.add(number)
-            sizes = {part: int(whole.sizes(part)[number]) for part in PARTS}
-            if facts["sizes"] != sizes or facts["source"] != decode(encode(source_facts(whole.source))):
-                raise DataError(
-                    f"'{name}' has other samples than the experiment's data give client {number + 1}"
-                )
+            check_share(name, descriptions[name], whole, taken)
+            taken.add(descriptions[name]["index"])
 
     return largest_group(list(descriptions), check)[1]
+
+
+def check_share(name: str, facts: Mapping[str, Any], whole: Federation, taken: Collection[int]) -> None:
+    """Raise DataError where a client describes no share of the experiment's own data that nobody else has.
+
+    Args:
+        name: of the client.
+        facts: what it says of its data.
+        whole: the experiment's data.
+        taken: the numbers there of other clients.
+    """
+    number = facts["index"]
+    if not 0 <= number < len(whole) or number in taken or facts["total"] != len(whole):
+        raise DataError(
+            f"'{name}' says that it is client {number + 1} of {facts['total']}, but the experiment's data have "
+            f"{len(whole)} clients, each once"
+        )
+    sizes = {part: int(whole.sizes(part)[number]) for part in PARTS}
+    if facts["sizes"] != sizes or facts["source"] != decode(encode(source_facts(whole.source))):
+        raise DataError(f"'{name}' has other samples than the experiment's data give client {number + 1}")
 
 
 def _listed(reasons: Mapping[str, str]) -> str:

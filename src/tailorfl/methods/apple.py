@@ -60,6 +60,7 @@ FIRST = 1e4
 class APPLE(Method):
     """Every client owns a core model, and deploys a combination of all of them that it learns."""
 
+    fixed_clients = "every client weighs the models of all"
     name = "apple"
     title = "APPLE"
     paper = "Luo and Wu, IJCAI 2022"

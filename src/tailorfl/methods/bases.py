@@ -87,6 +87,7 @@ class Corrected(Method):
     """A server model beside a correction on the server and one on every client, all starting at zero."""
 
     has_personal = False
+    fixed_clients = "a reply counts by its share of all clients' samples"
 
     @property
     def averages_replies(self) -> bool:

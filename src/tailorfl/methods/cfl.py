@@ -42,6 +42,7 @@ from tailorfl.training import tree
 class CFL(Method):
     """FedAvg in clusters, which split in two where their clients pull apart."""
 
+    fixed_clients = "its server remembers the cluster of every client"
     name = "cfl"
     title = "CFL"
     paper = "Sattler et al., IEEE TNNLS 2020"

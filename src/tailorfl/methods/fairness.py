@@ -96,6 +96,7 @@ class QFedAvg(ServerModel):
 class AFL(Method):
     """A global model for the worst mixture of clients."""
 
+    fixed_clients = "its server keeps a weight of every client, and these sum to 1"
     name = "afl"
     title = "AFL"
     paper = "Mohri et al., ICML 2019"

@@ -46,6 +46,7 @@ from tailorfl.training import tree
 class Clouds(Method):
     """Every client has a personal cloud model on the server, mixed out of everybody's last upload."""
 
+    fixed_clients = "its server keeps the model of every client"
     special_cases = [to_local("with λ = 0", lam=0, start="own")]
     family = "mixture"
     has_global = False

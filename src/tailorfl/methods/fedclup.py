@@ -53,6 +53,8 @@ from tailorfl.training.update import Optimizer
 class FedCLUP(TwoModels):
     """Personal models tied to a global one by λ, which trades statistical accuracy against communication."""
 
+    fixed_clients = "its λ depends on the mean number of all clients' samples; give schedule.samples"
+    fixed_when = {"schedule__kind": "heuristic", "schedule__samples": None}
     name = "fedclup"
     title = "FedCLUP"
     paper = "Yu et al., ICML 2025"

@@ -52,6 +52,8 @@ ROUNDS = "rounds"
 class FedEM(ServerModel):
     """Networks that all clients share, which each client mixes in its own way."""
 
+    fixed_clients = "a reply counts by its share of all clients' samples (normalise=all)"
+    fixed_when = {"normalise": "all"}
     name = "fedem"
     title = "FedEM"
     paper = "Marfoq et al., NeurIPS 2021"

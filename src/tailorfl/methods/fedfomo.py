@@ -48,6 +48,7 @@ _TINY = 1e-5
 class FedFomo(Method):
     """Every client mixes the models of others that do well on its validation data."""
 
+    fixed_clients = "its server keeps the model of every client and how much each likes it"
     name = "fedfomo"
     title = "FedFomo"
     paper = "Zhang et al., ICLR 2021"

@@ -47,6 +47,7 @@ NOBODY = 2**31  # the id of a client without a head of its own, which gets the m
 class FedPAC(Method):
     """Features aligned to global class means, heads mixed by what helps each client."""
 
+    fixed_clients = "its server keeps the head of every client"
     name = "fedpac"
     title = "FedPAC"
     paper = "Xu et al., ICLR 2023"

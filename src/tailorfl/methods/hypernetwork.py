@@ -58,6 +58,7 @@ _TINY = 1e-12
 class Hypernetwork(Method):
     """The parts that both methods share: the network h, what goes down, what comes up."""
 
+    fixed_clients = "its hypernetwork has an embedding of every client"
     has_global = False
     embedding: int | None = Field(None, ge=1, description="length of e_i; default int(1 + N/4)")
     hidden: int = Field(100, ge=1, description="width of the hypernetwork")

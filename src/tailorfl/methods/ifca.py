@@ -52,6 +52,8 @@ ONE_STEP = {"steps": 1, "epochs": None, "batch_size": 0}
 class IFCA(HypCluster):
     """Several global models, each averaged or stepped by the clients that it fits best."""
 
+    fixed_clients = "its warm_rounds deal all clients to clusters before the first"
+    fixed_when = {"warm_rounds__not": 0}
     name = "ifca"
     title = "IFCA"
     paper = "Ghosh et al., NeurIPS 2020"

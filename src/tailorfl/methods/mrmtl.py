@@ -38,6 +38,7 @@ from tailorfl.training import tree
 class MRMTL(TwoModels):
     """Personal models pulled towards their mean."""
 
+    fixed_clients = "a reply counts by its share of all clients' samples"
     name = "mr_mtl"
     title = "MR-MTL"
     paper = "mean-regularised MTL (Evgeniou and Pontil, KDD 2004), as MTL in PerAda"

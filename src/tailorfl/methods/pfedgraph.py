@@ -47,6 +47,7 @@ ALIKE = 0.9
 class PFedGraph(Method):
     """Every client starts from a mixture of models whose updates point where its own does, and is pulled to them."""
 
+    fixed_clients = "its server keeps the model of every client"
     name = "pfedgraph"
     title = "pFedGraph"
     paper = "Ye et al., ICML 2023"

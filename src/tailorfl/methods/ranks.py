@@ -31,6 +31,7 @@ from tailorfl.training import tree
 class RankedLoRA(Method):
     """One set of LoRA on the server, of which every client has the first ranks."""
 
+    fixed_clients = "ranks are given to clients by their numbers among all"
     special_cases = [to_fedavg("on a model without LoRA", all_shared=True)]
     exposures = [
         exposure(

@@ -19,12 +19,14 @@ from torch import Tensor
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Replies
 from tailorfl.core.method import Method, needs_one_architecture, needs_public
+from tailorfl.core.reduction import hold
 from tailorfl.data.federation import Federation
 from tailorfl.data.public import subset
 from tailorfl.data.source import Source
 from tailorfl.engines.state import StateStore
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.models.functional import Model
+from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.keys import torch_seed
@@ -113,6 +115,36 @@ def make_groups(
         theirs = frozenset(i for i, owner in enumerate(owners) if owner == full.architecture)
         groups.append(Group(full, start, store, theirs if owners else everyone))
     return tuple(groups)
+
+
+def why_fixed(method: Method, level: PrivacyLevel | None, architectures: int = 1) -> str:
+    """Return why no client can join a run that has begun, as a sentence; "" if one can."""
+    reason = method.fixed_clients if hold(method.fixed_when, method) else ""
+    if level == "client":
+        reason = "the epsilon of client-level privacy counts on the number of clients"
+    elif architectures > 1:
+        reason = "architectures are given to clients by the sizes of all"
+    return f"no client can join {method.title} once it has begun: {reason}" if reason else ""
+
+
+def extended(method: Method, group: Group, federation: Federation) -> Group:
+    """Return the clients of the only architecture, with those that join them.
+
+    Args:
+        method: of the run.
+        group: the clients that are there.
+        federation: of them, and of the new ones after them.
+
+    Raises:
+        ConfigError: the server's state depends on how many clients there are.
+    """
+    sizes = federation.sizes()
+    number, mean = federation.num_clients, float(sizes.mean())
+    context = replace(group.context, num_clients=number, sizes=tuple(sizes.tolist()), samples=mean)
+    before, after = (tree.shapes(tree.leaves(method.server_state(one))) for one in (group.context, context))
+    if before != after:
+        raise ConfigError(f"no client can join {method.title}: its server keeps something of each client")
+    return replace(group, context=context, clients=range(len(federation)))
 
 
 def own_start(method: Method, context: Context, client: int) -> TensorDict:

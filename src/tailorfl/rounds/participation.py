@@ -58,6 +58,9 @@ class RoundTrace:
     """How long the round lasted."""
     simulated: bool = True
     """Whether seconds are simulated; if not, they were measured."""
+    joined: tuple[tuple[str, ...], ...] = ()
+    """Names of the clients of a deployment that take part from this round on, in groups that joined at once; in the
+    first line all that are there. They are numbered in this order."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -104,7 +107,10 @@ class RoundTrace:
             {k: v for k, v in a._asdict().items() if v not in (None, "") or k == "client"}
             for a in self.answers
         ]
-        return {**asdict(replace(self, answers=())), "answers": plain}
+        facts = asdict(replace(self, answers=()))
+        if not self.joined:
+            del facts["joined"]
+        return {**facts, "answers": plain}
 
 
 _READER: TypeAdapter[RoundTrace] = TypeAdapter(RoundTrace)
@@ -125,6 +131,11 @@ class Trace:
     def __iter__(self) -> Iterator[RoundTrace]:
         """Yields the rounds in order."""
         return (self._rounds[number] for number in sorted(self._rounds))
+
+    @property
+    def joined(self) -> tuple[tuple[str, ...], ...]:
+        """The clients of a deployment by name, in the order of their numbers and in groups that joined at once."""
+        return tuple(group for one in self for group in one.joined)
 
     @property
     def is_deployed(self) -> bool:

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from tailorfl.core.messages import PerClient, Replies
+from tailorfl.data.federation import Federation
 from tailorfl.engines.base import CohortTask
 from tailorfl.engines.precision import at_server
 from tailorfl.engines.results import CohortUpdates
@@ -16,12 +17,14 @@ from tailorfl.errors import ConfigError
 from tailorfl.privacy.ledger import PrivacyRecord
 from tailorfl.rounds.divergence import check_server, rejected_clients
 from tailorfl.rounds.federated_run import FederatedRun
-from tailorfl.rounds.groups import Group, by_group, gather, message_for
+from tailorfl.rounds.groups import Group, by_group, extended, gather, message_for, why_fixed
 from tailorfl.rounds.hooks import HOOKS
 from tailorfl.rounds.method_errors import changed_replies_named, check_replies_used, shapes_of_replies
 from tailorfl.rounds.one_round import WORK, Round, RoundResult, means_of
 from tailorfl.rounds.participation import NOT_FINITE, TOO_FEW, RoundTrace
+from tailorfl.rounds.sampling import Population
 from tailorfl.rounds.updates import Trained
+from tailorfl.settings.experiment import CYCLIC
 from tailorfl.training import tree
 
 
@@ -53,6 +56,24 @@ class Simulation(FederatedRun):
             wanted privacy does not cover; the trace is of other data; the method, or so few clients a round, cannot
             have the rule `robust`.
     """
+
+    def extend(self, federation: Federation) -> None:
+        """Let further clients take part from the next round on; those that are there keep their numbers and states.
+
+        Args:
+            federation: of the clients that are there, and the new ones after them.
+
+        Raises:
+            ConfigError: the method, its privacy or the choice of architectures needs all clients from the start.
+        """
+        if reason := why_fixed(self.method, self.level, len(self.groups)):
+            raise ConfigError(reason)
+        self.groups = (extended(self.method, self.groups[0], federation),)
+        self.given = self.federation = federation
+        self.context = self.groups[0].context
+        self.population = Population(federation, self.groups, self.seed, pooled=False)
+        if self.sampling in CYCLIC:
+            self.fraction = 1 / self.participants
 
     def step(
         self,

@@ -65,7 +65,7 @@ def make_federation(
     arguments = config.data.model_dump(exclude={"seed"})
     if source is not None:
         arguments |= {"source": source, "path": None, "options": None}
-    federation = build_federation(**arguments, seed=seed)
+    federation = build_federation(**arguments, joined=_joined(config, seed), seed=seed)
     if not federation.sizes("test")[: federation.num_clients].any():
         raise DataError(
             "no client has test samples, so nothing could be compared; leave a share for them in data.split, "
@@ -145,6 +145,18 @@ def make_simulation(
         )
 
     return with_privacy(job, build)
+
+
+def _joined(config: ExperimentConfig, seed: int) -> tuple[tuple[str, ...], ...]:
+    """Return the clients of a deployment that is played again, as the longest trace of this seed names them."""
+    if config.system.trace is None:
+        return ()
+    lines = [line for line in config.methods if not make_method(line.name, line.options).pooled]
+    jobs = [
+        Job(config, line, one) for one in config.seeds if config.data.seed_of(one) == seed for line in lines
+    ]
+    traces = [trace_of(job) for job in jobs]
+    return max((trace.joined for trace in traces if trace is not None), key=len, default=())
 
 
 def _root(folder: Path, job: Job) -> Path:

@@ -25,6 +25,7 @@ from tailorfl.data.source import Source
 from tailorfl.data.table_files import READING
 from tailorfl.data.text import TEXTS
 from tailorfl.errors import RunError, first_few
+from tailorfl.runs import manifest
 from tailorfl.runs.files import decode, encode, write_text
 from tailorfl.runs.job import Job, other_job
 from tailorfl.runs.privacy import privacy_of
@@ -183,6 +184,15 @@ def other_data(jobs: Sequence[Job], out: Path, job: Job, federation: Federation)
         change = data_change(stored, now, federation.source, same_seed)
         if change:
             yield f"{other.name}: {change}"
+
+
+def note_data(jobs: Sequence[Job], out: Path, job: Job, federation: Federation) -> None:
+    """Note the federation of a `job`, which a client has joined, in the folders of all jobs with the same data."""
+    for other, stored in list(_stored(jobs, out)):
+        if other.config.data.seed_of(other.seed) == job.config.data.seed_of(job.seed):
+            folder = out / other.folder
+            write_text(folder / "config.json", encode({**stored, **made_with(other, federation)}, indent=1))
+            manifest.renew(folder)
 
 
 def refuse(out: Path, differences: Sequence[str], force: bool) -> None:

@@ -21,6 +21,12 @@ def write(folder: Path, names: Sequence[str]) -> None:
     write_text(folder / NAME, encode({"files": files}, indent=1))
 
 
+def renew(folder: Path) -> None:
+    """Write the manifest of a folder again, of the same files as they are now; nothing where there is none."""
+    if (folder / NAME).is_file():
+        write(folder, list(decode((folder / NAME).read_bytes())["files"]))
+
+
 def problems(folder: Path, needed: Collection[str] = ()) -> list[str]:
     """Return what is no longer as the manifest says, a sentence each; nothing where there is no manifest.
 

@@ -94,6 +94,9 @@ def run_jobs(
                 if resume:
                     refuse(out, list(other_data(jobs, out, job, federation)), force)
             sim = backend.simulation(job, federation, folder)
+            if sim.given is not federation:  # a client has joined it
+                federation = sim.given
+                facts = made_with(job, federation)
             if not begun:  # only now: data or a model that cannot be used replace no earlier experiment
                 _begin(config, jobs, out, way, tuning)
                 watch.experiment_started(out, way)
