@@ -17,9 +17,9 @@ from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError, ModelError
 from tailorfl.hashing import uniform
 from tailorfl.methods.fedcp import FedCP
+from tailorfl.methods.gated_head import GatedHead, add_gate
 from tailorfl.models.dropout import Gumbel, PlainGumbel, dropout_key, plain_dropout
 from tailorfl.models.functional import Model
-from tailorfl.models.gated import GatedHead, add_gate
 from tailorfl.models.split import Split
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree

@@ -15,8 +15,7 @@ from methods.settings import Card, Row, make, width
 from methods.small import TRAIN, assert_close, assert_same, federation, personal, simulation
 from tailorfl.core.client import Client
 from tailorfl.errors import ConfigError, ModelError, TailorflError
-from tailorfl.methods.feddbe import MEAN, FedDBE
-from tailorfl.models.offset import OffsetLinear, add_offset
+from tailorfl.methods.feddbe import MEAN, FedDBE, OffsetLinear, add_offset
 from tailorfl.testing.contract import whole
 from tailorfl.training import tree
 from tailorfl.training.plan import Length

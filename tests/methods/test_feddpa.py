@@ -19,9 +19,9 @@ from methods.test_lora_factors import IN, OUT, RANK, WIDE, network, simulation_w
 from tailorfl.core.client import Client
 from tailorfl.errors import ConfigError, ModelError
 from tailorfl.export.source_code import written
+from tailorfl.methods.two_adapters import TwoAdapters, with_two_adapters
 from tailorfl.models.functional import Model
 from tailorfl.models.lora import inject_lora
-from tailorfl.models.two_adapters import TwoAdapters, with_two_adapters
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole
 from tailorfl.training import tree

@@ -17,8 +17,8 @@ from methods.small import NEWCOMER, SIZES, TRAIN, assert_close, everything, fede
 from tailorfl.core.client import Client
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError, ModelError
+from tailorfl.methods.conditional_head import ConditionalHead, add_condition
 from tailorfl.methods.gpfl import GPFL, guided
-from tailorfl.models.conditional import ConditionalHead, add_condition
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation

@@ -25,9 +25,8 @@ from tailorfl.core.client import Client
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import ModelError
 from tailorfl.evaluation.protocols import Protocol, evaluate
-from tailorfl.methods.moon import MOON
+from tailorfl.methods.moon import MOON, project
 from tailorfl.models.functional import Model
-from tailorfl.models.projection import project
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole

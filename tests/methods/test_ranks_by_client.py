@@ -19,8 +19,8 @@ from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedit import svd_of_products
 from tailorfl.methods.hetlora import product_square, size_of
+from tailorfl.methods.ranked_lora import add_ranks
 from tailorfl.models.functional import Model
-from tailorfl.models.ranked import add_ranks
 from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole

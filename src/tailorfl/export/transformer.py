@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from tailorfl.export.source_code import NotWritable
+from tailorfl.methods.ranked_lora import fold_ranks
 from tailorfl.models import heads
 from tailorfl.models.adapters import Adapted
 from tailorfl.models.heads import Classifier, Language, OptionScorer, PooledEncoder, Reading, Tokens
 from tailorfl.models.lora import lora_layers
-from tailorfl.models.ranked import fold_ranks
 from tailorfl.runs.checkpoints import system_errors
 from tailorfl.runs.files import replacing_folder, reporting
 

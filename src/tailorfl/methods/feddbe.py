@@ -26,16 +26,17 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
 from tailorfl.core.reduction import exposure
+from tailorfl.errors import ModelError
 from tailorfl.methods.bases import ServerModel
 from tailorfl.models.functional import Model
-from tailorfl.models.offset import add_offset, is_offset
+from tailorfl.models.layers import head_layer
 from tailorfl.models.split import Split
 from tailorfl.training import tree
 from tailorfl.training.terms import Seen, Term
@@ -107,3 +108,38 @@ class FedDBE(ServerModel):
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return tree.merge(received["w"], state)
+
+
+OFFSET = "offset"
+"""Name of the vector in its layer."""
+
+
+class OffsetLinear(nn.Linear):
+    """A linear layer whose input is moved by a vector first: y = W (z + b) + c."""
+
+    offset: nn.Parameter
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Features [..., inputs] -> outputs [..., outputs]."""
+        return nn.functional.linear(input + self.offset, self.weight, self.bias)
+
+
+def add_offset(module: nn.Module) -> None:
+    """Turns the head of a network into an `OffsetLinear` with the vector 0, in place: no name and no output changes.
+
+    Raises:
+        ModelError: the head is no ordinary linear layer.
+    """
+    head = head_layer(module)
+    if type(head) is not nn.Linear:
+        raise ModelError(
+            f"a vector is added to the features before a head that is a linear layer, but that of a "
+            f"{type(module).__name__} is {'not there' if head is None else f'a {type(head).__name__}'}"
+        )
+    head.__class__ = OffsetLinear
+    head.register_parameter(OFFSET, nn.Parameter(torch.zeros_like(head.weight[0])))
+
+
+def is_offset(name: str, tensor: Tensor, module: nn.Module) -> bool:
+    """Whether a tensor of a model is such a vector; a selector."""
+    return isinstance(module, OffsetLinear) and name.rpartition(".")[2] == OFFSET

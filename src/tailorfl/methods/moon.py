@@ -22,21 +22,23 @@ layers (d_z → d_z, ReLU, → `projection`; official code: 256) before the head
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from functools import partial
 
 import torch
 from pydantic import Field
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.method import register
 from tailorfl.core.reduction import to_fedavg
+from tailorfl.errors import ModelError
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
-from tailorfl.models.projection import project
+from tailorfl.models.layers import head_layer
 from tailorfl.training.terms import Seen, Term
 
 
@@ -90,3 +92,27 @@ class MOON(FedAvg):
 
         models = tuple(state[str(k + 1)] for k in range(self.history))
         return (Term(compared, given=(state["trained"], received, *models)),)
+
+
+def project(module: nn.Module, width: int) -> None:
+    """Puts Linear(d, d), ReLU, Linear(d, width) before the head, which is drawn anew on that width; in place.
+
+    Raises:
+        ModelError: the network has no linear head, or the head is the whole network.
+    """
+    head = head_layer(module)
+    name = next((path for path, part in module.named_modules() if part is head), "")
+    if not isinstance(head, nn.Linear) or not name:
+        raise ModelError(
+            f"a projection stands before a linear head inside a network, which a {type(module).__name__} does not have"
+        )
+    inner = head.in_features
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        inner=nn.Linear(inner, inner),
+        relu=nn.ReLU(),
+        outer=nn.Linear(inner, width),
+        head=nn.Linear(width, head.out_features, bias=head.bias is not None),
+    )
+    module.set_submodule(name, nn.Sequential(layers).to(head.weight))
+    if hasattr(module, "feature_layer"):
+        module.feature_layer = f"{name}.head"  # type: ignore[assignment]

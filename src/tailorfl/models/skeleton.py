@@ -106,7 +106,7 @@ class Skeleton:
 
 def _any_layout(part: nn.Module) -> bool:
     """Whether a module is known to take images in any order of memory; `x.view(...)` in other code would not."""
-    return type(part).__module__.startswith(("torch.nn.", "tailorfl.models."))
+    return type(part).__module__.startswith(("torch.nn.", "tailorfl.models.", "tailorfl.methods."))
 
 
 def _features(model: str, inputs: Sequence[Tensor] | None) -> Tensor:
