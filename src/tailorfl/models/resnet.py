@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 from torch.nn.functional import relu
@@ -10,7 +10,7 @@ from torch.nn.functional import relu
 from tailorfl.errors import ConfigError
 from tailorfl.models.adapters import ResidualAdapter, optional_adapter
 from tailorfl.models.norm import make_norm
-from tailorfl.models.shapes import check_choice, check_dropout, image_shape
+from tailorfl.models.shapes import check_choice, check_dropout, image_shape, named_factory
 
 BLOCKS: dict[str, tuple[int, int, int, int]] = {
     "resnet10": (1, 1, 1, 1),
@@ -113,65 +113,43 @@ def _stage(
     return nn.Sequential(first, *(BasicBlock(width, width, 1, norm, dropout) for _ in range(blocks - 1)))
 
 
-def _resnet(
-    model: str,
-    input_shape: Sequence[int],
-    outputs: int,
-    norm: str,
-    stem: str,
-    adapters: bool,
-    dropout: float,
-    width: int,
-) -> ResNet:
-    check_choice("norm", norm, ("batch", "group"))
-    check_choice("stem", stem, ("imagenet", "cifar"))
-    # With fewer pixels the map is a single one before the last stage halves it.
-    channels, _, _ = image_shape(model, input_shape, least=17 if stem == "imagenet" else 5)
-    check_dropout(model, dropout)
-    if isinstance(width, bool) or not isinstance(width, int) or width < 8 or width % 8:
-        raise ConfigError(
-            f"model '{model}': width must be a positive multiple of 8 (channels of the first stage), but is {width!r}"
-        )
-    return ResNet(BLOCKS[model], channels, outputs, norm, stem, adapters, dropout, width)
+def _resnet(name: str, description: str) -> Callable[..., ResNet]:
+    """The factory of the network that is called `name`."""
+
+    def factory(
+        input_shape: Sequence[int],
+        outputs: int,
+        *,
+        norm: str = "batch",
+        stem: str = "imagenet",
+        adapters: bool = False,
+        dropout: float = 0.0,
+        width: int = WIDTH,
+    ) -> ResNet:
+        check_choice("norm", norm, ("batch", "group"))
+        check_choice("stem", stem, ("imagenet", "cifar"))
+        # With fewer pixels the map is a single one before the last stage halves it.
+        channels, _, _ = image_shape(name, input_shape, least=17 if stem == "imagenet" else 5)
+        check_dropout(name, dropout)
+        if isinstance(width, bool) or not isinstance(width, int) or width < 8 or width % 8:
+            raise ConfigError(
+                f"model '{name}': width must be a positive multiple of 8 (channels of the first stage), but is "
+                f"{width!r}"
+            )
+        return ResNet(BLOCKS[name], channels, outputs, norm, stem, adapters, dropout, width)
+
+    return named_factory(factory, name, description)
 
 
-def resnet10(
-    input_shape: Sequence[int],
-    outputs: int,
-    *,
-    norm: str = "batch",
-    stem: str = "imagenet",
-    adapters: bool = False,
-    dropout: float = 0.0,
-    width: int = WIDTH,
-) -> ResNet:
-    """ResNet-18 with one block a stage: 4 910 922 scalars at 3 channels and 10 classes, for quick experiments."""
-    return _resnet("resnet10", input_shape, outputs, norm, stem, adapters, dropout, width)
-
-
-def resnet18(
-    input_shape: Sequence[int],
-    outputs: int,
-    *,
-    norm: str = "batch",
-    stem: str = "imagenet",
-    adapters: bool = False,
-    dropout: float = 0.0,
-    width: int = WIDTH,
-) -> ResNet:
-    """ResNet-18 with torchvision's names; 11 181 642 scalars at 3 channels and 10 classes (PerAda, PLGU)."""
-    return _resnet("resnet18", input_shape, outputs, norm, stem, adapters, dropout, width)
-
-
-def resnet34(
-    input_shape: Sequence[int],
-    outputs: int,
-    *,
-    norm: str = "batch",
-    stem: str = "imagenet",
-    adapters: bool = False,
-    dropout: float = 0.0,
-    width: int = WIDTH,
-) -> ResNet:
-    """ResNet-34 with torchvision's names; 21 318 017 scalars at 3 channels and 65 classes (PerAda)."""
-    return _resnet("resnet34", input_shape, outputs, norm, stem, adapters, dropout, width)
+resnet10 = _resnet(
+    "resnet10",
+    "ResNet-18 with one block a stage: 4 910 922 scalars at 3 channels and 10 classes, for quick experiments.",
+)
+resnet18 = _resnet(
+    "resnet18",
+    "ResNet-18 with torchvision's names; 11 181 642 scalars at 3 channels and 10 classes (PerAda, PLGU).",
+)
+resnet34 = _resnet(
+    "resnet34",
+    "ResNet-34 with torchvision's names; 21 318 017 scalars at 3 channels and 65 classes (PerAda).",
+)

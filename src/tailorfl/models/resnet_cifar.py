@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 from torch.nn.functional import pad, relu
@@ -10,7 +10,7 @@ from torch.nn.functional import pad, relu
 from tailorfl.models.adapters import ResidualAdapter, optional_adapter
 from tailorfl.models.norm import make_norm
 from tailorfl.models.resnet import ResidualBlock
-from tailorfl.models.shapes import check_choice, check_dropout, image_shape
+from tailorfl.models.shapes import check_choice, check_dropout, image_shape, named_factory
 
 
 class PaddedBlock(ResidualBlock):
@@ -84,47 +84,26 @@ def _stage(
     return nn.Sequential(first, *(PaddedBlock(width, width, 1, norm, dropout) for _ in range(blocks - 1)))
 
 
-def _resnet(
-    depth: int, input_shape: Sequence[int], outputs: int, norm: str, adapters: bool, dropout: float
-) -> ResNetCifar:
-    model = f"resnet{depth}"
-    check_choice("norm", norm, ("batch", "group"))
-    channels, _, _ = image_shape(model, input_shape, least=3)
-    check_dropout(model, dropout)
-    return ResNetCifar((depth - 2) // 6, channels, outputs, norm, adapters, dropout)
+def _resnet(depth: int, description: str) -> Callable[..., ResNetCifar]:
+    """The factory of the network of a depth."""
+    name = f"resnet{depth}"
+
+    def factory(
+        input_shape: Sequence[int],
+        outputs: int,
+        *,
+        norm: str = "batch",
+        adapters: bool = False,
+        dropout: float = 0.0,
+    ) -> ResNetCifar:
+        check_choice("norm", norm, ("batch", "group"))
+        channels, _, _ = image_shape(name, input_shape, least=3)
+        check_dropout(name, dropout)
+        return ResNetCifar((depth - 2) // 6, channels, outputs, norm, adapters, dropout)
+
+    return named_factory(factory, name, description)
 
 
-def resnet20(
-    input_shape: Sequence[int],
-    outputs: int,
-    *,
-    norm: str = "batch",
-    adapters: bool = False,
-    dropout: float = 0.0,
-) -> ResNetCifar:
-    """CIFAR ResNet-20, 269 722 scalars at 3 channels and 10 classes."""
-    return _resnet(20, input_shape, outputs, norm, adapters, dropout)
-
-
-def resnet32(
-    input_shape: Sequence[int],
-    outputs: int,
-    *,
-    norm: str = "batch",
-    adapters: bool = False,
-    dropout: float = 0.0,
-) -> ResNetCifar:
-    """CIFAR ResNet-32, 464 154 scalars at 3 channels and 10 classes."""
-    return _resnet(32, input_shape, outputs, norm, adapters, dropout)
-
-
-def resnet56(
-    input_shape: Sequence[int],
-    outputs: int,
-    *,
-    norm: str = "batch",
-    adapters: bool = False,
-    dropout: float = 0.0,
-) -> ResNetCifar:
-    """CIFAR ResNet-56, 853 018 scalars at 3 channels and 10 classes."""
-    return _resnet(56, input_shape, outputs, norm, adapters, dropout)
+resnet20 = _resnet(20, "CIFAR ResNet-20, 269 722 scalars at 3 channels and 10 classes.")
+resnet32 = _resnet(32, "CIFAR ResNet-32, 464 154 scalars at 3 channels and 10 classes.")
+resnet56 = _resnet(56, "CIFAR ResNet-56, 853 018 scalars at 3 channels and 10 classes.")

@@ -1,13 +1,15 @@
-"""Checks of input shapes and options shared by the model factories."""
+"""What the model factories share: checks of input shapes and options, and their names."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from tailorfl.errors import ConfigError, ModelError, unknown
 
 Image = tuple[int, int, int]
+Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 
 SMALLEST = {"cnn2": 4, "resnet20": 3}
@@ -61,3 +63,10 @@ def check_dropout(model: str, dropout: float) -> None:
     """Raises ConfigError unless `dropout` is a share of units below 1."""
     if not 0 <= dropout < 1:
         raise ConfigError(f"model '{model}': dropout must lie in [0, 1), but is {dropout}")
+
+
+def named_factory(factory: Factory, name: str, description: str) -> Factory:
+    """Return a factory of models under the name by which others find it, with its line of description."""
+    factory.__name__ = factory.__qualname__ = name
+    factory.__doc__ = description
+    return factory

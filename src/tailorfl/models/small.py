@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -11,7 +11,7 @@ from torch import nn
 from tailorfl.errors import ModelError
 from tailorfl.models.dropout import Dropout
 from tailorfl.models.norm import make_norm
-from tailorfl.models.shapes import after_window, check_choice, image_shape, vector_length
+from tailorfl.models.shapes import after_window, check_choice, image_shape, named_factory, vector_length
 from tailorfl.printable import shown
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -161,36 +161,33 @@ def _plain_cnn(
     return _chain(layers)
 
 
-def cnn2(
-    input_shape: Sequence[int], outputs: int, *, norm: str = "none", dropout: float = 0.0
-) -> nn.Sequential:
-    """FedCLUP's CNN2: 3x3 convolutions of 32 and 64 channels, linear 128; 421 642 scalars on MNIST."""
-    return _plain_cnn("cnn2", input_shape, outputs, norm, dropout)
+def _cnn(name: str, description: str) -> Callable[..., nn.Sequential]:
+    """The factory of the network that is called `name`."""
+
+    def factory(
+        input_shape: Sequence[int], outputs: int, *, norm: str = "none", dropout: float = 0.0
+    ) -> nn.Sequential:
+        return _plain_cnn(name, input_shape, outputs, norm, dropout)
+
+    return named_factory(factory, name, description)
 
 
-def cnn3(
-    input_shape: Sequence[int], outputs: int, *, norm: str = "none", dropout: float = 0.0
-) -> nn.Sequential:
-    """3x3 convolutions of 32, 64 and 128 channels, linear 128 (FedCLUP names a CNN3 without printing it)."""
-    return _plain_cnn("cnn3", input_shape, outputs, norm, dropout)
-
-
-def cnn5(
-    input_shape: Sequence[int], outputs: int, *, norm: str = "none", dropout: float = 0.0
-) -> nn.Sequential:
-    """3x3 convolutions of 32-32-64-64-128 channels, linear 256 (FedCLUP names a CNN5 without printing it)."""
-    return _plain_cnn("cnn5", input_shape, outputs, norm, dropout)
-
-
-def lenet(
-    input_shape: Sequence[int], outputs: int, *, norm: str = "none", dropout: float = 0.0
-) -> nn.Sequential:
-    """pFedHN's LeNet: 5x5 convolutions of 16 and 32 channels, linear 120-84; 121 182 scalars on CIFAR-10."""
-    return _plain_cnn("lenet", input_shape, outputs, norm, dropout)
-
-
-def ckt_cnn(
-    input_shape: Sequence[int], outputs: int, *, norm: str = "none", dropout: float = 0.0
-) -> nn.Sequential:
-    """PerFed-CKT's small CNN: two 5x5 convolutions (6 and 16 channels; unprinted), linear 120-100-84-50."""
-    return _plain_cnn("ckt_cnn", input_shape, outputs, norm, dropout)
+cnn2 = _cnn(
+    "cnn2", "FedCLUP's CNN2: 3x3 convolutions of 32 and 64 channels, linear 128; 421 642 scalars on MNIST."
+)
+cnn3 = _cnn(
+    "cnn3",
+    "3x3 convolutions of 32, 64 and 128 channels, linear 128 (FedCLUP names a CNN3 without printing it).",
+)
+cnn5 = _cnn(
+    "cnn5",
+    "3x3 convolutions of 32-32-64-64-128 channels, linear 256 (FedCLUP names a CNN5 without printing it).",
+)
+lenet = _cnn(
+    "lenet",
+    "pFedHN's LeNet: 5x5 convolutions of 16 and 32 channels, linear 120-84; 121 182 scalars on CIFAR-10.",
+)
+ckt_cnn = _cnn(
+    "ckt_cnn",
+    "PerFed-CKT's small CNN: two 5x5 convolutions (6 and 16 channels; unprinted), linear 120-100-84-50.",
+)
