@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_transformers import TOKENS, assert_vmap_is_the_loop, ragged
-from torch import Tensor, nn
+from tiny_transformers import TOKENS, assert_vmap_is_the_loop, batch, made
+from torch import nn
 
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
@@ -17,7 +17,7 @@ from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training.cohort import TrainConfig
 
-L, HIDDEN, SIZE, BLOCKS = 9, 32, 5, 2
+HIDDEN, SIZE, BLOCKS = 32, 5, 2
 ENDS = {
     "bert": ("attention.output.dense", "output.dense"),
     "llama": ("self_attn.o_proj", "mlp.down_proj"),
@@ -26,19 +26,6 @@ ENDS = {
 }
 NORMS = {"bert": 2 * 2 * HIDDEN, "llama": 2 * HIDDEN, "vit": 2 * 2 * HIDDEN}
 """Scalars of the norms of a block."""
-
-
-def made(name: str, **options: object) -> nn.Module:
-    torch.manual_seed(0)
-    if name == "vit":
-        return build("vit", (1, 8, 8), 4, **options).eval()
-    return build(name, (L,), 4, vocabulary=TOKENS, **options).eval()
-
-
-def batch(name: str, seed: int = 0) -> Tensor:
-    if name == "vit":
-        return torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
-    return ragged(4, L, "left" if name == "llama" else "right", seed=seed)
 
 
 def test_an_adapter_is_the_formula() -> None:

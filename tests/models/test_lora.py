@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_transformers import TOKENS, assert_vmap_is_the_loop, disturbed, ragged, text
+from tiny_transformers import LENGTH, TOKENS, assert_vmap_is_the_loop, batch, disturbed, made, text
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -18,31 +18,7 @@ from tailorfl.models.lora import find_targets, inject_lora
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training.cohort import TrainConfig
 
-L = 9
 CASES = [("bert", {}), ("llama", {}), ("llama", {"head": "language"}), ("vit", {})]
-
-
-def made(name: str, **options: object) -> nn.Module:
-    torch.manual_seed(0)
-    if name == "vit":
-        return build("vit", (1, 8, 8), 4, **options).eval()
-    outputs = TOKENS if options.get("head") == "language" else 4
-    return build(name, (L,), outputs, vocabulary=TOKENS, **options).eval()
-
-
-def batch(name: str, clients: int | None = None) -> Tensor:
-    """Samples with padding, [batch, ...], or [clients, batch, ...]."""
-    if clients is not None:
-        return torch.stack(
-            [batch(name).roll(i, -1) if name == "vit" else rows(name, i) for i in range(clients)]
-        )
-    return (
-        torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)) if name == "vit" else rows(name)
-    )
-
-
-def rows(name: str, seed: int = 0) -> Tensor:
-    return ragged(4, L, "left" if name == "llama" else "right", seed=seed)
 
 
 def lora_names(module: nn.Module) -> list[str]:
@@ -82,7 +58,7 @@ def test_scalars_start_and_default_part(name: str, options: dict[str, object]) -
 
 def test_llama_7b_has_as_many_scalars_as_printed() -> None:
     with torch.device("meta"):
-        net = build("llama", (L,), 2, hidden=4096, layers=32, heads=32, intermediate=11008, lora=8)
+        net = build("llama", (LENGTH,), 2, hidden=4096, layers=32, heads=32, intermediate=11008, lora=8)
     tensors = dict(net.named_parameters())
     assert sum(tensors[n].numel() for n in select(net, "lora")) == 4_194_304
     assert all(t.is_meta for t in tensors.values())
@@ -110,7 +86,7 @@ def test_merged_weights_give_the_same_outputs(name: str, options: dict[str, obje
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_vmap_over_clients_is_the_loop(name: str, options: dict[str, object]) -> None:
     net = made(name, lora=3, lora_dropout=0.0, **options).train()
-    assert_vmap_is_the_loop(net, lora_names(net), batch(name, clients=3))
+    assert_vmap_is_the_loop(net, lora_names(net), torch.stack([batch(name, seed) for seed in range(3)]))
 
 
 def test_dropout_is_keyed() -> None:
@@ -211,7 +187,7 @@ def test_fused_projections_are_named_by_the_user_or_refused() -> None:
     ):
         inject_lora(gpt2(), 2, 4, 0.0)
     net = gpt2()
-    x = text(3, L)
+    x = text(3, LENGTH)
     before = net(x).last_hidden_state
     inject_lora(net, 2, 4, 0.0, ["c_attn"])
     tensors = dict(net.named_parameters())

@@ -7,11 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from tailorfl.models.registry import build
+
 pytest.importorskip("transformers", reason="pip install 'tailorfl[text]'")
 pytest.importorskip("peft", reason="pip install 'tailorfl[text]'")
 
 TOKENS = 40
 """Ids 2 ... 39 are text, 0 is padding, 1 the end."""
+LENGTH = 9
+"""Of a text."""
 
 
 def text(*shape: int, seed: int = 0) -> Tensor:
@@ -31,6 +35,22 @@ def ragged(rows: int, length: int, side: str, seed: int = 0) -> Tensor:
     real = torch.arange(2, 2 + rows).clamp(max=length).unsqueeze(1)
     place = torch.arange(length) if side == "right" else torch.arange(length).flip(0)
     return torch.where(place < real, ids, 0)
+
+
+def made(name: str, **options: object) -> nn.Module:
+    """A tiny model in evaluation mode, of 4 classes or `TOKENS` tokens."""
+    torch.manual_seed(0)
+    if name == "vit":
+        return build("vit", (1, 8, 8), 4, **options).eval()
+    outputs = TOKENS if options.get("head") == "language" else 4
+    return build(name, (LENGTH,), outputs, vocabulary=TOKENS, **options).eval()
+
+
+def batch(name: str, seed: int = 0) -> Tensor:
+    """Four samples of such a model, texts with padding."""
+    if name == "vit":
+        return torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+    return ragged(4, LENGTH, "left" if name == "llama" else "right", seed=seed)
 
 
 def disturbed(module: nn.Module, names: list[str], clients: int, scale: float = 0.1) -> dict[str, Tensor]:
