@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from data import twins
+from tailorfl.data.build import build
 from tailorfl.data.folder import channel_statistics
 from tailorfl.data.registry import load_source
 from tailorfl.data.source import Source
@@ -127,6 +128,12 @@ def test_pacs_has_the_images_of_its_file_in_four_domains(pacs_files: Path) -> No
     assert (source.test, source.outputs, len(source)) == (None, 7, 40)
     with pytest.raises(ConfigError, match="side must divide 64"):
         load_source("pacs", side=20)
+
+
+def test_a_cap_of_samples_saves_decoding_the_others(pacs_files: Path) -> None:
+    """The federation's source then holds no more; of a set that is not decoded it holds all, and clients a part."""
+    assert len(build("pacs", samples=40, split={"train": 0.8}).source) == 40
+    assert len(build("digits", samples=40, clients=2).source) == 1797
 
 
 def test_one_sample_of_a_set_in_two_parts_is_possible(need_data: Need) -> None:
