@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tailorfl.deploy.joining import member_of
-from tailorfl.deploy.member import Member
-from tailorfl.deploy.post import InProcess, Post
-from tailorfl.deploy.roster import Roster
-from tailorfl.deploy.serving import Deployment, for_deployment
+from tailorfl.deploy.client_session import ClientSession, member_of
+from tailorfl.deploy.connected_clients import ConnectedClients
+from tailorfl.deploy.serving import DeployedExperiment, for_deployment
+from tailorfl.deploy.transport import InProcessTransport, Transport
 from tailorfl.report.experiment import run_experiment
 from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.participation import Trace
@@ -51,7 +50,7 @@ def experiment(method: str | Mapping[str, Any], **changes: Any) -> ExperimentCon
     return ExperimentConfig.model_validate(given)
 
 
-def members(folder: Path, clients: int = 4) -> dict[int, Member]:
+def members(folder: Path, clients: int = 4) -> dict[int, ClientSession]:
     """The clients of an experiment, as nodes with numbers of their own."""
     return {100 + i: member_of(state=folder / f"state-{i}", name=str(i)) for i in range(clients)}
 
@@ -59,19 +58,21 @@ def members(folder: Path, clients: int = 4) -> dict[int, Member]:
 def deployed(
     config: ExperimentConfig,
     folder: Path,
-    nodes: Mapping[int, Member] | None = None,
-    post: Post | None = None,
+    nodes: Mapping[int, ClientSession] | None = None,
+    post: Transport | None = None,
     **how: Any,
 ) -> ExperimentResult:
     """Runs an experiment with clients in this process."""
     there = members(folder) if nodes is None and post is None else nodes or {}
-    within = InProcess({node: member.answer for node, member in there.items()}) if post is None else post
+    within = (
+        InProcessTransport({node: member.answer for node, member in there.items()}) if post is None else post
+    )
     config = for_deployment(config)
-    deployment = Deployment(Roster(within), folder / "out", config)
+    deployment = DeployedExperiment(ConnectedClients(within), folder / "out", config)
     try:
         return run_experiment(config, folder / "out", backend=deployment.backend, **how)
     finally:
-        if isinstance(within, InProcess):
+        if isinstance(within, InProcessTransport):
             within.close()
 
 

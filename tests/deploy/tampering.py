@@ -13,10 +13,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from deploy.federating import experiment, members, same, server_state, simulated
-from tailorfl.deploy.hosting import host_experiment
-from tailorfl.deploy.member import Member
-from tailorfl.deploy.packet import PROTOCOL, Packet
-from tailorfl.deploy.post import InProcess, Letter
+from tailorfl.deploy.client_session import ClientSession
+from tailorfl.deploy.codec import PROTOCOL, Packet
+from tailorfl.deploy.serving import host_experiment
+from tailorfl.deploy.transport import InProcessTransport, Letter
 from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.participation import ClientOutcome, Trace
 from tailorfl.rounds.simulation import Simulation
@@ -42,10 +42,10 @@ def honest(node: int, asked: Packet, body: bytes, ask: Ask) -> bytes:
     return ask(body)
 
 
-class Tampered(InProcess):
+class Tampered(InProcessTransport):
     """A post that writes down all that passes, as (node, question, answer), and changes answers as it is told."""
 
-    def __init__(self, nodes: Mapping[int, Member], meddle: Meddle = honest) -> None:
+    def __init__(self, nodes: Mapping[int, ClientSession], meddle: Meddle = honest) -> None:
         super().__init__({node: member.answer for node, member in nodes.items()})
         self.meddle = meddle
         self.passed: list[tuple[int, bytes, bytes]] = []
@@ -60,12 +60,12 @@ class Tampered(InProcess):
             return self.meddle(letter.node, Packet.decoded(letter.body), letter.body, ask)
 
 
-def hosted(config: ExperimentConfig, folder: Path, post: InProcess) -> ExperimentResult:
+def hosted(config: ExperimentConfig, folder: Path, post: InProcessTransport) -> ExperimentResult:
     """Runs an experiment as `tailorfl server` does, or goes on with it."""
     return host_experiment(post, config, folder / "out")
 
 
-def hosted_once(config: ExperimentConfig, folder: Path, post: InProcess) -> ExperimentResult:
+def hosted_once(config: ExperimentConfig, folder: Path, post: InProcessTransport) -> ExperimentResult:
     """Runs an experiment with a post that is not used again."""
     try:
         return hosted(config, folder, post)

@@ -14,12 +14,12 @@ import pytest
 
 from deploy.running import until
 from tailorfl.deploy.keys import Revoked, client_keys, make_keys, revoke, server_keys
-from tailorfl.deploy.post import Arrival, Letter
+from tailorfl.deploy.transport import Arrival, Letter
 from tailorfl.errors import RunError
 
 pytest.importorskip("flwr")
 from tailorfl.deploy import flower
-from tailorfl.deploy.flower import Connection, Forgotten, Link, Question, Unreachable, free_port
+from tailorfl.deploy.flower import Connection, Forgotten, Link, ServerMessage, Unreachable, free_port
 
 
 class Ends:
@@ -66,7 +66,7 @@ def ends(tmp_path: Path) -> Iterator[Ends]:
     there.link.close()
 
 
-def asked(client: Connection) -> Question:
+def asked(client: Connection) -> ServerMessage:
     """The question that waits for a client."""
     question = client.receive()
     assert question is not None

@@ -13,9 +13,8 @@ import pytest
 
 from deploy.federating import experiment, members
 from deploy.tampering import Tampered, filled, hosted, packed, with_facts, with_tensor
-from tailorfl.deploy.joining import member_of
-from tailorfl.deploy.member import Member
-from tailorfl.deploy.packet import Packet
+from tailorfl.deploy.client_session import ClientSession, member_of
+from tailorfl.deploy.codec import Packet
 from tailorfl.deploy.policy import Policy, experiment_digest
 from tailorfl.settings.experiment import ExperimentConfig
 
@@ -321,7 +320,9 @@ ATTACKS = {
 }  # fmt: skip
 
 
-def client_of(attack: Attack, folder: Path, configs: list[ExperimentConfig], said: list[str]) -> Member:
+def client_of(
+    attack: Attack, folder: Path, configs: list[ExperimentConfig], said: list[str]
+) -> ClientSession:
     """A client whose operator has accepted these experiments."""
     table = folder / "north.csv"
     write_table(table)

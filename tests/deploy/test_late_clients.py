@@ -12,11 +12,10 @@ import pytest
 from deploy.federating import deployed, experiment, members, private_state, same, server_state
 from deploy.test_own_files import FEW, WARDS, of_files, write
 from deploy.test_replayed import played_again
-from tailorfl.deploy.hosting import host_experiment
-from tailorfl.deploy.joining import member_of
-from tailorfl.deploy.member import Member
+from tailorfl.deploy.client_session import ClientSession, member_of
 from tailorfl.deploy.membership import ALLOWED, let_in
-from tailorfl.deploy.post import InProcess
+from tailorfl.deploy.serving import host_experiment
+from tailorfl.deploy.transport import InProcessTransport
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.one_round import RoundResult
@@ -47,10 +46,14 @@ def three(method: str | Mapping[str, Any], **changes: Any) -> ExperimentConfig:
 
 
 def joined(
-    config: ExperimentConfig, folder: Path, nodes: Mapping[int, Member], newcomer: Member, after: int = 2
+    config: ExperimentConfig,
+    folder: Path,
+    nodes: Mapping[int, ClientSession],
+    newcomer: ClientSession,
+    after: int = 2,
 ) -> ExperimentResult:
     """Deploy an experiment that another client joins after a round."""
-    post = InProcess({node: member.answer for node, member in nodes.items()})
+    post = InProcessTransport({node: member.answer for node, member in nodes.items()})
 
     def join() -> None:
         let_in(folder / "out", newcomer.data.name)
@@ -68,7 +71,7 @@ def trace_of(result: ExperimentResult) -> list[Any]:
     return list(Trace.read(result.path / job.folder / "trace.jsonl"))
 
 
-def shares(folder: Path) -> tuple[dict[int, Member], Member]:
+def shares(folder: Path) -> tuple[dict[int, ClientSession], ClientSession]:
     """The members that begin, and the one that joins."""
     everyone = members(folder)
     newcomer = everyone.pop(100 + int(LATE))
@@ -169,7 +172,7 @@ def test_a_client_with_a_class_that_the_others_have_not_is_turned_away(
 
 def test_who_is_not_on_the_list_is_turned_away(tmp_path: Path) -> None:
     founders, newcomer = shares(tmp_path)
-    post = InProcess({node: member.answer for node, member in founders.items()})
+    post = InProcessTransport({node: member.answer for node, member in founders.items()})
     appear = After(1, lambda: post.members.update({999: newcomer.answer}))
     try:
         result = deployed(three("fedavg"), tmp_path, post=post, observer=appear)
@@ -197,7 +200,7 @@ def test_a_method_that_needs_all_clients_refuses_another_one(
     with pytest.raises(ConfigError, match=f"4 clients, but 3 are here.*{why}"):
         deployed(three(method, data=data), tmp_path, founders)
     whole = experiment(method, rounds=3, data=data)
-    post = InProcess({node: member.answer for node, member in members(tmp_path / "all").items()})
+    post = InProcessTransport({node: member.answer for node, member in members(tmp_path / "all").items()})
     refused = member_of(state=tmp_path / "fifth", name="eve")
 
     def by_hand() -> None:
@@ -216,7 +219,7 @@ def test_a_method_that_needs_all_clients_refuses_another_one(
 def test_a_server_that_was_started_again_goes_on_with_the_client_that_joined(tmp_path: Path) -> None:
     config = three("ditto")
     founders, newcomer = shares(tmp_path)
-    post = InProcess({node: member.answer for node, member in founders.items()})
+    post = InProcessTransport({node: member.answer for node, member in founders.items()})
 
     class Ends(After):
         def round_done(self, job: Job, done: RoundResult) -> None:

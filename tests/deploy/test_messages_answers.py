@@ -22,7 +22,7 @@ from deploy.tampering import (
     with_facts,
     with_tensor,
 )
-from tailorfl.deploy.packet import Packet
+from tailorfl.deploy.codec import Packet
 from tailorfl.report.result import ExperimentResult
 
 HUGE = 10**400

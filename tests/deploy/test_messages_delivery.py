@@ -22,9 +22,9 @@ from deploy.tampering import (
     small,
     trace_of,
 )
-from tailorfl.deploy.member import Member
-from tailorfl.deploy.packet import Packet
-from tailorfl.deploy.post import Arrival, Letter
+from tailorfl.deploy.client_session import ClientSession
+from tailorfl.deploy.codec import Packet
+from tailorfl.deploy.transport import Arrival, Letter
 
 
 def test_lost(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_lost(tmp_path: Path) -> None:
 class Slow(Tampered):
     """Keeps the answers of one node in a round until `until` says so."""
 
-    def __init__(self, nodes: dict[int, Member], node: int, round: int) -> None:
+    def __init__(self, nodes: dict[int, ClientSession], node: int, round: int) -> None:
         super().__init__(nodes, self._noting)
         self.node, self.round = node, round
         self.until = threading.Event()

@@ -23,14 +23,14 @@ from deploy.tampering import (
     with_facts,
     with_tensor,
 )
-from tailorfl.deploy.member import Member
-from tailorfl.deploy.packet import PROTOCOL, VERSION, Packet, failure
+from tailorfl.deploy.client_session import ClientSession
+from tailorfl.deploy.codec import PROTOCOL, VERSION, Packet, failure
+from tailorfl.deploy.connected_clients import ConnectedClients
 from tailorfl.deploy.policy import Policy
-from tailorfl.deploy.post import InProcess
-from tailorfl.deploy.roster import Roster
+from tailorfl.deploy.transport import InProcessTransport
 from tailorfl.errors import RunError
 
-Asked = tuple[Member, bytes, Path]
+Asked = tuple[ClientSession, bytes, Path]
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_refused_and_nothing_changes(case: str, asked: Asked) -> None:
 
 def test_too_many_bytes(asked: Asked) -> None:
     member, question, _ = asked
-    small = Member(member.data, member.folder, policy=Policy(max_bytes=1024))
+    small = ClientSession(member.data, member.folder, policy=Policy(max_bytes=1024))
     answer = Packet.decoded(small.answer(question))
     assert "at most 1,024 are taken" in answer.facts["reason"]
 
@@ -151,7 +151,7 @@ TURNED_AWAY: dict[str, tuple[dict[str, object], str, str]] = {
 def test_turned_away(case: str) -> None:
     changes, registered, words = TURNED_AWAY[case]
 
-    class Keyed(InProcess):
+    class Keyed(InProcessTransport):
         """Knows nodes by their keys."""
 
         def nodes(self) -> dict[int, str]:
@@ -160,7 +160,7 @@ def test_turned_away(case: str) -> None:
     said: list[str] = []
     post = Keyed({7: lambda question: Packet("hello", {**HELLO, **changes}).encoded()})
     try:
-        assert Roster(post, told=said.append).refresh() == frozenset()
+        assert ConnectedClients(post, told=said.append).refresh() == frozenset()
     finally:
         post.close()
     assert len(said) == 1
@@ -171,9 +171,9 @@ def test_turned_away(case: str) -> None:
 def test_versions_that_differ_in_the_last_number_are_compatible(tmp_path: Path) -> None:
     """Both sides take them, and the server says that numbers are equal to rounding alone."""
     other, said = f"{MAJOR}.{MINOR}.{int(PATCH) + 5}", list[str]()
-    post = InProcess({7: lambda question: Packet("hello", {**HELLO, "version": other}).encoded()})
+    post = InProcessTransport({7: lambda question: Packet("hello", {**HELLO, "version": other}).encoded()})
     try:
-        assert Roster(post, told=said.append).refresh() == frozenset({"north"})
+        assert ConnectedClients(post, told=said.append).refresh() == frozenset({"north"})
     finally:
         post.close()
     assert any(other in sentence and VERSION in sentence for sentence in said)
@@ -184,9 +184,9 @@ def test_versions_that_differ_in_the_last_number_are_compatible(tmp_path: Path) 
 
 def test_two_nodes_with_one_name() -> None:
     said: list[str] = []
-    post = InProcess({node: lambda question: Packet("hello", HELLO).encoded() for node in (7, 8)})
+    post = InProcessTransport({node: lambda question: Packet("hello", HELLO).encoded() for node in (7, 8)})
     try:
-        assert Roster(post, told=said.append).refresh() == frozenset({"north"})
+        assert ConnectedClients(post, told=said.append).refresh() == frozenset({"north"})
     finally:
         post.close()
     assert "a node is turned away: a client 'north' is there already" in said

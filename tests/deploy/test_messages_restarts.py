@@ -23,18 +23,17 @@ from deploy.tampering import (
     small,
     trace_of,
 )
-from tailorfl.deploy.joining import member_of
-from tailorfl.deploy.member import Member
-from tailorfl.deploy.packet import Packet
+from tailorfl.deploy.client_session import ClientSession, member_of
+from tailorfl.deploy.client_state import ClientState
+from tailorfl.deploy.codec import Packet
 from tailorfl.deploy.release_log import verified
-from tailorfl.deploy.slots import Slots
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training import tree
 
 PRIVATE = {"epochs": 1, "batch_size": 16, "lr": 0.1, "dp": {"clip": 1.0, "noise": 1.0}}
 
 
-def restarting(post: Tampered, folder: Path, there: dict[int, Member], node: int) -> None:
+def restarting(post: Tampered, folder: Path, there: dict[int, ClientSession], node: int) -> None:
     """Puts a new process in the place of a member: nothing of the old one is left but its folder."""
     there[node].close()
     number = node - 100
@@ -192,9 +191,9 @@ def test_a_crash_before_the_answer_leaves_is_in_the_ledger(
 ) -> None:
     """The answer lies on the disk and goes out when the client is back: what it used must have been written down."""
     config = small("ditto", train=PRIVATE, rounds=1)
-    keep = Slots.keep
+    keep = ClientState.keep
 
-    def crashing(self: Slots, *given: Any) -> None:
+    def crashing(self: ClientState, *given: Any) -> None:
         keep(self, *given)
         raise LostError
 
@@ -205,7 +204,7 @@ def test_a_crash_before_the_answer_leaves_is_in_the_ledger(
         if node == 101 and is_training(asked, 1):
             questions.append(body)
             with monkeypatch.context() as patch:
-                patch.setattr(Slots, "keep", crashing)
+                patch.setattr(ClientState, "keep", crashing)
                 assert Packet.decoded(ask(body)).kind == "failure"
         return ask(body)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from deploy.federating import deployed, experiment, private_state, same, server_state, simulated
-from tailorfl.deploy.joining import member_of
+from tailorfl.deploy.client_session import member_of
 from tailorfl.deploy.policy import Policy
 from tailorfl.errors import ConfigError, DataError, RunError
 from tailorfl.export.predict import predict

@@ -14,7 +14,7 @@ from PIL import Image
 
 from deploy.federating import deployed, experiment, private_state, same, server_state, simulated
 from deploy.tampering import trace_of
-from tailorfl.deploy.joining import member_of
+from tailorfl.deploy.client_session import member_of
 from tailorfl.deploy.policy import Policy
 from tailorfl.export.predict import predict
 from tailorfl.settings.experiment import ExperimentConfig

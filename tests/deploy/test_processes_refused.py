@@ -10,9 +10,9 @@ import pytest
 
 from deploy.running import Field
 from deploy.test_processes_faults import ENOUGH, LONG, all_end, two
+from tailorfl.deploy.client_state import ClientState
+from tailorfl.deploy.codec import VERSION
 from tailorfl.deploy.keys import make_keys, revoke
-from tailorfl.deploy.packet import VERSION
-from tailorfl.deploy.slots import Slots
 from tailorfl.settings.system import SystemConfig
 
 pytest.importorskip("flwr")
@@ -60,7 +60,7 @@ def test_a_client_that_keeps_another_job(tmp_path: Path) -> None:
     config = two(2, 200).model_copy(update={"system": SystemConfig()})
     with Field(tmp_path, config) as field:
         place = tmp_path / "state-1" / config.name / field.jobs()[0].folder
-        held = Slots(
+        held = ClientState(
             place, {"experiment": "deployed", "label": "ditto", "seed": 5, "digest": "of another rate"}
         )
         held.release()

@@ -16,8 +16,8 @@ from deploy.federating import experiment, members, private_state, same
 from deploy.tampering import Ask, Tampered, hosted_once, is_replayed, is_training, place_of, small, with_facts
 from deploy.test_messages_restarts import PRIVATE, restarting
 from tailorfl.cli.main import app
-from tailorfl.deploy.joining import member_of
-from tailorfl.deploy.packet import Packet
+from tailorfl.deploy.client_session import member_of
+from tailorfl.deploy.codec import Packet
 from tailorfl.deploy.policy import Policy, experiment_digest, template
 from tailorfl.deploy.release_log import HEAD, NAME, verified
 from tailorfl.errors import ConfigError, RunError

@@ -11,8 +11,8 @@ import pytest
 from deploy.federating import TRAIN, deployed, experiment, private_state, same, server_state, simulated
 from methods.settings import NAMES, make
 from methods.settings import row as quick_options
-from tailorfl.deploy.joining import member_of
-from tailorfl.deploy.post import InProcess
+from tailorfl.deploy.client_session import member_of
+from tailorfl.deploy.transport import InProcessTransport
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.simulation import Simulation
@@ -130,7 +130,7 @@ def test_a_client_may_be_a_new_process_for_every_message(tmp_path: Path) -> None
         return answer
 
     config = experiment("ditto")
-    post = InProcess({client: anew(client) for client in range(4)})
+    post = InProcessTransport({client: anew(client) for client in range(4)})
     try:
         result = deployed(config, tmp_path, post=post)
     finally:

@@ -28,8 +28,8 @@ from deploy.tampering import (
 )
 from deploy.test_own_files import clients as with_files
 from deploy.test_own_files import of_files, write
-from tailorfl.deploy.member import Member
-from tailorfl.deploy.packet import Packet
+from tailorfl.deploy.client_session import ClientSession
+from tailorfl.deploy.codec import Packet
 from tailorfl.errors import RunError
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.store import RunStore
@@ -289,7 +289,7 @@ def test_who_describes_what_it_cannot_have_is_turned_away_and_another_comes(
 
 def files_run(
     folder: Path, change: Callable[[Packet, bytes], bytes], wait: float = 2.0
-) -> tuple[ExperimentResult, dict[int, Member]]:
+) -> tuple[ExperimentResult, dict[int, ClientSession]]:
     """Run four wards with files of their own, of which north (node 7) changes its answers."""
     write(folder / "files")
     config = of_files(

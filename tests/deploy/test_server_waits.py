@@ -23,10 +23,10 @@ from deploy.tampering import (
     small,
     trace_of,
 )
-from tailorfl.deploy.hosting import host_experiment
-from tailorfl.deploy.member import Member
+from tailorfl.deploy.client_session import ClientSession
+from tailorfl.deploy.codec import Packet
 from tailorfl.deploy.membership import take_off
-from tailorfl.deploy.packet import Packet
+from tailorfl.deploy.serving import host_experiment
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.report.result import ExperimentResult
 from tailorfl.settings.experiment import ExperimentConfig
@@ -35,7 +35,7 @@ from tailorfl.settings.experiment import ExperimentConfig
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look more often, and wait less long for those that do not come back."""
-    for module in ("remote", "serving"):
+    for module in ("remote_rounds", "serving"):
         monkeypatch.setattr(f"tailorfl.deploy.{module}.LOOK", 0.02)
     monkeypatch.setattr("tailorfl.deploy.serving.RETURN_SECONDS", 0.1)
 
@@ -44,7 +44,7 @@ class Field(Tampered):
     """Three clients, of which those in `away` cannot be reached; `said` is what the server has said."""
 
     def __init__(self, folder: Path, meddle: Meddle = honest, clients: int = 3) -> None:
-        self.people: dict[int, Member] = members(folder, clients)
+        self.people: dict[int, ClientSession] = members(folder, clients)
         super().__init__(self.people, meddle)
         self.folder, self.away, self.said = folder, set[int](), list[str]()
         self.on: dict[str, Callable[[], Any]] = {}

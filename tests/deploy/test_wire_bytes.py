@@ -9,7 +9,7 @@ import pytest
 
 from deploy.federating import experiment, members
 from deploy.tampering import Tampered, hosted, job_of
-from tailorfl.deploy.packet import Packet
+from tailorfl.deploy.codec import Packet
 from tailorfl.runs.store import RunStore
 
 BESIDE = 2_000

@@ -15,7 +15,7 @@ from deploy.federating import experiment, members
 from deploy.tampering import Ask, Tampered, hosted, job_of, place_of
 from tailorfl.core import method as registry
 from tailorfl.core.client import Client
-from tailorfl.deploy.packet import Packet
+from tailorfl.deploy.codec import Packet
 from tailorfl.methods.ditto import Ditto
 from tailorfl.runs.build import make_federation
 from tailorfl.runs.checkpoints import load as load_checkpoint

@@ -145,7 +145,7 @@ def client(
     import_tensordict()
     if data is None or data.suffix.lower() != ".parquet":
         import_pandas()
-    from tailorfl.deploy.joining import member_of
+    from tailorfl.deploy.client_session import member_of
     from tailorfl.deploy.policy import DEFAULT_POLICY, Policy
     from tailorfl.deploy.running import run_client
     from tailorfl.settings.loading import load

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeInt, TypeAdapter
 
 from tailorfl.data.remote_federation import PARTS
-from tailorfl.deploy.membership import Clients, with_rows
+from tailorfl.deploy.membership import DescribedClients, with_rows
 from tailorfl.errors import MessageError
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.files import encode
@@ -36,8 +38,8 @@ class Agreement:
     experiment: dict[str, Any]
     label: str
     seed: int
-    names: tuple[str, ...]
-    sizes: dict[str, tuple[int, ...]]
+    names: tuple[Annotated[str, Field(max_length=LONGEST_NAME)], ...]
+    sizes: dict[str, tuple[NonNegativeInt, ...]]
     source: dict[str, Any]
     prepared: Any = None
 
@@ -71,22 +73,12 @@ class Agreement:
     def read(cls, facts: Mapping[str, Any]) -> Agreement:
         """Returns what `facts` gave. Raises MessageError where it is something else."""
         try:
-            found = cls(
-                experiment=dict(facts["experiment"]),
-                label=str(facts["label"]),
-                seed=int(facts["seed"]),
-                names=tuple(str(name)[:LONGEST_NAME] for name in facts["names"]),
-                sizes={part: tuple(int(n) for n in facts["sizes"][part]) for part in PARTS},
-                source=dict(facts["source"]),
-                prepared=facts["prepared"],
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise MessageError(
-                f"what is to be agreed on cannot be read: {type(error).__name__}: {error}"
-            ) from error
-        if any(len(sizes) != len(found.names) or min(sizes, default=0) < 0 for sizes in found.sizes.values()):
+            agreement = _READER.validate_python(dict(facts))
+        except (TypeError, ValueError) as error:
+            raise MessageError(f"what is to be agreed on cannot be read: {error}"[:400]) from error
+        if any(len(agreement.sizes.get(part, ())) != len(agreement.names) for part in PARTS):
             raise MessageError("what is to be agreed on has not one size for each client")
-        return found
+        return agreement
 
     def digest(self, sim: Simulation) -> str:
         """Returns what stands for the job, its method, its settings, and the models' structure, in every message."""
@@ -106,7 +98,10 @@ class Agreement:
         return hashlib.sha256(encode(about).encode()).hexdigest()[:32]
 
 
-def agreement_of(job: Job, clients: Clients) -> Agreement:
+_READER: TypeAdapter[Agreement] = TypeAdapter(Agreement)
+
+
+def agreement_of(job: Job, clients: DescribedClients) -> Agreement:
     """Return what clients are to agree on for a job."""
     sizes: dict[str, tuple[int, ...]] = {part: tuple(clients.sizes[part]) for part in PARTS}
     return Agreement(

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.data.remote_federation import PARTS
-from tailorfl.deploy.packet import Packet
+from tailorfl.deploy.codec import Packet
 from tailorfl.errors import DataError, MessageError, TailorflError
 from tailorfl.evaluation.metrics import RANGES
 from tailorfl.evaluation.summary import OF_RECORD, Record

@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tailorfl.deploy.codec import LARGEST
 from tailorfl.deploy.keys import Tls
-from tailorfl.deploy.packet import LARGEST
-from tailorfl.deploy.post import Arrival, Letter
+from tailorfl.deploy.transport import Arrival, Letter
 from tailorfl.errors import MissingExtraError, RunError
 
 if TYPE_CHECKING:
@@ -505,7 +505,7 @@ class Forgotten(Exception):
 
 
 @dataclass(frozen=True)
-class Question:
+class ServerMessage:
     """A letter of the server.
 
     Attributes:
@@ -545,7 +545,7 @@ class Connection:
         """For those who watch over it."""
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
-    def receive(self) -> Question | None:
+    def receive(self) -> ServerMessage | None:
         """Returns the next letter, None where there is none now."""
         from flwr.common.serde import message_from_proto
         from flwr.proto.fleet_pb2 import PullMessagesRequest
@@ -564,7 +564,7 @@ class Connection:
                 )
                 self.numbers["messages_total"] += 1
                 self.numbers["bytes_down_total"] += len(body or b"")
-                return Question(body or b"", message, problem)
+                return ServerMessage(body or b"", message, problem)
             except Exception:
                 # It counts as delivered and would not come again: as another node this client is asked again.
                 self._leave()
@@ -589,7 +589,7 @@ class Connection:
         self._calls.ConfirmMessageReceived(confirm)
         return body_of(inflate_object_from_contents(whole, parts))  # type: ignore[arg-type]
 
-    def send(self, question: Question, body: bytes) -> None:
+    def send(self, question: ServerMessage, body: bytes) -> None:
         """Sends the answer to a letter. Raises Forgotten where the server does not wait for it any more."""
         from flwr.app import Message
         from flwr.app.message.message import remove_content_from_message

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.messages import PerClient
-from tailorfl.errors import MessageError, TailorflError
+from tailorfl.data.remote_federation import client_samples, source_facts
+from tailorfl.errors import MessageError, ModelError, TailorflError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.evaluation.summary import Record
+from tailorfl.export.folder import write
 from tailorfl.privacy.ledger import Uses
 from tailorfl.rounds.groups import Group, by_group
 from tailorfl.rounds.one_round import counted
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.fingerprint import environment
+from tailorfl.runs.job import Job
+from tailorfl.runs.prediction_log import finish, keeper
+from tailorfl.runs.store import RunStore
+from tailorfl.runs.trained_models import Restored
 from tailorfl.training import tree
 
 
 @dataclass(frozen=True)
-class Done:
+class LocalResult:
     """What came out of one client's training in a round.
 
     Attributes:
@@ -73,7 +81,7 @@ class LocalRun(Simulation):
             raise MessageError("the private state that is kept here has other entries than this job's")
         store.put((client,), tree.nest(((p, t.unsqueeze(0).clone()) for p, t in state.items()), [1]))
 
-    def one_round(self, client: int, message: TensorDict) -> Done | None:
+    def one_round(self, client: int, message: TensorDict) -> LocalResult | None:
         """Returns what comes out of this round of the client; None where its update is not finite."""
         group = self.group_of(client)
         done = self._train(group, (client,), message)
@@ -84,7 +92,7 @@ class LocalRun(Simulation):
         state = {p: t[0].clone() for p, t in tree.leaves(group.states.get((client,)))}
         metrics = {p: float(t[0]) for p, t in tree.leaves(done.metrics)}
         uses = done.uses.get(client)
-        return Done(state, done.replies[0], metrics, done.gradients, Uses() if uses is None else uses)
+        return LocalResult(state, done.replies[0], metrics, done.gradients, Uses() if uses is None else uses)
 
     def evaluated(self, client: int, protocol: Protocol) -> list[Record]:
         """Returns the records of this client's models on its own parts."""
@@ -142,3 +150,27 @@ def as_message(parts: TensorDict) -> TensorDict:
     """Returns what was received as a method sees it: without gradients, in memory of its own."""
     with torch.no_grad():
         return tree.nest((p, t.clone()) for p, t in tree.leaves(parts))
+
+
+def hand_over(job: Job, run: LocalRun, client: int, place: Path) -> str:
+    """Writes the model that a client deploys into a folder, with its metrics, and returns a sentence about it."""
+    kept = keeper(job, run)
+    records = evaluate(run, Protocol(("val", "local")), kept=kept, clients=(client,))
+    facts = {
+        "label": job.method.label,
+        "seed": job.seed,
+        "environment": environment(),
+        "source": source_facts(run.federation.source),
+        "sizes": client_samples(run.federation, client).sizes,
+    }
+    with RunStore.create(place.parent / "records", facts, overwrite=True) as store:
+        store.append_clients(records)
+        if kept is not None:
+            finish(kept, job, run, store)
+        restored = Restored(job, run, None, store)
+        (model,) = restored.models([client])
+        try:
+            write(restored, model, place)
+        except ModelError as error:
+            return f"the model of this client stays in its private state, it cannot be exported: {error}"
+    return f"the {model.kind} model of this client after round {run.round} lies in '{place}'"

@@ -28,7 +28,7 @@ Sizes = dict[str, list[int]]
 
 
 @dataclass
-class Clients:
+class DescribedClients:
     """What clients have told of their data for one seed.
 
     Attributes:
@@ -50,7 +50,7 @@ class Clients:
     def __post_init__(self) -> None:
         self.groups = self.groups or [len(self.names)]
 
-    def with_client(self, name: str, sizes: Mapping[str, int], rows: int) -> Clients:
+    def with_client(self, name: str, sizes: Mapping[str, int], rows: int) -> DescribedClients:
         """Return these clients and one more, who joins with these numbers of samples, out of `rows` of its file."""
         return replace(
             self,
@@ -85,7 +85,7 @@ class Membership:
 
     path: Path
     experiment: dict[str, Any]
-    clients: dict[str, Clients] = field(default_factory=dict)
+    clients: dict[str, DescribedClients] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     handed: dict[str, set[str]] = field(default_factory=dict)
 
@@ -103,7 +103,7 @@ class Membership:
             facts: Mapping[str, Any] = decode(path.read_text(encoding="utf-8"))
             if facts["experiment"] != decode(encode(experiment)):
                 return cls(path, experiment)
-            clients = {seed: Clients(**one) for seed, one in facts["clients"].items()}
+            clients = {seed: DescribedClients(**one) for seed, one in facts["clients"].items()}
             handed = {job: set(names) for job, names in facts["handed"].items()}
             return cls(path, experiment, clients, set(facts["gone"]), handed)
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:

@@ -64,7 +64,7 @@ class OwnData(Protocol):
 
 
 @dataclass
-class Share:
+class DataShare:
     """A client's share of the data that the experiment itself names, as a simulation deals them: to try things out.
 
     Each process reads all of them and keeps its own part.

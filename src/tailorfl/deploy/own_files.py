@@ -10,10 +10,10 @@ from typing import Any
 from tailorfl.data.remote_federation import ClientSamples
 from tailorfl.data.source import Source
 from tailorfl.data.summaries import JsonRecord, Summary
-from tailorfl.deploy.own_data import Described, OwnData, Summarised
+from tailorfl.deploy.own_data import DataShare, Described, OwnData, Summarised
 from tailorfl.deploy.own_samples import OwnImages, OwnTexts, Told, check_samples, common_samples
 from tailorfl.deploy.own_table import OwnTable, check_table, common_tables
-from tailorfl.deploy.policy import Policy
+from tailorfl.deploy.policy import DEFAULT_POLICY, Policy
 from tailorfl.errors import ConfigError
 from tailorfl.settings.data import DataConfig
 from tailorfl.settings.experiment import ExperimentConfig
@@ -24,7 +24,7 @@ Common = Callable[
 
 
 @dataclass(frozen=True)
-class Form:
+class OwnDataKind:
     """One kind of own data.
 
     Attributes:
@@ -40,23 +40,23 @@ class Form:
     common: Common
 
 
-FORMS: dict[str, Form] = {
-    "table": Form(OwnTable, Summary, check_table, common_tables),
-    OwnTexts.data: Form(OwnTexts, Told, check_samples, common_samples),
-    OwnImages.data: Form(OwnImages, Told, check_samples, common_samples),
+KINDS: dict[str, OwnDataKind] = {
+    "table": OwnDataKind(OwnTable, Summary, check_table, common_tables),
+    OwnTexts.data: OwnDataKind(OwnTexts, Told, check_samples, common_samples),
+    OwnImages.data: OwnDataKind(OwnImages, Told, check_samples, common_samples),
 }
 """`data.name` -> what clients bring."""
 
 
-def form_of(data: DataConfig) -> Form:
+def kind_of(data: DataConfig) -> OwnDataKind:
     """Returns what clients bring to an experiment with these data.
 
     Raises:
         ConfigError: none of their own, or not in this way.
     """
-    if data.name not in FORMS:
+    if data.name not in KINDS:
         raise ConfigError(
-            f"clients that name their own file (--data) have {', '.join(FORMS)}, but the experiment's data.name is "
+            f"clients that name their own file (--data) have {', '.join(KINDS)}, but the experiment's data.name is "
             f"'{data.name}'; set data.name to one of these"
         )
     unlike = {
@@ -72,7 +72,7 @@ def form_of(data: DataConfig) -> Form:
             raise ConfigError(
                 f"{name} is for data that lie in one place; here every client has a file of its own, so leave it out"
             )
-    form = FORMS[data.name]
+    form = KINDS[data.name]
     form.check(data)
     return form
 
@@ -101,7 +101,20 @@ class OwnFile:
         return self._of(config.data).public(config, seed, source)
 
     def _of(self, data: DataConfig) -> OwnData:
-        form = form_of(data)
+        form = kind_of(data)
         if data.name not in self._made:
             self._made[data.name] = form.make(self.name, self.path, self.policy)
         return self._made[data.name]
+
+
+def own_data(data: str | Path | None, name: str | None, policy: Policy = DEFAULT_POLICY) -> OwnData:
+    """Return where a client's samples come from."""
+    if data is None:
+        if name is None:
+            raise ConfigError(
+                "a client needs its data (--data FILE), or a name (--name NAME) to take that client's share of the "
+                "experiment's own data"
+            )
+        return DataShare(name)
+    path = Path(data).expanduser()
+    return OwnFile((path.name if path.is_dir() else path.stem) if name is None else name, path, policy)

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from tailorfl.deploy.agreement import structure
-from tailorfl.deploy.packet import Packet
-from tailorfl.deploy.slots import uses_as_facts, uses_from_facts
+from tailorfl.deploy.client_state import uses_as_facts, uses_from_facts
+from tailorfl.deploy.codec import Packet
 from tailorfl.errors import MessageError, MissingExtraError, RunError, TailorflError, first_few
 from tailorfl.privacy.accounting import epsilon
 from tailorfl.privacy.ledger import Uses
@@ -37,7 +37,7 @@ LONGEST_FACTS = 2**16
 
 
 @dataclass(frozen=True)
-class Question:
+class LoggedQuestion:
     """A question that is answered once, however often it comes.
 
     Attributes:
@@ -90,7 +90,7 @@ class ReleaseLog:
         """Whether the file is the one that was read and written here, and nobody took it away or added to it."""
         return (self.path.stat().st_size if self.path.is_file() else 0) == self._size
 
-    def answered(self, question: Question) -> tuple[str, str] | None:
+    def answered(self, question: LoggedQuestion) -> tuple[str, str] | None:
         """Return the digests of question and answer where something of this kind and number was answered."""
         return self._answers.get((question.kind, question.about, question.number))
 
@@ -123,7 +123,7 @@ class ReleaseLog:
         size: int,
         *,
         experiment: str = "",
-        question: Question | None = None,
+        question: LoggedQuestion | None = None,
         answer: str = "",
         uses: Uses | None = None,
         again: bool = False,

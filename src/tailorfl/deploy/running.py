@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tailorfl.deploy.flower import Connection, Forgotten, Link, Question, Unreachable
+from tailorfl.deploy.client_session import ClientSession
+from tailorfl.deploy.codec import failure
+from tailorfl.deploy.flower import Connection, Forgotten, Link, ServerMessage, Unreachable
 from tailorfl.deploy.health import served
-from tailorfl.deploy.hosting import host_experiment
 from tailorfl.deploy.keys import Revoked, client_keys, server_keys
-from tailorfl.deploy.member import Member
-from tailorfl.deploy.packet import failure
 from tailorfl.deploy.reaching import Reach, address
+from tailorfl.deploy.serving import host_experiment
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.one_round import RoundResult
@@ -94,7 +94,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def run_client(
-    member: Member,
+    member: ClientSession,
     server: str,
     keys: Path | None,
     *,
@@ -131,8 +131,8 @@ def run_client(
         member.close()
 
 
-def _answer_all(connection: Connection, reach: Reach, member: Member, told: Told, stay: bool) -> None:
-    question: Question | None = None
+def _answer_all(connection: Connection, reach: Reach, member: ClientSession, told: Told, stay: bool) -> None:
+    question: ServerMessage | None = None
     answer, last = b"", time.monotonic()
     while question is not None or (not member.turned_away and (stay or not member.ended)):
         raise_if_told()
@@ -155,7 +155,7 @@ def _answer_all(connection: Connection, reach: Reach, member: Member, told: Told
             time.sleep(AGAIN)
 
 
-def _answer(member: Member, question: Question, told: Told) -> bytes:
+def _answer(member: ClientSession, question: ServerMessage, told: Told) -> bytes:
     if not question.problem:
         return member.answer(question.body)
     told(f"refused: {question.problem}")

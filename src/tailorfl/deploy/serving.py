@@ -20,19 +20,24 @@ from tailorfl.data.summaries import JsonRecord
 from tailorfl.data.table_files import name_lacking, shared_columns
 from tailorfl.deploy.agreement import agreement_of
 from tailorfl.deploy.checks import check_finite, check_sizes, largest_group, read_description
-from tailorfl.deploy.member import OWN_SETS
-from tailorfl.deploy.membership import Clients, Membership, Sizes, why_nobody_joins
-from tailorfl.deploy.own_files import form_of
-from tailorfl.deploy.packet import Packet
-from tailorfl.deploy.remote import LOOK, Line, Remote, evaluate_remotely
-from tailorfl.deploy.roster import Answer, Roster, goodbye, named
+from tailorfl.deploy.client_session import OWN_SETS
+from tailorfl.deploy.codec import Packet
+from tailorfl.deploy.connected_clients import ConnectedClients, QuestionOutcome, goodbye, named
+from tailorfl.deploy.membership import DescribedClients, Membership, Sizes, why_nobody_joins
+from tailorfl.deploy.own_files import kind_of
+from tailorfl.deploy.remote_rounds import LOOK, JobChannel, RemoteRounds, evaluate_remotely
+from tailorfl.deploy.transport import Transport
 from tailorfl.errors import ConfigError, DataError, MessageError, RunError
+from tailorfl.report.experiment import run_experiment
+from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.backend import Backend
-from tailorfl.runs.build import make_federation, make_simulation, with_all_options
+from tailorfl.runs.build import check, make_federation, make_simulation, with_all_options
+from tailorfl.runs.extension import resumed
 from tailorfl.runs.files import decode, encode
 from tailorfl.runs.fingerprint import note_data
-from tailorfl.runs.job import Job
+from tailorfl.runs.folders import experiment_in
+from tailorfl.runs.job import Job, Observer
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import DEFAULT, ExperimentConfig
 
@@ -97,21 +102,23 @@ def for_deployment(config: ExperimentConfig) -> ExperimentConfig:
     return config.model_copy(update={"checkpoint_every": 1})
 
 
-class Deployment:
-    """An experiment with the clients of a roster.
+class DeployedExperiment:
+    """An experiment with the clients that are connected.
 
     Args:
-        roster: who can be reached.
+        connected: who can be reached.
         out: the result folder.
         config: the experiment.
         begun: whether the folder has some of it, which is gone on with.
     """
 
-    def __init__(self, roster: Roster, out: Path, config: ExperimentConfig, begun: bool = False) -> None:
-        self.roster, self.out, self.told = roster, out, roster.told
+    def __init__(
+        self, connected: ConnectedClients, out: Path, config: ExperimentConfig, begun: bool = False
+    ) -> None:
+        self.connected, self.out, self.told = connected, out, connected.told
         self.config = with_all_options(config)
         self.membership = Membership.of(out, self.config, begun)
-        self._known: dict[int, Clients] = {}
+        self._known: dict[int, DescribedClients] = {}
         self._without: dict[str, str] = {}
 
     @property
@@ -140,7 +147,7 @@ class Deployment:
         else:
             self._wait_for_return(clients.names)
         members = [name for name in clients.names if name not in self.membership.gone]
-        self.roster.close_to(members, self.membership.allowed)
+        self.connected.close_to(members, self.membership.allowed)
         federation = self._remote_federation(config, seed, clients)
         samples = sum(clients.sizes["train"])
         self.told(
@@ -148,7 +155,9 @@ class Deployment:
         )
         return federation
 
-    def _remote_federation(self, config: ExperimentConfig, seed: int, clients: Clients) -> Federation:
+    def _remote_federation(
+        self, config: ExperimentConfig, seed: int, clients: DescribedClients
+    ) -> Federation:
         """Return the federation of these clients as the server sees it."""
         public, server = self._of_server(config, seed, clients)
         source = remote_source(clients.source)
@@ -165,7 +174,7 @@ class Deployment:
             raise ConfigError("say how many clients there must be to begin: deploy.clients=4")
         return wanted
 
-    def _described(self, config: ExperimentConfig, seed: int) -> Clients:
+    def _described(self, config: ExperimentConfig, seed: int) -> DescribedClients:
         """Wait for enough clients with data that fit together; who describes none such is turned away by name."""
         wanted, seconds = self._wanted(config), config.deploy.wait_seconds
         self.told(f"waiting for {wanted} clients, for {seconds:.0f} s at most")
@@ -173,7 +182,7 @@ class Deployment:
         described, left_out = dict[str, Mapping[str, Any]](), dict[str, str]()
         begin = time.monotonic()
         while True:
-            present = self.roster.refresh()
+            present = self.connected.refresh()
             if len(present) > wanted:
                 raise ConfigError(
                     f"{len(present)} clients are there, but the experiment is for {wanted}: "
@@ -182,7 +191,7 @@ class Deployment:
             described = {name: facts for name, facts in described.items() if name in present}
             if len(present) == wanted:
                 new = dict.fromkeys(sorted(present - described.keys()), question)
-                answers, refused = self.roster.ask(new, config.deploy.round_seconds), dict[str, str]()
+                answers, refused = self.connected.ask(new, config.deploy.round_seconds), dict[str, str]()
                 described |= _read(
                     answers, lambda _, packet: read_description(packet, config.deploy.max_samples), refused
                 )
@@ -191,7 +200,7 @@ class Deployment:
                     if not refused:
                         break
                 for name, reason in refused.items():
-                    self.roster.leave_out(name, reason)
+                    self.connected.leave_out(name, reason)
                     described.pop(name, None)
                 left_out |= refused
                 if refused and not described:
@@ -215,7 +224,7 @@ class Deployment:
                     f"start one for each, or set data.clients={wanted}, since {reason}"
                 )
             sizes: Sizes = {part: [int(described[name]["sizes"][part]) for name in names] for part in PARTS}
-            clients = Clients(names, sizes, dict(facts["source"]), None, shared=True)
+            clients = DescribedClients(names, sizes, dict(facts["source"]), None, shared=True)
         if not any(clients.sizes["test"]):
             raise DataError("no client has test samples, so nothing could be measured; see data.split")
         return clients
@@ -225,16 +234,16 @@ class Deployment:
         members = set(names) - self.membership.gone
         seconds = min(RETURN_SECONDS, self.config.deploy.wait_seconds)
         begin = time.monotonic()
-        while (absent := members - self.roster.refresh()) and time.monotonic() - begin < seconds:
+        while (absent := members - self.connected.refresh()) and time.monotonic() - begin < seconds:
             if time.monotonic() - begin < LOOK:
                 self.told(f"waiting for {named(absent)} to come back, for {seconds:.0f} s at most")
             time.sleep(LOOK)
 
     def _own_files(
         self, config: ExperimentConfig, seed: int, described: Mapping[str, Mapping[str, Any]]
-    ) -> Clients:
+    ) -> DescribedClients:
         """Return clients with files of their own; who tells nothing usable of them stays out, for good."""
-        form = form_of(config.data)
+        kind = kind_of(config.data)
         names, rows = list(described), {name: int(facts["sizes"]["all"]) for name, facts in described.items()}
         asked = {"experiment": config.to_dict(), "seed": seed, "names": names, "rows": list(rows.values())}
         question = Packet("summarise", asked)
@@ -243,15 +252,15 @@ class Deployment:
         def read(name: str, packet: Packet) -> tuple[dict[str, int], JsonRecord]:
             sizes = packet.fact("sizes", dict)
             check_sizes(sizes, PARTS, rows[name])
-            return sizes, form.told.from_dict(packet.fact("summary", dict), "its summary")
+            return sizes, kind.told.from_dict(packet.fact("summary", dict), "its summary")
 
         begin = time.monotonic()
         while missing := [name for name in names if name not in (*told, *refused)]:
             if time.monotonic() - begin > config.deploy.wait_seconds:
                 refused |= dict.fromkeys(missing, "it does not answer")
                 break
-            self.roster.refresh()
-            answers = self.roster.ask(dict.fromkeys(missing, question), config.deploy.round_seconds)
+            self.connected.refresh()
+            answers = self.connected.ask(dict.fromkeys(missing, question), config.deploy.round_seconds)
             told |= _read(answers, read, refused)
             if len(told) + len(refused) < len(names):
                 time.sleep(LOOK)
@@ -259,7 +268,7 @@ class Deployment:
         def common(group: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
             features = shared_columns(_features({name: described[name] for name in group}))
             try:
-                prepared, source = form.common(
+                prepared, source = kind.common(
                     config.data, features, list(rows.values()), [told[name][1] for name in group]
                 )
             except (ArithmeticError, ValueError, LookupError, TypeError, RuntimeError) as error:
@@ -273,15 +282,15 @@ class Deployment:
             raise RunError(f"too few clients can take part: {_listed(refused)}")
         for name, reason in refused.items():
             log.warning("'%s' is left out: %s", name, reason)
-            self.roster.leave_out(name, reason)
+            self.connected.leave_out(name, reason)
             self.membership.gone.add(name)
         name_lacking(_features({name: described[name] for name in fitting}))
         prepared, source = common(fitting)
         lengths: Sizes = {part: [told[n][0][part] if n in fitting else 0 for n in names] for part in PARTS}
-        return Clients(names, lengths, source, prepared, shared=False)
+        return DescribedClients(names, lengths, source, prepared, shared=False)
 
     def _of_server(
-        self, config: ExperimentConfig, seed: int, clients: Clients
+        self, config: ExperimentConfig, seed: int, clients: DescribedClients
     ) -> tuple[Source | None, Source | None]:
         """Return the public set, and labelled samples of the server's own."""
         if clients.shared:  # the experiment's own data, which every process can read
@@ -293,14 +302,14 @@ class Deployment:
         source = remote_source(clients.source)
         return public_set(config.data.public, config.data.public_samples, source, seed), None
 
-    def _simulation(self, job: Job, federation: Federation, folder: Path | None = None) -> Remote:
+    def _simulation(self, job: Job, federation: Federation, folder: Path | None = None) -> RemoteRounds:
         """Return a job's run before its first round, with the clients that agree to it."""
         seed = job.config.data.seed_of(job.seed)
         clients = self.membership.clients[str(seed)]
         if len(clients.names) > len(federation):  # somebody has joined in an earlier job of this seed
             federation = self._remote_federation(job.config, seed, clients)
         sim = self._remote(job, federation, folder)
-        self.roster.refresh()
+        self.connected.refresh()
         answers = sim.set_up(sim.members)
         refused = {federation.names[i]: a.reason for i, a in answers.items() if a.fate == "refused"}
         if len(sim.members) - len(refused) < sim.needed(sim.members):
@@ -310,29 +319,29 @@ class Deployment:
             log.warning("%s begins without %s", job.name, named(absent))
         return sim
 
-    def _remote(self, job: Job, federation: Federation, folder: Path | None = None) -> Remote:
+    def _remote(self, job: Job, federation: Federation, folder: Path | None = None) -> RemoteRounds:
         clients = self._known[id(federation)]
-        sim = make_simulation(job, federation, folder, Remote)
+        sim = make_simulation(job, federation, folder, RemoteRounds)
         agreement = agreement_of(job, clients)
         admit = functools.partial(self._admit, sim, job)
-        sim.attach(Line(self.roster, agreement, clients, job.config.deploy, self.membership, admit))
+        sim.attach(JobChannel(self.connected, agreement, clients, job.config.deploy, self.membership, admit))
         return sim
 
     # -- who joins ------------------------------------------------------------------------------------------
 
-    def _admit(self, sim: Remote, job: Job) -> None:
+    def _admit(self, sim: RemoteRounds, job: Job) -> None:
         """Let those join that the operator has named and that are there; who cannot is turned away with the reason."""
-        wanted = self.membership.allowed() - set(sim.line.clients.names)
-        for name in sorted(wanted & self.roster.refresh() if wanted else ()):
+        wanted = self.membership.allowed() - set(sim.channel.clients.names)
+        for name in sorted(wanted & self.connected.refresh() if wanted else ()):
             try:
                 if reason := why_nobody_joins(self.config):
                     raise ConfigError(reason)
                 self._join(sim, job, name)
             except (MessageError, DataError, ConfigError) as error:
                 log.warning("'%s' cannot join: %s", name, error)
-                self.roster.leave_out(name, str(error))
+                self.connected.leave_out(name, str(error))
 
-    def _join(self, sim: Remote, job: Job, name: str) -> None:
+    def _join(self, sim: RemoteRounds, job: Job, name: str) -> None:
         """Let a client take part from the next round on, once it has agreed; one that does not answer is asked again.
 
         Its samples are prepared as those of the others: nothing of them goes into what all have in common.
@@ -340,7 +349,7 @@ class Deployment:
         Raises:
             MessageError, DataError, ConfigError: it, or what it says of its data, does not fit to the others.
         """
-        config, seed, clients = job.config, job.config.data.seed_of(job.seed), sim.line.clients
+        config, seed, clients = job.config, job.config.data.seed_of(job.seed), sim.channel.clients
         told = self._answer(name, Packet("describe", {"experiment": config.to_dict(), "seed": seed}))
         if told is None:
             return
@@ -378,7 +387,7 @@ class Deployment:
 
     def _answer(self, name: str, question: Packet) -> Packet | None:
         """Return what a client answers, None where it does not. Raises MessageError where it refuses."""
-        answer = self.roster.ask({name: question}, self.config.deploy.round_seconds)[name]
+        answer = self.connected.ask({name: question}, self.config.deploy.round_seconds)[name]
         if answer.fate == "refused":
             raise MessageError(answer.reason)
         return answer.packet
@@ -387,12 +396,12 @@ class Deployment:
 
     def _done(self, sim: Simulation) -> None:
         """Send the last message of a job to all that are there."""
-        assert isinstance(sim, Remote)
+        assert isinstance(sim, RemoteRounds)
         self._hand_over(sim, sim.members)
 
-    def _hand_over(self, sim: Remote, clients: Sequence[int]) -> None:
+    def _hand_over(self, sim: RemoteRounds, clients: Sequence[int]) -> None:
         """Send the last message of a job: clients write the models that they deploy."""
-        job, names = sim.line.agreement.job, sim.line.agreement.names
+        job, names = sim.channel.agreement.job, sim.channel.agreement.names
         handed = self.membership.handed.setdefault(str(job.folder), set())
         answers = sim.asked(sim.questions_about_models("finish", clients))
         for client, answer in answers.items():
@@ -421,7 +430,7 @@ class Deployment:
             if not said:
                 self.told(f"waiting for {named(absent)} to fetch the last model, for {seconds:.0f} s at most")
                 said = True
-            present = self.roster.refresh()
+            present = self.connected.refresh()
             for job, names in missing:
                 if names & present:
                     federation = self._federation(self.config, self.config.data.seed_of(job.seed))
@@ -451,12 +460,12 @@ class Deployment:
 
     def goodbye(self) -> None:
         """Tell all clients that there is nothing more; those that lack a model, why."""
-        present = self.roster.refresh(GOODBYE_SECONDS)
-        self.roster.ask({name: goodbye(self._without.get(name, "")) for name in present}, GOODBYE_SECONDS)
+        present = self.connected.refresh(GOODBYE_SECONDS)
+        self.connected.ask({name: goodbye(self._without.get(name, "")) for name in present}, GOODBYE_SECONDS)
 
 
 def _read(
-    answers: Mapping[str, Answer], read: Callable[[str, Packet], Any], refused: dict[str, str]
+    answers: Mapping[str, QuestionOutcome], read: Callable[[str, Packet], Any], refused: dict[str, str]
 ) -> dict[str, Any]:
     """Return what usable answers say, and note in `refused` why others are not; who has not answered is in neither."""
     usable: dict[str, Any] = {}
@@ -522,3 +531,40 @@ def _listed(reasons: Mapping[str, str]) -> str:
 def _features(descriptions: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
     """Return the names of the features of clients with files of their own."""
     return {name: [str(one) for one in facts["source"]["features"]] for name, facts in descriptions.items()}
+
+
+def host_experiment(
+    post: Transport,
+    config: ExperimentConfig,
+    out: Path,
+    *,
+    told: Callable[[str], None] = lambda sentence: None,
+    observer: Observer | None = None,
+) -> ExperimentResult:
+    """Runs an experiment with the clients of a post, and returns its result.
+
+    Args:
+        post: how messages travel.
+        config: the experiment; `for_deployment` says what it must not ask for.
+        out: result folder; what is there of the same experiment is gone on with.
+        told: what is called with a sentence for the person who looks on.
+        observer: who is told of rounds.
+
+    Raises:
+        TailorflError: see the message; what was finished stays on disk and the same call goes on from there.
+    """
+    config = for_deployment(config)
+    check(config)
+    name = config.name
+    config, way = resumed(out, config)
+    if way == "resume" and experiment_in(out).name != name:
+        raise ConfigError(
+            f"'{out}' holds the experiment '{experiment_in(out).name}', not '{name}'; choose another folder (--out)"
+        )
+    deployment = DeployedExperiment(
+        ConnectedClients(post, config.deploy.max_bytes, told), out, config, way != "new"
+    )
+    result = run_experiment(config, out, way=way, observer=observer, backend=deployment.backend)
+    deployment.hand_over_the_rest()
+    deployment.goodbye()
+    return result

@@ -36,7 +36,7 @@ class Arrival:
     problem: str = ""
 
 
-class Post(Protocol):
+class Transport(Protocol):
     """Sends letters to nodes and brings their answers."""
 
     def nodes(self) -> dict[int, str]:
@@ -55,7 +55,7 @@ class Post(Protocol):
         """Ends it, within seconds; letters under way are lost."""
 
 
-class InProcess:
+class InProcessTransport:
     """A post within this process: every node is a function from question to answer, called in a thread of its own."""
 
     def __init__(self, nodes: Mapping[int, Callable[[bytes], bytes]]) -> None:

@@ -1,9 +1,9 @@
 """A client of a real federation: answers what the server asks, and keeps its samples and private states to itself.
 
-A `Member` is asked one packet after another, by whatever transport brings them, and answers each with one. What leaves
-it is in the tables of docs/deploy.md and nothing else: sizes, what a model must know of the data, replies as the method
-defines them, the numbers that it reports, and metrics of its models. Its policy and its operator's consent decide which
-questions it answers, and each answer is in the log (`release_log`) before it leaves.
+A `ClientSession` is asked one packet after another, by whatever transport brings them, and answers each with one. What
+leaves it is in the tables of docs/deploy.md and nothing else: sizes, what a model must know of the data, replies as the
+method defines them, the numbers that it reports, and metrics of its models. Its policy and its operator's consent
+decide which questions it answers, and each answer is in the log (`release_log`) before it leaves.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ import torch
 
 from tailorfl.data.remote_federation import PARTS, remote_federation, remote_source
 from tailorfl.deploy.agreement import Agreement
-from tailorfl.deploy.handover import hand_over
-from tailorfl.deploy.local_run import LocalRun, as_message
-from tailorfl.deploy.own_data import OwnData, Share
-from tailorfl.deploy.packet import (
+from tailorfl.deploy.client_state import NEVER, ClientState, uses_as_facts
+from tailorfl.deploy.codec import (
     LEFT,
     PROTOCOL,
     SAME_MINOR,
@@ -37,9 +35,11 @@ from tailorfl.deploy.packet import (
     failure,
     flat,
 )
+from tailorfl.deploy.local_run import LocalRun, as_message, hand_over
+from tailorfl.deploy.own_data import DataShare, OwnData
+from tailorfl.deploy.own_files import own_data
 from tailorfl.deploy.policy import DEFAULT_POLICY, NO_CONSENT, Consent, Policy, described
-from tailorfl.deploy.release_log import MISSING, Question, ReleaseLog
-from tailorfl.deploy.slots import NEVER, Slots, uses_as_facts
+from tailorfl.deploy.release_log import MISSING, LoggedQuestion, ReleaseLog
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import (
     ConfigError,
@@ -79,14 +79,14 @@ _UNKNOWN = failure("this client has not agreed on that job, or with other settin
 
 
 @dataclass(frozen=True)
-class Task:
+class AgreedJob:
     """One job that this client has agreed on."""
 
     job: Job
     digest: str
     number: int
     run: LocalRun
-    slots: Slots
+    slots: ClientState
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ class Outgoing:
     """
 
     packet: Packet
-    question: Question | None = None
+    question: LoggedQuestion | None = None
     content: str = ""
     uses: Uses | None = None
     again: bool = False
 
 
-class Member:
+class ClientSession:
     """One client.
 
     Args:
@@ -128,7 +128,7 @@ class Member:
         consent: Consent = NO_CONSENT,
     ) -> None:
         self.data, self.folder, self.policy, self.consent, self._told = data, folder, policy, consent, told
-        self._tasks: dict[str, Task] = {}
+        self._tasks: dict[str, AgreedJob] = {}
         self._log: ReleaseLog | None = None
         self._experiment_name = ""
         self._shown = ""
@@ -258,7 +258,7 @@ class Member:
         except ValueError as error:
             raise MessageError(f"the server's experiment cannot be read: {error}"[:400]) from error
         self._experiment_name = config.name[:200]
-        own_file = not isinstance(self.data, Share)
+        own_file = not isinstance(self.data, DataShare)
         admitted = self.policy.admitted(config, own_file=own_file)
         if not own_file:
             return admitted, ""
@@ -286,7 +286,7 @@ class Member:
                 f"'summarise' is not for client '{self.data.name}' with a seed of the experiment"
             )
         joins = asked.facts.get("joins") is True  # numbers of samples are told then, and nothing else
-        question = None if joins else Question("summarise", digest, seed, asked.digest())
+        question = None if joins else LoggedQuestion("summarise", digest, seed, asked.digest())
         before = None if question is None else self._only(question, "summary of this experiment and seed")
         try:
             found = self.data.summary(config, seed, names.index(self.data.name), rows)
@@ -310,7 +310,7 @@ class Member:
         self._told(f"told {told} to {len(names)} clients: {names[:20]}")
         return Outgoing(packet, question, content, again=before is not None)
 
-    def _only(self, question: Question, what: str) -> tuple[str, str] | None:
+    def _only(self, question: LoggedQuestion, what: str) -> tuple[str, str] | None:
         """Return the digests of an earlier (question, answer) of this number, which had to be the same question."""
         before = self.log.answered(question)
         if before is not None and before[0] != question.digest:
@@ -329,7 +329,7 @@ class Member:
         )
         return Packet("setup", {"digest": task.digest})
 
-    def _agreed(self, agreement: Agreement) -> Task:
+    def _agreed(self, agreement: Agreement) -> AgreedJob:
         """Make ready for a job, and keep what was agreed on, so that this client can go on after its own restart."""
         config, _ = self._admitted(agreement.experiment)
         job = replace(agreement.job, config=config)
@@ -337,7 +337,7 @@ class Member:
             raise MessageError(f"the federation has no client '{self.data.name}'")
         self.policy.check_model(config, job.method.label, agreement.source)
         number = agreement.names.index(self.data.name)
-        if not isinstance(self.data, Share):
+        if not isinstance(self.data, DataShare):
             self.policy.check_federation(agreement.names, dict(agreement.prepared or {}).get("rows"))
         own = self.data.own(config, job.seed, number, agreement.prepared)
         for part in PARTS:
@@ -357,14 +357,14 @@ class Member:
         run = make_simulation(job, federation, None, LocalRun)
         run.engine = make_engine("sequential", precision=config.engine.precision)
         digest = agreement.digest(run)
-        if run.train.dp is not None and self.policy.secret_noise and not isinstance(self.data, Share):
+        if run.train.dp is not None and self.policy.secret_noise and not isinstance(self.data, DataShare):
             run.population.seed = self._secret(digest)
         if digest not in self._tasks:
             self._check_disk()
             about = {"experiment": config.name, "label": job.method.label, "seed": job.seed}
             place = self.folder / slug(config.name) / job.folder
-            slots = Slots(place, {**about, "digest": digest, "client": self.data.name})
-            self._tasks[digest] = Task(job, digest, number, run, slots)
+            slots = ClientState(place, {**about, "digest": digest, "client": self.data.name})
+            self._tasks[digest] = AgreedJob(job, digest, number, run, slots)
             agreed = self._agreement_file(digest)
             with reporting(agreed, "write"):
                 agreed.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -389,7 +389,7 @@ class Member:
             raise MessageError(f"a job is named by a digest, but this is '{digest[:40]}'")
         return self.folder / "agreements" / f"{digest}.json"
 
-    def _task(self, asked: Packet) -> Task | None:
+    def _task(self, asked: Packet) -> AgreedJob | None:
         """Return the job that a message is about; None where there is no agreement on it that can be read."""
         digest = asked.fact("digest", str)
         held = self._tasks.get(digest)
@@ -437,7 +437,7 @@ class Member:
                 f"round {done_before} (from {acked_before}): the message is an old one, or the server has gone back. "
                 "To begin the experiment anew give it another name"
             )
-        question = Question("train", task.digest, round, _question(asked), acked)
+        question = LoggedQuestion("train", task.digest, round, _question(asked), acked)
         before, attempt = self._only(question, f"reply of round {round}"), asked.fact("attempt", str)
         stored = None if before is None else task.slots.answer(round)
         if before is not None and stored is not None:
@@ -479,7 +479,7 @@ class Member:
         again = before is not None
         return Outgoing(packet, question, content, None if again else done.uses, again)
 
-    def _rounds(self, task: Task, asked: Packet, first: int = 0) -> tuple[int, int]:
+    def _rounds(self, task: AgreedJob, asked: Packet, first: int = 0) -> tuple[int, int]:
         """Return the round that a message is about, and the one that was accepted last."""
         round, acked = asked.fact("round", int), asked.fact("acked", int)
         if not first <= round <= task.job.rounds:
@@ -488,10 +488,10 @@ class Member:
             self._note_missing(task, acked)
         return round, acked
 
-    def _note_missing(self, task: Task, acked: int) -> None:
+    def _note_missing(self, task: AgreedJob, acked: int) -> None:
         """Note that the server has accepted what the log does not have: the state folder is an older copy, or new."""
         about = {"accepted": acked, "known": self.log.latest(task.digest)[0]}
-        question = Question(MISSING, task.digest, acked, "")
+        question = LoggedQuestion(MISSING, task.digest, acked, "")
         name = task.job.config.name
         self.log.append(
             Packet("train", about), 0, experiment=name, question=question, delta=self.policy.delta
@@ -505,7 +505,7 @@ class Member:
         """Raise PolicyError where training has too little noise, or costs more than is left of ε."""
         self.policy.check_noise(uses, self.log.epsilon(self.policy.delta, uses))
 
-    def _begin_at(self, task: Task, done: int, acked: int, restart: bool = False) -> Packet | None:
+    def _begin_at(self, task: AgreedJob, done: int, acked: int, restart: bool = False) -> Packet | None:
         """Bring the private state of round `acked` in; return an answer where it is lost."""
         state = None if acked == NEVER else task.slots.state(acked)
         if acked != NEVER and state is None and not restart:
@@ -531,7 +531,7 @@ class Member:
         if task is None:
             return _UNKNOWN
         round, _ = self._rounds(task, asked)
-        question = Question("evaluate", task.digest, round, _question(asked))
+        question = LoggedQuestion("evaluate", task.digest, round, _question(asked))
         before = self._only(question, f"metrics after round {round}")
         lost = self._brought(task, asked)
         if lost is not None:
@@ -547,7 +547,7 @@ class Member:
         packet = Packet("evaluate", {"digest": task.digest, "records": records, "uses": uses_as_facts(uses)})
         return Outgoing(packet, question, uses=None if before else uses, again=before is not None)
 
-    def _brought(self, task: Task, asked: Packet) -> Packet | None:
+    def _brought(self, task: AgreedJob, asked: Packet) -> Packet | None:
         """Bring in what the server sends for a look at the models that come out."""
         round, acked = self._rounds(task, asked)
         lost = self._begin_at(task, round, acked, asked.fact("restart", bool))
@@ -581,3 +581,30 @@ def _question(asked: Packet) -> str:
 def _deployment_uses(run: LocalRun) -> Uses:
     """Return what private training has used for the model that is deployed."""
     return Uses({use: steps for purpose, _, use, steps in run.ledger.rows() if purpose == "deployment"})
+
+
+def member_of(
+    *,
+    state: str | Path,
+    data: str | Path | None = None,
+    name: str | None = None,
+    told: Told = lambda sentence: None,
+    policy: Policy = DEFAULT_POLICY,
+    experiment: ExperimentConfig | None = None,
+    accept: tuple[str, ...] = (),
+) -> ClientSession:
+    """Return a client.
+
+    Args:
+        state: folder of its private states.
+        data: its own file or folder; None: its share of the data that the experiment itself names.
+        name: by default that of the file, without its ending, or of the folder.
+        told, policy: see `ClientSession`.
+        experiment: the only one that it takes part in.
+        accept: digests of experiments that it takes part in.
+
+    Raises:
+        ConfigError: it has neither a file nor a name.
+    """
+    consent = Consent(experiment, frozenset(accept))
+    return ClientSession(own_data(data, name, policy), Path(state).expanduser(), told, policy, consent)

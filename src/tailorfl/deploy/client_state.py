@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tailorfl.deploy.packet import Packet
+from tailorfl.deploy.codec import Packet
 from tailorfl.errors import MessageError, RunError
 from tailorfl.privacy.ledger import Use, Uses
 from tailorfl.runs import checkpoints
@@ -33,7 +33,7 @@ NEVER = 0
 """In place of a round: the client has never taken part."""
 
 
-class Slots:
+class ClientState:
     """The folder of one job; only one process has it at a time.
 
     Raises:

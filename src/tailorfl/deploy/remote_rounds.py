@@ -28,10 +28,10 @@ from tailorfl.deploy.checks import (
     stacked,
     unlike_the_others,
 )
-from tailorfl.deploy.membership import Clients, Membership
-from tailorfl.deploy.packet import LEFT, Packet, all_finite, flat, same_shape
-from tailorfl.deploy.roster import Answer, Roster, named
-from tailorfl.deploy.slots import NEVER, uses_from_facts
+from tailorfl.deploy.client_state import NEVER, uses_from_facts
+from tailorfl.deploy.codec import LEFT, Packet, all_finite, flat, same_shape
+from tailorfl.deploy.connected_clients import ConnectedClients, QuestionOutcome, named
+from tailorfl.deploy.membership import DescribedClients, Membership
 from tailorfl.engines.results import CohortUpdates
 from tailorfl.errors import DivergenceError, MessageError, RunError, TailorflError
 from tailorfl.evaluation.predictions import Kept
@@ -54,11 +54,11 @@ LOOK = 0.2
 
 
 @dataclass
-class Line:
+class JobChannel:
     """How the server reaches the clients of one job, and what it knows of them.
 
     Attributes:
-        roster: who can be reached.
+        connected: who can be reached.
         agreement: of all clients; each has agreed on the part of it that it was told of.
         clients: who they are, and who joined when.
         settings: how long they are waited for.
@@ -66,9 +66,9 @@ class Line:
         admit: lets those join that are there and may.
     """
 
-    roster: Roster
+    connected: ConnectedClients
     agreement: Agreement
-    clients: Clients
+    clients: DescribedClients
     settings: DeployConfig
     membership: Membership
     admit: Callable[[], None]
@@ -93,12 +93,12 @@ class Line:
 
     def until_enough(
         self,
-        ask: Callable[[Sequence[int]], Mapping[int, Answer]],
+        ask: Callable[[Sequence[int]], Mapping[int, QuestionOutcome]],
         clients: Sequence[int],
         counting: Collection[int],
         enough: Callable[[Collection[int]], int],
         what: str,
-    ) -> dict[int, Answer]:
+    ) -> dict[int, QuestionOutcome]:
         """Ask clients until enough of those that count have answered; where fewer do, nothing goes on meanwhile.
 
         Args:
@@ -128,7 +128,7 @@ class Line:
                     "are needed, deploy.wait_seconds how long they are waited for"
                 )
             if not attempt:
-                self.roster.told(
+                self.connected.told(
                     f"{what} is paused: {needed} answers are needed, so it waits for "
                     f"{named([names[i] for i in missing])}, for {self.settings.wait_seconds:.0f} s at most"
                 )
@@ -138,28 +138,28 @@ class Line:
             seldom = attempt & (attempt - 1) == 0
             answers |= ask([i for i in missing if seldom or answers[i].fate != "refused"])
         if attempt:
-            self.roster.told(f"{what} goes on")
+            self.connected.told(f"{what} goes on")
         return answers
 
 
-class Remote(Simulation):
-    """A simulation whose clients are asked through a roster. `line` is set right after it is made."""
+class RemoteRounds(Simulation):
+    """A simulation whose clients are elsewhere and asked. `channel` is set right after it is made."""
 
-    line: Line
+    channel: JobChannel
     gone: AbstractSet[str] = frozenset()
     """Names of the clients that have left for good."""
 
-    def attach(self, line: Line) -> None:
+    def attach(self, channel: JobChannel) -> None:
         """Set how clients are reached."""
-        self.line, self.gone = line, line.membership.gone
-        for known in accumulate(line.clients.groups):
-            line.digests[known] = line.agreement.known_to(known).digest(self)
+        self.channel, self.gone = channel, channel.membership.gone
+        for known in accumulate(channel.clients.groups):
+            channel.digests[known] = channel.agreement.known_to(known).digest(self)
 
-    def take_in(self, federation: Federation, clients: Clients, agreement: Agreement) -> None:
+    def take_in(self, federation: Federation, clients: DescribedClients, agreement: Agreement) -> None:
         """Let a client take part from the next round on. Raises ConfigError where the method does not allow it."""
         self.extend(federation)
-        self.line.clients, self.line.agreement = clients, agreement
-        self.attach(self.line)
+        self.channel.clients, self.channel.agreement = clients, agreement
+        self.attach(self.channel)
 
     @property
     def members(self) -> list[int]:
@@ -168,42 +168,48 @@ class Remote(Simulation):
 
     def needed(self, clients: Collection[int]) -> int:
         """Return how many of clients must answer: `deploy.min_replies`, by default a majority."""
-        return self.line.settings.min_replies or (len(clients) // 2 + 1 if clients else 0)
+        return self.channel.settings.min_replies or (len(clients) // 2 + 1 if clients else 0)
 
     # -- asking ---------------------------------------------------------------------------------------------
 
-    def asked(self, packets: Mapping[int, Packet]) -> dict[int, Answer]:
+    def asked(self, packets: Mapping[int, Packet]) -> dict[int, QuestionOutcome]:
         """Ask clients; those that do not know the job (any more) are told of it and asked once more."""
-        line, names, seconds = self.line, self.line.agreement.names, self.line.settings.round_seconds
-        line.roster.refresh()
-        answers = line.roster.ask({names[i]: packet for i, packet in packets.items()}, seconds)
+        channel, names, seconds = (
+            self.channel,
+            self.channel.agreement.names,
+            self.channel.settings.round_seconds,
+        )
+        channel.connected.refresh()
+        answers = channel.connected.ask({names[i]: packet for i, packet in packets.items()}, seconds)
         new = [i for i in packets if answers[names[i]].code == "unknown-job"]
         if new:
             agreed = self.set_up(new)
             again = {names[i]: packets[i] for i in new if agreed[i].packet is not None}
-            answers |= {names[i]: agreed[i] for i in new} | line.roster.ask(again, seconds)
-        line.membership.leave((name for name, a in answers.items() if a.code == LEFT), line.roster.told)
+            answers |= {names[i]: agreed[i] for i in new} | channel.connected.ask(again, seconds)
+        channel.membership.leave(
+            (name for name, a in answers.items() if a.code == LEFT), channel.connected.told
+        )
         return {i: answers[names[i]] for i in packets}
 
-    def set_up(self, clients: Sequence[int]) -> dict[int, Answer]:
+    def set_up(self, clients: Sequence[int]) -> dict[int, QuestionOutcome]:
         """Tell clients of the job, and return what they say to it."""
-        names, seconds = self.line.agreement.names, self.line.settings.round_seconds
-        questions = {names[i]: Packet("setup", self.line.agreed(i).facts()) for i in clients}
-        answers = self.line.roster.ask(questions, seconds)
+        names, seconds = self.channel.agreement.names, self.channel.settings.round_seconds
+        questions = {names[i]: Packet("setup", self.channel.agreed(i).facts()) for i in clients}
+        answers = self.channel.connected.ask(questions, seconds)
         for i in clients:
             answer = answers[names[i]]
-            if answer.packet is not None and answer.packet.facts.get("digest") != self.line.digest(i):
+            if answer.packet is not None and answer.packet.facts.get("digest") != self.channel.digest(i):
                 reason = "it makes another model or other settings of the experiment"
-                answers[names[i]] = Answer(None, "refused", reason, "fingerprint")
+                answers[names[i]] = QuestionOutcome(None, "refused", reason, "fingerprint")
             if answers[names[i]].packet is None:
                 log.warning("client '%s' has not agreed: %s", names[i], answers[names[i]].reason)
         return {i: answers[names[i]] for i in clients}
 
     def _question(self, client: int, round: int, **more: Any) -> dict[str, Any]:
-        acked = self.line.acked.get(client, NEVER)
-        restart = self.line.settings.lost_state == "restart"
+        acked = self.channel.acked.get(client, NEVER)
+        restart = self.channel.settings.lost_state == "restart"
         return {
-            "digest": self.line.digest(client),
+            "digest": self.channel.digest(client),
             "round": round,
             "acked": acked,
             "restart": restart,
@@ -225,14 +231,14 @@ class Remote(Simulation):
     ) -> RoundResult:
         """Run the next round with the clients that are there; note whose replies were accepted."""
         self._changes: dict[int, float] = {}
-        self.line.membership.leave((), self.line.roster.told)
-        self.line.admit()
+        self.channel.membership.leave((), self.channel.connected.told)
+        self.channel.admit()
         result = super().step(sampled, training, trace)
         assert result.trace is not None
         for client in (a.client for a in result.trace.answers if a.fate == "accepted"):
-            self.line.acked[client] = self.round
-            self.line.changes[client] = max(self.line.changes.get(client, 0.0), self._changes[client])
-        self.line.announced = len(self.line.clients.names)
+            self.channel.acked[client] = self.round
+            self.channel.changes[client] = max(self.channel.changes.get(client, 0.0), self._changes[client])
+        self.channel.announced = len(self.channel.clients.names)
         return result
 
     def sample(self, round: int) -> tuple[int, ...]:
@@ -262,7 +268,7 @@ class Remote(Simulation):
                 facts = self._question(client, number, attempt=secrets.token_hex(8))
                 packets[client] = Packet("train", facts, flat("received", payloads[client]))
 
-        def ask(clients: Sequence[int]) -> dict[int, Answer]:
+        def ask(clients: Sequence[int]) -> dict[int, QuestionOutcome]:
             answers = self.asked({i: packets[i] for i in clients})
             for group, where in by_group(self.groups, clients):
                 answers |= self._judged(
@@ -270,7 +276,7 @@ class Remote(Simulation):
                 )
             return answers
 
-        answers = self.line.until_enough(ask, training, current.sampled, self.needed, f"round {number}")
+        answers = self.channel.until_enough(ask, training, current.sampled, self.needed, f"round {number}")
         parts: list[Trained] = []
         for group, where in by_group(self.groups, training):
             there = [k for k in where if answers[training[k]].packet is not None]
@@ -282,12 +288,12 @@ class Remote(Simulation):
                 f"round {number}: all clients that answered diverged (updates are NaN or infinite); lower train.lr"
             )
         told = tuple(self._told(client, answers[client]) for client in sorted(answers))
-        joined = self.line.clients.joined_after(self.line.announced)
+        joined = self.channel.clients.joined_after(self.channel.announced)
         seconds = time.monotonic() - begin
         current.trace = RoundTrace(number, current.sampled, told, seconds, simulated=False, joined=joined)
         return parts
 
-    def _told(self, client: int, answer: Answer) -> ClientOutcome:
+    def _told(self, client: int, answer: QuestionOutcome) -> ClientOutcome:
         """Return what the trace says of a client."""
         fate: Fate = "accepted" if answer.fate == "answered" else answer.fate
         reason = NOT_FINITE if answer.code == "not-finite" else answer.reason
@@ -296,10 +302,10 @@ class Remote(Simulation):
     def _judged(
         self,
         group: Group,
-        answers: Mapping[int, Answer],
+        answers: Mapping[int, QuestionOutcome],
         packets: Mapping[int, Packet],
         payloads: Mapping[int, TensorDict],
-    ) -> dict[int, Answer]:
+    ) -> dict[int, QuestionOutcome]:
         """Return the answers of clients of a group; in place of a bad one a refusal that says what is wrong with it."""
         judged, changes = dict(answers), dict[int, float]()
         first = next(iter(answers))
@@ -345,7 +351,7 @@ class Remote(Simulation):
         payloads: Mapping[int, TensorDict],
     ) -> float:
         """Return by how much a reply changes what was sent. Raises MessageError where it is not what was asked for."""
-        if packet.fact("digest", str) != self.line.digest(client):
+        if packet.fact("digest", str) != self.channel.digest(client):
             raise MessageError("its reply is of another job, model or method")
         if (
             packet.fact("round", int) != self.round + 1
@@ -382,9 +388,9 @@ class Remote(Simulation):
 
         Client-level privacy clips every update, and counts on one client's reply not deciding whose others count.
         """
-        bound = self.line.settings.max_norm
+        bound = self.channel.settings.max_norm
         if bound == "auto" and self.client_dp is None:
-            heard = {**changes, **self._changes, **self.line.changes}
+            heard = {**changes, **self._changes, **self.channel.changes}
             heard = {i: change for i, change in heard.items() if i in group.clients}
             largest = largest_changes(heard, {i: int(self.population.sizes[i]) for i in heard})
             return {i: largest[i] for i in changes}
@@ -442,15 +448,17 @@ class Remote(Simulation):
     def dump(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Add whose replies were accepted last, and how large they were."""
         tensors, facts = super().dump()
-        acked, changes = ({str(i): v for i, v in of.items()} for of in (self.line.acked, self.line.changes))
-        return tensors, {**facts, "acked": acked, "changes": changes, "announced": self.line.announced}
+        acked, changes = (
+            {str(i): v for i, v in of.items()} for of in (self.channel.acked, self.channel.changes)
+        )
+        return tensors, {**facts, "acked": acked, "changes": changes, "announced": self.channel.announced}
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Restore what `dump` returned."""
         super().load(tensors, facts)
-        self.line.acked = {int(i): int(r) for i, r in facts["acked"].items()}
-        self.line.changes = {int(i): float(v) for i, v in facts.get("changes", {}).items()}
-        self.line.announced = int(facts.get("announced", self.participants))
+        self.channel.acked = {int(i): int(r) for i, r in facts["acked"].items()}
+        self.channel.changes = {int(i): float(v) for i, v in facts.get("changes", {}).items()}
+        self.channel.announced = int(facts.get("announced", self.participants))
 
 
 def evaluate_remotely(
@@ -464,12 +472,12 @@ def evaluate_remotely(
 
     `selection` and `kept` would be of samples that are elsewhere: there are none.
     """
-    assert isinstance(sim, Remote)
+    assert isinstance(sim, RemoteRounds)
     records: dict[int, list[Record]] = {}
 
-    def ask(clients: Sequence[int]) -> dict[int, Answer]:
+    def ask(clients: Sequence[int]) -> dict[int, QuestionOutcome]:
         answers = sim.asked(sim.questions_about_models("evaluate", clients, sets=list(protocol.sets)))
-        sim.line.evaluation_bytes += sum(a.bytes_down + a.bytes_up for a in answers.values())
+        sim.channel.evaluation_bytes += sum(a.bytes_down + a.bytes_up for a in answers.values())
         for client, answer in answers.items():
             problem = answer.reason
             try:
@@ -483,7 +491,7 @@ def evaluate_remotely(
         return answers
 
     members = sim.members
-    sim.line.until_enough(ask, members, members, sim.needed, f"the evaluation after round {sim.round}")
+    sim.channel.until_enough(ask, members, members, sim.needed, f"the evaluation after round {sim.round}")
     for client in unlike_the_others(records):
         name = sim.federation.names[client]
         log.warning(

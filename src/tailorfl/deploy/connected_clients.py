@@ -10,8 +10,8 @@ from typing import Literal
 
 import torch
 
-from tailorfl.deploy.packet import LARGEST, PROTOCOL, SAME_MINOR, VERSION, Packet, compatible
-from tailorfl.deploy.post import Arrival, Kind, Letter, Post
+from tailorfl.deploy.codec import LARGEST, PROTOCOL, SAME_MINOR, VERSION, Packet, compatible
+from tailorfl.deploy.transport import Arrival, Kind, Letter, Transport
 from tailorfl.errors import MessageError, first_few
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ was there to ask."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class QuestionOutcome:
     """What became of a question to one client.
 
     Attributes:
@@ -56,7 +56,7 @@ class Answer:
         return self.packet is not None or self.code == "not-finite"
 
 
-class Roster:
+class ConnectedClients:
     """The clients that can be reached through a post.
 
     Args:
@@ -66,7 +66,7 @@ class Roster:
     """
 
     def __init__(
-        self, post: Post, largest: int = LARGEST, told: Callable[[str], None] = lambda sentence: None
+        self, post: Transport, largest: int = LARGEST, told: Callable[[str], None] = lambda sentence: None
     ) -> None:
         self.post, self.largest, self.told = post, largest, told
         self._names: dict[int, str] = {}
@@ -102,7 +102,7 @@ class Roster:
         self._present = present
         return present
 
-    def _meet(self, node: int, answer: Answer, registered: str) -> None:
+    def _meet(self, node: int, answer: QuestionOutcome, registered: str) -> None:
         if answer.packet is None:
             if answer.fate == "refused":
                 self._turn_away(node, answer.reason)
@@ -153,8 +153,8 @@ class Roster:
         self,
         questions: Mapping[str, Packet],
         seconds: float,
-        enough: Callable[[Mapping[str, Answer]], bool] = lambda answers: False,
-    ) -> dict[str, Answer]:
+        enough: Callable[[Mapping[str, QuestionOutcome]], bool] = lambda answers: False,
+    ) -> dict[str, QuestionOutcome]:
         """Asks clients, each its own question, and returns what became of each.
 
         Ends when all have answered, when `enough` says so of the answers, or after `seconds`.
@@ -167,7 +167,7 @@ class Roster:
         for name in questions:
             if name not in named:
                 reason = "still at an earlier question" if name in where else "not connected"
-                named[name] = Answer(None, "unavailable", reason)
+                named[name] = QuestionOutcome(None, "unavailable", reason)
         return {name: named[name] for name in questions}
 
     def _received(self, tickets: Collection[str]) -> list[Arrival]:
@@ -213,8 +213,8 @@ class Roster:
         self,
         packets: Mapping[int, Packet],
         seconds: float,
-        enough: Callable[[Mapping[int, Answer]], bool] = lambda answers: False,
-    ) -> dict[int, Answer]:
+        enough: Callable[[Mapping[int, QuestionOutcome]], bool] = lambda answers: False,
+    ) -> dict[int, QuestionOutcome]:
         begin = time.monotonic()
         encoded: dict[int, bytes] = {}
         for node, packet in packets.items():
@@ -225,7 +225,7 @@ class Roster:
         tickets = self.post.send(letters, seconds) if letters else []
         asked = {ticket: letter for ticket, letter in zip(tickets, letters, strict=True) if ticket}
         found = {
-            letter.node: Answer(None, "lost", "the message could not be sent")
+            letter.node: QuestionOutcome(None, "lost", "the message could not be sent")
             for ticket, letter in zip(tickets, letters, strict=True)
             if not ticket
         }
@@ -248,25 +248,25 @@ class Roster:
             self._late[ticket] = letter.node
             self._silent.add(letter.node)
             waited = time.monotonic() - begin
-            found[letter.node] = Answer(
+            found[letter.node] = QuestionOutcome(
                 None, "late", f"no answer in {waited:.0f} s", "", waited, len(letter.body)
             )
         return found
 
-    def _read(self, arrival: Arrival, asked: Packet, sent: int, seconds: float) -> Answer:
+    def _read(self, arrival: Arrival, asked: Packet, sent: int, seconds: float) -> QuestionOutcome:
         if arrival.body is None:
-            return Answer(None, "lost", arrival.problem or "the node is gone", "", seconds, sent)
+            return QuestionOutcome(None, "lost", arrival.problem or "the node is gone", "", seconds, sent)
         size = len(arrival.body)
         try:
             packet = Packet.decoded(arrival.body, self.largest)
             if packet.kind == "failure":
                 reason, code = packet.fact("reason", str)[:500], str(packet.facts.get("code", ""))[:40]
-                return Answer(None, "refused", reason, code, seconds, sent, size)
+                return QuestionOutcome(None, "refused", reason, code, seconds, sent, size)
             if packet.kind != asked.kind:
                 raise MessageError(f"a question '{asked.kind}' was answered by '{packet.kind}'")
         except MessageError as error:
-            return Answer(None, "refused", str(error), "message", seconds, sent, size)
-        return Answer(packet, "answered", "", "", seconds, sent, size)
+            return QuestionOutcome(None, "refused", str(error), "message", seconds, sent, size)
+        return QuestionOutcome(packet, "answered", "", "", seconds, sent, size)
 
 
 _HELLO = Packet("hello", {"version": VERSION, "protocol": PROTOCOL})

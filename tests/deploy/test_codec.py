@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deploy.tampering import packed
-from tailorfl.deploy.packet import Packet
+from tailorfl.deploy.codec import Packet
 from tailorfl.errors import MessageError
 
 

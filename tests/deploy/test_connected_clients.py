@@ -9,14 +9,14 @@ import pytest
 
 from deploy.federating import members
 from deploy.running import until
-from tailorfl.deploy.packet import Packet
-from tailorfl.deploy.post import Arrival, InProcess, Letter
-from tailorfl.deploy.roster import Roster
+from tailorfl.deploy.codec import Packet
+from tailorfl.deploy.connected_clients import ConnectedClients
+from tailorfl.deploy.transport import Arrival, InProcessTransport, Letter
 
 GOODBYE = Packet("goodbye", {"turned_away": ""})
 
 
-class Leaky(InProcess):
+class Leaky(InProcessTransport):
     """A post that loses all letters to some nodes, or drops what they answer, without a word."""
 
     def __init__(self, nodes: dict, deaf: Sequence[int] = ()) -> None:
@@ -45,7 +45,7 @@ def post(tmp_path: Path) -> Iterator[Leaky]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailorfl.deploy.roster.DOUBT_SECONDS", 0.2)
+    monkeypatch.setattr("tailorfl.deploy.connected_clients.DOUBT_SECONDS", 0.2)
 
 
 def twin(post: Leaky, folder: Path) -> list[bytes]:
@@ -62,31 +62,31 @@ def twin(post: Leaky, folder: Path) -> list[bytes]:
 
 def test_a_second_client_of_a_name_is_turned_away_with_the_reason(post: Leaky, tmp_path: Path) -> None:
     said: list[str] = []
-    roster = Roster(post, told=said.append)
-    assert roster.refresh() == {"0", "1"}
+    connected = ConnectedClients(post, told=said.append)
+    assert connected.refresh() == {"0", "1"}
     asked = twin(post, tmp_path)
-    assert roster.refresh() == {"0", "1"}
+    assert connected.refresh() == {"0", "1"}
     assert said[-1] == "a node is turned away: a client '0' is there already"
-    roster.ask({"0": GOODBYE}, 5.0)
+    connected.ask({"0": GOODBYE}, 5.0)
     last = Packet.decoded(asked[-1])
     assert (last.kind, last.facts["turned_away"]) == ("goodbye", "a client '0' is there already")
 
 
 def test_a_client_takes_the_place_of_its_dead_former_self(post: Leaky, tmp_path: Path) -> None:
-    roster = Roster(post)
-    roster.refresh()
+    connected = ConnectedClients(post)
+    connected.refresh()
     post.deaf.add(100)  # it was killed, and Flower does not know yet
     asked = twin(post, tmp_path)
-    assert roster.refresh() == {"0", "1"}
-    assert roster.ask({"0": GOODBYE}, 5.0)["0"].fate == "answered"
+    assert connected.refresh() == {"0", "1"}
+    assert connected.ask({"0": GOODBYE}, 5.0)["0"].fate == "answered"
     assert Packet.decoded(asked[-1]).kind == "goodbye"
 
 
 def test_a_federation_that_has_begun_takes_nobody_else(post: Leaky, tmp_path: Path) -> None:
     said: list[str] = []
-    roster = Roster(post, told=said.append)
-    roster.close_to(["0", "7"])
-    assert roster.refresh() == {"0"}
+    connected = ConnectedClients(post, told=said.append)
+    connected.close_to(["0", "7"])
+    assert connected.refresh() == {"0"}
     assert "a node is turned away: the federation began without '1': it is of 2 clients, 0, 7" in said
 
 
@@ -99,16 +99,16 @@ def test_a_member_says_why_it_is_turned_away(tmp_path: Path) -> None:
 
 
 def test_a_client_that_was_late_is_asked_again_as_soon_as_it_says_that_it_is_there(post: Leaky) -> None:
-    roster = Roster(post)
-    roster.refresh()
+    connected = ConnectedClients(post)
+    connected.refresh()
     post.deaf.add(100)
     hello = Packet("hello", {"version": "0", "protocol": 1})
-    assert roster.ask({"0": hello}, 60.0, enough=lambda answers: True)["0"].fate == "late"
-    assert roster.ask({"0": hello}, 60.0)["0"].reason == "still at an earlier question"
+    assert connected.ask({"0": hello}, 60.0, enough=lambda answers: True)["0"].fate == "late"
+    assert connected.ask({"0": hello}, 60.0)["0"].reason == "still at an earlier question"
     post.deaf.clear()
 
     def answers() -> bool:
-        roster.refresh()
-        return roster.ask({"0": GOODBYE}, 5.0)["0"].fate == "answered"
+        connected.refresh()
+        return connected.ask({"0": GOODBYE}, 5.0)["0"].fate == "answered"
 
     until(answers, 10, "the client")
