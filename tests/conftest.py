@@ -74,7 +74,6 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_quick_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     """--dry-run counts, and tries one batch of a client, where a test does not ask how sure its seconds are."""
     monkeypatch.setattr(cost_estimate, "PROBE_SECONDS", 0.0)
-    monkeypatch.setattr(cost_estimate, "PATIENCE", 0.0)
 
 
 def find_or_skip(file: str) -> Path:

@@ -13,74 +13,85 @@ import pytest
 import tailorfl
 from tailorfl.cli.estimates import LONG, shorter
 from tailorfl.runs import cost_estimate as module
-from tailorfl.runs.build import make_federation, make_simulation
-from tailorfl.runs.cost_estimate import _add_seconds, _Tried, estimate
-from tailorfl.runs.job import Job
+from tailorfl.runs.cost_estimate import estimate
 from tailorfl.settings.loading import load
 from tailorfl.training.gradients import LocalObjective
 
 CONFIG = load(None, ["methods=fedavg,fedavg_ft,ditto", "rounds=10", "seeds=2", "eval.every=5"])
 
 
-def seconds(
-    tried: list[tuple[float, ...] | None], predicted: list[float], kinds: str = "aab", worth: float = 0.0
-) -> list[float]:
-    rows: dict[str, dict[str, Any]] = {
-        m.label: {"seconds_per_round": p, "rounds": 10, "evaluations": 3}
-        for m, p in zip(CONFIG.methods, predicted, strict=True)
-    }
-    found = [t if t is None else _Tried(*t, *[0.0] * (3 - len(t))) for t in tried]
-    _add_seconds(CONFIG, rows, found, list(kinds), [worth] * 3)
-    return [row["seconds"] for row in rows.values()]
+TINY = {
+    "data": {"name": "digits", "clients": 4, "samples": 200, "partition": "iid"},
+    "methods": ["fedavg"],
+    "model": "logistic",
+    "train": {"steps": 4, "batch_size": 5},
+    "eval": {"sets": ["local"], "every": 5},
+    "rounds": 10,
+    "seeds": 2,
+}
+"""140 samples train, 35 of each client."""
 
 
-def test_rounds_and_evaluations_of_all_seeds_are_summed() -> None:
-    """10 rounds and 3 evaluations with 2 seeds."""
-    assert seconds([(1.0, 0.5), (1.0, 2.0), (3.0, 0.0)], [1.0] * 3) == [23.0, 32.0, 60.0]
+def priced(monkeypatch: pytest.MonkeyPatch, client: float, gradient: float, **changes: Any) -> Any:
+    """The estimate of one method where a client takes `client` seconds and a gradient of a sample `gradient`."""
+    monkeypatch.setattr(module, "_step_seconds", lambda *given: (client, gradient))
+    monkeypatch.setattr(module, "clock", lambda: 0.0)  # the server takes none
+    (row,) = estimate(load(None, {**TINY, **changes})).methods.values()
+    return row
 
 
-def test_what_a_first_round_takes_more_comes_once_a_seed_and_in_proportion_where_nothing_was_tried() -> None:
-    assert seconds([(1.0, 0.0, 0.5), (1.0, 0.0, 0.5), (2.0, 0.0, 1.0)], [1.0] * 3) == [21.0, 21.0, 42.0]
-    assert seconds([(1.0, 0.0, 0.5), (1.0, 0.0, 0.5), None], [1.0, 1.0, 2.0])[2] == 42.0
+def test_a_round_takes_its_clients_and_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four clients, and four steps of five samples each."""
+    row = priced(monkeypatch, 0.5, 0.1)
+    assert row["gradients_per_round"] == 4 * 4 * 5
+    assert row["seconds_per_round"] == pytest.approx(4 * 0.5 + 80 * 0.1)
+    ditto = priced(monkeypatch, 0.5, 0.1, methods=["ditto"])
+    assert ditto["seconds_per_round"] == pytest.approx(4 * 0.5 + 160 * 0.1)
+    by_two = priced(monkeypatch, 0.5, 0.1, engine={"workers": 2})
+    assert by_two["seconds_per_round"] == pytest.approx(row["seconds_per_round"] / 2)
 
 
-def test_what_was_not_tried_is_corrected_by_what_was() -> None:
-    """A cohort at once takes a quarter of one client after another, and so it does for Ditto."""
-    assert seconds([(1.0, 0.0), (1.0, 0.0), None], [4.0, 4.0, 8.0])[2] == 40.0
-    assert seconds([None, None, None], [4.0, 4.0, 8.0]) == [80.0, 80.0, 160.0]
-
-
-def test_an_evaluation_that_was_not_tried_takes_as_long_as_rounds_of_as_many_passes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Two seeds of 10 rounds and 3 evaluations, of 4 s and half of that."""
-    assert seconds([None, None, None], [4.0, 4.0, 8.0], worth=0.5) == [92.0, 92.0, 184.0]
-    assert seconds([(4.0, 1.0), None, None], [4.0, 4.0, 4.0], "abc", worth=0.5) == [86.0] * 3
-    monkeypatch.setattr(module, "PATIENCE", 0.0)
-    settings = {
-        "data": {"name": "digits", "clients": 4, "samples": 200, "partition": "iid"},
-        "methods": ["fedavg"],
-        "model": "logistic",
-        "train": {"steps": 4, "batch_size": 5},
-        "eval": {"sets": ["local"]},
-    }
-    config = load(None, settings)
-    (row,) = estimate(config).methods.values()
-    passes, gradients = (
-        2 * 4 * 10,
-        4 * 4 * 5,
-    )  # two models, a fifth of 50 samples a client; four steps of four clients
+def test_an_evaluation_takes_as_long_as_rounds_of_as_many_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models, on a fifth of 50 samples a client: forward passes, of which a gradient has three."""
+    row = priced(monkeypatch, 0.5, 0.1)
+    passes, gradients = 2 * 4 * 10, 80
     assert row["seconds_per_evaluation"] == pytest.approx(row["seconds_per_round"] * passes / (3 * gradients))
 
 
-def test_tuning_makes_no_method_quicker() -> None:
-    """However the measurements scatter: FedAvg and FedAvg+FT train alike, and the latter tunes besides."""
-    fedavg, tuned, _ = seconds([(1.0, 0.5), (0.7, 0.3), (1.0, 0.0)], [1.0] * 3)
-    assert tuned >= fedavg
-    config = load(None, ["methods=fedavg,fedavg_ft", "data.samples=200", "data.clients=4", "model=logistic"])
-    rows = estimate(config).methods
-    assert rows["fedavg_ft"]["seconds"] >= rows["fedavg"]["seconds"] > 0
-    assert rows["fedavg_ft"]["seconds_per_round"] == rows["fedavg"]["seconds_per_round"]
+def test_rounds_and_evaluations_of_all_seeds_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten rounds, one evaluation before them and one every five, with two seeds."""
+    row = priced(monkeypatch, 0.5, 0.1)
+    assert (row["rounds"], row["evaluations"]) == (10, 3)
+    expected = 2 * (10 * row["seconds_per_round"] + 3 * row["seconds_per_evaluation"])
+    assert row["seconds"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("engine", "seconds"), [("sequential", 0.1), ("auto", 0.02), ("vectorized", 0.02)])
+def test_the_faster_way_counts_where_the_engine_may_take_it(
+    engine: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a gradient of a cohort that trains together takes a fifth of one alone."""
+    times = {"sequential": 0.1, "vectorized": 0.02}
+    monkeypatch.setattr(module, "_step_seconds", lambda sim, clients, engine: (0.0, times[engine.kind]))
+    monkeypatch.setattr(module, "clock", lambda: 0.0)
+    (row,) = estimate(load(None, {**TINY, "engine": engine})).methods.values()
+    assert row["seconds_per_round"] == pytest.approx(80 * seconds)
+
+
+def test_clients_of_slow_steps_are_not_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[int] = []
+
+    def step(sim: Any, clients: tuple[int, ...], engine: Any) -> tuple[float, float]:
+        timed.append(len(clients))
+        time.sleep(0.05)
+        return 0.0, 0.1
+
+    monkeypatch.setattr(module, "_step_seconds", step)
+    for seconds, expected in ((1e3, [1, 4]), (0.15, [1, 2]), (0.05, [1])):
+        monkeypatch.setattr(module, "PROBE_SECONDS", seconds)
+        estimate(load(None, TINY))
+        assert timed == expected
+        timed.clear()
 
 
 def test_what_the_clock_of_the_day_says_of_the_server_is_no_part_of_the_clients_time(
@@ -96,7 +107,6 @@ def test_what_the_clock_of_the_day_says_of_the_server_is_no_part_of_the_clients_
         return gradient(self, *arguments, **options)
 
     monkeypatch.setattr(LocalObjective, "value", slow)
-    monkeypatch.setattr(module, "PATIENCE", 0.0)
     monkeypatch.setattr(
         "tailorfl.rounds.simulation.time", SimpleNamespace(perf_counter=count(0, 100).__next__)
     )
@@ -105,23 +115,13 @@ def test_what_the_clock_of_the_day_says_of_the_server_is_no_part_of_the_clients_
         "data": data,
         "methods": ["local"],
         "model": "logistic",
+        "engine": "sequential",
         "train": {"epochs": 1, "batch_size": 5},
     }
     (row,) = estimate(load(None, settings)).methods.values()
     steps = row["gradients_per_round"] / 5
     assert steps == 4 * 35 / 5  # seven tenths of 50 samples train
     assert 0.002 * steps < row["seconds_per_round"] < 3 * 0.002 * steps
-
-
-def test_rounds_are_tried_while_they_fit_into_half_of_what_is_left() -> None:
-    config = load(None, ["method=fedavg", "data.samples=200", "data.clients=4", "model=logistic"])
-    federation = make_federation(config, 0)
-
-    def tried(predicted: float, patience: float) -> int:
-        sim = make_simulation(Job(config, config.methods[0], 0), federation)
-        return sim.round if module._really(sim, sim.engine, config, predicted, patience) else 0
-
-    assert [tried(2.9, 6.0), tried(3.0, 6.0), tried(0.0, 1e-6)] == [module.TRIED, 0, 1]
 
 
 @pytest.mark.usefixtures("a_quick_estimate")
@@ -146,10 +146,9 @@ def test_rounds_are_those_that_a_budget_has(kind: str, tmp_path: Path) -> None:
     assert foreseen == {label: result.table.loc[label, "rounds"] for label in foreseen}
 
 
-def test_it_says_what_it_tries_and_tries_no_long_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("a_quick_estimate")
+def test_it_says_what_it_tries() -> None:
     said: list[str] = []
-    monkeypatch.setattr(module, "PATIENCE", 0.0)
-    monkeypatch.setattr(module, "evaluate", lambda *given: pytest.fail("that would take long"))
     config = load(None, ["methods=local,fedavg", "data.samples=200", "data.clients=4", "model=logistic"])
     estimate(config, said.append)
     assert said == ["estimating local (1 of 2)", "estimating fedavg (2 of 2)"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tailorfl.runs.build import make_federation, make_simulation
-from tailorfl.runs.cost_estimate import estimate, foreseen
+from tailorfl.runs.cost_estimate import estimate, simulated_system
 from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import ExperimentConfig
 
@@ -43,7 +43,7 @@ def test_what_is_foreseen_happens(name: str) -> None:
     config = experiment(SYSTEMS[name])
     job = Job(config, config.methods[0], 3)
     sim = make_simulation(job, make_federation(config, 3))
-    said = foreseen(sim, config.rounds)
+    said = simulated_system(sim, config.rounds)
     assert sim.round == 0
     assert sim.clock == 0.0
     effects: list[bool] = []

@@ -1,8 +1,7 @@
-"""What an experiment would cost, found by building everything and training two small clients for a few rounds.
+"""What an experiment would cost: its rounds are counted without training, and a step of a client is timed.
 
-Where that would take long, for one batch: the rest is counted (`training/counting.py`), not trained. In a simulated
-system, who answers when depends on keys and on what clients have to do: that is counted once, for the first round, and
-where later rounds are shorter or send more, times differ by as much.
+Traffic and gradients are those of rounds in which a few small clients count and do not train. Seconds are those of a
+gradient, times their number, beside the server's own work; those of an evaluation are of as many passes.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,13 +21,14 @@ from tensordict import TensorDict
 from tailorfl.core.messages import Traffic, count_up
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.federation import Federation
-from tailorfl.engines.base import CohortTask, Engine
+from tailorfl.engines.base import CohortTask
+from tailorfl.engines.failures import unsupported
+from tailorfl.engines.in_process import InProcessEngine
 from tailorfl.engines.results import CohortUpdates, Parts
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.state import StateStore
+from tailorfl.engines.vectorized import Vectorized
 from tailorfl.evaluation.leading import first_metric
-from tailorfl.evaluation.protocols import Protocol as EvaluationProtocol
-from tailorfl.evaluation.protocols import evaluate
 from tailorfl.rounds.buffered import Buffered
 from tailorfl.rounds.events import Timeline
 from tailorfl.rounds.groups import by_group, message_for
@@ -47,13 +47,12 @@ from tailorfl.runs.privacy import planned, spent
 from tailorfl.runs.reductions import remarks
 from tailorfl.settings.experiment import CYCLIC, ExperimentConfig
 
-PROBE_CLIENTS, PROBE_ROUNDS = 2, 4
+PROBE_CLIENTS, PROBE_ROUNDS = 16, 4
+"""So many small clients at most count so many rounds; half of them have one step of the server's training."""
+QUICK_STEPS = 10
+"""The others have so many, or two where that would take long."""
 PROBE_SECONDS = 3.0
-"""What trying whole rounds of a method may take; longer ones are counted."""
-PATIENCE = 6.0
-"""Seconds that trying whole rounds of all clients may take, of all methods together."""
-TRIED = 3
-"""So many of them; the first one is slower."""
+"""What timing the steps of a method may take."""
 PROBE_REPEATS = 5
 """One and two steps are tried so often, or less where they take long."""
 LARGEST_STEP = 8
@@ -76,12 +75,12 @@ class Estimate:
     methods: Mapping[str, Mapping[str, float]]
     """Label -> scalars of the model that may change and that are frozen, trained scalars, gradients of single samples,
     scalars and bytes a round, rounds, seconds of a round, of an evaluation and of all rounds and seeds. Where what
-    frozen layers give out is computed once, what that takes. In a simulated system also what `foreseen` returns.
+    frozen layers give out is computed once, what that takes. In a simulated system also `simulated_system`'s.
 
     With differential privacy also the noise, and the ε that the client with the largest one will have spent.
     """
     seconds: float
-    """Everything together. Where a round is too long to be tried, evaluations are counted by their forward passes."""
+    """Everything together, in one process."""
     reductions: Mapping[str, Sequence[str]]
     """Label -> sentences on which other methods its settings make of it, where they do."""
     memory_bytes: float
@@ -102,7 +101,6 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
     first_metric(config, federation.source)
     rows: dict[str, dict[str, Any]] = {}
     reductions, states, frozen, features = {}, 0.0, 0, 0
-    patience, tried, kinds, worth = PATIENCE, [], [], []
     for number, method in enumerate(config.methods, start=1):
         if watch is not None:
             watch(f"estimating {method.label} ({number} of {len(config.methods)})")
@@ -110,35 +108,32 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
         sim = make_simulation(job, federation)
         check_sets(config, sim)
         make_selection(config, sim, None)
-        engine, hostile = sim.engine, sim.malicious
+        hostile, kept = sim.malicious, sim.features
         frozen = max(frozen, sim.model.held_scalars)
-        of_model = {"model_scalars": sim.model.scalars, "frozen_scalars": sim.model.held_scalars}
-        kept, of_features = sim.features, dict[str, float]()
+        row: dict[str, Any] = {"model_scalars": sim.model.scalars, "frozen_scalars": sim.model.held_scalars}
+        once = 0.0
         if kept is not None:
-            of_features = {"features_bytes": kept.bytes, "features_seconds": kept.seconds()}
-            if of_features["features_seconds"] < PATIENCE / 2:
-                kept.compute()  # else rounds that are timed would take what is done once
+            once = kept.seconds()
+            row |= {"features_bytes": kept.bytes, "features_seconds": once}
             features = max(features, 0 if kept.on_disk else kept.bytes)
         privacy, same = _privacy(job, sim), remarks(sim, job.rounds)
-        answering = foreseen(sim, job.rounds)
+        answering = simulated_system(sim, job.rounds)
         if same:
             reductions[method.label] = same
         allowed = limit_of(config, job.rounds, method.rounds is not None, sim)
-        found, state_bytes = _probe(sim)
-        each = found["bytes_per_round" if allowed.kind == "bytes" else "gradients_per_round"]
-        found["rounds"] = allowed.foreseen(each)
+        costs, state_bytes = _round_costs(config, sim)
+        rounds = allowed.foreseen(
+            costs["bytes_per_round" if allowed.kind == "bytes" else "gradients_per_round"]
+        )
         between = rounds_between(config, sim)
-        found["evaluations"] = 1 + (found["rounds"] // between if between else 0)
-        begin = clock()
-        tried.append(_really(sim, engine, config, found["seconds_per_round"], patience))
-        patience -= clock() - begin
-        kinds.append(_kind(job, sim))
-        worth.append(rounds_worth(config, sim, found["gradients_per_round"]))
-        rows[method.label] = {**of_model, **of_features, **found, **answering, **privacy}
+        evaluations = 1 + (rounds // between if between else 0)
+        evaluation = costs["seconds_per_round"] * rounds_worth(config, sim, costs["gradients_per_round"])
+        seconds = once + costs["seconds_per_round"] * rounds + evaluation * evaluations
+        row |= {**costs, "rounds": rounds, "evaluations": evaluations, "seconds_per_evaluation": evaluation}
+        rows[method.label] = {**row, "seconds": seconds * len(config.seeds), **answering, **privacy}
         if config.eval.select == "val" and sim.method.has_personal:  # the chosen models beside the states
             state_bytes += 4 * sim.model.scalars
         states = max(states, state_bytes * federation.num_clients)
-    _add_seconds(config, rows, tried, kinds, worth)
     source = federation.source
     return Estimate(
         clients=federation.num_clients,
@@ -154,53 +149,6 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
         seconds=sum(row["seconds"] for row in rows.values()),
         memory_bytes=source.x.numel() * source.x.element_size() + states + 4 * frozen + features,
     )
-
-
-class _Tried(NamedTuple):
-    """Seconds of a round, of an evaluation, and what a first round takes more: the automatic engine tries both ways."""
-
-    round: float
-    evaluation: float
-    begin: float
-
-
-def _kind(job: Job, sim: Simulation) -> str:
-    """What is equal for methods whose clients train alike, and differ in how a model is tuned before it is used."""
-    options = {n: v for n, v in sim.method.all_options().items() if not n.startswith("ft_")}
-    return repr((type(sim.method).local, options, sim.train, job.config.model_of(job.method)))
-
-
-def _add_seconds(
-    config: ExperimentConfig,
-    rows: Mapping[str, dict[str, Any]],
-    tried: Sequence[_Tried | None],
-    kinds: Sequence[str],
-    worth: Sequence[float],
-) -> None:
-    """Puts seconds into the rows: of a round as tried, or as predicted and then corrected by what the others took.
-
-    An evaluation of which there is no time takes as long as the rounds that it is `worth`.
-
-    Methods of a kind get one time a round: what is measured is not the same twice.
-    """
-    predicted = [row["seconds_per_round"] for row in rows.values()]
-    ratios = [t.round / p for t, p in zip(tried, predicted, strict=True) if t is not None and p > 0]
-    ratio = float(np.median(ratios)) if ratios else 1.0
-    looking = float(np.median([t.evaluation for t in tried if t is not None])) if ratios else None
-    begin = float(np.median([t.begin / t.round for t in tried if t is not None and t.round > 0] or [0.0]))
-    of_kind: dict[str, _Tried] = {}
-    for row, kind, guess, found, share in zip(rows.values(), kinds, predicted, tried, worth, strict=True):
-        evaluation = guess * share if looking is None else looking
-        own = found if found is not None else _Tried(guess * ratio, evaluation, guess * ratio * begin)
-        known = of_kind.setdefault(kind, own)
-        rounds = row["rounds"]
-        row["seconds_per_round"] = known.round
-        row["seconds_per_evaluation"] = max(known.evaluation, own.evaluation)
-        once = row.get("features_seconds", 0.0)
-        of_job = (
-            once + known.begin + known.round * rounds + row["seconds_per_evaluation"] * row["evaluations"]
-        )
-        row["seconds"] = of_job * len(config.seeds)
 
 
 def _privacy(job: Job, sim: Simulation) -> dict[str, float]:
@@ -226,8 +174,8 @@ def _sizes(federation: Federation) -> dict[str, dict[str, float]]:
     return out
 
 
-def _probe(sim: Simulation) -> tuple[dict[str, float], float]:
-    """(costs of a round, bytes of one client's private state) from a few rounds of two small clients.
+def _round_costs(config: ExperimentConfig, sim: Simulation) -> tuple[dict[str, Any], float]:
+    """Return the costs of a round, and the bytes of one client's private state.
 
     Where clients have different architectures, all are taken to cost as much as those of the first one sampled. The
     first round sends less than others in some methods, and is not counted.
@@ -241,129 +189,149 @@ def _probe(sim: Simulation) -> tuple[dict[str, float], float]:
     sizes = sim.cohort(sampled).sizes
     # Small clients, so that this is quick, but with a full batch if there are any.
     fitting = np.flatnonzero(sizes >= min(sim.train.batch_size, int(sizes.max())))
-    some = tuple(
-        sorted(sampled[i] for i in fitting[np.argsort(sizes[fitting], kind="stable")][:PROBE_CLIENTS])
-    )
-    clients, server, done = _rounds(sim, some)
-    states = count_up(group.states.get(some), ()).bytes_up
-    mine = sim.cohort(some).sizes
+    smallest = fitting[np.argsort(sizes[fitting], kind="stable")]
+    some = tuple(sorted(sampled[i] for i in smallest[:PROBE_CLIENTS]))
+    server, counted = _counted_rounds(sim, some)
+    state_bytes = count_up(group.states.get(some), ()).bytes_up / len(some)
+    fixed, of_a_gradient = _client_seconds(config, sim, some)
     share = len(everyone) / len(some)
     larger = (
         share
         if sim.train.steps is not None
-        else float(sizes.sum() / mine.sum()) * len(everyone) / len(sampled)
+        else float(sizes.sum() / sim.cohort(some).sizes.sum()) * len(everyone) / len(sampled)
     )
     traffic, of_a_round = Traffic(), share / (PROBE_ROUNDS - 1)
-    for one in done[1:]:
+    for one in counted[1:]:
         traffic.add(one.traffic)
-    shown: dict[str, Any] = {
+    gradients = counted[-1].gradients * larger
+    costs: dict[str, Any] = {
         "trained_scalars": sim.trained_scalars,
-        "gradients_per_round": round(done[-1].gradients * larger),
+        "gradients_per_round": round(gradients),
         "scalars_up_per_round": round(traffic.up * of_a_round),
         "scalars_down_per_round": round(traffic.down_unicast * of_a_round),
         "bytes_per_round": round((traffic.bytes_up + traffic.bytes_down) * of_a_round),
-        "seconds_per_round": clients * larger + server,
+        "seconds_per_round": fixed * len(everyone) + of_a_gradient * gradients + server * share,
     }
-    return shown, states / len(some)
+    return costs, state_bytes
 
 
-def _really(
-    sim: Simulation, engine: Engine, config: ExperimentConfig, predicted: float, patience: float
-) -> _Tried | None:
-    """What the experiment's own engine takes; None where trying some rounds would take long.
-
-    `predicted` is what one takes with one client after another. The first is tried where it fits into half of the
-    `patience`, others while they do.
-    """
-    if not 2 * predicted < patience or sim.level is not None:
-        return None
-    sim.engine = engine
-    now = clock if config.engine.workers < 2 and config.engine.device == "cpu" else time.perf_counter
-    begin = now()
-    sim.step()
-    first, rounds = now() - begin, list[float]()
-    while len(rounds) < TRIED - 1 and 2 * (first + sum(rounds)) < patience:
-        begin = now()
-        sim.step()
-        rounds.append(now() - begin)
-    seconds, begin = float(np.median(rounds or [first])), now()
-    evaluate(sim, EvaluationProtocol(tuple(config.eval.sets)), sim.sample(0))
-    return _Tried(seconds, now() - begin, max(first - seconds, 0.0))
-
-
-def _rounds(sim: Simulation, some: tuple[int, ...]) -> tuple[float, float, list[RoundResult]]:
-    """(seconds of the clients `some` in a round, of all else in it, the rounds that were tried)."""
+def _counted_rounds(sim: Simulation, clients: tuple[int, ...]) -> tuple[float, list[RoundResult]]:
+    """Return the server's seconds in a round, and the rounds of some clients that count."""
     method, distil = sim.method, getattr(sim.method, "distil", None)
-    engine = sim.engine = Timed(counting=True)
-
-    def timed() -> tuple[float, float, RoundResult]:
-        engine.seconds, start = 0.0, clock()
-        done = sim.step(some, training=some)
-        return engine.seconds, max(clock() - start - engine.seconds, 0.0), done
-
-    def server_seconds(steps: int) -> float:
-        if isinstance(distil, ServerDistillation):
-            short = distil.model_copy(update={"steps": min(steps, distil.steps)})
-            sim.method = method.model_copy(update={"distil": short})
-        return timed()[1]
-
+    steps = distil.steps if isinstance(distil, ServerDistillation) else 1
     rule, sim.robust = sim.robust, None  # which may need more clients than these
-    first = server_seconds(1)
-    server = min(first, server_seconds(1))
-    if isinstance(distil, ServerDistillation) and distil.steps > 1:
-        server += max(server_seconds(2) - server, 0.0) * (distil.steps - 1)
-    clients = _client_seconds(sim, some)
-    whole = PROBE_ROUNDS * (clients + server) <= PROBE_SECONDS
-    if whole:
-        engine = sim.engine = Timed(counting=False)
-        sim.method = method
-    mine, others, done = zip(*(timed() for _ in range(PROBE_ROUNDS)), strict=True)
-    sim.robust = rule
-    return (min(mine), min(others), list(done)) if whole else (clients, server, list(done))
+    engine = sim.engine = _Counting()
+    server: dict[int, float] = {}
+    rounds, taken = [], 1
+    for number in range(PROBE_ROUNDS):
+        if 2 * number == PROBE_ROUNDS:
+            taken = min(steps, 2 if server[1] * QUICK_STEPS > PROBE_SECONDS / PROBE_ROUNDS else QUICK_STEPS)
+        if isinstance(distil, ServerDistillation):
+            sim.method = method.model_copy(update={"distil": distil.model_copy(update={"steps": taken})})
+        engine.seconds, start = 0.0, clock()
+        rounds.append(sim.step(clients, training=clients))
+        seconds = max(clock() - start - engine.seconds, 0.0)
+        server[taken] = min(server.get(taken, math.inf), seconds)
+    sim.method, sim.robust = method, rule
+    of_a_step = max(server[taken] - server[1], 0.0) / max(taken - 1, 1)
+    return server[1] + of_a_step * (steps - 1), rounds
 
 
-def _client_seconds(sim: Simulation, some: tuple[int, ...]) -> float:
-    """Return what some clients of one architecture take in a round, from one and two steps a training of the first."""
-    message = sim.method.broadcast(sim.server, some)
-    ((group, where),) = by_group(sim.groups, some)
-    task = CohortTask.of(sim.local, sim.cohort(some), message_for(message, group, where))
+def _client_seconds(
+    config: ExperimentConfig, sim: Simulation, clients: tuple[int, ...]
+) -> tuple[float, float]:
+    """Return the seconds of a client, and those of a gradient of a sample, from one and two steps a training.
+
+    Clients are of one architecture. One is timed alone and, where the engine may train several together and a step is
+    quick, as many as take a few seconds: the faster way counts. Workers share the clients evenly.
+    """
+    begin = time.perf_counter()
+    times = [_step_seconds(sim, clients[:1], Sequential())]
+    together = min(len(clients), int(PROBE_SECONDS / max(time.perf_counter() - begin, 1e-3)))
+    if config.engine.name != "sequential" and together > 1:
+        try:
+            times.append(_step_seconds(sim, clients[:together], Vectorized(config.engine.chunk)))
+        except Exception as error:
+            if not unsupported(error):
+                raise
+    fixed, of_a_gradient = min(times, key=lambda pair: pair[1])
+    workers = max(config.engine.workers, 1)
+    return fixed / workers, of_a_gradient / workers
+
+
+def _step_seconds(sim: Simulation, clients: tuple[int, ...], engine: InProcessEngine) -> tuple[float, float]:
+    """Return the seconds of a client and of a gradient of a sample with an engine."""
+    ((group, where),) = by_group(sim.groups, clients)
+    message = message_for(sim.method.broadcast(sim.server, clients), group, where)
+    task = CohortTask.of(sim.local, sim.cohort(clients), message)
 
     def limited(batches: int) -> CohortTask:
-        """The training of the first client with at most so many batches a fit."""
-        first = task.part((0,))
-        return replace(first, cohort=replace(first.cohort, limit=batches, plans={}))
+        """The task with at most so many batches a fit."""
+        return replace(task, cohort=replace(task.cohort, limit=batches, plans={}))
 
-    def gradients(task: CohortTask) -> float:
-        """Gradients of samples that clients take, counted without training."""
-        counting = replace(task, cohort=replace(task.cohort, counting=True, plans={}))
+    def gradients(batches: int) -> float:
+        counting = limited(batches)
+        counting = replace(counting, cohort=replace(counting.cohort, counting=True))
         with torch.no_grad():
-            _, _, metrics = Sequential().map(counting, group.states.get(task.cohort.ids))
+            _, _, metrics = Sequential().map(counting, group.states.get(clients))
         return float(metrics[WORK].sum())
 
-    # A step may take several batches.
-    short = next((n for n in range(1, LARGEST_STEP) if gradients(limited(n))), 1)
-    work = {n: gradients(limited(n)) for n in (short, 2 * short)}
-
-    def tried(batches: int) -> float:
-        states, start = group.states.get(some[:1]), clock()
-        Sequential().map(limited(batches), states)
+    def seconds(batches: int) -> float:
+        states, start = group.states.get(clients), clock()
+        engine.map(limited(batches), states)
         return clock() - start
 
-    tried(short)  # the first one is slow in a new process
-    seconds, begin = dict.fromkeys(work, math.inf), time.perf_counter()
+    # A step may take several batches.
+    short = next((n for n in range(1, LARGEST_STEP) if gradients(n)), 1)
+    work = {n: gradients(n) for n in (short, 2 * short)}
+    seconds(short)  # the first one is slow in a new process
+    least, begin = dict.fromkeys(work, math.inf), time.perf_counter()
     for _ in range(PROBE_REPEATS):
         for n in work:
-            seconds[n] = min(seconds[n], tried(n))
+            least[n] = min(least[n], seconds(n))
         if time.perf_counter() - begin > PROBE_SECONDS / 4:
             break
-    more = max(work[2 * short] - work[short], 1.0)
-    of_a_gradient = max(seconds[2 * short] - seconds[short], 0.0) / more
-    fixed = max(seconds[short] - of_a_gradient * work[short], 0.0)
-    return len(some) * fixed + of_a_gradient * gradients(task)
+    of_a_gradient = max(least[2 * short] - least[short], 0.0) / max(work[2 * short] - work[short], 1.0)
+    return max(least[short] - of_a_gradient * work[short], 0.0) / len(clients), of_a_gradient
 
 
-def foreseen(sim: Simulation, rounds: int) -> dict[str, float]:
-    """Returns how many replies arrive in the mean of a round, the rounds without effect, and how long all rounds take.
+def clock() -> float:
+    """Return seconds of this process where torch has one thread, which no other disturbs; else of the day."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+class _Counting(Sequential):
+    """An engine whose clients train nothing, but send what they would; it measures the seconds that this takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
+
+    def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
+        """Run the function on every client."""
+        with self._clocked():
+            return super().train(self._counting(task), store)
+
+    def run(self, task: CohortTask, states: TensorDict) -> Parts:
+        """Return what the function makes of every client."""
+        with self._clocked():
+            return super().run(self._counting(task), states)
+
+    @contextmanager
+    def _clocked(self) -> Iterator[None]:
+        start = clock()
+        yield
+        self.seconds += clock() - start
+
+    def _counting(self, task: CohortTask) -> CohortTask:
+        return replace(task, cohort=replace(task.cohort, counting=True))
+
+
+def simulated_system(sim: Simulation, rounds: int) -> dict[str, float]:
+    """Return how many replies arrive in the mean of a round, the rounds without effect, and how long all rounds take.
+
+    Who answers when depends on keys, and on what clients have to do. That is counted once, for the first round: where
+    later rounds are shorter or send more, times differ by as much.
 
     Args:
         sim: before its first round; it is left as it is.
@@ -425,35 +393,3 @@ class _Work:
         clients = tuple(range(self._sim.participants))
         message = self._sim.method.broadcast(self._sim.server, clients)
         return work_of(self._sim, message, clients, 0)[0]
-
-
-def clock() -> float:
-    """Seconds of this process where torch has one thread, which no other disturbs; else of the day."""
-    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
-
-
-class Timed(Sequential):
-    """An engine that says how long its clients took; if `counting` they train nothing, but send what they would."""
-
-    def __init__(self, counting: bool) -> None:
-        super().__init__()
-        self.seconds, self._counting = 0.0, counting
-
-    def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
-        """Runs the function on every client."""
-        with self._clocked():
-            return super().train(self._of(task), store)
-
-    def run(self, task: CohortTask, states: TensorDict) -> Parts:
-        """Returns what the function makes of every client."""
-        with self._clocked():
-            return super().run(self._of(task), states)
-
-    @contextmanager
-    def _clocked(self) -> Iterator[None]:
-        start = clock()
-        yield
-        self.seconds += clock() - start
-
-    def _of(self, task: CohortTask) -> CohortTask:
-        return replace(task, cohort=replace(task.cohort, counting=True)) if self._counting else task
