@@ -145,6 +145,7 @@ def test_seconds_of_a_slow_model_are_those_of_all_its_steps(monkeypatch: pytest.
             "train": {"epochs": 4, "batch_size": 5},
             "methods": ["fedavg"],
             "seeds": 1,
+            "engine": "sequential",
         }
     )
     federation = make_federation(config, 0)
