@@ -87,7 +87,7 @@ class Client:
             return operations.who(ids)
 
     def rate(self, own: float | None) -> float | None:
-        """Returns a rate of the method's own as it is in this round (`train.round_schedule`).
+        """Return a rate of the method's own as it is in this round (`train.round_schedule`).
 
         None, which stands for the run's rate in `fit`, stays None. `config.lr` has fallen already.
         """
@@ -98,7 +98,7 @@ class Client:
         return self._number(self._taken(length))
 
     def most_steps(self, length: Length = RUN) -> int:
-        """Returns a number of steps that is enough for a loop of fits of one step each: no client takes more.
+        """Return a number of steps that is enough for a loop of fits of one step each: no client takes more.
 
         It is that of the clients that happen to run together; what a step does must depend on `steps` alone.
         """
@@ -117,7 +117,7 @@ class Client:
         optimizer: Optimizer = OF_RUN,
         purpose: str = "train",
     ) -> Start:
-        """Returns `start` after mini-batch training on this client's data; `start` itself is not changed.
+        """Return `start` after mini-batch training on this client's data; `start` itself is not changed.
 
         Every fit starts a fresh optimizer and a fresh schedule, also one of several pieces of a training.
 
@@ -161,7 +161,7 @@ class Client:
         return found  # type: ignore[no-any-return]
 
     def loss(self, state: TensorDict, part: str = "train") -> Tensor:
-        """Returns the mean loss of a model state on this client's `part` ("train" or "val"), 0-d tensor.
+        """Return the mean loss of a model state on this client's `part` ("train" or "val"), 0-d tensor.
 
         The model is in evaluation mode; the mean over an empty part is 0.
 
@@ -182,7 +182,7 @@ class Client:
         by_class: bool = False,
         most: int | None = None,
     ) -> Tensor:
-        """Returns the sum of `of(seen, *given)` over this client's training samples, or that of each class.
+        """Return the sum of `of(seen, *given)` over this client's training samples, or that of each class.
 
         Args:
             state: a model state, in evaluation mode.
@@ -204,12 +204,12 @@ class Client:
         return operations.apply(call, self._position, *packed.leaves)[0]
 
     def shapes(self, names: Collection[str]) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of these parameters of the model by name."""
+        """Return the shapes of these parameters of the model by name."""
         module = self._cohort.model.module
         return {name: tuple(module.get_parameter(name).shape) for name in names}
 
     def drawn(self, shapes: Mapping[str, tuple[int, ...]], purpose: str) -> TensorDict:
-        """Returns random numbers of these shapes by name, uniform between 0 and 1.
+        """Return random numbers of these shapes by name, uniform between 0 and 1.
 
         They are a function of the run's seed, the client, the round and the purpose, in every engine. No sample is
         looked at.
@@ -219,7 +219,7 @@ class Client:
         return TensorDict(dict(zip(shapes, operations.apply(drawn, self._position), strict=True)))
 
     def class_counts(self) -> Tensor:
-        """Returns how many training samples of each class the client has, [classes] float.
+        """Return how many training samples of each class the client has, [classes] float.
 
         Raises:
             TailorflError: as `summed` does.
@@ -229,7 +229,7 @@ class Client:
         return self._cohort.label_counts[self._position].to(self._cohort.device)
 
     def fisher(self, state: TensorDict) -> Tensor:
-        """Returns the trace of a model's empirical Fisher information, 0-d: Σ ‖∇ mean loss of a batch‖².
+        """Return the trace of a model's empirical Fisher information, 0-d: Σ ‖∇ mean loss of a batch‖².
 
         The sum is over the batches of one pass over this client's training samples, of the run's size; the gradient
         over what the split does not freeze, of the model in evaluation mode.
@@ -271,7 +271,7 @@ class Client:
             )
 
     def predict_public(self, state: TensorDict) -> Tensor:
-        """Returns the outputs (logits) of a model state on the public set, float [P, outputs].
+        """Return the outputs (logits) of a model state on the public set, float [P, outputs].
 
         The model is in evaluation mode.
 
@@ -290,7 +290,7 @@ class Client:
         return operations.apply(call, self._position, *[state.get(n) for n in names])[0]
 
     def gradient(self, state: TensorDict) -> TensorDict:
-        """Returns the gradient of the first training batch's loss at `state`, over the trainable parameters.
+        """Return the gradient of the first training batch's loss at `state`, over the trainable parameters.
 
         Clipped or made private where the run's training is.
         """
@@ -311,11 +311,11 @@ class Client:
         return self.parameters(out["found"])
 
     def parameters(self, state: TensorDict) -> TensorDict:
-        """Returns the trainable parameters of a model state, without running statistics and frozen parts."""
+        """Return the trainable parameters of a model state, without running statistics and frozen parts."""
         return state.select(*(n for n in self._cohort.model.parameters if n in self._trainable))
 
     def layers(self, part: Collection[str] | None = None, buffers: bool = False) -> Groups:
-        """Returns the names of the trainable parameters by layer, in module order, of a `part` of the model or all.
+        """Return the names of the trainable parameters by layer, in module order, of a `part` of the model or all.
 
         A layer is a linear or convolution module with the norm that follows it; `buffers` adds running statistics.
         """
@@ -327,7 +327,7 @@ class Client:
         return tuple(group for group in found if group)
 
     def select(self, part: str) -> tuple[str, ...]:
-        """Returns the names of a part of the model: head, body, norm, ..."""
+        """Return the names of a part of the model: head, body, norm, ..."""
         return self._cohort.model.split(part).personal
 
     def _number(self, of_clients: NDArray[np.int64]) -> Tensor:

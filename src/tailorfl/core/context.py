@@ -53,5 +53,5 @@ class Context:
         return first.dtype
 
     def fresh(self, number: int) -> TensorDict:
-        """Returns another initial model, a different one for every `number`."""
+        """Return another initial model, a different one for every `number`."""
         return self.model.init(torch_seed(self.seed, "another initial model", number))

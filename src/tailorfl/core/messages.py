@@ -38,7 +38,7 @@ class PerClient:
 
 
 def table_of(message: TensorDict | PerClient) -> tuple[TensorDict, Tensor | None]:
-    """Returns what an engine takes: (one payload for all, None), or (a table, the rows that each client gets)."""
+    """Return what an engine takes: (one payload for all, None), or (a table, the rows that each client gets)."""
     return (message.payloads, message.rows) if isinstance(message, PerClient) else (message, None)
 
 
@@ -100,18 +100,18 @@ class Replies:
         return self.parts.items() if self.parts else [(self.context.architecture, self)]
 
     def weights(self) -> Tensor:
-        """Returns the aggregation weights a_i, [clients] float64, summing to 1 (Σ a_i over the cohort)."""
+        """Return the aggregation weights a_i, [clients] float64, summing to 1 (Σ a_i over the cohort)."""
         if self.weighting == "uniform":
             return torch.full((len(self.clients),), 1.0 / len(self.clients), dtype=torch.float64)
         share = torch.from_numpy(self.samples.astype(np.float64))
         return share / share.sum()
 
     def mean(self) -> TensorDict:
-        """Returns Σ a_i reply_i; integer counters are the first client's."""
+        """Return Σ a_i reply_i; integer counters are the first client's."""
         return tree.weighted_mean(self.stack, self.weights())
 
     def towards(self, w: TensorDict, step: float) -> TensorDict:
-        """Returns (1 − step)·w + step·Σ a_i reply_i for the parameters.
+        """Return (1 − step)·w + step·Σ a_i reply_i for the parameters.
 
         Running statistics become the mean.
         """
@@ -122,7 +122,7 @@ class Replies:
         return tree.merge(mean, old + (self.of_parameters(mean) - old) * step)
 
     def of_parameters(self, state: TensorDict) -> TensorDict:
-        """Returns the parameters of a model state, without running statistics."""
+        """Return the parameters of a model state, without running statistics."""
         return state.select(*(n for n in state.keys() if n in self.parameters))  # noqa: SIM118
 
 
@@ -147,12 +147,12 @@ class Traffic:
             setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
 
     def as_dict(self) -> dict[str, int]:
-        """Returns the counters by name."""
+        """Return the counters by name."""
         return {f.name: int(getattr(self, f.name)) for f in fields(self)}
 
 
 def payload_size(payload: TensorDict, buffers: Collection[str]) -> tuple[int, int, int]:
-    """Returns (parameter scalars, buffer scalars, bytes) of one payload.
+    """Return (parameter scalars, buffer scalars, bytes) of one payload.
 
     A leaf named like a model buffer is a buffer; a whole number, such as the choice of a cluster, is neither. Of a
     table beside a leaf `PRESENT` only the rows that are there are sent.
@@ -174,7 +174,7 @@ def payload_size(payload: TensorDict, buffers: Collection[str]) -> tuple[int, in
 
 
 def count_down(broadcast: TensorDict | PerClient, receivers: int, buffers: Collection[str]) -> Traffic:
-    """Returns the cost of sending `broadcast` to `receivers` clients."""
+    """Return the cost of sending `broadcast` to `receivers` clients."""
     if isinstance(broadcast, PerClient):
         if any(path.rpartition("/")[2] == PRESENT for path, _ in tree.leaves(broadcast.payloads)):
             return _of_rows(broadcast, buffers)
@@ -206,6 +206,6 @@ def _of_rows(broadcast: PerClient, buffers: Collection[str]) -> Traffic:
 
 
 def count_up(stack: TensorDict, buffers: Collection[str]) -> Traffic:
-    """Returns the cost of the stacked replies of a round."""
+    """Return the cost of the stacked replies of a round."""
     parameters, held, size = payload_size(stack, buffers)
     return Traffic(up=parameters, buffers_up=held, bytes_up=size)

@@ -140,16 +140,18 @@ class Method(BaseModel):
         return self
 
     def all_options(self) -> dict[str, Any]:
-        """Returns every option with its value as plain values, from which `make_method` makes an equal method.
+        """Return every option with its value as plain values, from which `make_method` makes an equal method.
 
         A length in epochs is left out where one in steps takes its place.
         """
         plain = self.model_dump(mode="json")
-        given = {n.removesuffix("_steps") for n, v in plain.items() if n.endswith("_steps") and v is not None}
+        in_steps = {
+            n.removesuffix("_steps") for n, v in plain.items() if n.endswith("_steps") and v is not None
+        }
         return {
             n: v
             for n, v in plain.items()
-            if n.removesuffix("_epochs") not in given or not n.endswith("_epochs")
+            if n.removesuffix("_epochs") not in in_steps or not n.endswith("_epochs")
         }
 
     @property
@@ -190,52 +192,52 @@ class Method(BaseModel):
         return {}
 
     def weighting(self, run: Weights) -> Weights:
-        """Returns what clients count in averages where the run says `run`: its own `weights`, if it was given any."""
+        """Return what clients count in averages where the run says `run`: its own `weights`, if it was given any."""
         return self.weights or run
 
     def sampled(self, run: Sampling) -> Sampling:
-        """Returns how clients are sampled where the run says `run`: the same, but for methods that are an order."""
+        """Return how clients are sampled where the run says `run`: the same, but for methods that are an order."""
         return run
 
     def wrap(self, model: Model) -> Model:
-        """Returns the model that clients train and deploy, where the method changes its structure."""
+        """Return the model that clients train and deploy, where the method changes its structure."""
         return model
 
     def make_split(self, model: Model) -> Split:
-        """Returns what is shared and what stays personal; by default everything is shared."""
+        """Return what is shared and what stays personal; by default everything is shared."""
         return model.split()
 
     def server_state(self, ctx: Context) -> TensorDict:
-        """Returns the server's state before the first round."""
+        """Return the server's state before the first round."""
         return tree.empty()
 
     def client_state(self, ctx: Context) -> TensorDict:
-        """Returns the private state every client starts with."""
+        """Return the private state every client starts with."""
         return tree.empty()
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> Broadcast:
-        """Returns what goes down: one payload for all, `PerClient` ones in the order of `clients`, or
+        """Return what goes down: one payload for all, `PerClient` ones in the order of `clients`, or
         `PerArchitecture` ones.
         """
         return tree.empty()
 
     def welcome(self, server: TensorDict, clients: tuple[int, ...]) -> Broadcast:
-        """Returns what goes down to clients that join late; by default what all clients get in this round.
+        """Return what goes down to clients that join late; by default what all clients get in this round.
 
         A method whose rounds do not all send something says here what a client that missed the others needs.
         """
         return self.broadcast(server, clients)
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
-        """Returns (new private state, reply) of one client."""
+        """Return (new private state, reply) of one client."""
         raise TypeError(f"{type(self).__name__} does not define local()")
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
-        """Returns the server's state after the round."""
+        """Return the server's state after the round."""
         return server
 
     def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
-        """Returns what replies are measured from: a client's update is its reply minus these entries, by path.
+        """Return what replies are measured from: a client's update is its reply minus these entries, by path.
 
         Client-level privacy bounds the updates. By default that is what the client received; a reply that is a change
         already has none. Where clients received different things, entries have a leading client axis.
@@ -251,19 +253,19 @@ class Method(BaseModel):
 
         What holds of a method whatever its settings (FedSim is FedPer with uniform weights) is not said here.
         """
-        found: dict[tuple[str, ...], Reduction] = {}
+        reductions: dict[tuple[str, ...], Reduction] = {}
         for reduction in (r for case in self.special_cases for r in case.of(self, run)):
-            if (reduction.model, "", "") in found:
+            if (reduction.model, "", "") in reductions:
                 continue  # a model that is never trained is no other method's
-            found.setdefault((reduction.model, reduction.other, reduction.remark), reduction)
-        return tuple(found.values())
+            reductions.setdefault((reduction.model, reduction.other, reduction.remark), reduction)
+        return tuple(reductions.values())
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        """Returns the deployable model of one client: all its metrics and exports are of this one."""
+        """Return the deployable model of one client: all its metrics and exports are of this one."""
         return received
 
     def answering(self, memory: Memory) -> nn.Module:
-        """Returns what makes a client's answers (methods with `answers`): a module that is called with the outputs
+        """Return what makes a client's answers (methods with `answers`): a module that is called with the outputs
         [rows, outputs] and the features [rows, width] of samples and returns their answers [rows, outputs].
 
         `memory` is what the client's deployed model makes of its own samples. What the answers need of it is in buffers
@@ -272,11 +274,11 @@ class Method(BaseModel):
         raise TypeError(f"{type(self).__name__} does not define answering()")
 
     def shared(self, server: TensorDict) -> TensorDict | PerArchitecture:
-        """Returns the global model in the server's state (methods with `has_global`), or one an architecture."""
+        """Return the global model in the server's state (methods with `has_global`), or one an architecture."""
         return server
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
-        """Returns the private state of a client that joins late, from the start and what it receives."""
+        """Return the private state of a client that joins late, from the start and what it receives."""
         return state
 
 
@@ -286,10 +288,10 @@ _REGISTRY: dict[str, type[Method]] = {}
 
 def register(method: type[Method]) -> type[Method]:
     """Adds a method class under its `name`; a class decorator."""
-    known = _REGISTRY.get(method.name)
-    if known is not None and known is not method:
+    registered = _REGISTRY.get(method.name)
+    if registered is not None and registered is not method:
         raise ConfigError(
-            f"two methods are called '{method.name}': {known.__qualname__} and {method.__qualname__}"
+            f"two methods are called '{method.name}': {registered.__qualname__} and {method.__qualname__}"
         )
     _REGISTRY[method.name] = method
     return method
@@ -332,7 +334,7 @@ def check_aggregates(method: Method) -> None:
 
 
 def needs_public(method: Method) -> ConfigError:
-    """Returns the error that says that a method lacks its public set."""
+    """Return the error that says that a method lacks its public set."""
     return ConfigError(
         f"{method.title} needs a public set, unlabelled samples that the server and all clients have; name one, "
         "such as data.public=digits (with the same source as data.name, a tenth of its training samples)"
@@ -340,7 +342,7 @@ def needs_public(method: Method) -> ConfigError:
 
 
 def needs_one_architecture(method: Method, names: Sequence[str]) -> ConfigError:
-    """Returns the error that says that a method cannot mix architectures."""
+    """Return the error that says that a method cannot mix architectures."""
     able = ", ".join(sorted(n for n, m in methods().items() if m.heterogeneous))
     return ConfigError(
         f"{method.title} exchanges or averages the weights of models, so all clients need the same "
@@ -349,29 +351,29 @@ def needs_one_architecture(method: Method, names: Sequence[str]) -> ConfigError:
 
 
 def find_method(name: str) -> type[Method]:
-    """Returns a method by its name, or as `module:Class` one of a module that was named (`tailorfl.modules`).
+    """Return a method by its name, or as `module:Class` one of a module that was named (`tailorfl.modules`).
 
     Raises:
         ConfigError: there is none; names the nearest.
     """
     if ":" in name:
-        found = modules.find(name)
-        if not (isinstance(found, type) and issubclass(found, Method)):
+        cls = modules.find(name)
+        if not (isinstance(cls, type) and issubclass(cls, Method)):
             raise ConfigError(
-                f"method '{name}' should be a class made from tailorfl.Method, but is {shown(found)}"
+                f"method '{name}' should be a class made from tailorfl.Method, but is {shown(cls)}"
             )
-        for attribute, value in (("name", name), ("title", found.__name__), ("paper", "")):
-            if not hasattr(found, attribute):
-                setattr(found, attribute, value)
-        return found
-    known = methods()
-    if name not in known:
-        raise unknown("method", name, known)
-    return known[name]
+        for attribute, value in (("name", name), ("title", cls.__name__), ("paper", "")):
+            if not hasattr(cls, attribute):
+                setattr(cls, attribute, value)
+        return cls
+    registered = methods()
+    if name not in registered:
+        raise unknown("method", name, registered)
+    return registered[name]
 
 
 def make_method(name: str, options: dict[str, Any] | None = None) -> Method:
-    """Returns a method with its hyper-parameters.
+    """Return a method with its hyper-parameters.
 
     Raises:
         ConfigError: unknown method, unknown or invalid hyper-parameter; names the nearest valid one.

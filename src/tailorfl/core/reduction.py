@@ -222,7 +222,7 @@ def exposure(what: str, level: PrivacyLevel | None = None, **when: Any) -> Expos
 
 def hold(when: Mapping[str, Any], *things: Any) -> bool:
     """Return whether every condition holds; a name is that of an attribute of the first thing that has it."""
-    for condition, wanted in when.items():
+    for condition, expected in when.items():
         name, *inner = condition.split("__")
         if name.endswith("_length"):
             length = things[0].length(name.removesuffix("_length"))
@@ -231,7 +231,7 @@ def hold(when: Mapping[str, Any], *things: Any) -> bool:
             value = next(getattr(thing, name) for thing in things if hasattr(thing, name))
         for attribute in inner:
             value = value if attribute == "not" else getattr(value, attribute)
-        if (wanted(value) if callable(wanted) else value == wanted) == ("not" in inner):
+        if (expected(value) if callable(expected) else value == expected) == ("not" in inner):
             return False
     return True
 
@@ -240,9 +240,9 @@ def check_conditions(cls: Any, declared: Iterable[SpecialCase | Exposure]) -> No
     """Check that a class has what its conditions name. Raises ConfigError for one that neither it nor a run has."""
     for declaration in declared:
         of_run = () if isinstance(declaration, Exposure) else (*RunSetup.__dataclass_fields__, *dir(RunSetup))
-        known = {*cls.model_fields, *dir(cls), *of_run}
+        attributes = {*cls.model_fields, *dir(cls), *of_run}
         for name in declaration.when:
-            if name.split("__")[0].replace("_length", "_epochs") not in known:
+            if name.split("__")[0].replace("_length", "_epochs") not in attributes:
                 raise ConfigError(
                     f"{cls.__qualname__} declares a condition on '{name}', which it does not have"
                 )

@@ -88,13 +88,13 @@ class ServerDistillation(BaseModel):
         return self.steps > 0 and (self.rounds is None or round < self.rounds)
 
     def teacher(self, ensembles: Sequence[tuple[Model, TensorDict]], public: Source) -> Teacher:
-        """Returns what `distil` learns from: `targets`, or where images are augmented, the ensembles as a function."""
+        """Return what `distil` learns from: `targets`, or where images are augmented, the ensembles as a function."""
         if public.augment == "none":
             return self.targets(ensembles, public)
         return lambda x: self._probabilities(ensembles, public, lambda size: torch.split(x, size))
 
     def targets(self, ensembles: Sequence[tuple[Model, TensorDict]], public: Source) -> Tensor:
-        """Returns the teacher's probabilities on the public set, [P, C]; every model of every ensemble counts once.
+        """Return the teacher's probabilities on the public set, [P, C]; every model of every ensemble counts once.
 
         `ensembles`: (architecture, its models [clients, ...]).
         """
@@ -109,7 +109,7 @@ class ServerDistillation(BaseModel):
         public: Source,
         pieces: Callable[[int], Iterable[Tensor]],
     ) -> Tensor:
-        """Returns the teacher's probabilities on samples, [samples, C]; `pieces` cuts them to a size."""
+        """Return the teacher's probabilities on samples, [samples, C]; `pieces` cuts them to a size."""
         clients = [models.batch_size[0] for _, models in ensembles]
         sums = [
             self._sum(model, tree.tensors(models), pieces(rows_at_once(public, count)))
@@ -119,7 +119,7 @@ class ServerDistillation(BaseModel):
         return mean if self.average == "probabilities" else self._link(mean)
 
     def _sum(self, model: Model, states: dict[str, Tensor], samples: Iterable[Tensor]) -> Tensor:
-        """Returns the sum over models [clients, ...] of what is averaged, [samples, C]."""
+        """Return the sum over models [clients, ...] of what is averaged, [samples, C]."""
         found = []
         with torch.no_grad():
             for x in samples:
@@ -128,7 +128,7 @@ class ServerDistillation(BaseModel):
         return torch.cat(found)
 
     def distil(self, student: TensorDict, teacher: Teacher, context: Context, round: int) -> TensorDict:
-        """Returns the student after R steps towards `teacher`; `student` itself is not changed.
+        """Return the student after R steps towards `teacher`; `student` itself is not changed.
 
         What the split does not freeze learns.
         """
@@ -164,7 +164,7 @@ class ServerDistillation(BaseModel):
         return TensorDict({n: learned[n].detach() if n in learned else t for n, t in student.items()})
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Returns T² times the mean over samples of KL(targets ‖ prediction), 0-d; both are [batch, C]."""
+        """Return T² times the mean over samples of KL(targets ‖ prediction), 0-d; both are [batch, C]."""
         logits = outputs / self.temperature
         if self.link == "softmax":
             per_sample = F.kl_div(F.log_softmax(logits, 1), targets, reduction="none").sum(1)
@@ -178,7 +178,7 @@ class ServerDistillation(BaseModel):
         return logits.softmax(-1) if self.link == "softmax" else logits.sigmoid()
 
     def _batches(self, samples: int, context: Context, round: int) -> Sequence[Tensor]:
-        """Returns the rows of every step: passes over the public set, each in an order of its own."""
+        """Return the rows of every step: passes over the public set, each in an order of its own."""
         rng = generator(context.seed, "distil", context.architecture, round)
         wanted = self.steps * min(self.batch_size, samples)
         order = [torch.from_numpy(rng.permutation(samples)) for _ in range(-(-wanted // samples))]

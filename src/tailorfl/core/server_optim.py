@@ -46,7 +46,7 @@ class ServerOptimizer(BaseModel):
         return self.kind == "sgd" and self.lr == 1 and self.momentum == 0
 
     def start(self, parameters: TensorDict) -> TensorDict:
-        """Returns the state before the first round."""
+        """Return the state before the first round."""
         out = {}
         if self.kind != "sgd" or self.momentum > 0:
             out["m"] = parameters.apply(torch.zeros_like)
@@ -55,7 +55,7 @@ class ServerOptimizer(BaseModel):
         return TensorDict(out, batch_size=[])
 
     def step(self, w: TensorDict, update: TensorDict, state: TensorDict) -> tuple[TensorDict, TensorDict]:
-        """Returns (new parameters, new state) for the averaged update Δ.
+        """Return (new parameters, new state) for the averaged update Δ.
 
         `w` and `update` hold parameters only.
         """

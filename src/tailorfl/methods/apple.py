@@ -103,7 +103,7 @@ class APPLE(Method):
         return TensorDict(state)
 
     def limit(self, clients: int) -> int:
-        """Returns M where a client is to get fewer cores than there are others; else 0."""
+        """Return M where a client is to get fewer cores than there are others; else 0."""
         return self.downloads if self.downloads is not None and self.downloads < clients - 1 else 0
 
     def client_state(self, ctx: Context) -> TensorDict:
@@ -131,7 +131,7 @@ class APPLE(Method):
         return TensorDict(dict(as_table(server).items()))
 
     def pull(self, round: int) -> float:
-        """Returns κ_t."""
+        """Return κ_t."""
         share = round / self.horizon
         if share >= 1:
             return 0.0
@@ -161,7 +161,7 @@ class APPLE(Method):
         return TensorDict({**new, "others": others}), TensorDict(reply)
 
     def asked(self, client: Client, others: Tensor, state: TensorDict) -> Tensor:
-        """Returns which M cores a client wants next, int64 [M] in rising order; p_ij − p⁰_j are `others`."""
+        """Return which M cores a client wants next, int64 [M] in rising order; p_ij − p⁰_j are `others`."""
         count = len(others)
         limit = self.limit(count)
         base = max(1.5, self.greed * (client.round + 1) * limit / count)
@@ -177,7 +177,7 @@ class APPLE(Method):
     def shares(
         self, client: Client, state: TensorDict, received: TensorDict
     ) -> tuple[TensorDict, TensorDict, TensorDict]:
-        """Returns p_i − p⁰ and p⁰ as `own` and `others` [received cores, or all that are held], and those cores."""
+        """Return p_i − p⁰ and p⁰ as `own` and `others` [received cores, or all that are held], and those cores."""
         if "held" in state.keys():  # noqa: SIM118
             mine = torch.arange(len(state["prior"]), device=state["prior"].device) == client.id
             others = (~mine).to(state["prior"].dtype)
@@ -223,7 +223,7 @@ class APPLE(Method):
 
 
 def as_table(server: TensorDict) -> TensorDict:
-    """Returns what is known of each core, [N]: the core, whose it is, and p⁰."""
+    """Return what is known of each core, [N]: the core, whose it is, and p⁰."""
     count = len(server["prior"])
     cores = TensorDict(tree.tensors(server["core"]), batch_size=[count])
     owner = torch.arange(count)
@@ -231,7 +231,7 @@ def as_table(server: TensorDict) -> TensorDict:
 
 
 def downloaded(state: TensorDict, received: TensorDict) -> TensorDict:
-    """Returns a client's state with the cores that it received in the place of what it held of them."""
+    """Return a client's state with the cores that it received in the place of what it held of them."""
     rows = torch.nn.functional.one_hot(received["owner"], len(state["prior"]))  # [M, N]
     there = rows.sum(0) > 0
     place = rows.argmax(0)
@@ -244,7 +244,7 @@ def downloaded(state: TensorDict, received: TensorDict) -> TensorDict:
 
 
 def combined(core: TensorDict, cores: TensorDict, p: TensorDict) -> TensorDict:
-    """Returns θ = p_ii c_i + Σ_j p_ij c_j, of the names of `core`."""
+    """Return θ = p_ii c_i + Σ_j p_ij c_j, of the names of `core`."""
     others, own = p["others"], p["own"]
     found = {
         n: own.to(t.dtype) * t + torch.tensordot(others.to(t.dtype), cores[n], dims=1)
@@ -256,7 +256,7 @@ def combined(core: TensorDict, cores: TensorDict, p: TensorDict) -> TensorDict:
 def jointly(
     state: TensorDict, grad: Gradient, cores: TensorDict, prior: TensorDict, kappa: float
 ) -> TensorDict:
-    """Returns the direction of (c_i, p_i − p⁰)."""
+    """Return the direction of (c_i, p_i − p⁰)."""
     core, gap = state["core"], state["p"]
     p = prior + gap
     slope = tree.tensors(grad(combined(core, cores, p), of="core"))

@@ -37,7 +37,7 @@ ScoreNorm = Literal["sum", "mean", "none", "ones"]
 
 
 def sam(rho: float) -> Direction:
-    """Returns the direction ∇F(p + ρ g/‖g‖)."""
+    """Return the direction ∇F(p + ρ g/‖g‖)."""
 
     def ascend(state: TensorDict, grad: Gradient) -> TensorDict:
         g = grad(state)
@@ -54,7 +54,7 @@ def layerwise_perturbation(
     form: Literal["paper", "asam"] = "paper",
     p: float = 2.0,
 ) -> TensorDict:
-    """Returns ε of layer-wise SAM for the gradient `g`, with the names of `g`; `scores` [layers], p > 1."""
+    """Return ε of layer-wise SAM for the gradient `g`, with the names of `g`; `scores` [layers], p > 1."""
     of = {name: scores[i] for i, group in enumerate(groups) for name in group}
 
     def scaled(t: TensorDict) -> TensorDict:
@@ -66,7 +66,7 @@ def layerwise_perturbation(
 
 
 def steepest(g: TensorDict, p: float) -> tuple[TensorDict, Tensor]:
-    """Returns (δ, ‖δ‖_p) along which ⟨g, δ⟩ is largest for its length, p > 1: δ = g for p = 2."""
+    """Return (δ, ‖δ‖_p) along which ⟨g, δ⟩ is largest for its length, p > 1: δ = g for p = 2."""
     if p == 2:
         return g, tree.norm(g)
     q = 1.0 if math.isinf(p) else p / (p - 1)
@@ -80,7 +80,7 @@ def steepest(g: TensorDict, p: float) -> tuple[TensorDict, Tensor]:
 
 
 def layer_scores(a: TensorDict, b: TensorDict, groups: Groups, norm: ScoreNorm = "sum") -> Tensor:
-    """Returns the score ξ_l of every layer, [layers], from ‖a_l − b_l‖₂ / dim_l (PLGU eqs. 6 and 10).
+    """Return the score ξ_l of every layer, [layers], from ‖a_l − b_l‖₂ / dim_l (PLGU eqs. 6 and 10).
 
     `norm`: sum divides by the sum over layers (so Σξ = 1, as the paper claims; dividing by dim_l alone does not do it);
     mean divides by the mean, which gives a layer-wise radius the scale of SAM's; none leaves the distances; ones

@@ -106,7 +106,7 @@ class CFL(Method):
         )
 
     def parts(self, updates: Tensor) -> Tensor:
-        """Returns who leaves the first one's part, [members] bool; nobody where the parts are too near."""
+        """Return who leaves the first one's part, [members] bool; nobody where the parts are too near."""
         from scipy.cluster.hierarchy import fcluster, linkage
         from scipy.spatial.distance import squareform
 
@@ -129,6 +129,6 @@ class CFL(Method):
 
 
 def mean_of(stack: TensorDict, share: Tensor) -> TensorDict:
-    """Returns the mean of models [members, ...]; counters are the largest, whoever comes first."""
+    """Return the mean of models [members, ...]; counters are the largest, whoever comes first."""
     mean = tree.tensors(tree.weighted_mean(stack, share))
     return TensorDict({n: t if t.is_floating_point() else stack[n].amax(0) for n, t in mean.items()})

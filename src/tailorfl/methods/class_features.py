@@ -33,7 +33,7 @@ def classes_only(ctx: Context, title: str) -> None:
 
 
 def linear_head(ctx: Context, title: str) -> tuple[str, ...]:
-    """Returns the names of the head's weight [C, d_z] and, where it has one, its bias [C].
+    """Return the names of the head's weight [C, d_z] and, where it has one, its bias [C].
 
     Raises:
         ConfigError: the task has no classes, or the head is no linear layer that is trained.
@@ -50,7 +50,7 @@ def linear_head(ctx: Context, title: str) -> tuple[str, ...]:
 
 
 def no_prototypes(ctx: Context, title: str, bias: bool = False) -> dict[str, Tensor]:
-    """Returns P̄ [C, d_z] of zeros and which classes have one, bool [C]: none yet.
+    """Return P̄ [C, d_z] of zeros and which classes have one, bool [C]: none yet.
 
     Raises:
         ConfigError: see `linear_head`; architectures with features of different widths; with `bias`, a head without.
@@ -71,7 +71,7 @@ def no_prototypes(ctx: Context, title: str, bias: bool = False) -> dict[str, Ten
 
 
 def class_means(client: Client, model: TensorDict) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns a client's mean features of its classes [C, d_z], 0 of an absent one, their counts [C] and mean ‖z‖²."""
+    """Return a client's mean features of its classes [C, d_z], 0 of an absent one, their counts [C] and mean ‖z‖²."""
 
     def both(seen: Seen) -> Tensor:
         z = seen.features
@@ -83,14 +83,14 @@ def class_means(client: Client, model: TensorDict) -> tuple[Tensor, Tensor, Tens
 
 
 def moments(means: Tensor, counts: Tensor, square: Tensor) -> dict[str, Tensor]:
-    """Returns M[c] = π_c μ_c and V = (mean ‖z‖² − Σ_c ‖M[c]‖²)/n, from what `class_means` returns."""
+    """Return M[c] = π_c μ_c and V = (mean ‖z‖² − Σ_c ‖M[c]‖²)/n, from what `class_means` returns."""
     samples = counts.sum().clamp(min=1)
     moment = means * (counts / samples)[:, None]
     return {"moment": moment, "variance": (square - moment.square().sum()).clamp(min=0) / samples}
 
 
 def near(lam: float, targets: Tensor, present: Tensor) -> Term:
-    """Returns the term λ · mean over a batch and over entries of (z − target of its class)², 0 for absent targets."""
+    """Return the term λ · mean over a batch and over entries of (z − target of its class)², 0 for absent targets."""
 
     def pull(seen: Seen, targets: Tensor, present: Tensor) -> Tensor:
         gap = (seen.features - targets[seen.y]).square().mean(1)
@@ -100,7 +100,7 @@ def near(lam: float, targets: Tensor, present: Tensor) -> Term:
 
 
 def shared_prototypes(server: TensorDict, means: Tensor, counts: Tensor) -> Mapping[str, Tensor]:
-    """Returns P̄ after a round: the mean of the clients' `means` [m, C, d_z] by `counts` [m, C], else as before."""
+    """Return P̄ after a round: the mean of the clients' `means` [m, C, d_z] by `counts` [m, C], else as before."""
     total = counts.sum(0)
     mean = (counts[:, :, None] * means).sum(0) / torch.where(total > 0, total, 1.0)[:, None]
     prototypes = torch.where((total > 0)[:, None], mean, server["prototypes"])
@@ -108,7 +108,7 @@ def shared_prototypes(server: TensorDict, means: Tensor, counts: Tensor) -> Mapp
 
 
 def common_head(ctx: Context, title: str) -> dict[str, Tensor]:
-    """Returns the initial head of all architectures as `weight` [C, d_z] and, where they have one, `bias` [C].
+    """Return the initial head of all architectures as `weight` [C, d_z] and, where they have one, `bias` [C].
 
     Raises:
         ConfigError: see `no_prototypes`; some architectures with a bias and others without.
@@ -124,13 +124,13 @@ def common_head(ctx: Context, title: str) -> dict[str, Tensor]:
 
 
 def with_head(client: Client, model: TensorDict, head: TensorDict) -> TensorDict:
-    """Returns a model of the client's architecture with a head as `common_head` has it."""
+    """Return a model of the client's architecture with a head as `common_head` has it."""
     own = client.select("head")
     return tree.merge(model, TensorDict({n: head[kind] for n, kind in zip(own, HEAD, strict=False)}))
 
 
 def nearest_head(client: Client, model: TensorDict, prototypes: Tensor, among: Tensor) -> TensorDict:
-    """Returns the model with a head that answers by the nearest prototype; as it is where there is none.
+    """Return the model with a head that answers by the nearest prototype; as it is where there is none.
 
     argmin ‖z − P_c‖² = argmax 2⟨P_c, z⟩ − ‖P_c‖².
 

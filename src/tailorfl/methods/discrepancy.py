@@ -17,19 +17,19 @@ LEAST = 1e-8
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Returns ‖a_i − b_j‖², [rows of a, rows of b], of [rows, width] each: exactly 0 where they are equal."""
+    """Return ‖a_i − b_j‖², [rows of a, rows of b], of [rows, width] each: exactly 0 where they are equal."""
     return (a[:, None, :] - b[None, :, :]).square().sum(-1)
 
 
 def shares(rows: Tensor, weight: Tensor | None) -> Tensor:
-    """Returns what each sample counts in a mean, [rows], from 1 for real samples and 0 for padding, None: all real."""
+    """Return what each sample counts in a mean, [rows], from 1 for real samples and 0 for padding, None: all real."""
     if weight is None:
         return torch.full_like(rows[:, 0], 1.0 / max(len(rows), 1))
     return weight.to(rows.dtype) / weight.sum().clamp(min=1.0)
 
 
 def mmd(z: Tensor, y: Tensor, weight: Tensor | None, kernel: Callable[[Tensor], Tensor]) -> Tensor:
-    """Returns MMD² of features z and y [batch, width], 0-d; `kernel` is a function of squared distances."""
+    """Return MMD² of features z and y [batch, width], 0-d; `kernel` is a function of squared distances."""
     share = shares(z, weight)
 
     def mean(a: Tensor, b: Tensor) -> Tensor:

@@ -145,6 +145,6 @@ class AFL(Method):
 
 
 def added(model: TensorDict, other: TensorDict, factor: float) -> TensorDict:
-    """Returns model + factor · other; counters are the model's."""
+    """Return model + factor · other; counters are the model's."""
     found = tree.tensors(model)
     return TensorDict({n: t + other[n] * factor if t.is_floating_point() else t for n, t in found.items()})

@@ -33,7 +33,7 @@ TOGETHER: tuple[Distance, ...] = ("batch_l2", "sdr")
 
 
 def feature_pull(strength: float, distance: Distance, centre: TensorDict, micro_batch: int = 8) -> Term:
-    """Returns the term λ·D.
+    """Return the term λ·D.
 
     Args:
         strength: λ.
@@ -62,7 +62,7 @@ def feature_pull(strength: float, distance: Distance, centre: TensorDict, micro_
 def distance_of(
     z: Tensor, fixed: Tensor, weight: Tensor | None, distance: Distance, micro_batch: int = 8
 ) -> Tensor:
-    """Returns D of features [batch, width], 0-d; `weight` [batch] is 0 for padding."""
+    """Return D of features [batch, width], 0-d; `weight` [batch] is 0 for padding."""
     match distance:
         case "mean_l2":
             return mean_of(_norm((z - fixed).square().sum(1)), weight)

@@ -71,7 +71,7 @@ class FedALA(FedAvg):
         return TensorDict({"theta": tail(state, theta), "mix": mix, "met": met}), theta
 
     def learn(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        """Returns W_i after its steps towards a mixture that suits the client's data."""
+        """Return W_i after its steps towards a mixture that suits the client's data."""
         mix, w, theta = state["mix"], tail(state, received), state["theta"]
         passes = torch.where(state["met"] > 0, 1.0, float(self.first_passes)) * apart(state, received)
         steps = client.steps(Length(epochs=self.share)) * passes
@@ -100,16 +100,16 @@ class FedALA(FedAvg):
 
 
 def tail(state: TensorDict, model: TensorDict) -> TensorDict:
-    """Returns what of a model is mixed."""
+    """Return what of a model is mixed."""
     return model.select(*state["theta"].keys())
 
 
 def mixture(mix: TensorDict, w: TensorDict, theta: TensorDict) -> TensorDict:
-    """Returns W ⊙ w + (1 − W) ⊙ θ."""
+    """Return W ⊙ w + (1 − W) ⊙ θ."""
     return mix * w + (1.0 - mix) * theta
 
 
 def apart(state: TensorDict, received: TensorDict) -> Tensor:
-    """Returns whether w and θ_i differ where they are mixed, 1 or 0."""
+    """Return whether w and θ_i differ where they are mixed, 1 or 0."""
     gap = (tail(state, received) - state["theta"]).abs()
     return (torch.stack([t.amax() for _, t in tree.leaves(gap)]).amax() > 0).float()

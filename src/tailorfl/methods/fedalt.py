@@ -72,14 +72,14 @@ class Penalised(KeepsPart):
 
     @abstractmethod
     def train_held(self, client: Client, model: TensorDict, centre: TensorDict) -> TensorDict:
-        """Returns the whole model after local training with the penalty; `centre` has the personal parameters."""
+        """Return the whole model after local training with the penalty; `centre` has the personal parameters."""
 
     def holds_start(self, state: TensorDict) -> bool:
         """Whether a client's state has v_i⁰ beside v_i: not where nothing is personal, and the state is empty."""
         return self.keeps_start and len(tuple(state.keys())) > 0
 
     def own(self, state: TensorDict) -> TensorDict:
-        """Returns v_i."""
+        """Return v_i."""
         v: TensorDict = state["v"] if self.holds_start(state) else state
         return v
 

@@ -63,7 +63,7 @@ class Clouds(Method):
 
     @abstractmethod
     def others(self, server: TensorDict, rows: Tensor, among: Tensor) -> Tensor:
-        """Returns ξ_ij of j ≠ i, [m, N] float64, 0 where not `among` [m, N]; `rows` [m] are the clients."""
+        """Return ξ_ij of j ≠ i, [m, N] float64, 0 where not `among` [m, N]; `rows` [m] are the clients."""
 
     def server_state(self, ctx: Context) -> TensorDict:
         every = {n: t.expand(ctx.num_clients, *t.shape).clone() for n, t in tree.tensors(ctx.init).items()}
@@ -80,7 +80,7 @@ class Clouds(Method):
         return PerClient(tree.merge(*(mixed(server[part], xi) for part in ("models", "rest"))))
 
     def mixing(self, server: TensorDict, clients: tuple[int, ...]) -> Tensor:
-        """Returns ξ of these clients, [m, N] float64; rows sum to 1."""
+        """Return ξ of these clients, [m, N] float64; rows sum to 1."""
         rows = torch.tensor(clients)
         own = torch.nn.functional.one_hot(rows, len(server["uploaded"])).bool()
         xi = self.others(server, rows, server["uploaded"] & ~own)
@@ -161,12 +161,12 @@ class HeurFedAMP(Clouds):
 
 
 def attention(gap: Tensor, among: Tensor, alpha: float, sigma: float) -> Tensor:
-    """Returns FedAMP's ξ_ij of j ≠ i from squared distances [m, N]; a row that sums to more than 1 is scaled to 1."""
+    """Return FedAMP's ξ_ij of j ≠ i from squared distances [m, N]; a row that sums to more than 1 is scaled to 1."""
     xi = torch.where(among, alpha / sigma * (-gap / sigma).exp(), 0.0)
     return xi / xi.sum(1, keepdim=True).clamp(min=1.0)
 
 
 def preference(cosine: Tensor, among: Tensor, own: float, sigma: float) -> Tensor:
-    """Returns HeurFedAMP's ξ_ij of j ≠ i from cosines [m, N]; a row without others is 0."""
+    """Return HeurFedAMP's ξ_ij of j ≠ i from cosines [m, N]; a row without others is 0."""
     score = torch.where(among, sigma * cosine, -torch.inf)
     return torch.where(among, (1 - own) * score.softmax(1), 0.0)

@@ -92,7 +92,7 @@ class FedAS(Method):
         return model, reply
 
     def aligned(self, client: Client, old: TensorDict, model: TensorDict) -> TensorDict:
-        """Returns `model` with its body moved so that a class's features are near their mean under `old`."""
+        """Return `model` with its body moved so that a class's features are near their mean under `old`."""
         length = self.length("align")
         if nothing(self.length("align")):
             return model
@@ -124,7 +124,7 @@ class FedAS(Method):
 
 
 def apart(seen: Seen, means: Tensor) -> Tensor:
-    """Returns the sum over the classes of a batch of the mean, over their samples and entries, of (z − P_c)², 0-d."""
+    """Return the sum over the classes of a batch of the mean, over their samples and entries, of (z − P_c)², 0-d."""
     member = torch.nn.functional.one_hot(seen.y, len(means)).to(means.dtype)
     if seen.weight is not None:
         member = member * seen.weight[:, None].to(means.dtype)

@@ -243,15 +243,15 @@ class FedCLUP(TwoModels):
         return self.schedule.first(self.lam, self.convexity, self.smoothness)
 
     def lam_of(self, server: TensorDict) -> float:
-        """Returns λ of the next round."""
+        """Return λ of the next round."""
         return float(server["lam"]) if self.schedule.changes else self.first_lam
 
     def server_step(self, lam: float) -> float:
-        """Returns γλ: how far the server moves from w to the mean of the personal models."""
+        """Return γλ: how far the server moves from w to the mean of the personal models."""
         return server_step(self.gamma, lam, self.smoothness)
 
     def client_step(self, lam: Tensor) -> Tensor:
-        """Returns η where it follows λ, of the shape and dtype of `lam`."""
+        """Return η where it follows λ, of the shape and dtype of `lam`."""
         assert self.lr_rule != "run"
         assert self.smoothness is not None
         return client_step(self.lr_rule, lam, self.convexity, self.smoothness)

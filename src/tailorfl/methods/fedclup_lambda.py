@@ -50,17 +50,17 @@ class PenaltyRule(BaseModel):
     """Whether clients report their validation error."""
 
     def first(self, lam: float, mu: float | None, smoothness: float | None) -> float:
-        """Returns λ of the first round; `lam` is the method's."""
+        """Return λ of the first round; `lam` is the method's."""
         return lam
 
     def memory(self) -> TensorDict:
-        """Returns what the rule remembers before the first round."""
+        """Return what the rule remembers before the first round."""
         return tree.empty()
 
     def after(
         self, lam: float, memory: TensorDict, replies: Replies, w: TensorDict
     ) -> tuple[float, TensorDict]:
-        """Returns λ of the next round and what is remembered; `w` is what clients had received."""
+        """Return λ of the next round and what is remembered; `w` is what clients had received."""
         return lam, memory
 
 
@@ -80,7 +80,7 @@ class Corollary(PenaltyRule):
     clients: int = Field(ge=1, description="number of clients")
 
     def first(self, lam: float, mu: float | None, smoothness: float | None) -> float:
-        """Returns the lower bound of λ where learning together pays, else the upper one."""
+        """Return the lower bound of λ where learning together pays, else the upper one."""
         assert mu is not None
         assert smoothness is not None
         allowed = lambda_range(Problem(mu, smoothness, self.rho, self.radius, self.samples, self.clients))
@@ -102,7 +102,7 @@ class Heuristic(PenaltyRule):
     def after(
         self, lam: float, memory: TensorDict, replies: Replies, w: TensorDict
     ) -> tuple[float, TensorDict]:
-        """Returns the λ of the estimated heterogeneity at the one round of change."""
+        """Return the λ of the estimated heterogeneity at the one round of change."""
         if replies.round + 1 != self.switch:
             return lam, memory
         n = replies.context.samples if self.samples is None else self.samples
@@ -151,11 +151,11 @@ class Dynamic(PenaltyRule):
         return tuple(out)
 
     def first(self, lam: float, mu: float | None, smoothness: float | None) -> float:
-        """Returns the smallest λ."""
+        """Return the smallest λ."""
         return self.ladder[0]
 
     def memory(self) -> TensorDict:
-        """Returns no errors yet, newest last, and for how many rounds λ has been what it is."""
+        """Return no errors yet, newest last, and for how many rounds λ has been what it is."""
         return TensorDict(
             {
                 "errors": torch.full((self.patience + 1,), torch.inf, dtype=torch.float64),
@@ -166,7 +166,7 @@ class Dynamic(PenaltyRule):
     def after(
         self, lam: float, memory: TensorDict, replies: Replies, w: TensorDict
     ) -> tuple[float, TensorDict]:
-        """Returns the next λ where the error has stopped falling."""
+        """Return the next λ where the error has stopped falling."""
         errors = torch.cat([memory["errors"][1:], self.error(replies).reshape(1)])
         held = int(memory["held"]) + 1
         old, new = float(errors[0]), float(errors[-1])
@@ -175,13 +175,13 @@ class Dynamic(PenaltyRule):
         return lam, TensorDict({"errors": errors, "held": torch.tensor(held)})
 
     def error(self, replies: Replies) -> Tensor:
-        """Returns e_t: the mean of what clients reported, weighted as their models are, 0-d float64."""
+        """Return e_t: the mean of what clients reported, weighted as their models are, 0-d float64."""
         reported: Tensor = replies.metrics[ERROR]
         return replies.weights() @ reported.double()
 
 
 def distances(replies: Replies, w: TensorDict) -> Tensor:
-    """Returns ‖v_i − w‖ over the parameters, [clients] float64."""
+    """Return ‖v_i − w‖ over the parameters, [clients] float64."""
     clients = len(replies.clients)
     difference = replies.of_parameters(replies.stack) - replies.of_parameters(w)
     squares = [t.double().reshape(clients, -1).square().sum(1) for _, t in tree.leaves(difference)]

@@ -26,7 +26,7 @@ ClientRule = Literal["deterministic", "stochastic"]
 
 
 def server_step(rule: ServerRule, lam: float, smoothness: float | None) -> float:
-    """Returns γλ: how far the server moves from w to the mean of the personal models (0 without a pull)."""
+    """Return γλ: how far the server moves from w to the mean of the personal models (0 without a pull)."""
     if lam == 0 or rule == "mean" or smoothness is None:
         return 1.0 if lam > 0 else 0.0
     edge = 1.0 + lam / smoothness
@@ -34,7 +34,7 @@ def server_step(rule: ServerRule, lam: float, smoothness: float | None) -> float
 
 
 def client_step(rule: ClientRule, lam: Tensor, mu: float | None, smoothness: float) -> Tensor:
-    """Returns η, of the shape and dtype of `lam`; `mu` is for the stochastic rule only."""
+    """Return η, of the shape and dtype of `lam`; `mu` is for the stochastic rule only."""
     exact: Tensor = 1 / (lam + smoothness)
     if rule == "deterministic" or mu is None:
         return exact
@@ -42,7 +42,7 @@ def client_step(rule: ClientRule, lam: Tensor, mu: float | None, smoothness: flo
 
 
 def fewest_steps(lam: float, mu: float, smoothness: float, server: float, eta: float) -> int:
-    """Returns the smallest K ≥ 1 of the proof for the server's step γλ = `server` and the clients' step η = `eta`.
+    """Return the smallest K ≥ 1 of the proof for the server's step γλ = `server` and the clients' step η = `eta`.
 
     >>> fewest_steps(lam=1, mu=1, smoothness=10, server=1, eta=1 / 11)
     69

@@ -83,7 +83,7 @@ class FedCP(ServerModel):
         return with_context(own), tree.merge(sent, TensorDict(halves))
 
     def apart(self, seen: Seen, start: TensorDict) -> Tensor:
-        """Returns λ MMD² of the features of the body in training and of that which it began with."""
+        """Return λ MMD² of the features of the body in training and of that which it began with."""
 
         def kernel(square: Tensor) -> Tensor:
             return torch.stack([torch.exp(-square / (2 * a)) for a in BANDWIDTHS]).sum(0)
@@ -99,12 +99,12 @@ class FedCP(ServerModel):
 
 
 def twin(name: str) -> str:
-    """Returns the name of the tensor of h_i that stands where one of h has this name."""
+    """Return the name of the tensor of h_i that stands where one of h has this name."""
     return name.replace(".common.", ".")
 
 
 def with_context(own: TensorDict) -> TensorDict:
-    """Returns h_i with its context anew: the sum of the rows of its weight."""
+    """Return h_i with its context anew: the sum of the rows of its weight."""
     names = [str(n) for n in own.keys()]  # noqa: SIM118
     (weight,), (context,) = ([n for n in names if n.endswith(end)] for end in ("weight", "context"))
     return tree.merge(own, TensorDict({context: own[weight].sum(0)}))

@@ -92,7 +92,7 @@ class FedDBE(ServerModel):
         )
 
     def held(self, kappa: float, target: Tensor) -> Term:
-        """Returns the term κ · mean over entries of ½ (r − target)² that keeps r."""
+        """Return the term κ · mean over entries of ½ (r − target)² that keeps r."""
 
         def pull(seen: Seen, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             r = (1 - self.mu) * seen.own[MEAN] + self.mu * seen.mean(seen.features)

@@ -146,7 +146,7 @@ class FedDPA(ServerModel):
         return tree.merge(answering, TensorDict(found))
 
     def remembered(self, client: Client, local: TensorDict) -> Tensor:
-        """Returns ω_max times the mean of S normalised features of the client's own samples, [d_z]."""
+        """Return ω_max times the mean of S normalised features of the client's own samples, [d_z]."""
         if self.most_dynamic == 0:
             zero: Tensor = local["memory"] * 0
             return zero
@@ -160,17 +160,17 @@ class FedDPA(ServerModel):
 
 
 def weighed(received: TensorDict, own: TensorDict, of_shared: float, of_own: float) -> TensorDict:
-    """Returns both together, weighed alike for every input."""
+    """Return both together, weighed alike for every input."""
     whole = tree.merge(received, own)
     mix = torch.tensor([of_shared, of_own]).to(own["mix"])
     return tree.merge(whole, TensorDict({"mix": mix}))
 
 
 def factors(client: Client) -> list[str]:
-    """Returns the names of the factors of the local set."""
+    """Return the names of the factors of the local set."""
     return [n for n in client.split.trainable if n in client.split.personal]
 
 
 def twin(name: str) -> str:
-    """Returns the name of the tensor of the global set beside one of the local set."""
+    """Return the name of the tensor of the global set beside one of the local set."""
     return ".".join("shared" if part == OWN else part for part in name.split("."))

@@ -116,7 +116,7 @@ class FedEM(ServerModel):
         return new, trained.select(*received.keys())
 
     def refitted(self, client: Client, model: TensorDict, shares: Tensor) -> Tensor:
-        """Returns π_i = mean_s q_m(s), [M]; as it was for a client without samples."""
+        """Return π_i = mean_s q_m(s), [M]; as it was for a client without samples."""
         of = partial(responsibilities, count=self.components)
         total = client.summed(model, of, given=(shares,))
         return torch.where(client.samples > 0, total / client.samples.clamp(min=1).to(total.dtype), shares)
@@ -134,18 +134,18 @@ class FedEM(ServerModel):
 
 
 def losses(features: Tensor, y: Tensor, count: int) -> Tensor:
-    """Returns the cross entropy of every sample under every network, [batch, M], from all their logits [batch, M C]."""
+    """Return the cross entropy of every sample under every network, [batch, M], from all their logits [batch, M C]."""
     each = apart(features, count).log_softmax(-1)
     return -each.gather(-1, y[:, None, None].expand(-1, count, 1)).squeeze(-1)
 
 
 def responsibilities(seen: Seen, shares: Tensor, count: int) -> Tensor:
-    """Returns q [batch, M] of samples under networks that are not in training."""
+    """Return q [batch, M] of samples under networks that are not in training."""
     return (shares.clamp(min=LEAST).log() - losses(seen.features, seen.y, count)).softmax(-1)
 
 
 def weighed(seen: Seen, model: TensorDict, count: int) -> Tensor:
-    """Returns mean_b Σ_m q_m ℓ_m, 0-d, with q of the received `model`."""
+    """Return mean_b Σ_m q_m ℓ_m, 0-d, with q of the received `model`."""
     fixed = losses(seen.of(model)[1], seen.y, count)
     q = (model[SHARES].clamp(min=LEAST).log() - fixed).softmax(-1)
     return seen.mean((q * losses(seen.features, seen.y, count)).sum(-1))

@@ -101,7 +101,7 @@ class FedFomo(Method):
         return PerClient(table, torch.tensor(np.stack([self.choose(server, i) for i in clients])))
 
     def choose(self, server: TensorDict, client: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Returns the rows of the pool that a client gets, [M]; a function of seed, round and client."""
+        """Return the rows of the pool that a client gets, [M]; a function of seed, round and client."""
         owner, affinity, round = server["owner"].numpy(), server["affinity"], int(server["round"])
         rng = generator(int(server["seed"]), "models to download", round, client)
         rows = rng.permutation(np.flatnonzero(owner != client))
@@ -126,7 +126,7 @@ class FedFomo(Method):
         return received.copy().set(_place(received["owner"].shape[-1]), received.select("owner"))
 
     def mixed(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, Tensor]:
-        """Returns (Σ_n r_n θ_n, Δ_n of the received models [M])."""
+        """Return (Σ_n r_n θ_n, Δ_n of the received models [M])."""
         own, previous, models = state["theta"], state["previous"], received["model"]
         names = [n for n in tree.tensors(own) if n not in client.split.frozen]
         others = [
@@ -145,7 +145,7 @@ class FedFomo(Method):
         return tree.merge(own, mean), delta[1:]
 
     def gain(self, client: Client, previous: TensorDict, baseline: Tensor, model: TensorDict) -> Tensor:
-        """Returns Δ of a model, a 0-d tensor; 0 for a model whose loss is not finite."""
+        """Return Δ of a model, a 0-d tensor; 0 for a model whose loss is not finite."""
         change = client.parameters(model) - client.parameters(previous)
         moved = tree.norm(change) if self.norm == "l2" else tree.dot(change, change.sign())
         delta = (baseline - client.loss(model, "val")) / (moved + _TINY)
@@ -170,7 +170,7 @@ class FedFomo(Method):
         return theta
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
-        """Returns a start from the mean of what a late client receives, the best guess without data of its own."""
+        """Return a start from the mean of what a late client receives, the best guess without data of its own."""
         if "owner" not in received.keys():  # noqa: SIM118
             return state
         count = len(received["owner"])
@@ -184,7 +184,7 @@ def _place(models: int) -> str:
 
 
 def mixing(delta: Tensor) -> Tensor:
-    """Returns r_n for the Δ of (own, received...), [1 + M]: never negative, of sum 1.
+    """Return r_n for the Δ of (own, received...), [1 + M]: never negative, of sum 1.
 
     All weight is on the own model where no Δ is positive.
     """

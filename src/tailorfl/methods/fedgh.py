@@ -110,7 +110,7 @@ class FedGH(Method):
 
 
 def stepped(head: dict[str, Tensor], z: Tensor, label: int, lr: float) -> dict[str, Tensor]:
-    """Returns a linear head after one step on the cross entropy of one sample of features `z` [d_z]."""
+    """Return a linear head after one step on the cross entropy of one sample of features `z` [d_z]."""
     z = z.to(head["weight"].dtype)
     slope = (head["weight"] @ z + head.get("bias", 0.0)).softmax(0)
     slope[label] -= 1.0

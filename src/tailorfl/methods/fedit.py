@@ -90,7 +90,7 @@ class MeanOfLoRA(FedAvg):
 
 
 def lora_pairs(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Returns (name of A, name of B) of every pair of factors among the names of parameters."""
+    """Return (name of A, name of B) of every pair of factors among the names of parameters."""
     known = set(names)
     pairs = (
         (n, n.replace("lora_A", "lora_B")) for n in sorted(known) if "lora_A" in n and n.endswith("weight")
@@ -99,7 +99,7 @@ def lora_pairs(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def mean_of_products(a: Tensor, b: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (A [r, in], B [out, r]) whose product is nearest to Σ_i weights[i]·b[i] @ a[i].
+    """Return (A [r, in], B [out, r]) whose product is nearest to Σ_i weights[i]·b[i] @ a[i].
 
     `a` [clients, r, in]; `b` [clients, out, r]; `weights` [clients] sum to 1. The sum is never made: only its factors.
     """
@@ -115,7 +115,7 @@ def mean_of_products(a: Tensor, b: Tensor, weights: Tensor) -> tuple[Tensor, Ten
 
 
 def svd_of_products(a: Tensor, b: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (U S [out, k], Vᵀ [k, in]) of Σ_i weights[i]·b[i] @ a[i], its k = r largest singular values, in float64.
+    """Return (U S [out, k], Vᵀ [k, in]) of Σ_i weights[i]·b[i] @ a[i], its k = r largest singular values, in float64.
 
     Arguments and signs as in `mean_of_products`.
     """

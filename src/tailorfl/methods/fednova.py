@@ -99,7 +99,7 @@ class FedNova(FedAvg):
 
 
 def accumulated(tau: Tensor, momentum: float, pull: float) -> Tensor:
-    """Returns a_i: how many plain steps τ_i steps weigh, with momentum ρ or a proximal term of ημ."""
+    """Return a_i: how many plain steps τ_i steps weigh, with momentum ρ or a proximal term of ημ."""
     if pull > 0:
         return (1 - (1 - pull) ** tau) / pull
     return (tau - momentum * (1 - momentum**tau) / (1 - momentum)) / (1 - momentum)

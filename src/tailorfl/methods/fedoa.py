@@ -64,7 +64,7 @@ class FeatureRegularised(TwoModels):
 
     @abstractmethod
     def pull(self, centre: TensorDict) -> Term:
-        """Returns the term that holds features near those of `centre`."""
+        """Return the term that holds features near those of `centre`."""
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         phi = client.fit(received)
@@ -88,7 +88,7 @@ class FeatureRegularised(TwoModels):
         )
 
     def without_pull(self, run: RunSetup) -> str:
-        """Returns why nothing pulls the personal models; "" where something does."""
+        """Return why nothing pulls the personal models; "" where something does."""
         return "" if self.lam else "with λ = 0"
 
 

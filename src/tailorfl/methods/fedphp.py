@@ -86,7 +86,7 @@ class FedPHP(FedAvg):
         return TensorDict({"v": TensorDict(kept), "count": count + 1}), theta
 
     def lesson(self, v: TensorDict) -> tuple[Term, ...]:
-        """Returns the term λ (R − F), which beside the loss F makes (1 − λ) F + λ R; none where λ is 0."""
+        """Return the term λ (R − F), which beside the loss F makes (1 − λ) F + λ R; none where λ is 0."""
         if self.lam == 0:
             return ()
         of = predictions if self.teach == "kd" else features
@@ -105,16 +105,16 @@ class FedPHP(FedAvg):
 
 
 def mixed(mu: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """Returns μ old + (1 − μ) new; of whole numbers, such as counters, the new ones."""
+    """Return μ old + (1 − μ) new; of whole numbers, such as counters, the new ones."""
     return mu.to(old.dtype) * old + (1 - mu).to(old.dtype) * new if old.is_floating_point() else new
 
 
 def predictions(seen: Seen, v: TensorDict) -> Tensor:
-    """Returns the mean cross entropy of the model's predictions and those of v at a temperature, 0-d."""
+    """Return the mean cross entropy of the model's predictions and those of v at a temperature, 0-d."""
     teacher = (seen.of(v)[0] / TEMPERATURE).softmax(-1)
     return seen.mean(-(teacher * seen.outputs.log_softmax(-1)).sum(-1))
 
 
 def features(seen: Seen, v: TensorDict) -> Tensor:
-    """Returns the MMD² of the features of the model and of v, 0-d."""
+    """Return the MMD² of the features of the model and of v, 0-d."""
     return mmd_by_mean_distance(seen.features, seen.of(v)[1], seen.weight)

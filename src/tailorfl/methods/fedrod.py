@@ -95,7 +95,7 @@ class FedRoD(FedAvg):
 
 
 def two_heads(seen: Seen, prior: Tensor, names: tuple[str, ...]) -> Tensor:
-    """Returns mean CE(g + prior, y) + mean CE(sg(g) + p(sg z), y); `names` are the head's, of weight and bias."""
+    """Return mean CE(g + prior, y) + mean CE(sg(g) + p(sg z), y); `names` are the head's, of weight and bias."""
     g, z, p = seen.outputs, seen.features, [seen.own[OWN + n] for n in names]
     generic = cross_entropy(g + prior, seen.y, reduction="none")
     personal = cross_entropy(g.detach() + linear(z.detach(), *p), seen.y, reduction="none")

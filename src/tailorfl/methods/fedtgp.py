@@ -101,13 +101,13 @@ class FedTGP(FedProto):
         )
 
     def margin(self, prototypes: Tensor) -> float:
-        """Returns δ, from the mean prototypes [classes that were sent, d_z]."""
+        """Return δ, from the mean prototypes [classes that were sent, d_z]."""
         distances = torch.cdist(prototypes, prototypes).fill_diagonal_(torch.inf)
         gaps = distances.amin(1) if len(prototypes) > 1 else distances.new_tensor([torch.inf])
         return min(float(gaps.max()), self.tau)
 
     def batches(self, pairs: int, replies: Replies) -> list[Tensor]:
-        """Returns which of the pairs each step of the server takes: S passes, each in an order of its own."""
+        """Return which of the pairs each step of the server takes: S passes, each in an order of its own."""
         rng = generator(replies.context.seed, "prototypes", replies.round)
         orders = [
             torch.from_numpy(rng.permutation(pairs).astype(np.int64)) for _ in range(self.server_passes)
@@ -121,7 +121,7 @@ class FedTGP(FedProto):
 
 
 def drawn(ctx: Context, like: Tensor) -> dict[str, Tensor]:
-    """Returns embeddings and two layers as torch draws them: those of a run's seed, for prototypes `like` [C, d_z]."""
+    """Return embeddings and two layers as torch draws them: those of a run's seed, for prototypes `like` [C, d_z]."""
     classes, width = like.shape
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(ctx.seed, "trainable prototypes"))
@@ -141,13 +141,13 @@ def drawn(ctx: Context, like: Tensor) -> dict[str, Tensor]:
 
 
 def made(network: dict[str, Tensor]) -> Tensor:
-    """Returns P̂ [C, d_z] = L₂ relu(L₁ e)."""
+    """Return P̂ [C, d_z] = L₂ relu(L₁ e)."""
     hidden = nn.functional.linear(network["embedding"], network["first"], network["first_bias"]).relu()
     return nn.functional.linear(hidden, network["second"], network["second_bias"])
 
 
 def apart(means: Tensor, labels: Tensor, prototypes: Tensor, margin: float) -> Tensor:
-    """Returns the mean cross entropy of negative distances, with `margin` added to that of a mean's own class, 0-d."""
+    """Return the mean cross entropy of negative distances, with `margin` added to that of a mean's own class, 0-d."""
     square = (means[:, None] - prototypes[None]).square().sum(-1)
     own = nn.functional.one_hot(labels, len(prototypes)) * margin
     return nn.functional.cross_entropy(-(square.clamp(min=NEAREST).sqrt() + own), labels)

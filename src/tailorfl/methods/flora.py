@@ -99,7 +99,7 @@ class FLoRA(RankedLoRA):
         return PerClient(table, torch.tensor([distinct.index(one) for one in own], dtype=torch.int64))
 
     def news(self, server: TensorDict, rank: int, behind: int, anyone: set[int]) -> TensorDict:
-        """Returns what a client of a rank gets that is `behind` the present W by so many rounds, 2 for any more.
+        """Return what a client of a rank gets that is `behind` the present W by so many rounds, 2 for any more.
 
         Somebody who gets a message beside it is behind by each of `anyone`.
         """
@@ -126,7 +126,7 @@ class FLoRA(RankedLoRA):
         return TensorDict(found, batch_size=[])
 
     def start(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        """Returns the model that a client begins a round with: the present W, and factors drawn anew with B = 0."""
+        """Return the model that a client begins a round with: the present W, and factors drawn anew with B = 0."""
         found: dict[str, Any] = {**dict(rest_of(received).items()), **present_weights(state, received)}
         own = {str(a): layer["present"] for a, layer in received["lora"].items()}
         pairs = lora_pairs(client.split.trainable)
@@ -171,24 +171,24 @@ class FLoRA(RankedLoRA):
 
 
 def merged_in(model: Model) -> tuple[Merge, ...]:
-    """Returns where a model with LoRA merges the factors that may change; nothing without any."""
+    """Return where a model with LoRA merges the factors that may change; nothing without any."""
     live = set(model.parameters)
     return tuple(place for place in merges(model.module) if {place.a, place.b} <= live)
 
 
 def rows_of(left: Tensor, right: Tensor, present: Tensor) -> TensorDict:
-    """Returns rows of the stack, [rows, ...]."""
+    """Return rows of the stack, [rows, ...]."""
     return TensorDict({"left": left, "right": right, "present": present}, batch_size=[])
 
 
 def gained(stack: TensorDict) -> Tensor:
-    """Returns what W gains by a stack, s B A in its orientation."""
+    """Return what W gains by a stack, s B A in its orientation."""
     product: Tensor = stack["left"].T @ stack["right"]
     return product
 
 
 def present_weights(state: TensorDict, received: TensorDict) -> dict[str, Tensor]:
-    """Returns the W of now by name, from the W of a client and what it received."""
+    """Return the W of now by name, from the W of a client and what it received."""
     found: dict[str, Tensor] = dict(state["W"].items())
     groups = list(received.keys())
     if "stack" in groups:

@@ -100,7 +100,7 @@ class GPFL(ServerModel):
         return TensorDict(own), trained.select(*received.keys())
 
     def embeddings(self, state: TensorDict, received: TensorDict) -> Tensor:
-        """Returns what conditions are made of, [C, d_z]."""
+        """Return what conditions are made of, [C, d_z]."""
         of_client = self.conditions == "released"
         found: Tensor = state["embeddings"] if of_client else received[embeddings_of(received)]
         return found
@@ -113,7 +113,7 @@ class GPFL(ServerModel):
 
 
 def guided(seen: Seen, g: Tensor, received: Tensor, name: str, lam: float, mu: float) -> Tensor:
-    """Returns CE(cos(cov(z, g), E), y) + λ ‖Z_g − E⁰_y‖_F + (μ/2) (‖E‖² + ‖V‖²); `name` is that of E."""
+    """Return CE(cos(cov(z, g), E), y) + λ ‖Z_g − E⁰_y‖_F + (μ/2) (‖E‖² + ‖V‖²); `name` is that of E."""
     embeddings, layer = seen.state[name], name.removesuffix("embeddings") + "conditioning"
     z = seen.through(layer, seen.features, g)
     cosines = normalize(z, dim=1) @ normalize(embeddings, dim=1).T
@@ -129,6 +129,6 @@ def guided(seen: Seen, g: Tensor, received: Tensor, name: str, lam: float, mu: f
 
 
 def embeddings_of(shared: TensorDict) -> str:
-    """Returns the name of E among what is shared."""
+    """Return the name of E among what is shared."""
     (name,) = [str(n) for n in shared.keys() if str(n).endswith("embeddings")]  # noqa: SIM118
     return name

@@ -99,13 +99,13 @@ class HetLoRA(RankedLoRA):
 def size_of(
     state: TensorDict | dict[str, Tensor], pairs: tuple[tuple[str, str], ...], last: Tensor
 ) -> Tensor:
-    """Returns R: Σ over layers of ‖B‖ ‖A‖ of the ranks where `last` [r] is 1, 0-d; its slope at 0 is 0."""
+    """Return R: Σ over layers of ‖B‖ ‖A‖ of the ranks where `last` [r] is 1, 0-d; its slope at 0 is 0."""
     norm = torch.linalg.vector_norm
     return torch.stack([norm(state[b] * last) * norm(state[a] * last[:, None]) for a, b in pairs]).sum()
 
 
 def product_square(layer: TensorDict) -> Tensor:
-    """Returns ‖B_i A_i‖² of every client, [clients] float64, from A [clients, r, in] and Bᵀ [clients, r, out]."""
+    """Return ‖B_i A_i‖² of every client, [clients] float64, from A [clients, r, in] and Bᵀ [clients, r, out]."""
     a, b = layer["A"].double(), layer["B"].double()
     square: Tensor = ((a @ a.transpose(1, 2)) * (b @ b.transpose(1, 2))).sum((1, 2))
     return square

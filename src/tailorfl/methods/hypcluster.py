@@ -56,7 +56,7 @@ class HypCluster(Method):
         return server
 
     def choose(self, client: Client, received: TensorDict) -> tuple[Tensor, TensorDict]:
-        """Returns (j*, w_j*), the first 0-d int64."""
+        """Return (j*, w_j*), the first 0-d int64."""
         models = [received[str(j)] for j in range(self.clusters)]
         best = torch.stack([client.loss(model) for model in models]).argmin()
         stacked = {n: torch.stack([model.get(n) for model in models]) for n in models[0].keys()}  # noqa: SIM118

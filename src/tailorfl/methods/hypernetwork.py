@@ -105,7 +105,7 @@ class Hypernetwork(Method):
         return PerClient(TensorDict(payloads, batch_size=[len(clients)]))
 
     def write(self, template: dict[str, Tensor], phi: dict[str, Tensor], e: Tensor) -> dict[str, Tensor]:
-        """Returns the model h(e; φ); what is not trained is as in `template`."""
+        """Return the model h(e; φ); what is not trained is as in `template`."""
         x = F.linear(e, phi["trunk_w/0"], phi["trunk_b/0"])
         for d in range(1, self.depth + 1):
             x = F.linear(F.relu(x), phi[f"trunk_w/{d}"], phi[f"trunk_b/{d}"])
@@ -126,7 +126,7 @@ class Hypernetwork(Method):
     def pull_back(
         self, server: TensorDict, phi: dict[str, Tensor], replies: Replies
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Returns (Σ a_i of the cohort's vjps in φ, vjp in each client's own embedding) of h at `phi` with Δ."""
+        """Return (Σ a_i of the cohort's vjps in φ, vjp in each client's own embedding) of h at `phi` with Δ."""
         template = tree.tensors(server["template"])
         names = tuple(tree.tensors(replies.stack))
 
@@ -145,7 +145,7 @@ class Hypernetwork(Method):
     def rewritten(
         self, server: TensorDict, phi: dict[str, Tensor], e: Tensor, clients: tuple[int, ...]
     ) -> TensorDict:
-        """Returns the server's state with new φ and new embeddings of the cohort; all others are untouched."""
+        """Return the server's state with new φ and new embeddings of the cohort; all others are untouched."""
         embeddings = server["embeddings"].clone()
         embeddings[list(clients)] = e
         new = {**server, "phi": tree.nest(phi.items()), "embeddings": embeddings}
@@ -193,7 +193,7 @@ class PFedHN(Hypernetwork):
     def gradient(
         self, server: TensorDict, phi: dict[str, Tensor], replies: Replies
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Returns the gradients (g_φ, g_e of the cohort) that the outer step follows."""
+        """Return the gradients (g_φ, g_e of the cohort) that the outer step follows."""
         return self.pull_back(server, phi, replies)
 
 

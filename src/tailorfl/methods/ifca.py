@@ -82,7 +82,7 @@ class IFCA(HypCluster):
         )
 
     def models(self, server: TensorDict) -> TensorDict:
-        """Returns w_1..w_c of the server's state."""
+        """Return w_1..w_c of the server's state."""
         return server.select(*map(str, range(self.clusters)))
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> Broadcast:
@@ -97,7 +97,7 @@ class IFCA(HypCluster):
         return self.models(server)
 
     def choose(self, client: Client, received: TensorDict) -> tuple[Tensor, TensorDict]:
-        """Returns (j*, w_j*), the first 0-d int64: what was received where that is a single model."""
+        """Return (j*, w_j*), the first 0-d int64: what was received where that is a single model."""
         if "cluster" in received:
             return received["cluster"], received.exclude("cluster")
         return super().choose(client, received)

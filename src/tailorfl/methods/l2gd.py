@@ -77,11 +77,11 @@ class L2GD(Method):
         return self.p if self.smoothness is None else self.lam / (self.lam + self.smoothness)
 
     def pull(self, lr: float) -> float:
-        """Returns αλ/(Np), the share of the way to the mean that an iteration of ζ = 1 goes, for η = `lr`."""
+        """Return αλ/(Np), the share of the way to the mean that an iteration of ζ = 1 goes, for η = `lr`."""
         return lr * self.lam * (1 - self.probability) / self.probability
 
     def coins(self, round: int) -> tuple[int, int]:
-        """Returns how many iterations with ζ = 1 a round begins with, and how many with ζ = 0 follow."""
+        """Return how many iterations with ζ = 1 a round begins with, and how many with ζ = 0 follow."""
         if self.per_round == "coin":
             return (1, 0) if self.averages(round) else (0, 1)
         rng, p = generator(self.coin_seed, "coins of a round", round), self.probability
@@ -157,7 +157,7 @@ class L2GD(Method):
 
 
 def towards(x: TensorDict, mean: TensorDict, share: float, frozen: tuple[str, ...]) -> TensorDict:
-    """Returns x + share·(mean − x) for parameters and running statistics; counters and frozen parts stay."""
+    """Return x + share·(mean − x) for parameters and running statistics; counters and frozen parts stay."""
     moved = {
         n: t + (mean.get(n) - t) * share
         for n, t in tree.tensors(x).items()

@@ -34,7 +34,7 @@ def mix(alpha: Tensor, v: TensorDict, w: TensorDict) -> TensorDict:
 
 
 def mixing_weights(variance: Tensor, moment: Tensor) -> Tensor:
-    """Returns FedPAC's weights β [m, m] float64, row i for client i; rows sum to 1.
+    """Return FedPAC's weights β [m, m] float64, row i for client i; rows sum to 1.
 
     `variance` [m] is V and `moment` [m, C, d_z] is M. Row i minimises βᵀ(diag V + G)β with
     G_jk = Σ_c ⟨M_i[c] − M_j[c], M_i[c] − M_k[c]⟩.
@@ -51,7 +51,7 @@ def mixing_weights(variance: Tensor, moment: Tensor) -> Tensor:
 
 
 def least_quadratic(a: Matrix) -> Matrix:
-    """Returns argmin βᵀAβ over the simplex for a positive semi-definite A [m, m].
+    """Return argmin βᵀAβ over the simplex for a positive semi-definite A [m, m].
 
     x = argmin over x ≥ 0 of xᵀAx − 2·1ᵀx has the conditions of β but for its scale, and is non-negative least squares.
     Of several minima it is the one of least norm, up to 10⁻¹² of the size of A.
@@ -67,7 +67,7 @@ def least_quadratic(a: Matrix) -> Matrix:
 
 
 def on_simplex(point: Tensor) -> Tensor:
-    """Returns the nearest point of the simplex to `point` [N]: max(point − t, 0) with the t that makes it sum to 1."""
+    """Return the nearest point of the simplex to `point` [N]: max(point − t, 0) with the t that makes it sum to 1."""
     falling = point.sort(descending=True).values
     excess = (falling.cumsum(0) - 1) / torch.arange(1, len(point) + 1, dtype=point.dtype)
     threshold = excess[int((falling > excess).sum()) - 1]
@@ -75,7 +75,7 @@ def on_simplex(point: Tensor) -> Tensor:
 
 
 def squared_gaps(models: TensorDict, rows: Tensor) -> Tensor:
-    """Returns ‖w_i − w_j‖² of the models at `rows` [m] and all N of a stack [N, ...], [m, N] float64."""
+    """Return ‖w_i − w_j‖² of the models at `rows` [m] and all N of a stack [N, ...], [m, N] float64."""
     flats = _flat(models)
     gaps = torch.zeros(len(rows), len(flats[0]), dtype=torch.float64)
     for flat in flats:
@@ -85,7 +85,7 @@ def squared_gaps(models: TensorDict, rows: Tensor) -> Tensor:
 
 
 def cosines(models: TensorDict, rows: Tensor) -> Tensor:
-    """Returns cos(w_i, w_j) of the models at `rows` [m] and all N of a stack [N, ...], [m, N] float64; 0 of a zero."""
+    """Return cos(w_i, w_j) of the models at `rows` [m] and all N of a stack [N, ...], [m, N] float64; 0 of a zero."""
     flats = _flat(models)
     inner = torch.zeros(len(rows), len(flats[0]), dtype=torch.float64)
     square = torch.zeros(inner.shape[1], dtype=torch.float64)
@@ -100,7 +100,7 @@ def cosines(models: TensorDict, rows: Tensor) -> Tensor:
 
 
 def mixed(models: TensorDict, weights: Tensor) -> TensorDict:
-    """Returns Σ_j weights[i, j] · model j of a stack [N, ...] for every row, [m, ...]; counters are the first model's.
+    """Return Σ_j weights[i, j] · model j of a stack [N, ...] for every row, [m, ...]; counters are the first model's.
 
     A row comes out the same to the bit, whatever the others are.
     """

@@ -80,7 +80,7 @@ class MOON(FedAvg):
         return TensorDict({**new, "trained": state["trained"] + 1}), theta
 
     def contrast(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[Term, ...]:
-        """Returns the term −μ log softmax of the received model among the models, none where it is 0."""
+        """Return the term −μ log softmax of the received model among the models, none where it is 0."""
         if self.mu == 0 or self.history == 0 or client.round == 0:
             return ()
 

@@ -67,7 +67,7 @@ class Unaided(nn.Module):
     """Answers with the model's outputs as they are."""
 
     def forward(self, outputs: Tensor, features: Tensor) -> Tensor:
-        """Returns `outputs`."""
+        """Return `outputs`."""
         return outputs
 
 
@@ -84,6 +84,6 @@ def best_weight(vote: Tensor, own: Tensor, y: Tensor) -> float:
 
 
 def chosen(samples: int, capacity: int | None) -> Tensor:
-    """Returns which of so many samples are in the memory, the same whenever it is asked."""
+    """Return which of so many samples are in the memory, the same whenever it is asked."""
     most = samples if capacity is None else min(capacity, samples)
     return torch.from_numpy(generator(0, "memory", samples).permutation(samples)[:most])

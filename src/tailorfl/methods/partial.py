@@ -59,7 +59,7 @@ class SplitMethod(ServerModel):
         return ctx.split.select_personal(ctx.init)
 
     def train(self, client: Client, model: TensorDict) -> TensorDict:
-        """Returns the whole model after one client's local training."""
+        """Return the whole model after one client's local training."""
         trained: TensorDict = client.fit(model)
         return trained
 

@@ -71,7 +71,7 @@ class PerFedAvg(ServerModel):
         return state, client.fit(received, direction=self.direction, length=Length(batches=batches))
 
     def direction(self, w: TensorDict, grad: Gradient) -> TensorDict:
-        """Returns the gradient of F(w − α∇F(w)), in FO without its Hessian term."""
+        """Return the gradient of F(w − α∇F(w)), in FO without its Hessian term."""
         g = grad(w - grad(w, batch=0) * self.alpha, batch=1)
         if self.variant == "FO":
             return g

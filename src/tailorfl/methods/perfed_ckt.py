@@ -160,12 +160,12 @@ def _before_any_pull(rounds: int, warm: int) -> str:
 
 
 def predictions(client: Client, state: TensorDict) -> Tensor:
-    """Returns the class probabilities s of a model on the public set, [P, C]."""
+    """Return the class probabilities s of a model on the public set, [P, C]."""
     return client.predict_public(state).softmax(-1)
 
 
 def towards(lam: float, targets: Tensor, batch: int) -> tuple[Term, ...]:
-    """Returns the term λ · the mean of ‖s(w, x) − target(x)‖² over `batch` public samples a step; none for λ = 0.
+    """Return the term λ · the mean of ‖s(w, x) − target(x)‖² over `batch` public samples a step; none for λ = 0.
 
     `targets` [P, C]: class probabilities of every public sample.
     """
@@ -183,13 +183,13 @@ def towards(lam: float, targets: Tensor, batch: int) -> tuple[Term, ...]:
 
 
 def nearest(centroids: Tensor, s: Tensor) -> Tensor:
-    """Returns the one of `centroids` [c, P, C] that is nearest to `s` [P, C], the first of equals."""
+    """Return the one of `centroids` [c, P, C] that is nearest to `s` [P, C], the first of equals."""
     best = (centroids - s).square().sum((1, 2)).argmin()
     return centroids.index_select(0, best[None])[0]
 
 
 def cluster(vectors: Tensor, weights: Tensor, clusters: int, seed: int) -> tuple[NDArray[Any], Tensor]:
-    """Returns (the cluster of every client, int [clients]; centroids [c', numbers]) by k-means.
+    """Return (the cluster of every client, int [clients]; centroids [c', numbers]) by k-means.
 
     Fewer than `clusters` where there are fewer distinct vectors; no cluster is empty.
 

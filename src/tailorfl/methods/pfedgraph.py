@@ -107,7 +107,7 @@ class PFedGraph(Method):
         return w, TensorDict({"model": w})
 
     def pulled(self) -> Direction:
-        """Returns the direction ∇F(w) − λ ∇⟨g, w⟩/‖w‖, or with the sign of the official code."""
+        """Return the direction ∇F(w) − λ ∇⟨g, w⟩/‖w‖, or with the sign of the official code."""
         step = -self.lam if self.released else self.lam
 
         def direction(w: TensorDict, grad: Gradient, g: TensorDict) -> TensorDict:
@@ -147,22 +147,22 @@ class PFedGraph(Method):
 
 
 def collaboration(cosine: Tensor, weights: Tensor, alpha: float) -> Tensor:
-    """Returns the graph a [m, m] float64 from cosines of updates [m, m] and p [m]; rows are on the simplex."""
+    """Return the graph a [m, m] float64 from cosines of updates [m, m] and p [m]; rows are on the simplex."""
     near = torch.where(cosine > ALIKE, 1.0, cosine)
     return torch.stack([on_simplex(weights + row / (2 * alpha)) for row in near])
 
 
 def turn(w: TensorDict, g: TensorDict) -> TensorDict:
-    """Returns ∇_w ⟨g, w⟩/‖w‖, which is orthogonal to w."""
+    """Return ∇_w ⟨g, w⟩/‖w‖, which is orthogonal to w."""
     size = tree.norm(w)
     return g / size - w * (tree.dot(g, w) / size**3)
 
 
 def stacked(tensor: Tensor, count: int) -> Tensor:
-    """Returns `count` copies, [count, ...]."""
+    """Return `count` copies, [count, ...]."""
     return tensor.expand(count, *tensor.shape).clone()
 
 
 def chosen(table: TensorDict, rows: Tensor) -> TensorDict:
-    """Returns rows of a table."""
+    """Return rows of a table."""
     return TensorDict({n: t[rows] for n, t in tree.tensors(table).items()}, batch_size=[len(rows)])

@@ -110,7 +110,7 @@ class PFedMe(TwoModels):
         return (w if self.keep == "w" else theta), w
 
     def _stepped(self, client: Client, w: TensorDict, theta: TensorDict) -> TensorDict:
-        """Returns w after its step towards θ, with the running statistics of θ."""
+        """Return w after its step towards θ, with the running statistics of θ."""
         pulled = w - (w - theta) * (self.lr * client.config.decay * self.lam)
         return tree.merge(theta, client.parameters(pulled))
 

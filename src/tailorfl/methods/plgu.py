@@ -97,7 +97,7 @@ class PLGULF(TwoModels):
         return trained["theta"], trained["omega"] - received
 
     def step(self, groups: Groups) -> Direction:
-        """Returns the direction of (θ, ω): ∇F(θ), and the gradient at ω + ε, or θ + ε."""
+        """Return the direction of (θ, ω): ∇F(θ), and the gradient at ω + ε, or θ + ε."""
 
         def direction(state: TensorDict, grad: Gradient, scores: Tensor) -> TensorDict:
             theta, omega = state["theta"], state["omega"]
@@ -113,7 +113,7 @@ class PLGULF(TwoModels):
         return tree.empty()
 
     def start(self, client: Client, own: TensorDict, w: TensorDict, scores: Tensor) -> TensorDict:
-        """Returns (θ_i on Per, w on Uni)."""
+        """Return (θ_i on Per, w on Uni)."""
         personal = largest(scores, self.kept(len(scores)))
         out = dict(tree.tensors(w))
         for number, group in enumerate(client.layers(buffers=True)):
@@ -125,7 +125,7 @@ class PLGULF(TwoModels):
         return server + replies.mean()
 
     def kept(self, layers: int) -> int:
-        """Returns D on a model of so many layers: by default 5/21 of them, at least one, and never all."""
+        """Return D on a model of so many layers: by default 5/21 of them, at least one, and never all."""
         if self.personal_layers is not None:
             return self.personal_layers
         return min(max(1, round(SHARE * layers)), layers - 1)
@@ -201,12 +201,12 @@ class PLGUGRep(FedRep):
 
 
 def layers(count: int) -> str:
-    """Returns "1 layer", "5 layers"."""
+    """Return "1 layer", "5 layers"."""
     return f"{count} layer{'' if count == 1 else 's'}"
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
-    """Returns which layers have the `count` largest scores, bool [layers]; of equals the deeper come first."""
+    """Return which layers have the `count` largest scores, bool [layers]; of equals the deeper come first."""
     layers = scores.shape[0]
     deepest_first = torch.argsort(scores.flip(0), descending=True, stable=True)
     chosen = layers - 1 - deepest_first[: min(count, layers)]

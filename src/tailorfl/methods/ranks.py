@@ -46,7 +46,7 @@ class RankedLoRA(Method):
     )
 
     def ratio(self, rank: Tensor, largest: int) -> Tensor:
-        """Returns the scale s_i of a client of that rank in units of the model's."""
+        """Return the scale s_i of a client of that rank in units of the model's."""
         return torch.ones_like(rank)
 
     def wrap(self, model: Model) -> Model:
@@ -72,7 +72,7 @@ class RankedLoRA(Method):
         return TensorDict(state, batch_size=[])
 
     def first_rank(self, client: int, largest: int) -> int:
-        """Returns the rank that a client begins with."""
+        """Return the rank that a client begins with."""
         return self.ranks[client % len(self.ranks)] if self.ranks else largest
 
     def shared(self, server: TensorDict) -> TensorDict:
@@ -90,17 +90,17 @@ class RankedLoRA(Method):
         return PerClient(table, torch.tensor([distinct.index(rank) for rank in own]))
 
     def ranks_of(self, server: TensorDict, clients: tuple[int, ...]) -> list[int]:
-        """Returns the rank that each of these clients has."""
+        """Return the rank that each of these clients has."""
         known, largest = server["ranks"].tolist(), self.largest(server)
         return [int(known[i]) if i < len(known) else self.first_rank(i, largest) for i in clients]
 
     def largest(self, server: TensorDict) -> int:
-        """Returns the rank r of the model."""
+        """Return the rank r of the model."""
         w = server["w"]
         return len(w[lora_pairs(map(str, w.keys()))[0][0]])
 
     def message(self, w: TensorDict, rank: Tensor) -> TensorDict:
-        """Returns the first ranks of every pair of factors, with all else that is shared."""
+        """Return the first ranks of every pair of factors, with all else that is shared."""
         pairs = lora_pairs(map(str, w.keys()))
         layers = {}
         for a, b in pairs:
@@ -111,7 +111,7 @@ class RankedLoRA(Method):
         return TensorDict({"lora": TensorDict(layers), "rest": rest}, batch_size=[])
 
     def whole(self, received: TensorDict) -> TensorDict:
-        """Returns the model of a client, from what it received."""
+        """Return the model of a client, from what it received."""
         found: dict[str, Any] = dict(rest_of(received).items())
         for a, layer in received["lora"].items():
             present = layer["present"]
@@ -122,7 +122,7 @@ class RankedLoRA(Method):
         return TensorDict(found, batch_size=[])
 
     def reply(self, trained: TensorDict, received: TensorDict, rank: Tensor) -> TensorDict:
-        """Returns what goes up: the first ranks of the trained factors, and all else that is shared."""
+        """Return what goes up: the first ranks of the trained factors, and all else that is shared."""
         layers = {}
         for a, layer in received["lora"].items():
             present = layer["present"] & (torch.arange(len(layer["present"]), device=rank.device) < rank)
@@ -135,19 +135,19 @@ class RankedLoRA(Method):
 
 
 def cut(a: Tensor, b: Tensor, present: Tensor) -> TensorDict:
-    """Returns rows of A [r, in] and of Bᵀ [r, out], 0 where they are not present."""
+    """Return rows of A [r, in] and of Bᵀ [r, out], 0 where they are not present."""
     mask = present.to(a.dtype)[:, None]
     return TensorDict({"A": a * mask, "B": b * mask, "present": present}, batch_size=[])
 
 
 def rest_of(message: TensorDict) -> TensorDict:
-    """Returns what a message has beside the factors of LoRA; an empty part does not travel."""
+    """Return what a message has beside the factors of LoRA; an empty part does not travel."""
     found: TensorDict = message["rest"] if "rest" in list(message.keys()) else tree.empty()
     return found
 
 
 def own_rank(received: TensorDict) -> Tensor:
-    """Returns a client's rank, 0-d: that of its layers."""
+    """Return a client's rank, 0-d: that of its layers."""
     layer = next(iter(received["lora"].values()))
     rank: Tensor = layer["present"].to(layer["A"].dtype).sum()
     return rank
