@@ -15,7 +15,7 @@ from tailorfl.engines.devices import HOST
 from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.training import alone, tree
+from tailorfl.training import batches, tree
 from tailorfl.training.cohort import TrainConfig
 
 TWO_PASSES = TrainConfig(epochs=2, batch_size=4, lr=0.05, momentum=0.5)
@@ -70,6 +70,6 @@ def test_models_equal_those_of_a_cohort(
 
 def test_what_is_gathered_at_once_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tree.tensors(simulation("fedavg", "cnn2", "sequential", train=TWO_PASSES, rounds=1).server["w"])
-    monkeypatch.setattr(alone, "GATHERED_BYTES", 2 * 4 * 64 * 4)  # two batches of four
+    monkeypatch.setattr(batches, "GATHERED_BYTES", 2 * 4 * 64 * 4)  # two batches of four
     parts = tree.tensors(simulation("fedavg", "cnn2", "sequential", train=TWO_PASSES, rounds=1).server["w"])
     assert all(torch.equal(parts[name], t) for name, t in whole.items())

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailorfl.training.fitting import _by_falling_steps
+from tailorfl.training.active import by_falling_steps
+from tailorfl.training.packing import CohortLayout
 from tailorfl.training.plan import MOST_PADDING, BatchPlan, make_plan, runs
 from training.cohorts import ENGINES, FLOAT, cohort_of, fit, model_of, source
 
@@ -67,10 +68,11 @@ def test_a_cohort_in_runs_trains_as_the_loop_does(extra):
 def test_clients_are_ordered_by_falling_steps_then_samples(sizes: list[int], order: list[int] | None) -> None:
     """In batches of four; the way back undoes the order."""
     members = [np.arange(size, dtype=np.int64) for size in sizes]
-    found, back = _by_falling_steps(make_plan(members, np.arange(len(sizes), dtype=np.uint64), 4, epochs=1))
+    found = by_falling_steps(make_plan(members, np.arange(len(sizes), dtype=np.uint64), 4, epochs=1))
     if order is None:
         assert found is None
-        assert back is None
     else:
+        assert found is not None
         assert found.tolist() == order
-        assert np.array(order)[back].tolist() == list(range(len(sizes)))
+        back = CohortLayout(len(sizes), torch.from_numpy(found)).results({"n": torch.tensor(order)})["n"]
+        assert back.tolist() == list(range(len(sizes)))

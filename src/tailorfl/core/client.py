@@ -23,13 +23,12 @@ from tailorfl.hooks import check_hooks
 from tailorfl.models.layers import Groups, layer_groups
 from tailorfl.training import inference, operations, tree
 from tailorfl.training.cohort import Cohort
-from tailorfl.training.custom_gradient import Directions
-from tailorfl.training.gradients import Gradient
-from tailorfl.training.inference import Fisher
+from tailorfl.training.fit import fit
+from tailorfl.training.gradients import Directions, Gradient
 from tailorfl.training.operations import Drawn
-from tailorfl.training.packing import Packed
+from tailorfl.training.packing import NOTHING, Packed
 from tailorfl.training.plan import Length, steps_of
-from tailorfl.training.request import FitRequest, resolved, run_fit
+from tailorfl.training.request import FitRequest, by_component, resolved
 from tailorfl.training.terms import Given, Term
 from tailorfl.training.update import OF_RUN, Optimizer
 
@@ -147,18 +146,34 @@ class Client:
             ConfigError: momentum with adamw.
             TailorflError: other arguments that do not fit together.
         """
+        single = isinstance(start, TensorDict)
         if isinstance(start, TensorDict):
             self._check_model("client.fit", start)
-        components: Mapping[str, TensorDict] = {"": start} if isinstance(start, TensorDict) else start
-        terms = (term,) if isinstance(term, Term) else tuple(term)
-        asked = FitRequest(train, prox, direction, tuple(given), terms, length, optimizer, purpose)
-        done = run_fit(self._cohort, self._position, self._fits, components, asked)
+        strength, centre = (None, None) if prox is None else prox
+        request = FitRequest(
+            self._cohort,
+            by_component(start),
+            train,
+            strength,
+            None if centre is None else by_component(centre),
+            direction,
+            Packed.of(tuple(given)) if given else NOTHING,
+            (term,) if isinstance(term, Term) else tuple(term),
+            length,
+            optimizer,
+            purpose,
+            self._fits,
+        )
+        result = fit(self._position, request)
         self._fits += 1
-        if done is None:
+        if result is None:
             return start
-        self.metrics[purpose], self.gradients = done.loss, self.gradients + done.gradients
-        found: Any = done.models[""] if isinstance(start, TensorDict) else done.models
-        return found  # type: ignore[no-any-return]
+        self.metrics[purpose], self.gradients = result.loss, self.gradients + result.gradients
+        models = {
+            name: TensorDict({**state, **result.models[name]}, batch_size=[])
+            for name, state in request.start.items()
+        }
+        return models[""] if single else models  # type: ignore[return-value]
 
     def loss(self, state: TensorDict, part: str = "train") -> Tensor:
         """Return the mean loss of a model state on this client's `part` ("train" or "val"), 0-d tensor.
@@ -170,9 +185,10 @@ class Client:
         """
         self._refuse_look(f"client.loss(..., '{part}')", part)
         self._check_model("client.loss", state)
-        names = tuple(str(n) for n in state.keys())  # noqa: SIM118
-        call = inference.MeanLoss(self._cohort, part, names)
-        return operations.apply(call, self._position, *[state.get(n) for n in names])[0]
+        loss: Tensor = operations.apply(
+            inference.mean_loss(self._cohort, part), self._position, tree.tensors(state)
+        )
+        return loss
 
     def summed(
         self,
@@ -200,8 +216,11 @@ class Client:
         self._refuse_look("client.summed(...)")
         self._check_model("client.summed", state)
         packed = Packed.of((state, tuple(given)))
-        call = inference.Summed(self._cohort, of, packed.form, self._classes() if by_class else None, most)
-        return operations.apply(call, self._position, *packed.leaves)[0]
+        call = inference.sample_sum(
+            self._cohort, of, packed.form, self._classes() if by_class else None, most
+        )
+        total: Tensor = operations.apply(call, self._position, packed.leaves)
+        return total
 
     def shapes(self, names: Collection[str]) -> dict[str, tuple[int, ...]]:
         """Return the shapes of these parameters of the model by name."""
@@ -239,10 +258,10 @@ class Client:
         """
         self._refuse_look("client.fisher(...)")
         self._check_model("client.fisher", state)
-        names = tuple(str(n) for n in state.keys())  # noqa: SIM118
-        return operations.apply(Fisher(self._cohort, names), self._position, *[state.get(n) for n in names])[
-            0
-        ]
+        trace: Tensor = operations.apply(
+            inference.fisher_trace(self._cohort), self._position, tree.tensors(state)
+        )
+        return trace
 
     def _classes(self) -> int:
         source = self._cohort.source
@@ -285,9 +304,9 @@ class Client:
                 "method so that a run says so at its start"
             )
         self._check_model("client.predict_public", state)
-        names = tuple(str(n) for n in state.keys())  # noqa: SIM118
-        call = inference.PublicOutputs(self._cohort, public, names)
-        return operations.apply(call, self._position, *[state.get(n) for n in names])[0]
+        call = inference.PublicOutputs(self._cohort, public)
+        outputs: Tensor = operations.apply(call, self._position, tree.tensors(state))
+        return outputs
 
     def gradient(self, state: TensorDict) -> TensorDict:
         """Return the gradient of the first training batch's loss at `state`, over the trainable parameters.

@@ -37,8 +37,7 @@ from tailorfl.core.reduction import comparable, to_local
 from tailorfl.methods.bases import ServerModel
 from tailorfl.methods.mixtures import mix
 from tailorfl.training import tree
-from tailorfl.training.custom_gradient import Directions
-from tailorfl.training.gradients import Gradient
+from tailorfl.training.gradients import Directions, Gradient
 
 
 @register

@@ -1,7 +1,7 @@
 """The ledger: what every client's private samples were used for, as sample-level privacy has to account for it.
 
 A use is a batch from which noisy gradients were released (DP-SGD, Abadi et al., CCS 2016). It is written down where the
-training takes its batches, `tailorfl.training.fitting`, so no method can forget one. Several gradients of the same
+training takes its batches, `tailorfl.training.counting`, so no method can forget one. Several gradients of the same
 batch (the two of SAM, the K inner steps of pFedMe) are one release with less noise: r Gaussian releases of deviation σ
 of the same samples tell as much as a single one of deviation σ/√r.
 

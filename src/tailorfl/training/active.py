@@ -1,15 +1,23 @@
-"""The clients that take a step."""
+"""The clients of a fit: the plan of their batches, and their tensors as training wants them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from tailorfl.training.gradients import Carry
-from tailorfl.training.packing import Packed
-from tailorfl.training.sample_privacy import Release
+from tailorfl.models.layouts import laid_out
+from tailorfl.training.gradients import Component
+from tailorfl.training.objective import class_prior
+from tailorfl.training.packing import NOTHING, CohortLayout, Layout, Mapped, Packed
+from tailorfl.training.plan import BatchPlan, Rows, Steps
+from tailorfl.training.public_term import PublicTerm, public_rows
+from tailorfl.training.request import FitRequest
+from tailorfl.training.sample_privacy import Release, SampleDP
 
 Which = slice | Tensor
 """Positions of clients; neighbours are cut out as views, chosen ones as copies that `put` writes back."""
@@ -19,61 +27,180 @@ Which = slice | Tensor
 class ActiveClients:
     """The clients that take a step, by their part of all tensors: [clients, ...], or of one client without the axis."""
 
-    carries: Sequence[Carry]
+    components: Sequence[Component]
     params: list[Tensor]
-    """Of all components, in order."""
-    given: Packed
-    """The inputs of a direction."""
-    centre: list[Tensor] | None
-    """Where the proximal pull goes, as `params`."""
-    strength: Tensor | None
-    """λ of that pull where it is a tensor, [clients]."""
-    rate: Tensor | None
-    """η where it is a tensor, [clients]."""
-    keys: Tensor
-    """int64 [clients], also of the one there is."""
-    release: Release | None
-    """How private sums become gradients."""
-    classes: Tensor | None
-    """[clients, classes] what samples of a class count in the loss, also of the one client there is."""
+    """What is trained of all components, in order."""
     memory: list[Tensor]
-    """What the optimizer remembers: zeros at first of the shapes of `params`, `Rule.memories` times."""
+    """What the optimizer remembers: zeros at first of the shapes of `params`, `UpdateRule.memories` times."""
+    keys: Tensor
+    """int64 [clients]."""
+    given: Packed = NOTHING
+    """The inputs of a direction."""
+    centre: list[Tensor] | None = None
+    """Where the proximal pull goes, as `params`."""
+    strength: Tensor | None = None
+    """λ of that pull where it is a tensor, [clients]."""
+    rate: Tensor | None = None
+    """η where it is a tensor, [clients]."""
+    release: Release | None = None
+    """How private sums become gradients."""
+    classes: Tensor | None = None
+    """[clients, classes] what samples of a class count in the loss."""
+    prior: Tensor | None = None
+    """[clients, outputs] γ log n_c, by which the balanced softmax shifts outputs."""
+    channels_last: bool = field(default=False, kw_only=True)
+    """Whether images and convolutions have that order of memory."""
 
     def of(self, which: Which) -> ActiveClients:
-        """The part of some clients."""
+        """Return the part of some clients; itself if that is all of them."""
+        if not self.keys.ndim or (isinstance(which, slice) and which == slice(0, len(self.keys))):
+            return self
 
-        def take(tensors: Sequence[Tensor]) -> list[Tensor]:
-            return [t[which] for t in tensors]
+        def cut(tensor: Tensor | None) -> Any:
+            return None if tensor is None else tensor[which]
 
-        # The trained tensors of a carry only lend their names.
-        carries = [
-            replace(
-                carry,
-                moving=dict(zip(carry.moving, take(list(carry.moving.values())), strict=True)),
-                own=dict(zip(carry.own, take(list(carry.own.values())), strict=True)),
-                given=carry.given.map(lambda t: t[which]),
-            )
-            for carry in self.carries
-        ]
         return ActiveClients(
-            carries,
-            take(self.params),
-            self.given.map(lambda t: t[which]),
-            None if self.centre is None else take(self.centre),
-            None if self.strength is None else self.strength[which],
-            None if self.rate is None else self.rate[which],
+            [component.of(which) for component in self.components],
+            [p[which] for p in self.params],
+            [m[which] for m in self.memory],
             self.keys[which],
+            self.given.map(lambda t: t[which]),
+            None if self.centre is None else [t[which] for t in self.centre],
+            cut(self.strength),
+            cut(self.rate),
             None if self.release is None else self.release.of(which),
-            None if self.classes is None else self.classes[which],
-            take(self.memory),
+            cut(self.classes),
+            cut(self.prior),
         )
 
     def put(self, which: Which, part: ActiveClients) -> None:
-        """Writes the part of chosen clients back; views have been written already."""
+        """Write the part of chosen clients back; views have been written already."""
         if isinstance(which, slice):
             return
-        for carry, own in zip(self.carries, part.carries, strict=True):
-            for name, buffer in own.moving.items():
-                carry.moving[name][which] = buffer
+        for component, chosen in zip(self.components, part.components, strict=True):
+            for name, buffer in chosen.moving.items():
+                component.moving[name][which] = buffer
         for tensor, value in zip((*self.params, *self.memory), (*part.params, *part.memory), strict=True):
             tensor[which] = value
+
+
+def steps_of_clients(request: FitRequest, inputs: dict[str, Any], clients: int) -> Steps | None:
+    """Return the steps of a fit, of all clients or of each; None where its length is in epochs."""
+    steps = inputs.get("steps", request.steps)
+    if isinstance(steps, Mapped) and steps.axis is not None:
+        return tuple(int(n) for n in steps.tensor.reshape(clients).cpu().tolist())
+    return None if steps is None else int(steps.tensor if isinstance(steps, Mapped) else steps)
+
+
+def ordered_plan(
+    request: FitRequest, positions: tuple[int, ...], inputs: dict[str, Any], stacked: bool
+) -> tuple[BatchPlan, tuple[int, ...], Layout]:
+    """Return the batches of the clients at `positions`, these in the plan's order, and the layout of their tensors."""
+    cohort, length, clients = request.cohort, request.length, len(positions)
+    draws = cohort.model.has_dropout or cohort.source.augment != "none" or request.dp is not None
+    plan = cohort.plan(
+        positions,
+        request.sequence,
+        request.batch,
+        request.epochs,
+        steps_of_clients(request, inputs, clients),
+        length.first,
+        length.batches,
+        request.poisson,
+        f"{request.purpose}/noise" if draws else None,
+    )
+    if not stacked:
+        return plan, positions, Layout()
+    order = by_falling_steps(plan) if clients > 1 else None
+    if order is None:
+        return plan, positions, CohortLayout(clients)
+    layout = CohortLayout(clients, torch.from_numpy(order).to(cohort.device))
+    return plan.ordered(order), tuple(positions[k] for k in order), layout
+
+
+def by_falling_steps(plan: BatchPlan) -> Rows | None:
+    """Return an order of clients by falling steps, then samples; None where they are so already."""
+    steps, samples = plan.steps, plan.count.sum(1)
+    rank = steps * (samples.max(initial=0) + 1) + samples
+    return None if (rank[:-1] >= rank[1:]).all() else np.lexsort((-samples, -steps))
+
+
+def active_clients(
+    request: FitRequest, inputs: dict[str, Any], layout: Layout, plan: BatchPlan, positions: tuple[int, ...]
+) -> ActiveClients:
+    """Return the clients of a plan with copies of what training writes to."""
+    cohort, config, device = request.cohort, request.cohort.config, request.cohort.device
+    plain = request.direction is None and request.dp is None
+    # A client alone may have a faster order of memory; what comes out has the usual one.
+    last = plain and not layout.stacked and cohort.model.channels_last(device)
+    given = Packed(layout.views(inputs["given"]), request.given.form)
+    terms = Packed(layout.views(inputs["terms"]), request.given_terms.form)
+    components = []
+    for name, state in inputs["start"].items():
+        trained = layout.copies(state, request.trained[name])
+        if last:
+            trained = {n: laid_out(t, last) for n, t in trained.items()}
+        moving = layout.copies(state, () if name in request.beside else request.moving)
+        fixed = {n: t for n, t in state.items() if n not in trained and n not in moving}
+        components.append(Component(trained, moving, *layout.parts(fixed), terms))
+    params = [t for component in components for t in component.trained.values()]
+    if plain:
+        for (
+            param
+        ) in params:  # leaves once, not once a step: they are updated where gradients are not recorded
+            param.requires_grad_()
+    keys = np.zeros(len(plan.count), dtype=np.int64) if plan.keys is None else plan.keys
+    classes, prior = cohort.class_weights, None
+    if classes is not None:
+        classes = cohort.weights_of_classes(positions)
+    if config.objective == "balanced_softmax":
+        prior = class_prior(cohort.label_counts[list(positions)], config.gamma).to(device)
+    if not layout.stacked:
+        classes, prior = (None if t is None else t[0] for t in (classes, prior))
+    return ActiveClients(
+        components,
+        params,
+        [torch.zeros_like(p) for _ in range(request.rule.memories) for p in params],
+        torch.from_numpy(keys).to(device) if layout.stacked else torch.tensor(int(keys[0]), device=device),
+        given,
+        centre=layout.views([t for centre in inputs["centre"].values() for t in centre.values()])
+        if "centre" in inputs
+        else None,
+        strength=layout.views([inputs["strength"]])[0] if "strength" in inputs else None,
+        rate=layout.views([inputs["rate"]])[0] if "rate" in inputs else None,
+        release=None if request.dp is None else _release(request, request.dp, positions),
+        classes=classes,
+        prior=prior,
+        channels_last=last,
+    )
+
+
+def _release(request: FitRequest, dp: SampleDP, positions: Sequence[int]) -> Release:
+    """Return what the private gradients of the clients at `positions` are divided by and made noisy with."""
+    cohort, batch = request.cohort, request.batch
+    noise = torch.tensor([dp.noise_of(cohort.ids[p]) for p in positions], dtype=torch.float32)
+    size = None
+    if request.poisson:
+        samples = cohort.sizes[list(positions)]
+        expected = samples if batch <= 0 else np.minimum(samples, batch)
+        size = torch.from_numpy(expected).float().clamp(min=1.0).to(cohort.device)
+    return Release(noise.to(cohort.device), size)
+
+
+def public_terms(
+    request: FitRequest, inputs: dict[str, Any], layout: Layout, plan: BatchPlan, positions: tuple[int, ...]
+) -> list[PublicTerm]:
+    """Return the terms on public samples, with those of every step."""
+    cohort, source, length = request.cohort, request.cohort.public, request.length
+    if source is None:
+        return []
+    out, steps = [], plan.rows.shape[1] // length.batches
+    for number, (term, packed) in enumerate(zip(request.public, request.given_public, strict=True)):
+        given = Packed(layout.views(inputs["public"][number]), packed.form)
+        keys = cohort.keys(positions, f"{request.purpose}/public" + (f" {number}" if number else ""))
+        # A fit by pieces goes on where the piece before it stopped, as on the private batches.
+        first, batch = length.first // length.batches, term.public or len(source)
+        rows = public_rows(keys, len(source), batch, steps, first).to(source.x.device)
+        bare = replace(term, given=())
+        out.append(PublicTerm(bare, cohort.model, cohort.loss, source, given, rows, layout.stacked))
+    return out

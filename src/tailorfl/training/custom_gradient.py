@@ -7,9 +7,8 @@ outside the map, of all clients at once. Only private gradients are taken inside
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,50 +19,19 @@ from tailorfl.errors import TailorflError
 from tailorfl.models.dropout import fold_key
 from tailorfl.models.mapping import Level, outside, over_clients
 from tailorfl.training import tree
+from tailorfl.training.active import ActiveClients
 from tailorfl.training.gradients import (
     Batch,
-    Carry,
-    Direction,
+    Component,
+    Directions,
     Gradient,
     LocalObjective,
-    Pass,
     filled,
     gradients_of,
 )
-from tailorfl.training.packing import Packed
+from tailorfl.training.request import FitRequest
 from tailorfl.training.sample_privacy import Release, SampleDP, private_gradient
 from tailorfl.training.update import CLIP_EPS
-
-Directions = Direction | Mapping[str, Direction]
-"""One direction for all components together, or one for each, which take their steps in this order: a direction sees
-the components before its own after their step, and returns what its own descends along."""
-
-
-@dataclass(frozen=True)
-class Directed:
-    """How to find a direction that is not simply the gradient.
-
-    Attributes:
-        components: names of the models that train together.
-        direction: the method's own, or None for the (private) gradient.
-        dp: privacy of every gradient, or None.
-        number: which fit of its client in this round this is (privacy noise must differ between fits).
-        clip: largest norm of every gradient that a direction asks for, or None.
-    """
-
-    objective: LocalObjective
-    components: tuple[str, ...]
-    direction: Directions | None
-    dp: SampleDP | None
-    number: int
-    clip: float | None = None
-
-    @property
-    def turns(self) -> tuple[tuple[str, ...], ...]:
-        """The components that take their step together, in order."""
-        if isinstance(self.direction, Mapping):
-            return tuple((name,) for name in self.direction)
-        return (self.components,)
 
 
 def plain(state: TensorDict, grad: Gradient) -> TensorDict:
@@ -74,7 +42,7 @@ def plain(state: TensorDict, grad: Gradient) -> TensorDict:
 def gradients_asked(
     direction: Directions | None, state: TensorDict, given: Sequence[Any], batches: int
 ) -> list[int]:
-    """Returns how many gradients a direction asks for on each of the batches of a step; no sample is looked at.
+    """Return how many gradients a direction asks for on each of the batches of a step; no sample is looked at.
 
     `state` and `given` are those of one client. A direction has no conditions on values, so any will do.
     """
@@ -89,127 +57,142 @@ def gradients_asked(
     return asked
 
 
-class Passes:
-    """Forward and backward passes on the batches of one step, for one client or, inside a map, for all of them.
+class CustomGradient:
+    """What one step descends along, for one client or, inside a map, for all of them.
 
     A direction is the mathematics of one client, but its gradients are taken of all clients at once: what it asks for
     is evaluated outside the map. The first pass of a component updates its batch statistics.
     """
 
-    def __init__(self, how: Directed, carries: Sequence[Carry], batches: Sequence[Batch]) -> None:
-        self.how, self.carries, self.batches = how, carries, batches
-        self.active = len(batches[0].keys)
-        self.clients: Level | None = None
+    def __init__(
+        self,
+        request: FitRequest,
+        objective: LocalObjective,
+        clients: ActiveClients,
+        batches: Sequence[Batch],
+        stacked: bool,
+    ) -> None:
+        self.request, self.objective, self.stacked = request, objective, stacked
+        self.clients, self.batches, self.dp = clients, batches, request.dp
+        self.names = tuple(request.start)
+        self.level: Level | None = None
         """The map that is open, where there is one."""
-        self.moved: list[dict[str, Tensor]] = [{} for _ in carries]
+        self.moved: dict[str, dict[str, Tensor]] = {}
+        """New buffers, by component."""
         self.taken = [0] * len(batches)
         """How many gradients of each batch were taken."""
-        self.met: set[str] = set()
-        self.first: Tensor | None = None
+        self.loss: Tensor | None = None
+        """Of the first pass, [clients] (0-d of one client)."""
 
-    def along(
-        self,
-        turn: Sequence[str],
-        params: list[Tensor],
-        given: Packed,
-        stacked: bool,
-    ) -> list[Tensor]:
-        """Returns what the components of `turn` descend along, in the order of their parameters.
+    def turns(self) -> Iterator[tuple[tuple[str, ...], list[Tensor]]]:
+        """Yield (components that take their step together, what they descend along in the order of their parameters).
 
-        `params` are those of all components; `given` are the direction's own inputs.
+        Each is found when those before have taken their step.
         """
-        how = self.how
-        with over_clients(self.active) if stacked else nullcontext() as clients:
-            self.clients = clients
-            rest = map(self.seen, params)
-            parts = [TensorDict({n: next(rest) for n in c.trained}, batch_size=[]) for c in self.carries]
-            alone, in_turn = how.components == ("",), isinstance(how.direction, Mapping)
-            state = parts[0] if alone else TensorDict(dict(zip(how.components, parts, strict=True)))
-            direction = how.direction[turn[0]] if isinstance(how.direction, Mapping) else how.direction
-            found = (direction or plain)(state, self.gradient, *given.map(self.seen).unpack())
-            back = [found] if alone or in_turn else [found.get(name) for name in turn]
-            names = [self.carries[how.components.index(name)].trained for name in turn]
-            flat = [part.get(n) for part, own in zip(back, names, strict=True) for n in own]
-            return [g.clone() if clients is None else clients.all(g).clone() for g in flat]
+        direction = self.request.direction
+        if not isinstance(direction, Mapping):
+            yield self.names, self._along(self.names, direction or plain)
+            return
+        for name, own in direction.items():
+            yield (name,), self._along((name,), own)
+
+    def _along(self, turn: tuple[str, ...], direction: Any) -> list[Tensor]:
+        clients = self.clients
+        with over_clients(len(clients.keys)) if self.stacked else nullcontext() as level:
+            self.level = level
+            params = map(self.seen, clients.params)
+            parts = [
+                TensorDict({n: next(params) for n in c.trained}, batch_size=[]) for c in clients.components
+            ]
+            alone = self.names == ("",)
+            state = parts[0] if alone else TensorDict(dict(zip(self.names, parts, strict=True)))
+            found = direction(state, self.gradient, *clients.given.map(self.seen).unpack())
+            single = alone or isinstance(self.request.direction, Mapping)
+            back = [found] if single else [found.get(name) for name in turn]
+            flat = [
+                part.get(n)
+                for part, own in zip(back, turn, strict=True)
+                for n in self._component(own).trained
+            ]
+            return [g.clone() if level is None else level.all(g).clone() for g in flat]
+
+    def _component(self, name: str) -> Component:
+        return self.clients.components[self.names.index(name)]
 
     def seen(self, tensor: Tensor) -> Tensor:
-        """What the direction sees of a tensor: that of one client."""
-        return tensor if self.clients is None else self.clients.one(tensor)
+        """Return what the direction sees of a tensor: that of one client."""
+        return tensor if self.level is None else self.level.one(tensor)
 
     def gradient(self, parameters: TensorDict, of: str = "", batch: int = 0) -> TensorDict:
-        """Returns the gradient of a batch's loss at `parameters` (trained names of component `of`)."""
+        """Return the gradient of a batch's loss at `parameters` (trained names of component `of`)."""
         if not 0 <= batch < len(self.batches):
             raise TailorflError(
                 f"a direction asked for batch {batch}, but its steps have {len(self.batches)}, counted from 0; "
                 "say how many with fit(..., batches=...)"
             )
-        which = self.how.components.index(of)
-        if self.how.objective.model.sizes.keys().isdisjoint(self.carries[which].trained):
+        component, at = self._component(of), tree.tensors(parameters)
+        if self.objective.model.sizes.keys().isdisjoint(component.trained):
             raise TailorflError(
                 f"a direction asked for the gradient of '{of}', of which nothing of a model trains; grad(parameters, "
                 "of=...) names the model whose forward pass it is"
             )
-        carry, at = self.carries[which], tree.tensors(parameters)
-        if self.how.dp is not None:
-            gradient, value = self._private(carry, at, self.batches[batch])
-            moved = carry.moving
+        if self.dp is not None:
+            gradient, value = self._private(component, at, self.batches[batch], self.dp)
+            moved = component.moving
         else:
-            gradient, value, moved = self._plain(carry, at, self.batches[batch])
+            gradient, value, moved = self._plain(component, at, self.batches[batch])
         self.taken[batch] += 1
-        if of not in self.met:
-            self.met.add(of)
-            self.moved[which] = moved
-        if self.first is None:
-            self.first = value
+        self.moved.setdefault(of, moved)
+        if self.loss is None:
+            self.loss = value
         found = TensorDict(gradient, batch_size=[])
-        if self.how.clip is None:
+        clip = self.request.cohort.config.clip
+        if clip is None or not self.request.optimizer.clip_each:
             return found
-        return found * (self.how.clip / (tree.norm(found) + CLIP_EPS)).clamp(max=1.0)
+        return found * (clip / (tree.norm(found) + CLIP_EPS)).clamp(max=1.0)
 
     def _plain(
-        self, carry: Carry, at: dict[str, Tensor], batch: Batch
+        self, component: Component, at: dict[str, Tensor], batch: Batch
     ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
-        objective, clients = self.how.objective, self.clients
-        if clients is None:
-            leaves = [at[n].detach().requires_grad_() for n in carry.trained]
-            value, found, moved = gradients_of(objective, carry, leaves, batch, stacked=False)
-            return dict(zip(carry.trained, filled(found, leaves), strict=True)), value, moved
-        with outside():
-            leaves = [clients.back(at[n]).detach().requires_grad_() for n in carry.trained]
-            value, found, moved = gradients_of(objective, carry, leaves, batch, stacked=True)
-        every = zip(carry.trained, filled(found, leaves), strict=True)
-        return {n: clients.one(g) for n, g in every}, value, moved
+        level, stacked = self.level, self.stacked
+        with nullcontext() if level is None else outside():
+            points = [at[n] if level is None else level.back(at[n]) for n in component.trained]
+            leaves = [point.detach().requires_grad_() for point in points]
+            value, slopes, moved = gradients_of(self.objective, component, leaves, batch, stacked)
+        gradient = dict(zip(component.trained, filled(slopes, leaves), strict=True))
+        return {n: self.seen(g) for n, g in gradient.items()}, value, moved
 
-    def _private(self, carry: Carry, at: dict[str, Tensor], batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        how, clients = self.how, self.clients
-        constant = {**carry.own, **carry.moving}
-        given = carry.given.map(self.seen).unpack()
-        release = batch.release
+    def _private(
+        self, component: Component, at: dict[str, Tensor], batch: Batch, dp: SampleDP
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        release, level = self.clients.release, self.level
         assert release is not None
-        if clients is None:
-            seen, release = batch.only(), release.of(0)
+        if level is None:
+            constant, release = {**component.own, **component.moving}, release.of(0)
         else:
-            seen, constant = batch.seen(clients), clients.each(constant)
-            size = None if release.size is None else clients.one(release.size)
-            release = Release(clients.one(release.noise), size)
-        constant = {**carry.common, **constant}
+            batch, constant = batch.map(level.one), level.each({**component.own, **component.moving})
+            release = Release(*[None if t is None else level.one(t) for t in release])  # type: ignore[arg-type]
+        constant = {**component.common, **constant}
+        given = component.given.map(self.seen).unpack()
 
         def loss_of(
             values: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None, key: Tensor
         ) -> tuple[Tensor, dict[str, Tensor]]:
-            state = {**constant, **values}
-            return how.objective.value(state, carry.moving, carry.names, Pass(x, y, weight, key), given)
+            sample = batch._replace(x=x, y=y, weight=weight, key=key)
+            return self.objective.value(
+                {**constant, **values}, component.moving, component.names, sample, given
+            )
 
-        assert how.dp is not None
-        x, y, weight, key = seen[:4]  # no class weights: privacy does not go with them
-        noise = fold_key(fold_key(key, how.number), sum(self.taken))
-        gradient, value = private_gradient(loss_of, at, x, y, weight, how.dp, noise, key, release)
-        return gradient, value if clients is None else clients.all(value)
+        noise = fold_key(fold_key(batch.key, self.request.number), sum(self.taken))
+        gradient, value = private_gradient(
+            loss_of, at, batch.x, batch.y, batch.weight, dp, noise, batch.key, release
+        )
+        return gradient, value if level is None else level.all(value)
 
     def close(self) -> Tensor:
-        """Writes the batch statistics of the step and returns the loss of its first pass, [clients] (0-d of one)."""
-        for carry, new in zip(self.carries, self.moved, strict=True):
-            carry.keep(new)
-        if self.first is not None:
-            return self.first
-        return torch.zeros(()) if self.clients is None else torch.zeros(self.active)
+        """Write the batch statistics of the step and return the loss of its first pass, [clients] (0-d of one)."""
+        for name, moved in self.moved.items():
+            self._component(name).keep(moved)
+        if self.loss is not None:
+            return self.loss
+        return torch.zeros(len(self.clients.keys)) if self.stacked else torch.zeros(())

@@ -9,13 +9,17 @@ Models are in evaluation mode.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import vmap
+from torch.nn import functional as F
+from torch.utils._pytree import TreeSpec
 
 from tailorfl.data.source import Source
 from tailorfl.errors import TailorflError
@@ -25,217 +29,179 @@ from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort, padded, rows_at_once
 from tailorfl.training.keys import generator
 from tailorfl.training.operations import where
-from tailorfl.training.packing import Dims, Form, Packed
+from tailorfl.training.packing import Packed
 from tailorfl.training.plan import Rows
 from tailorfl.training.terms import Seen
 
 CACHED_FLOATS, FEWEST_IMAGES = 40_000, 20
 """A network of convolutions alone sees inputs of so many numbers at once, 50 images of 28 x 28, or so many images."""
 
-FISHER = "fisher"
-"""Names the random sequence of the batches."""
-Told = TypeVar("Told")
+
+Pieces = Iterator[tuple[Tensor, Tensor | None]]
+"""(rows of the source [clients, samples], 1 for real ones or None if all are), without the axis of one client alone."""
 
 
-class MeanLoss:
-    """One evaluation of the loss of a cohort."""
+@dataclass(frozen=True, eq=False)
+class ClientInference:
+    """One evaluation of a cohort's models, as an operation: a function of one client, over pieces of its samples.
 
-    def __init__(self, cohort: Cohort, part: str, names: tuple[str, ...]) -> None:
-        self.cohort, self.names = cohort, names
-        self.rows = cohort.val if part == "val" else cohort.members
-        self.purpose = f"loss on {part}"
+    Attributes:
+        cohort: the clients that run together.
+        stage: its name in messages.
+        value: (tensors of the client, x, y, weight, class weights) -> tensor.
+        pieces: (positions, stacked) -> the samples of each forward pass.
+        join: (values, weights of the samples) of all pieces -> the result.
+        number: whether the result is one number a client, which is 0 where a cohort only counts what it would use.
+        alone: whether one client alone is evaluated without a map.
+    """
 
-    def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
+    cohort: Cohort
+    stage: str
+    value: Callable[..., Tensor]
+    pieces: Callable[[Sequence[int], bool], Pieces]
+    join: Callable[[list[Tensor], list[Tensor]], Tensor]
+    number: bool = True
+    alone: bool = True
+
+    def run(self, positions: tuple[int, ...], inputs: Any, stacked: bool) -> Tensor:
+        """Return the results, [clients, ...] or that of one client."""
         cohort, source = self.cohort, self.cohort.source
-
-        def one(
-            state: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None, classes: Tensor | None
-        ) -> Tensor:
-            return cohort.loss.weighed(classes)(cohort.model(state, x), y, weight)
-
-        state = dict(zip(self.names, tensors, strict=True))
-        if cohort.counting:
-            return (torch.zeros(()) if dims is None else torch.zeros(len(positions)),)
-        classes = cohort.weights_of_classes(positions)
-        if dims is None:
-            own = None if classes is None else classes[0]
-            rows = torch.from_numpy(self.rows[positions[0]]).to(source.x.device)
-            weight = (
-                None if len(rows) else torch.zeros(0, device=cohort.device)
-            )  # a mean over nothing is 0, as for a client that is all padding
-            pieces = self._pieces(rows, 1)
-            values = [one(state, source.take(r), source.targets(r), weight, own) for r in pieces]
-            return (_mean_of(values, [torch.tensor(float(len(r))) for r in pieces]),)
-        rows, weight = padded([self.rows[p] for p in positions])
-        rows, weight = rows.to(source.x.device), weight.to(cohort.device)
-        at = None if classes is None else 0
-        mapped = torch.func.vmap(one, in_dims=(dict(zip(self.names, dims, strict=True)), 0, 0, 0, at))
-        pieces = self._pieces(rows, len(positions))
-        weights = torch.split(weight, pieces[0].shape[1], dim=1)
-        values = [
-            mapped(state, source.take(r), source.targets(r), w, classes)
-            for r, w in zip(pieces, weights, strict=True)
-        ]
-        return (_mean_of(values, [w.sum(1) for w in weights]),)
-
-    def _pieces(self, rows: Tensor, clients: int) -> tuple[Tensor, ...]:
-        """`rows` [..., samples] in pieces that fit a forward pass; as a whole where the loss compares samples."""
-        if self.cohort.loss.mixes:
-            return (rows,)
-        return torch.split(rows, rows_at_once(self.cohort.source, clients), dim=-1)
+        tensors, axes = _parted(inputs, stacked)
+        classes, value, mapped = cohort.weights_of_classes(positions), self.value, stacked or not self.alone
+        if mapped:
+            value = vmap(self.value, in_dims=(axes, 0, 0, 0, None if classes is None else 0))
+        elif classes is not None:
+            classes = classes[0]
+        values, weights = [], []
+        for rows, weight in () if cohort.counting and self.number else self.pieces(positions, stacked):
+            rows = rows.to(source.x.device)
+            values.append(value(tensors, source.take(rows), source.targets(rows), weight, classes))
+            weights.append(torch.ones(rows.shape) if weight is None else weight)
+        if not values:
+            return torch.zeros(len(positions)) if stacked else torch.zeros(())
+        result = self.join(values, weights)
+        return result[0] if mapped and not stacked else result
 
     def where(self, positions: Sequence[int]) -> str:
-        return where(self.cohort, positions, self.purpose)
+        """Name clients, round and stage for error messages."""
+        return where(self.cohort, positions, self.stage)
 
 
-class Summed:
-    """A sum over each client's training samples, of one model."""
+def mean_loss(cohort: Cohort, part: str) -> ClientInference:
+    """Return the evaluation of each client's mean loss on its `part` of the samples, train or val."""
+    members = cohort.val if part == "val" else cohort.members
 
-    def __init__(
-        self,
-        cohort: Cohort,
-        of: Callable[..., Tensor],
-        form: Form,
-        classes: int | None = None,
-        most: int | None = None,
-    ) -> None:
-        self.cohort, self.of, self.form, self.classes, self.most = cohort, of, form, classes, most
-
-    def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
-        """Returns the sums, [clients, ...] or [...] of one client; with `classes` [clients, classes, ...]."""
-        cohort, source = self.cohort, self.cohort.source
-        rows, weight = padded(self._rows(positions))
-        if cohort.counting:
-            rows, weight = rows[:, :0], weight[:, :0]
-        rows, weight = rows.to(source.x.device), weight.to(cohort.device)
-        length = rows_at_once(source, len(positions))
-        pieces = zip(torch.split(rows, length, dim=1), torch.split(weight, length, dim=1), strict=True)
-        classes, total = cohort.weights_of_classes(positions), None
-        for some, counted in pieces:
-            x, y = source.take(some), source.targets(some)
-            if dims is None:
-                own = None if classes is None else classes[0]
-                value = self._one(list(tensors), x[0], y[0], counted[0], own)
-            else:
-                at = None if classes is None else 0
-                mapped = torch.func.vmap(self._one, in_dims=(list(dims), 0, 0, 0, at))
-                value = mapped(list(tensors), x, y, counted, classes)
-            total = value if total is None else total + value
-        assert total is not None  # a table has at least one piece, if an empty one
-        return (total,)
-
-    def _rows(self, positions: Sequence[int]) -> list[Rows]:
-        """The samples of each client that are summed: all, or `most` that are drawn by its key."""
-        members = [self.cohort.members[p] for p in positions]
-        if self.most is None:
-            return members
-        keys = self.cohort.keys(positions, "some training samples")
-        drawn = [generator(int(key)).permutation(len(m)) for key, m in zip(keys, members, strict=True)]
-        return [m[np.sort(order[: self.most])] for m, order in zip(members, drawn, strict=True)]
-
-    def _one(
-        self, tensors: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, classes: Tensor | None
+    def value(
+        state: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None, classes: Tensor | None
     ) -> Tensor:
-        state, given = Packed(tensors, self.form).unpack()
-        model, loss = self.cohort.model, self.cohort.loss.weighed(classes)
-        each = self.of(Seen.evaluated(model, loss, (x, y, weight), tree.tensors(state)), *given)
+        return cohort.loss.weighed(classes)(cohort.model(state, x), y, weight)
+
+    def pieces(positions: Sequence[int], stacked: bool) -> Pieces:
+        rows, weight = padded([members[p] for p in positions])
+        if not stacked and rows.shape[1]:
+            yield from ((piece, None) for piece in _cut(cohort, rows[0]))
+            return
+        # A mean over nothing is 0, as for a client that is all padding.
+        rows, weight = (rows, weight) if stacked else (rows[0], weight[0])
+        yield from zip(_cut(cohort, rows), _cut(cohort, weight.to(cohort.device)), strict=True)
+
+    return ClientInference(cohort, f"loss on {part}", value, pieces, _mean_of)
+
+
+def sample_sum(
+    cohort: Cohort, of: Callable[..., Tensor], form: TreeSpec, classes: int | None, most: int | None
+) -> ClientInference:
+    """Return the evaluation of a sum over each client's training samples, with `classes` that of each class.
+
+    Args:
+        cohort: the clients that run together.
+        of: `of(seen, *given)` returns an entry for each sample.
+        form: of (state, given), whose tensors are the inputs.
+        classes: how many there are; None sums over all.
+        most: so many samples at most, which are drawn by each client's key.
+    """
+
+    def value(
+        tensors: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, weights_of_classes: Tensor | None
+    ) -> Tensor:
+        state, given = Packed(tensors, form).unpack()
+        loss = cohort.loss.weighed(weights_of_classes)
+        each = of(Seen.evaluated(cohort.model, loss, (x, y, weight), tree.tensors(state)), *given)
         if each.shape[:1] != weight.shape:
             raise TailorflError(
                 f"what is summed over samples has one entry a sample, [{len(weight)}, ...], but is of shape "
                 f"{list(each.shape)}"
             )
-        if self.classes is None:
-            summed: Tensor = torch.tensordot(weight.to(each.dtype), each, dims=1)
-            return summed
-        member = torch.nn.functional.one_hot(y, self.classes).to(each.dtype) * weight[:, None]
-        by_class: Tensor = torch.tensordot(member.T, each, dims=1)
-        return by_class
+        member = weight.to(each.dtype)
+        if classes is not None:
+            member = (F.one_hot(y, classes).to(each.dtype) * weight[:, None]).T
+        total: Tensor = torch.tensordot(member, each, dims=1)
+        return total
 
-    def where(self, positions: Sequence[int]) -> str:
-        return where(self.cohort, positions, "sum over training samples")
+    def pieces(positions: Sequence[int], stacked: bool) -> Pieces:
+        rows, weight = padded(_drawn(cohort, positions, most))
+        if cohort.counting:
+            rows, weight = rows[:, :0], weight[:, :0]
+        rows, weight = (rows, weight) if stacked else (rows[0], weight[0])
+        length = rows_at_once(cohort.source, len(positions))
+        weights = torch.split(weight.to(cohort.device), length, dim=-1)
+        yield from zip(torch.split(rows, length, dim=-1), weights, strict=True)
+
+    return ClientInference(cohort, "sum over training samples", value, pieces, _sum_of, number=False)
+
+
+def fisher_trace(cohort: Cohort) -> ClientInference:
+    """Return the evaluation of Σ ‖∇ mean loss of a batch‖² over one pass, in batches of the run's size."""
+    trainable = set(cohort.split.trainable)
+    names = [n for n in cohort.model.parameters if n in trainable]
+
+    def value(
+        state: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor, classes: Tensor | None
+    ) -> Tensor:
+        loss = cohort.loss.weighed(classes)
+
+        def of(parameters: dict[str, Tensor]) -> Tensor:
+            return loss(cohort.model({**state, **parameters}, x), y, weight)
+
+        gradient = torch.func.grad(of)({n: state[n] for n in names})
+        return torch.stack([g.square().sum() for g in gradient.values()]).sum()
+
+    def pieces(positions: Sequence[int], stacked: bool) -> Pieces:
+        plan = cohort.plan(tuple(positions), "fisher", cohort.config.batch_size, 1, None, 0)
+        for step in range(plan.rows.shape[1]):
+            # As wide as need be: a client alone has no padding, and the same bits whoever is planned with it.
+            count = torch.from_numpy(plan.count[:, step])
+            widest = max(int(count.max()), 1)
+            weight = (torch.arange(widest) < count[:, None]).to(cohort.device, torch.float32)
+            yield torch.from_numpy(plan.rows[:, step, :widest]), weight
+
+    return ClientInference(cohort, "fisher", value, pieces, _sum_of, alone=False)
 
 
 class PublicOutputs:
-    """The outputs of a cohort's models on the public set."""
+    """The outputs of a cohort's models on the public set, as an operation."""
 
-    def __init__(self, cohort: Cohort, source: Source, names: tuple[str, ...]) -> None:
-        self.cohort, self.source, self.names = cohort, source, names
+    def __init__(self, cohort: Cohort, source: Source) -> None:
+        self.cohort, self.source = cohort, source
 
-    def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
-        """Returns the outputs, [clients, P, outputs] or [P, outputs] of one client."""
+    def run(self, positions: tuple[int, ...], inputs: Any, stacked: bool) -> Tensor:
+        """Return the outputs, [clients, P, outputs] or [P, outputs] of one client."""
         model, source = self.cohort.model, self.source
-        state = dict(zip(self.names, tensors, strict=True))
-        own = dims is not None and any(d is not None for d in dims)
-        where = dict(zip(self.names, dims or (), strict=own))
-        if self.cohort.counting and own:  # one client stands for all of them
-            state = {n: t if (d := where[n]) is None else t.select(d, 0) for n, t in state.items()}
-            own = False
+        state, axes = _parted(inputs, stacked)
+        differ = any(axis is not None for axis in axes.values())
+        if self.cohort.counting and differ:  # one client stands for all of them
+            state = {n: t if (axis := axes[n]) is None else t.select(axis, 0) for n, t in state.items()}
+            differ = False
         every = torch.arange(len(source), device=source.x.device)
-        if not own:
-            found = in_passes(partial(model, state), source, every)
-            return (found if dims is None else found.expand(len(positions), *found.shape).clone(),)
-        models = partial(torch.func.vmap(model, in_dims=(where, None)), state)
-        return (in_passes(models, source, every, len(positions), dim=1),)
+        if not differ:
+            outputs = in_passes(partial(model, state), source, every)
+            return outputs.expand(len(positions), *outputs.shape).clone() if stacked else outputs
+        models = partial(vmap(model, in_dims=(axes, None)), state)
+        return in_passes(models, source, every, len(positions), dim=1)
 
     def where(self, positions: Sequence[int]) -> str:
+        """Name clients, round and stage for error messages."""
         return where(self.cohort, positions, "predictions on the public set")
-
-
-class Fisher:
-    """One pass over the training samples of a cohort, in batches of the run's size."""
-
-    def __init__(self, cohort: Cohort, names: tuple[str, ...]) -> None:
-        self.cohort, self.names = cohort, names
-        trainable = set(cohort.split.trainable)
-        self.learned = tuple([n for n in cohort.model.parameters if n in trainable])
-
-    def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
-        """Returns F, [clients] or 0-d of one client."""
-        cohort, source = self.cohort, self.cohort.source
-        state = dict(zip(self.names, tensors, strict=True))
-        like = state[self.learned[0]]
-        if cohort.counting:
-            return (like.new_zeros(() if dims is None else len(positions)),)
-        plan = cohort.plan(positions, FISHER, cohort.config.batch_size, 1, None, 0)
-        total, classes = like.new_zeros(len(positions)), cohort.weights_of_classes(positions)
-        axes = dict.fromkeys(self.names) if dims is None else dict(zip(self.names, dims, strict=True))
-        own, rest = self._parts(axes)
-        mapped = torch.func.vmap(self._one, in_dims=(own, rest, 0, 0, 0, None if classes is None else 0))
-        for step in range(plan.rows.shape[1]):
-            # As wide as need be: a client alone has no padding, and the same bits whoever is planned with it.
-            widest = max(int(plan.count[:, step].max()), 1)
-            rows = torch.from_numpy(plan.rows[:, step, :widest]).to(source.x.device)
-            counted = torch.arange(widest) < torch.from_numpy(plan.count[:, step])[:, None]
-            weight = counted.to(cohort.device, torch.float32)
-            x, y = source.take(rows), source.targets(rows)
-            total = total + mapped(*self._parts(state), x, y, weight, classes)
-        return (total[0] if dims is None else total,)
-
-    def _parts(self, named: dict[str, Told]) -> tuple[dict[str, Told], dict[str, Told]]:
-        """What is told of every tensor, of those that are differentiated and of the others."""
-        learned = {n: named[n] for n in self.learned}
-        return learned, {n: told for n, told in named.items() if n not in learned}
-
-    def _one(
-        self,
-        learned: dict[str, Tensor],
-        rest: dict[str, Tensor],
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        classes: Tensor | None,
-    ) -> Tensor:
-        """‖∇ mean loss‖² of one client's batch; 0 of one that is all padding."""
-        loss = self.cohort.loss.weighed(classes)
-
-        def mean_loss(parameters: dict[str, Tensor]) -> Tensor:
-            return loss(self.cohort.model({**rest, **parameters}, x), y, weight)
-
-        gradient = torch.func.grad(mean_loss)(learned)
-        return torch.stack([g.square().sum() for g in gradient.values()]).sum()
-
-    def where(self, positions: Sequence[int]) -> str:
-        return where(self.cohort, positions, FISHER)
 
 
 def in_passes(
@@ -270,9 +236,43 @@ def _in_cache(model: Model, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
     return torch.cat([model(state, laid_out(part, True)) for part in torch.split(x, few)])
 
 
-def _mean_of(values: Sequence[Tensor], samples: Sequence[Tensor]) -> Tensor:
-    """The mean over all samples from the means `values` over pieces of `samples` each, tensors of one shape."""
+def _parted(inputs: Any, stacked: bool) -> tuple[Any, Any]:
+    """Return (the tensors of a dict or list, their axes of clients), None each of one client."""
+    if isinstance(inputs, dict):
+        tensors, axes = _parted(list(inputs.values()), stacked)
+        return dict(zip(inputs, tensors, strict=True)), dict(zip(inputs, axes, strict=True))
+    if not stacked:
+        return inputs, [None] * len(inputs)
+    return [mapped.tensor for mapped in inputs], [mapped.axis for mapped in inputs]
+
+
+def _cut(cohort: Cohort, table: Tensor) -> tuple[Tensor, ...]:
+    """Return a table [..., samples] in pieces that fit a forward pass; whole where the loss compares samples."""
+    if cohort.loss.mixes:
+        return (table,)
+    clients = len(table) if table.ndim > 1 else 1
+    return torch.split(table, rows_at_once(cohort.source, clients), dim=-1)
+
+
+def _drawn(cohort: Cohort, positions: Sequence[int], most: int | None) -> list[Rows]:
+    """Return the training samples of each client: all, or `most` that are drawn by its key."""
+    members = [cohort.members[p] for p in positions]
+    if most is None:
+        return members
+    keys = cohort.keys(positions, "some training samples")
+    drawn = [generator(int(key)).permutation(len(m)) for key, m in zip(keys, members, strict=True)]
+    return [m[np.sort(order[:most])] for m, order in zip(members, drawn, strict=True)]
+
+
+def _sum_of(values: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """Return the sum of values, from the first to the last."""
+    return reduce(torch.add, values)
+
+
+def _mean_of(values: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """Return the mean over all samples from the means `values` over pieces with these weights of samples."""
     if len(values) == 1:
         return values[0]
-    total = torch.stack(list(samples)).sum(0).clamp(min=1.0)
+    samples = [weight.sum(-1) for weight in weights]
+    total = torch.stack(samples).sum(0).clamp(min=1.0)
     return torch.stack([v * n for v, n in zip(values, samples, strict=True)]).sum(0) / total

@@ -13,97 +13,113 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from tailorfl.errors import ClientError, TailorflError
 from tailorfl.hashing import uniform
 from tailorfl.training.cohort import Cohort
-from tailorfl.training.packing import Dims
+from tailorfl.training.packing import Mapped
 
 
 class Operation(Protocol):
     """Something that clients do with tensors."""
 
-    def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
-        """Returns results of [clients, ...] for the clients at `positions` of the cohort, or of one client."""
+    def run(self, positions: tuple[int, ...], inputs: Any, stacked: bool) -> Any:
+        """Return the result for the clients at `positions` of the cohort, a tree of tensors [clients, ...].
+
+        `inputs` is a tree (dicts, lists, tuples) whose leaves are `Mapped` if `stacked`. Else there is one client, and
+        neither its tensors nor the result have an axis of clients.
+        """
 
     def where(self, positions: Sequence[int]) -> str:
-        """Names clients, round and stage for error messages."""
+        """Name clients, round and stage for error messages."""
 
 
-def apply(operation: Operation, position: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Returns the results of an operation of the client at `position`, alone or under `torch.func.vmap`.
+def apply(operation: Operation, position: Tensor, inputs: Any = ()) -> Any:
+    """Return the result of an operation of the client at `position`, alone or under `torch.func.vmap`.
 
     Raises:
         ClientError: it failed; names client, round and stage.
     """
     if not torch._C._are_functorch_transforms_active():
         # Of one client there is nothing to map, and torch looks at the function longer than a small step takes.
-        return _guarded(operation, (int(position),), tensors, None)
-    result: tuple[Tensor, ...] = _CohortFunction.apply(operation, position, *tensors)  # type: ignore[no-untyped-call]
-    return result
+        return _guarded(operation, (int(position),), inputs, False)
+    leaves, form = tree_flatten(inputs)
+    call = _Call(operation, form)
+    flat = _CohortFunction.apply(call, position, *leaves)  # type: ignore[no-untyped-call]
+    return tree_unflatten(list(flat), call.result)
+
+
+class _Call:
+    """An operation with flat tensors in and out, and the forms of both trees."""
+
+    def __init__(self, operation: Operation, form: TreeSpec) -> None:
+        self.operation, self.form, self.result = operation, form, form
+
+    def run(self, positions: tuple[int, ...], leaves: Sequence[Any], stacked: bool) -> tuple[Tensor, ...]:
+        inputs = tree_unflatten(list(leaves), self.form)
+        flat, self.result = tree_flatten(_guarded(self.operation, positions, inputs, stacked))
+        return tuple(flat)
 
 
 class _CohortFunction(torch.autograd.Function):
     """A client operation with its own batching rule: one client in `forward`, the whole cohort in `vmap`."""
 
     @staticmethod
-    def forward(operation: Any, position: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return _guarded(operation, (int(position),), tensors, None)
+    def forward(call: _Call, position: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return call.run((int(position),), tensors, False)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         """Nothing is kept: client operations are not differentiated through."""
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, operation: Any, position: Tensor, *tensors: Tensor) -> Any:
+    def vmap(info: Any, in_dims: Any, call: _Call, position: Tensor, *tensors: Tensor) -> Any:
         if in_dims[1] is None:
             raise TailorflError(
                 "a client operation was mapped over something other than clients; loop over it instead"
             )
-        out = _guarded(operation, tuple(position.tolist()), tensors, in_dims[2:])
+        out = call.run(tuple(position.tolist()), list(map(Mapped, tensors, in_dims[2:])), True)
         return out, tuple(0 for _ in out)
 
 
-def _guarded(
-    operation: Any, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Any
-) -> tuple[Tensor, ...]:
+def _guarded(operation: Operation, positions: tuple[int, ...], inputs: Any, stacked: bool) -> Any:
     try:
         with torch.no_grad():  # the loop writes in place; gradients are recorded where it asks for them
-            result: tuple[Tensor, ...] = operation.run(positions, tensors, dims)
+            return operation.run(positions, inputs, stacked)
     except TailorflError:
         raise
     except Exception as error:
         raise ClientError(f"{operation.where(positions)}: {type(error).__name__}: {error}") from error
-    return result
 
 
 class Drawn:
-    """Uniform numbers of some shapes, by each client's key of the round."""
+    """Uniform numbers of some shapes, by each client's key of the round: what a method itself draws on its clients."""
 
     def __init__(
         self, cohort: Cohort, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, purpose: str
     ) -> None:
         self.cohort, self.shapes, self.dtype, self.purpose = cohort, shapes, dtype, f"drawn: {purpose}"
 
-    def run(self, positions: tuple[int, ...], tensors: Sequence[Tensor], dims: Dims) -> tuple[Tensor, ...]:
-        """Returns the numbers, [clients, ...] each, or [...] of one client."""
+    def run(self, positions: tuple[int, ...], inputs: Any, stacked: bool) -> tuple[Tensor, ...]:
+        """Return the numbers, [clients, ...] each, or [...] of one client."""
         keys = torch.from_numpy(self.cohort.keys(positions, self.purpose).astype(np.int64))
         device = self.cohort.device
-        found = [
+        drawn = [
             torch.stack([uniform(key, number, torch.Size(shape), device, self.dtype) for key in keys])
             for number, shape in enumerate(self.shapes)
         ]
-        return tuple(t[0] if dims is None else t for t in found)
+        return tuple(t if stacked else t[0] for t in drawn)
 
     def where(self, positions: Sequence[int]) -> str:
         return where(self.cohort, positions, self.purpose)
 
 
 def where(cohort: Cohort, positions: Sequence[int], stage: str) -> str:
-    """Names clients, round and stage for error messages."""
+    """Name clients, round and stage for error messages."""
     return f"{who([cohort.ids[p] for p in positions])}, round {cohort.round + 1}, stage '{stage}'"
 
 
 def who(ids: Sequence[int]) -> str:
-    """Names clients for error messages."""
+    """Name clients for error messages."""
     return f"client {ids[0]}" if len(ids) == 1 else f"one of the clients {', '.join(map(str, ids))}"

@@ -1,152 +1,130 @@
-"""Named tensors as one flat list and back: what goes through an operation of many clients keeps its names.
+"""Trees of named tensors as one flat list and back, and the tensors of a cohort as training wants them.
 
-An operation under `torch.func.vmap` may only be given tensors one beside the other. So whatever travels (models,
-centres, inputs of directions and terms) is packed here and unpacked on the other side, by one rule.
+An operation under `torch.func.vmap` may only be given tensors one beside the other, so whatever travels (models,
+centres, inputs of directions and terms) is flattened on one side and put together on the other, by torch's own trees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from tailorfl.errors import TailorflError
 
-Dims = Sequence[int | None] | None
-"""The client axis of each tensor (None: shared by all clients); None for one client without client axes."""
-
-
-class Form(NamedTuple):
-    """What a tree is apart from its tensors: which nodes it has, and by what names."""
-
-    kind: type
-    """Tensor of a leaf, NoneType of nothing; else TensorDict, dict, tuple or a named tuple."""
-    names: tuple[str, ...] = ()
-    parts: tuple[Form, ...] = ()
-    size: int = 0
-    """How many tensors the tree has."""
-
-
-LEAF, NOTHING = Form(Tensor, size=1), Form(type(None))
-
 
 class Packed(NamedTuple):
-    """The leaves of a tree in order, tensors or what stands for them, and its form."""
+    """The tensors of a tree in order, and its form."""
 
-    leaves: list[Any]
-    form: Form
+    leaves: list[Tensor]
+    form: TreeSpec
 
     @classmethod
     def of(cls, tree: Any) -> Packed:
-        """Packs a tensor, None, or TensorDicts, mappings and tuples; raises TailorflError for anything else."""
-        leaves: list[Any] = []
-        return cls(leaves, _pack(tree, leaves))
+        """Pack tensors, TensorDicts, mappings and tuples.
 
-    def map(self, change: Callable[[Any], Any]) -> Packed:
-        """Returns the tree with every leaf changed."""
+        Raises:
+            TailorflError: there is anything else.
+        """
+        if isinstance(tree, tuple) and not tree:
+            return NOTHING
+        leaves, form = tree_flatten(tree)
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                raise TailorflError(
+                    f"tensors, TensorDicts, mappings and tuples travel into a client's training, but not {leaf!r}; "
+                    "make a number that is the same for all clients part of the function, any other a tensor"
+                )
+        return cls(leaves, form)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Packed:
+        """Return the tree with every tensor changed."""
         return Packed([change(leaf) for leaf in self.leaves], self.form) if self.leaves else self
 
     def unpack(self) -> Any:
-        """Returns the tree again."""
-        return _unpacked(self.form, iter(self.leaves))
+        """Return the tree again."""
+        return tree_unflatten(self.leaves, self.form)
 
 
-def _pack(tree: Any, leaves: list[Any]) -> Form:
-    """Adds the leaves of a tree to those given and returns its form."""
-    if isinstance(tree, Tensor):
-        leaves.append(tree)
-        return LEAF
-    if tree is None:
-        return NOTHING
-    before = len(leaves)
-    if isinstance(tree, TensorDict | Mapping):
-        kind: type = TensorDict if isinstance(tree, TensorDict) else dict
-        names, values = map(tuple, zip(*tree.items(), strict=True)) if len(tree.keys()) else ((), ())
-    elif isinstance(tree, tuple):
-        kind, names, values = type(tree), tuple(map(str, range(len(tree)))), tree
-    else:
-        raise TailorflError(
-            f"tensors, TensorDicts, mappings and tuples travel into a client's training, but not {tree!r}; make a "
-            "number that is the same for all clients part of the function, any other a tensor"
-        )
-    parts = tuple([_pack(value, leaves) for value in values])
-    return Form(kind, names, parts, len(leaves) - before)
+NOTHING = Packed(*tree_flatten(()))
 
 
-def _unpacked(form: Form, rest: Iterator[Any]) -> Any:
-    if form.kind is Tensor:
-        return next(rest)
-    if form.kind is type(None):
-        return None
-    parts = [_unpacked(part, rest) for part in form.parts]
-    if form.kind is TensorDict:
-        return TensorDict(dict(zip(form.names, parts, strict=True)), batch_size=[])
-    if form.kind is dict:
-        return dict(zip(form.names, parts, strict=True))
-    return form.kind(parts) if form.kind is tuple else form.kind(*parts)
-
-
-class Owned(NamedTuple):
-    """A tensor of a cohort, and whether every client has its own, [clients, ...], or all share it."""
+class Mapped(NamedTuple):
+    """A tensor of a cohort that is mapped over its clients."""
 
     tensor: Tensor
-    by_client: bool
+    axis: int | None
+    """That of the clients; None: all of them share the tensor."""
 
 
-class Layout(NamedTuple):
-    """How tensors that come into an operation lie, and how training wants them: client axis first, in its order."""
+class Layout:
+    """Tensors of one client, which have no axis of clients, as training wants them."""
 
-    dims: Dims
-    clients: int
-    order: Tensor | None = None
-    """The clients in the order that is wanted, positions [clients]; None where they lie so."""
+    stacked = False
+    """Whether tensors have an axis of clients."""
 
-    def copied(self, tensor: Tensor, dim: int | None) -> Tensor:
-        """A copy that may be written to."""
-        if self.dims is None:
-            return tensor.clone()
-        if dim is None:
-            return tensor.expand(self.clients, *tensor.shape).clone(memory_format=torch.contiguous_format)
-        moved = tensor.movedim(dim, 0)
-        if self.order is not None:
-            return moved.index_select(0, self.order)
+    def copies(self, tensors: Mapping[str, Any], names: Sequence[str]) -> dict[str, Tensor]:
+        """Return copies of some tensors that may be written to."""
+        return {name: tensors[name].detach().clone() for name in names}
+
+    def views(self, tensors: Sequence[Any]) -> list[Tensor]:
+        """Return tensors for reading; of a cohort with their axis of clients even where all share one."""
+        return [tensor.detach() for tensor in tensors]
+
+    def parts(self, tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return for reading (each client's own tensors, [clients, ...], those that all clients share)."""
+        return {}, {name: tensor.detach() for name, tensor in tensors.items()}
+
+    def results(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return results in the order that clients have outside, and in the usual order of memory."""
+        return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+
+
+class CohortLayout(Layout):
+    """`Mapped` tensors of a cohort, [clients, ...] in memory.
+
+    Args:
+        clients: how many.
+        order: the order in which they are wanted, positions [clients]; None takes them as they lie.
+    """
+
+    stacked = True
+
+    def __init__(self, clients: int, order: Tensor | None = None) -> None:
+        self.clients, self.order = clients, order
+
+    def copies(self, tensors: Mapping[str, Mapped], names: Sequence[str]) -> dict[str, Tensor]:
+        """Return copies of some tensors that may be written to."""
+        return {name: self._copy(tensors[name]) for name in names}
+
+    def _copy(self, mapped: Mapped) -> Tensor:
+        moved = self._view(mapped)
+        if mapped.axis is not None and self.order is not None:
+            return moved
         return moved.clone(memory_format=torch.contiguous_format)
 
-    def viewed(self, tensor: Tensor, dim: int | None) -> Owned:
-        """For reading; without a client axis where all clients share it."""
-        if dim is None:
-            return Owned(tensor, False)
-        moved = tensor.movedim(dim, 0)
-        return Owned(moved if self.order is None else moved.index_select(0, self.order), True)
+    def views(self, tensors: Sequence[Mapped]) -> list[Tensor]:
+        """Return tensors for reading, with their axis of clients even where all share one (no copy then)."""
+        return [self._view(mapped) for mapped in tensors]
 
-    def spread(self, tensor: Tensor, dim: int | None) -> Tensor:
-        """For reading; with a client axis even where all clients share it (no copy then)."""
-        found = self.viewed(tensor, dim)
-        if found.by_client or self.dims is None:
-            return found.tensor
-        return found.tensor.expand(self.clients, *tensor.shape)
+    def _view(self, mapped: Mapped) -> Tensor:
+        shared = mapped.tensor.detach()
+        if mapped.axis is None:
+            return shared.expand(self.clients, *shared.shape)
+        moved = shared.movedim(mapped.axis, 0)
+        return moved if self.order is None else moved.index_select(0, self.order)
 
-    def arranged(
-        self,
-        tensors: Sequence[Tensor],
-        form: Form,
-        copied: Collection[str],
-        viewed: Collection[str],
-        packed: Collection[str],
-    ) -> dict[str, Any]:
-        """Returns the tensors of a named tuple by its fields: some to write to, some as views, the others spread.
+    def parts(self, tensors: Mapping[str, Mapped]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return for reading (each client's own tensors, [clients, ...], those that all clients share)."""
+        own = {name: self._view(mapped) for name, mapped in tensors.items() if mapped.axis is not None}
+        return own, {name: mapped.tensor.detach() for name, mapped in tensors.items() if mapped.axis is None}
 
-        Fields in `packed` stay so, to be cut and mapped tensor by tensor; of the others the trees are made again.
-        """
-        dims = self.dims or [None] * len(tensors)
-        rest = zip([t.detach() for t in tensors], dims, strict=True)
-        found: dict[str, Any] = {}
-        for name, part in zip(form.kind._fields, form.parts, strict=True):  # type: ignore[attr-defined]
-            lay = self.copied if name in copied else self.viewed if name in viewed else self.spread
-            own = Packed([lay(*one) for one in islice(rest, part.size)], part)
-            found[name] = own if name in packed else own.unpack()
-        return found
+    def results(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return results [clients, ...] in the order that clients have outside."""
+        if self.order is None:
+            return {name: tensor.detach() for name, tensor in tensors.items()}
+        back = self.order.argsort()
+        return {name: tensor.detach().index_select(0, back) for name, tensor in tensors.items()}

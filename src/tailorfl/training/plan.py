@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,16 +53,12 @@ class BatchPlan:
     """[clients, steps, batch] int64; entries past `count` repeat a row of the same client."""
     count: Rows
     """[clients, steps] int64: real samples of the batch; 0 where the client has already finished."""
-    taken: Rows | None = None
-    """[clients] int64: batches of each client where they are Poisson samples, of which some may be empty."""
+    steps: Rows
+    """[clients] int64: batches of each client, which are its steps where a step takes one batch."""
+    poisson: bool = False
+    """Whether batches are Poisson samples, of which some may be empty."""
     keys: Rows | None = None
     """[clients] int64: what else is drawn at random in these steps is drawn from; None where nothing is."""
-
-    @cached_property
-    def steps(self) -> Rows:
-        """[clients] int64: batches of each client, which are its steps where a step takes one batch."""
-        full: Rows = (self.count > 0).sum(1)
-        return full if self.taken is None else self.taken
 
     @property
     def active(self) -> Rows:
@@ -80,8 +75,9 @@ class BatchPlan:
         return self._part(slice(client, client + 1), int(self.steps[client]))
 
     def _part(self, which: slice | Rows, length: int | None) -> BatchPlan:
-        taken, keys = (None if each is None else each[which] for each in (self.taken, self.keys))
-        return BatchPlan(self.rows[which, :length], self.count[which, :length], taken, keys)
+        keys = None if self.keys is None else self.keys[which]
+        rows, count = self.rows[which, :length], self.count[which, :length]
+        return BatchPlan(rows, count, self.steps[which], self.poisson, keys)
 
 
 MOST_PADDING = 0.1
@@ -205,7 +201,7 @@ def make_plan(
     longest = int(wanted.max(initial=0))
     if longest == 0:
         empty = np.zeros((len(sizes), 0), dtype=np.int64)
-        return BatchPlan(np.zeros((len(sizes), 0, width), dtype=np.int64), empty)
+        return BatchPlan(np.zeros((len(sizes), 0, width), dtype=np.int64), empty, wanted)
     at = first + np.arange(longest)[None, :]
     divisor = np.maximum(per_pass, 1)[:, None]
     which_pass, which_batch = np.divmod(at, divisor)
@@ -221,7 +217,7 @@ def make_plan(
         row[: len(member)] = member
     own = (np.cumsum(passes) - passes)[:, None] + np.clip(which_pass - low[:, None], 0, None)
     picked = order[np.where(active, own, 0)[:, :, None], np.where(real, position, 0)]
-    return BatchPlan(table[np.arange(len(sizes))[:, None, None], picked], real.sum(2))
+    return BatchPlan(table[np.arange(len(sizes))[:, None, None], picked], real.sum(2), wanted)
 
 
 def _orders(sizes: Rows, keys: Keys, low: Rows, passes: Rows, widest: int) -> Rows:
@@ -273,4 +269,4 @@ def _poisson_plan(members: Sequence[Rows], keys: Keys, expected: Rows, wanted: R
         rows[i] = member[0] if len(member) else 0
         for step, batch in enumerate(mine):
             rows[i, step, : len(batch)] = batch
-    return BatchPlan(rows, count, wanted.astype(np.int64))
+    return BatchPlan(rows, count, wanted, poisson=True)

@@ -12,7 +12,7 @@ from torch.func import vmap
 
 from tailorfl.data.source import Source
 from tailorfl.models.functional import Model
-from tailorfl.training.gradients import Carry, filled
+from tailorfl.training.gradients import Component, filled
 from tailorfl.training.keys import Keys
 from tailorfl.training.objective import Loss
 from tailorfl.training.packing import Packed
@@ -35,26 +35,28 @@ class PublicTerm:
     stacked: bool
 
     def gradient(
-        self, carry: Carry, params: Sequence[Tensor], step: int, who: slice | Tensor
+        self, component: Component, params: Sequence[Tensor], step: int, who: slice | Tensor
     ) -> list[Tensor]:
-        """Returns the term's gradient at `params` for the clients `who`, whose tensors `carry` holds.
+        """Returns the term's gradient at `params` for the clients `who`, whose tensors `component` holds.
 
         Clients share no variable, so the gradient of the sum of their terms is each client's own.
         """
         leaves = [p.detach().requires_grad_() for p in params]
-        at = dict(zip(carry.trained, leaves, strict=True))
+        at = dict(zip(component.trained, leaves, strict=True))
         rows = self.rows[who, step] if self.stacked else self.rows[0, step]
         x = self.source.take(rows)
         with torch.enable_grad():
             if self.stacked:
                 given = [t[who] for t in self.given.leaves]
                 mapped = vmap(self._value, in_dims=(0, 0, None, 0, 0, 0))
-                value = mapped(at, {**carry.own, **carry.moving}, carry.common, x, rows, given).sum()
+                value = mapped(
+                    at, {**component.own, **component.moving}, component.common, x, rows, given
+                ).sum()
             else:
-                state = {**carry.own, **carry.moving}
-                value = self._value(at, state, carry.common, x, rows, self.given.leaves)
-            found = torch.autograd.grad(value, leaves, allow_unused=True)
-        return filled(found, leaves)
+                state = {**component.own, **component.moving}
+                value = self._value(at, state, component.common, x, rows, self.given.leaves)
+            slopes = torch.autograd.grad(value, leaves, allow_unused=True)
+        return filled(slopes, leaves)
 
     def _value(
         self,

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypedDict, get_args
+from typing import Any, TypedDict, get_args
 
 import torch
 from torch import Tensor
@@ -66,6 +66,58 @@ class UpdateRule:
     def memories(self) -> int:
         """How many tensors of the size of a parameter the optimizer remembers; 0: p = (1 − η δ) p − η g."""
         return 2 if self.optimizer == "adamw" else 1 if self.momentum else 0
+
+    def apply(
+        self,
+        number: int,
+        pace: float | Tensor,
+        params: list[Tensor],
+        memory: list[Tensor],
+        gradient: list[Tensor],
+    ) -> None:
+        """Take a step in place; writes `gradient`, too.
+
+        Args:
+            number: of the step, from 0.
+            pace: η of this step, [clients] where they differ.
+            params: what moves, [clients, ...] (or of one client without the axis).
+            memory: what the optimizer remembers of them, `memories` times as many tensors; zeros at first.
+            gradient: along which they move.
+        """
+        if self.optimizer == "adamw":
+            self._adamw(number + 1, params, memory, gradient, pace)
+            return
+        if self.weight_decay:
+            torch._foreach_add_(gradient, params, alpha=self.weight_decay)
+        if memory:
+            torch._foreach_mul_(memory, self.momentum)
+            torch._foreach_add_(memory, gradient)
+            gradient = memory
+        if isinstance(pace, Tensor):
+            torch._foreach_sub_(params, [along(pace, g) * g for g in gradient])
+        else:
+            torch._foreach_add_(params, gradient, alpha=-pace)
+
+    def _adamw(
+        self, t: int, params: list[Tensor], memory: list[Tensor], gradient: list[Tensor], pace: float | Tensor
+    ) -> None:
+        mean, square = memory[: len(params)], memory[len(params) :]
+        decay = self.weight_decay
+        if decay and isinstance(pace, Tensor):
+            torch._foreach_sub_(params, [along(pace * decay, p) * p for p in params])
+        elif decay:
+            torch._foreach_mul_(params, 1.0 - pace * decay)
+        torch._foreach_lerp_(mean, gradient, 1.0 - BETA_1)
+        torch._foreach_mul_(square, BETA_2)
+        torch._foreach_addcmul_(square, gradient, gradient, 1.0 - BETA_2)
+        scale = torch._foreach_sqrt(square)
+        torch._foreach_div_(scale, (1.0 - BETA_2**t) ** 0.5)
+        torch._foreach_add_(scale, EPS)
+        share = pace / (1.0 - BETA_1**t)
+        if isinstance(share, Tensor):
+            torch._foreach_sub_(params, [along(share, m) * m / s for m, s in zip(mean, scale, strict=True)])
+        else:
+            torch._foreach_addcdiv_(params, mean, scale, -share)
 
     def __post_init__(self) -> None:
         for kind, given, valid in (
@@ -126,85 +178,6 @@ class Optimizer:
 
 OF_RUN = Optimizer()
 """As the run's settings say."""
-
-
-class Moment(NamedTuple):
-    """What the learning rate of a step depends on."""
-
-    number: int
-    """Of the step, from 0."""
-    who: slice | Tensor
-    """The clients that take it."""
-    rate: Tensor | None
-    """η where it is a tensor, [clients of `who`] (0-d for one client)."""
-
-
-@dataclass(frozen=True)
-class Update:
-    """Applies a rule to the parameters of one fit."""
-
-    rule: UpdateRule
-    steps: Tensor
-    """K of every client, [clients] int64."""
-    stacked: bool
-    """Whether tensors have the client axis."""
-
-    def apply(
-        self,
-        moment: Moment,
-        params: list[Tensor],
-        memory: list[Tensor],
-        gradient: list[Tensor],
-        share: float = 1.0,
-    ) -> None:
-        """Takes a step of the clients whose tensors are given, at a `share` of η; writes them and `gradient`.
-
-        `memory` is what the optimizer remembers of them, `rule.memories` times as many tensors; zeros at first.
-        """
-        pace = self.pace(moment) * share
-        if self.rule.optimizer == "adamw":
-            self._adamw(moment.number + 1, params, memory, gradient, pace)
-            return
-        if self.rule.weight_decay:
-            torch._foreach_add_(gradient, params, alpha=self.rule.weight_decay)
-        if memory:
-            torch._foreach_mul_(memory, self.rule.momentum)
-            torch._foreach_add_(memory, gradient)
-            gradient = memory
-        if isinstance(pace, Tensor):
-            torch._foreach_sub_(params, [along(pace, g) * g for g in gradient])
-        else:
-            torch._foreach_add_(params, gradient, alpha=-pace)
-
-    def pace(self, moment: Moment) -> float | Tensor:
-        """Returns η of a step: a number where all its clients have the same, else [clients]."""
-        base = self.rule.lr if moment.rate is None else moment.rate
-        if self.rule.schedule == "constant":
-            return base
-        if not self.stacked:
-            return base * (1.0 - moment.number / int(self.steps[0]))
-        return base * (1.0 - moment.number / self.steps[moment.who])
-
-    def _adamw(
-        self, t: int, params: list[Tensor], memory: list[Tensor], gradient: list[Tensor], pace: float | Tensor
-    ) -> None:
-        mean, square = memory[: len(params)], memory[len(params) :]
-        decay = self.rule.weight_decay
-        if decay and isinstance(pace, Tensor):
-            torch._foreach_sub_(params, [along(pace * decay, p) * p for p in params])
-        elif decay:
-            torch._foreach_mul_(params, 1.0 - pace * decay)
-        torch._foreach_lerp_(mean, gradient, 1.0 - BETA_1)
-        torch._foreach_mul_(square, BETA_2)
-        torch._foreach_addcmul_(square, gradient, gradient, 1.0 - BETA_2)
-        scale = torch._foreach_sqrt(square)
-        torch._foreach_div_(scale, (1.0 - BETA_2**t) ** 0.5)
-        torch._foreach_add_(scale, EPS)
-        share = pace / (1.0 - BETA_1**t)
-        if isinstance(share, Tensor):
-            torch._foreach_sub_(params, [along(share, m) * m / s for m, s in zip(mean, scale, strict=True)])
-        else:
-            torch._foreach_addcdiv_(params, mean, scale, -share)
 
 
 def clip_norm(gradient: Sequence[Tensor], limit: float, stacked: bool) -> None:
