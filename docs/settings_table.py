@@ -1,7 +1,7 @@
-"""Makes docs/settings.md from `tailorfl.settings`, so that the two cannot disagree.
+"""Makes docs/settings.md from `tailorfl.settings`, and the table of rules in docs/robust.md from the rules.
 
 python docs/settings_table.py            prints the page
-python docs/settings_table.py --write    writes it
+python docs/settings_table.py --write    writes both
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from tailorfl.rounds.robust import RULES
 from tailorfl.settings.listing import Setting, settings
 
 FILE = Path(__file__).resolve().parent / "settings.md"
+ROBUST = FILE.with_name("robust.md")
+BEGIN, END = "<!-- rules: made by docs/settings_table.py -->\n", "<!-- end of rules -->\n"
 INTRODUCTION = """# Settings
 
 Every setting of an experiment: in YAML as groups (`train: {lr: 0.1}`), on the command line as `train.lr=0.1`, in Python
@@ -39,12 +42,27 @@ def section(group: str, found: list[Setting]) -> str:
     return f"\n## {title}\n\n{''.join(cells)}"
 
 
+def page_of_rules() -> str:
+    """Return docs/robust.md with the table of the rules that are registered."""
+    rows = [
+        ("`server.robust`", "In place of the mean", "Options", "Stands", "A round costs the server"),
+        ("---",) * 5,
+    ]
+    for rule in RULES.values():
+        options = "; ".join(f"`{option}`: {default}" for option, default in rule.options.items())
+        rows.append((f"`{rule.name}`", rule.meaning, options, rule.withstands, rule.cost))
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    before, _, rest = ROBUST.read_text(encoding="utf-8").partition(BEGIN)
+    return before + BEGIN + table + END + rest.partition(END)[2]
+
+
 def main() -> None:
-    """Prints or writes the page."""
+    """Print or write the pages."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write docs/settings.md")
+    parser.add_argument("--write", action="store_true", help="write docs/settings.md and docs/robust.md")
     if parser.parse_args().write:
         FILE.write_text(page(), encoding="utf-8")
+        ROBUST.write_text(page_of_rules(), encoding="utf-8")
     else:
         print(page(), end="")
 

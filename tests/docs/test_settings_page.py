@@ -11,3 +11,6 @@ def test_the_page_of_settings_is_up_to_date(script: Callable[[str], ModuleType])
     assert made.FILE.read_text(encoding="utf-8") == made.page(), (
         "settings changed: run python docs/settings_table.py --write"
     )
+    assert made.ROBUST.read_text(encoding="utf-8") == made.page_of_rules(), (
+        "rules changed: run python docs/settings_table.py --write"
+    )

@@ -14,7 +14,7 @@ from methods.settings import make
 from methods.small import TRAIN, federation, model, simulation
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.rounds.one_round import Round
+from tailorfl.rounds.one_round import RoundState
 from tailorfl.rounds.participation import NOT_FINITE, TOO_FEW, ClientOutcome, RoundTrace, Trace
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.rounds.updates import Trained
@@ -49,7 +49,7 @@ class Unreliable(Simulation):
 
     lost: tuple[int, ...] = (1, 3)
 
-    def collect(self, current: Round) -> list[Trained]:
+    def collect(self, current: RoundState) -> list[Trained]:
         everyone, training = super().collect(current), current.training
         gone = set(self.lost) if self.round != 1 else set(training)
         answers = tuple(ClientOutcome(i, "lost" if i in gone else "accepted", 0.25) for i in training)

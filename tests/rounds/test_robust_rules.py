@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.rounds.robust import Robust, krum, median, trimmed_mean
+from tailorfl.errors import ConfigError
+from tailorfl.rounds.robust import RULES as REGISTERED
+from tailorfl.rounds.robust import Robust, find_rule, krum, median, trimmed_mean
 from tailorfl.rounds.updates import ClientUpdates
 from tailorfl.settings.server import RobustConfig
 from tailorfl.training import tree
@@ -50,8 +52,14 @@ def updates(replies: TensorDict, anchor: TensorDict = ANCHOR) -> Floats:
     return torch.cat([a, replies["b", "c"][:, None]], dim=1).numpy()
 
 
+def robust(rule: dict[str, Any]) -> Robust:
+    made = Robust.of(RobustConfig(**rule), 3)
+    assert made is not None
+    return made
+
+
 def ruled(replies: TensorDict, rule: dict[str, Any], anchor: TensorDict = ANCHOR, refused: int = 0) -> Any:
-    return Robust(RobustConfig(**rule), 3).replies(ClientUpdates.of(replies, anchor, BUFFERS), 5, "", refused)
+    return robust(rule).replies(ClientUpdates.of(replies, anchor, BUFFERS), 5, "", refused)
 
 
 def moved(replies: TensorDict, rule: dict[str, Any]) -> Floats:
@@ -86,6 +94,20 @@ def reference(u: Floats, rule: dict[str, Any]) -> Floats:
     bound = rule.get("bound", np.median(sizes))
     shortened: Floats = np.array([row * min(1, bound / s) for row, s in zip(u, sizes, strict=True)])
     return np.asarray(shortened.mean(0))
+
+
+def test_every_rule_is_tested_here() -> None:
+    assert {rule["rule"] for rule in RULES} == set(REGISTERED)
+
+
+@pytest.mark.parametrize(
+    ("rule", "named"),
+    [({"rule": "krumm"}, ["krumm", "'krum'"]), ({"rule": "median", "trim": 0.3}, ["trim", "trimmed_mean"])],
+)
+def test_unknown_rules_and_options_of_other_rules_are_refused(rule: dict[str, Any], named: list[str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        find_rule(RobustConfig(**rule))
+    assert all(word in str(refused.value) for word in named)
 
 
 @pytest.mark.parametrize("clients", [9, 12])
@@ -217,7 +239,5 @@ def test_weak_privacy_adds_one_noise_to_all_replies() -> None:
     assert torch.equal(found, found[:1].expand_as(found))
     assert float(found[0].std()) == pytest.approx(0.25, rel=0.03)
     assert abs(float(found[0].mean())) < 0.01
-    again: Tensor = Robust(RobustConfig(**rule), 3).replies(
-        ClientUpdates.of(wide, tree.empty(), ()), 6, "", 0
-    )["a"]  # type: ignore[index]
+    again: Tensor = robust(rule).replies(ClientUpdates.of(wide, tree.empty(), ()), 6, "", 0)["a"]  # type: ignore[index]
     assert not torch.equal(again, found)

@@ -39,7 +39,7 @@ from tailorfl.evaluation.protocols import Protocol
 from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.summary import Record
 from tailorfl.rounds.groups import Group, by_group, gather, message_for
-from tailorfl.rounds.one_round import WORK, Round, RoundResult, counted
+from tailorfl.rounds.one_round import WORK, RoundResult, RoundState, counted
 from tailorfl.rounds.participation import NOT_FINITE, ClientOutcome, Fate, RoundTrace
 from tailorfl.rounds.sampling import sample_clients
 from tailorfl.rounds.simulation import Simulation
@@ -255,7 +255,7 @@ class RemoteRounds(Simulation):
         there = set(self.members)
         return tuple(i for i in super().trainees(sampled) if i in there)
 
-    def collect(self, current: Round) -> list[Trained]:
+    def collect(self, current: RoundState) -> list[Trained]:
         """Ask those that train for their replies; who gives none, or a bad one, takes no part."""
         message, training = current.message, current.training
         begin, number = time.monotonic(), self.round + 1

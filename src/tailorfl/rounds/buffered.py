@@ -38,7 +38,7 @@ from tailorfl.core.method import Method
 from tailorfl.errors import ConfigError
 from tailorfl.rounds.events import Buffer, Timeline
 from tailorfl.rounds.groups import by_group, message_for, stacked
-from tailorfl.rounds.one_round import Round, RoundResult
+from tailorfl.rounds.one_round import RoundResult, RoundState
 from tailorfl.rounds.participation import RoundTrace
 from tailorfl.rounds.planning import work_of
 from tailorfl.rounds.requirements import check_mean_only
@@ -155,7 +155,7 @@ class Buffered(Simulation):
         later = (a for one in self.trace or () if one.round > after for a in one.answers if a.answered)
         return frozenset(a.version for a in later if a.version is not None)
 
-    def collect(self, current: Round) -> list[Trained]:
+    def collect(self, current: RoundState) -> list[Trained]:
         """Return the replies of a full buffer, each trained from its own version, as if sent to the present one."""
         if current.trace is None:
             return super().collect(current)

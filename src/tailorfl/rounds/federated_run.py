@@ -29,7 +29,7 @@ from tailorfl.rounds.malicious import drawn
 from tailorfl.rounds.one_round import DeploymentFunction, TrainingFunction
 from tailorfl.rounds.participation import RoundTrace, Trace
 from tailorfl.rounds.requirements import check_fraction, check_kinds, check_private, check_samples
-from tailorfl.rounds.robust import Robust, check_enough, check_robust
+from tailorfl.rounds.robust import Robust, check_robust
 from tailorfl.rounds.sampling import Population, round_half_up, sample_clients, sampled_clients
 from tailorfl.rounds.system import System
 from tailorfl.rounds.updates import Trained
@@ -72,12 +72,13 @@ class FederatedRun:
         self.engine: Engine = engine if engine is not None else Auto()
         self.seed, self.fraction, self.sampling = seed, fraction, method.sampled(sampling)
         self.client_dp, self.min_replies, self.trace = client_dp, system.min_replies, trace
-        self.weights: Weights = "uniform" if robust.ignores_samples else method.weighting(weights)
+        self.robust = Robust.of(robust, seed)
+        is_counted_alike = self.robust is not None and not self.robust.rule.keeps_weights
+        self.weights: Weights = "uniform" if is_counted_alike else method.weighting(weights)
         if self.level is not None:
             check_private(method, self.level, self.weights)
         check_samples(federation.source, train, self.level)
         check_robust(method, robust, self.level)
-        self.robust = None if robust.rule == "none" else Robust(robust, seed)
         self.malicious = drawn(system.malicious, federation, method, seed)
         models = trained_models(method, federation, model, assignment)
         self.features, self.features_note = frozen_front(models, federation, seed, features)
@@ -111,7 +112,7 @@ class FederatedRun:
             self.updates = PrivateUpdates(
                 client_dp, method.averages_replies, seed, self.sampling, self.fraction, self.participants
             )
-        self._check_enough(robust)
+        self._check_enough()
         if self.cohort_is_secret and (system.min_replies or system.is_simulated or trace is not None):
             raise ConfigError(
                 "the epsilon of this privacy counts on nobody seeing who takes part in a round, which settings of "
@@ -131,12 +132,14 @@ class FederatedRun:
                 other = "synchronous" if system.mode == "buffered" else "buffered"
                 raise ConfigError(f"the trace is of {other} rounds; set system.mode={other}")
 
-    def _check_enough(self, robust: RobustConfig) -> None:
+    def _check_enough(self) -> None:
         """Raises ConfigError where a rule needs more clients of an architecture than a round has."""
+        if self.robust is None:
+            return
         for group in self.groups:
-            most = len(self.population.members(group))
-            alone = sampled_clients(self.fraction, self.participants)
-            check_enough(robust, alone if len(self.groups) == 1 else most)
+            members = len(self.population.members(group))
+            sampled = sampled_clients(self.fraction, self.participants)
+            self.robust.rule.check(self.robust.settings, sampled if len(self.groups) == 1 else members)
 
     def check_asked(self, trace: RoundTrace) -> None:
         """Nothing if the clients that were asked in a recorded round are there; raises ConfigError otherwise."""

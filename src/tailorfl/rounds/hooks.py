@@ -28,7 +28,7 @@ from tailorfl.core.messages import PerArchitecture, PerClient, count_down, count
 from tailorfl.privacy.ledger import EVERYONE
 from tailorfl.rounds.federated_run import FederatedRun
 from tailorfl.rounds.groups import by_group
-from tailorfl.rounds.one_round import Round
+from tailorfl.rounds.one_round import RoundState
 from tailorfl.rounds.planning import nobody, uses_unheard, work_of
 from tailorfl.rounds.sampling import sampled_clients
 from tailorfl.rounds.system import ClientWork
@@ -38,28 +38,28 @@ from tailorfl.rounds.updates import Trained
 class RoundHook:
     """The moments of a round; a hook defines those that it needs."""
 
-    def after_broadcast(self, run: FederatedRun, current: Round) -> None:
+    def after_broadcast(self, run: FederatedRun, current: RoundState) -> None:
         """See the message before anybody trains."""
 
     def after_training(self, run: FederatedRun, part: Trained, number: int) -> Trained:
         """Return what clients of one architecture send, who trained in a round after `number` others."""
         return part
 
-    def after_acceptance(self, run: FederatedRun, current: Round) -> None:
+    def after_acceptance(self, run: FederatedRun, current: RoundState) -> None:
         """See whose replies count."""
 
-    def before_aggregation(self, run: FederatedRun, current: Round, part: Trained) -> Trained | None:
+    def before_aggregation(self, run: FederatedRun, current: RoundState, part: Trained) -> Trained | None:
         """Return what the server gets of the replies of one architecture; None if it gets nothing of them."""
         return part
 
-    def after_round(self, run: FederatedRun, current: Round) -> None:
+    def after_round(self, run: FederatedRun, current: RoundState) -> None:
         """See the whole round, when its states are kept and the server has its new one."""
 
 
 class SimulatedSystem(RoundHook):
     """Which clients answer where devices and availability are simulated."""
 
-    def after_broadcast(self, run: FederatedRun, current: Round) -> None:
+    def after_broadcast(self, run: FederatedRun, current: RoundState) -> None:
         """Set the round's trace, unless its clients are named or recorded."""
         system, clients = run.system, current.training
         if system is None or not current.drawn:
@@ -82,7 +82,7 @@ class Attacks(RoundHook):
 class PrivateReplies(RoundHook):
     """Client-level privacy between replies and server."""
 
-    def after_acceptance(self, run: FederatedRun, current: Round) -> None:
+    def after_acceptance(self, run: FederatedRun, current: RoundState) -> None:
         """Count an update that is not finite as none, and let nobody see who takes part where that is a secret."""
         if run.updates is None:
             return
@@ -97,7 +97,7 @@ class PrivateReplies(RoundHook):
                 if run.population.members(group)
             ]
 
-    def before_aggregation(self, run: FederatedRun, current: Round, part: Trained) -> Trained | None:
+    def before_aggregation(self, run: FederatedRun, current: RoundState, part: Trained) -> Trained | None:
         """Return private replies, and nothing that clients report beside them."""
         if run.updates is None:
             return part
@@ -112,7 +112,7 @@ class PrivateReplies(RoundHook):
 class RobustRule(RoundHook):
     """A robust rule in place of the mean."""
 
-    def before_aggregation(self, run: FederatedRun, current: Round, part: Trained) -> Trained | None:
+    def before_aggregation(self, run: FederatedRun, current: RoundState, part: Trained) -> Trained | None:
         """Return replies that are all equal to the rule's; None where too few came for it."""
         if run.robust is None:
             return part
@@ -126,7 +126,7 @@ class RobustRule(RoundHook):
 class TrafficCount(RoundHook):
     """What was sent: who was asked has received the message, and the sampled that answer send."""
 
-    def after_round(self, run: FederatedRun, current: Round) -> None:
+    def after_round(self, run: FederatedRun, current: RoundState) -> None:
         """Count the messages and replies of a round."""
         if run.population.pooled:
             return
@@ -157,7 +157,7 @@ class TrafficCount(RoundHook):
 class WorkCount(RoundHook):
     """What the clients have done."""
 
-    def after_round(self, run: FederatedRun, current: Round) -> None:
+    def after_round(self, run: FederatedRun, current: RoundState) -> None:
         """Count gradients, answers of sampled clients, and the seconds of a round in a simulated system."""
         run.gradients += current.gradients
         run.turns += len(current.answered & set(current.sampled))
@@ -168,7 +168,7 @@ class WorkCount(RoundHook):
 class PrivacyAccount(RoundHook):
     """What private data were used for."""
 
-    def after_round(self, run: FederatedRun, current: Round) -> None:
+    def after_round(self, run: FederatedRun, current: RoundState) -> None:
         """Book all that trained, the updates that left a client, and what clients may have sent in vain."""
         for part in current.parts:
             run.ledger.book("training", part.uses)

@@ -30,7 +30,7 @@ WORK = "gradients of samples"
 
 
 @dataclass
-class Round:
+class RoundState:
     """A round on its way; each step and each hook fills in what it finds out."""
 
     number: int

@@ -18,6 +18,9 @@ keep the mean.
 
 Krum stands f hostile clients among m ≥ 2f + 3. An update that is not finite was refused before and counts as one of the
 f. In a round with fewer clients, because some are absent, the clients have no update: the server stays as it is.
+
+A rule is a function with the decorator `aggregation_rule`, which registers it under its name; the table of
+docs/robust.md is made from what the decorator says.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -33,7 +36,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.method import Method
-from tailorfl.errors import ConfigError
+from tailorfl.errors import ConfigError, unknown
 from tailorfl.rounds.requirements import check_federated, check_mean_only
 from tailorfl.rounds.updates import ClientUpdates, Trained
 from tailorfl.settings.privacy import PrivacyLevel
@@ -45,56 +48,125 @@ from tailorfl.training.sample_privacy import normal
 log = logging.getLogger(__name__)
 
 Changes = Mapping[str, Tensor]
-"""ClientUpdates by path, [clients, ...] each."""
+"""Updates by path, [clients, ...] each."""
 
 
-def check_robust(method: Method, rule: RobustConfig, level: PrivacyLevel | None) -> None:
-    """Nothing if a method can be run with a rule.
+@dataclass(frozen=True)
+class RuleInput:
+    """What a rule sees of a round, of the clients of one architecture."""
+
+    updates: ClientUpdates
+    settings: RobustConfig
+    refused: int
+    """Clients that sent beside these what is no finite number."""
+    seed: int
+    round: int
+    """Rounds before this one."""
+    architecture: str
+
+
+RuleFunction = Callable[[RuleInput], TensorDict | None]
+"""Returns the replies that the server of a method may average; None where too few came."""
+
+
+@dataclass(frozen=True)
+class AggregationRule:
+    """A rule by its name, and what is said of it."""
+
+    name: str
+    function: RuleFunction
+    meaning: str
+    """What takes the place of the mean."""
+    withstands: str
+    """How many hostile clients of m."""
+    cost: str
+    """Of a round, to the server."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Option of `server.robust` -> its default, in words."""
+    keeps_weights: bool = False
+    """Whether clients keep the weights that they have in the mean; if not, they count alike."""
+    check: Callable[[RobustConfig, int], None] = lambda settings, clients: None
+    """Raises ConfigError where so many clients a round are too few."""
+
+
+RULES: dict[str, AggregationRule] = {}
+"""All rules by name."""
+
+
+def aggregation_rule(
+    name: str,
+    *,
+    meaning: str,
+    withstands: str,
+    cost: str,
+    options: Mapping[str, str] | None = None,
+    keeps_weights: bool = False,
+    check: Callable[[RobustConfig, int], None] | None = None,
+) -> Callable[[RuleFunction], RuleFunction]:
+    """Register a rule under its name; a decorator, whose arguments are fields of `AggregationRule`."""
+
+    def register(function: RuleFunction) -> RuleFunction:
+        checks = {} if check is None else {"check": check}
+        RULES[name] = AggregationRule(
+            name, function, meaning, withstands, cost, options or {}, keeps_weights, **checks
+        )
+        return function
+
+    return register
+
+
+def find_rule(settings: RobustConfig) -> AggregationRule | None:
+    """Return the rule that settings name, None for the plain mean.
 
     Raises:
-        ConfigError: its server needs more than a mean, trains on pooled data, or privacy has a rule of its own.
+        ConfigError: there is no such rule, or an option belongs to another one.
     """
-    if rule.rule == "none":
+    rule = RULES.get(settings.rule)
+    if rule is None and settings.rule != "none":
+        raise unknown("rule of server.robust", settings.rule, ["none", *RULES])
+    allowed = {"rule", *(rule.options if rule else ())}
+    for option, setting in type(settings).model_fields.items():
+        if option not in allowed and getattr(settings, option) != setting.default:
+            having = [name for name, other in RULES.items() if option in other.options]
+            raise ConfigError(
+                f"server.robust.{option} is an option of the rules {', '.join(having)}, but rule={settings.rule}; "
+                f"leave {option} out, or take another rule"
+            )
+    return rule
+
+
+def check_robust(method: Method, settings: RobustConfig, level: PrivacyLevel | None) -> None:
+    """Check that a method can be run with the rule that settings name.
+
+    Raises:
+        ConfigError: there is no such rule, the method's server needs more than a mean or trains on pooled data, or
+            privacy has a rule of its own.
+    """
+    if find_rule(settings) is None:
         return
-    check_federated(method, f"updates of clients for server.robust={rule.rule}")
-    check_mean_only(method, f"server.robust={rule.rule} cannot take its place")
+    check_federated(method, f"updates of clients for server.robust={settings.rule}")
+    check_mean_only(method, f"server.robust={settings.rule} cannot take its place")
     if level == "client":
         raise ConfigError(
             f"client-level privacy shortens every update to train.dp.clip and then needs the mean, so there is no room "
-            f"for server.robust={rule.rule}: train.dp.clip is norm_bound already (with noise: 0 nothing else); leave "
-            "out one of the two"
+            f"for server.robust={settings.rule}: train.dp.clip is norm_bound already (with noise: 0 nothing else); "
+            "leave out one of the two"
         )
-
-
-def check_enough(rule: RobustConfig, clients: int) -> None:
-    """Nothing if `clients` a round are enough for a rule.
-
-    Raises:
-        ConfigError: they are too few.
-    """
-    if rule.rule in ("krum", "multi_krum") and clients < least_clients(rule.f):
-        raise ConfigError(
-            f"{rule.rule} with f={rule.f} needs 2f + 3 = {least_clients(rule.f)} clients a round (of each "
-            f"architecture), but there are {clients}; lower server.robust.f, or raise fraction"
-        )
-    if rule.rule == "multi_krum" and rule.k is not None and rule.k > clients:
-        raise ConfigError(
-            f"multi_krum averages k={rule.k} updates, but there are {clients} clients a round (of an architecture); "
-            "lower server.robust.k, or leave it out"
-        )
-
-
-def least_clients(f: int) -> int:
-    """Returns how many clients Krum needs to stand f hostile ones: 2f + 3."""
-    return 2 * f + 3
 
 
 @dataclass(frozen=True)
 class Robust:
-    """A rule, and the key of its noise."""
+    """A rule with its settings, and the seed of its random numbers."""
 
-    rule: RobustConfig
+    settings: RobustConfig
+    rule: AggregationRule
     seed: int
+
+    @classmethod
+    def of(cls, settings: RobustConfig, seed: int) -> Robust | None:
+        """Return the rule that settings name; None for the plain mean. Raises ConfigError where there is none such."""
+        rule = find_rule(settings)
+        return None if rule is None else cls(settings, rule, seed)
 
     def shown(self, part: Trained, round: int, refused: int) -> Trained | None:
         """Return a part of a round as the server's half of the method sees it; None if too few are left for the rule.
@@ -107,48 +179,114 @@ class Robust:
     def replies(
         self, updates: ClientUpdates, round: int, architecture: str, refused: int
     ) -> TensorDict | None:
-        """Returns the replies that the server of a method may average; the rest is as `shown` has it."""
+        """Return the replies that the server of a method may average; the rest is as `shown` has it."""
         if not updates.changes:
             return updates.replies
-        if self.rule.rule == "norm_bound":
-            return self._bounded(updates, round, architecture)
-        if self.rule.rule in ("krum", "multi_krum"):
-            return self._nearest(updates, round, refused)
-        by_coordinate: Callable[[Tensor], Tensor] = (
-            median if self.rule.rule == "median" else lambda u: trimmed_mean(u, self.rule.trim)
+        return self.rule.function(RuleInput(updates, self.settings, refused, self.seed, round, architecture))
+
+
+@aggregation_rule(
+    "median",
+    meaning="per coordinate; of an even number the mean of the two in the middle",
+    withstands="less than half of m",
+    cost="m log m a coordinate",
+)
+def coordinate_median(view: RuleInput) -> TensorDict:
+    """Return replies whose updates are all the median of each coordinate."""
+    updates = view.updates
+    return updates.with_changes({p: median(u)[None] for p, u in updates.changes.items()})
+
+
+@aggregation_rule(
+    "trimmed_mean",
+    meaning="per coordinate, without the b = ⌊trim·m⌋ smallest and the b largest",
+    withstands="b",
+    cost="m log m a coordinate",
+    options={"trim": "0.2"},
+)
+def coordinate_trimmed_mean(view: RuleInput) -> TensorDict:
+    """Return replies whose updates are all the trimmed mean of each coordinate."""
+    updates, trim = view.updates, view.settings.trim
+    return updates.with_changes({p: trimmed_mean(u, trim)[None] for p, u in updates.changes.items()})
+
+
+def _check_krum(settings: RobustConfig, clients: int) -> None:
+    if clients < least_clients(settings.f):
+        raise ConfigError(
+            f"{settings.rule} with f={settings.f} needs 2f + 3 = {least_clients(settings.f)} clients a round (of each "
+            f"architecture), but there are {clients}; lower server.robust.f, or raise fraction"
         )
-        return updates.with_changes({p: by_coordinate(u)[None] for p, u in updates.changes.items()})
+    if settings.rule == "multi_krum" and settings.k is not None and settings.k > clients:
+        raise ConfigError(
+            f"multi_krum averages k={settings.k} updates, but there are {clients} clients a round (of an "
+            "architecture); lower server.robust.k, or leave it out"
+        )
 
-    def _nearest(self, updates: ClientUpdates, round: int, refused: int) -> TensorDict | None:
-        clients, f = updates.replies.batch_size[0], max(0, self.rule.f - refused)
-        if clients < least_clients(f):
-            log.warning(
-                "round %d: %s with f=%d needs %d clients, but %d answered; the server stays as it is",
-                round + 1,
-                self.rule.rule,
-                f,
-                least_clients(f),
-                clients,
-            )
-            return None
-        k = 1 if self.rule.rule == "krum" else clients - f if self.rule.k is None else self.rule.k
-        chosen = krum(updates.changes, f, k)
-        return updates.with_changes({p: _mean(u[chosen])[None] for p, u in updates.changes.items()})
 
-    def _bounded(self, updates: ClientUpdates, round: int, architecture: str) -> TensorDict:
-        size = norms(updates.changes)
-        limit = float(median(size)) if self.rule.bound == "median" else self.rule.bound
-        short = size <= limit
-        scale = torch.where(short, 1.0, limit / size.clamp(min=1e-300))
-        key = torch.tensor(int(derive(self.seed, "weak privacy", round, architecture).astype(np.int64)))
-        found = dict(tree.leaves(updates.replies))
-        for number, (path, u) in enumerate(updates.changes.items()):
-            cut = updates.origins[path] + u * _column(scale, u)
-            # What need not be shortened stays as it was sent, to the bit.
-            found[path] = torch.where(_column(short, u), found[path], cut)
-            if self.rule.noise > 0:
-                found[path] += normal(key, number, u.shape[1:]).to(u.dtype) * self.rule.noise
-        return tree.nest(found.items(), updates.replies.batch_size)
+@aggregation_rule(
+    "multi_krum",
+    meaning="the mean of the k updates of the least such sums",
+    withstands="f, if m ≥ 2f + 3 and k ≤ m − f",
+    cost="m² a coordinate",
+    options={"f": "1", "k": "all but f"},
+    check=_check_krum,
+)
+@aggregation_rule(
+    "krum",
+    meaning="the one update with the least sum of squared distances to its m − f − 2 nearest",
+    withstands="f, if m ≥ 2f + 3",
+    cost="m² a coordinate",
+    options={"f": "1"},
+    check=_check_krum,
+)
+def nearest_updates(view: RuleInput) -> TensorDict | None:
+    """Return replies whose updates are all the mean of those that are nearest to others."""
+    updates, settings = view.updates, view.settings
+    clients, f = updates.replies.batch_size[0], max(0, settings.f - view.refused)
+    if clients < least_clients(f):
+        log.warning(
+            "round %d: %s with f=%d needs %d clients, but %d answered; the server stays as it is",
+            view.round + 1,
+            settings.rule,
+            f,
+            least_clients(f),
+            clients,
+        )
+        return None
+    k = 1 if settings.rule == "krum" else clients - f if settings.k is None else settings.k
+    chosen = krum(updates.changes, f, k)
+    return updates.with_changes({p: _mean(u[chosen])[None] for p, u in updates.changes.items()})
+
+
+@aggregation_rule(
+    "norm_bound",
+    meaning="the mean of Δ · min(1, M/‖Δ‖), and N(0, σ²) in each coordinate of it",
+    withstands="how far a liar moves the mean: M/m",
+    cost="m a coordinate",
+    options={"bound": "M, or `median` of the round's norms", "noise": "σ, 0"},
+    keeps_weights=True,
+)
+def bounded_updates(view: RuleInput) -> TensorDict:
+    """Return replies whose updates are shortened to a norm, with one noise added to all."""
+    updates, settings = view.updates, view.settings
+    size = norms(updates.changes)
+    limit = float(median(size)) if settings.bound == "median" else settings.bound
+    short = size <= limit
+    scale = torch.where(short, 1.0, limit / size.clamp(min=1e-300))
+    key = torch.tensor(int(derive(view.seed, "weak privacy", view.round, view.architecture).astype(np.int64)))
+    replies = dict(tree.leaves(updates.replies))
+    for position, (path, u) in enumerate(updates.changes.items()):
+        cut = updates.origins[path] + u * _column(scale, u)
+        # What need not be shortened stays as it was sent, to the bit.
+        replies[path] = torch.where(_column(short, u), replies[path], cut)
+        if settings.noise > 0:
+            replies[path] += normal(key, position, u.shape[1:]).to(u.dtype) * settings.noise
+    return tree.nest(replies.items(), updates.replies.batch_size)
+
+
+def least_clients(f: int) -> int:
+    """Return how many clients Krum needs to stand f hostile ones: 2f + 3."""
+    return 2 * f + 3
 
 
 def median(values: Tensor) -> Tensor:
@@ -195,7 +333,7 @@ def _mean(values: Tensor) -> Tensor:
     return values.double().mean(0).to(values.dtype)
 
 
-def _column(each: Tensor, like: Tensor) -> Tensor:
+def _column(numbers: Tensor, like: Tensor) -> Tensor:
     """One number a client, in the shape of updates [clients, ...]; floating ones in their precision."""
-    found = each.to(like.dtype) if each.is_floating_point() else each
-    return found.reshape(-1, *(1,) * (like.ndim - 1))
+    numbers = numbers.to(like.dtype) if numbers.is_floating_point() else numbers
+    return numbers.reshape(-1, *(1,) * (like.ndim - 1))

@@ -20,7 +20,7 @@ from tailorfl.rounds.federated_run import FederatedRun
 from tailorfl.rounds.groups import Group, by_group, extended, gather, message_for, why_fixed
 from tailorfl.rounds.hooks import HOOKS
 from tailorfl.rounds.method_errors import changed_replies_named, check_replies_used, shapes_of_replies
-from tailorfl.rounds.one_round import WORK, Round, RoundResult, means_of
+from tailorfl.rounds.one_round import WORK, RoundResult, RoundState, means_of
 from tailorfl.rounds.participation import NOT_FINITE, TOO_FEW, RoundTrace
 from tailorfl.rounds.sampling import Population
 from tailorfl.rounds.updates import Trained
@@ -109,7 +109,7 @@ class Simulation(FederatedRun):
 
     def _sample(
         self, sampled: tuple[int, ...] | None, training: tuple[int, ...] | None, trace: RoundTrace | None
-    ) -> Round:
+    ) -> RoundState:
         """Return the next round, of which only the clients are known: drawn, named or recorded."""
         drawn = sampled is None and training is None and trace is None
         if drawn and self.trace is not None:
@@ -120,18 +120,18 @@ class Simulation(FederatedRun):
                     f"round {self.round + 1} cannot be played again as round {trace.round} was recorded"
                 )
             self.check_asked(trace)
-            return Round(self.round, trace.sampled, trace.asked, trace)
+            return RoundState(self.round, trace.sampled, trace.asked, trace)
         sampled = self.sample(self.round) if sampled is None else sampled
         training = self.trainees(sampled) if training is None else training
-        return Round(self.round, sampled, training, drawn=drawn)
+        return RoundState(self.round, sampled, training, drawn=drawn)
 
-    def _broadcast(self, current: Round) -> None:
+    def _broadcast(self, current: RoundState) -> None:
         """Make the message that goes down to the clients that train."""
         current.message = self.method.broadcast(self.server, current.training)
         for hook in HOOKS:
             hook.after_broadcast(self, current)
 
-    def collect(self, current: Round) -> list[Trained]:
+    def collect(self, current: RoundState) -> list[Trained]:
         """Return what comes back of the message, a part for each architecture of which anybody answers.
 
         Here those that answer train at once: all of them, or as the round's trace has it. Who collects otherwise, from
@@ -147,7 +147,7 @@ class Simulation(FederatedRun):
                 parts.append(self._train(group, ids, message_for(current.message, group, where)))
         return parts
 
-    def _accept(self, current: Round) -> None:
+    def _accept(self, current: RoundState) -> None:
         """Refuse updates that are not finite, and the whole round where it has fewer replies than it needs."""
         sampled = set(current.sampled)
         current.rejected = current.refused = rejected_clients(self, current.parts)
@@ -165,7 +165,7 @@ class Simulation(FederatedRun):
         if not enough:  # the round has not taken place for anybody
             current.accepted, current.counted = [], []
 
-    def _aggregate(self, current: Round) -> TensorDict:
+    def _aggregate(self, current: RoundState) -> TensorDict:
         """Return the server's state after the round: what it was, if it gets no reply."""
         shown = {}
         for part in current.counted:
@@ -189,7 +189,7 @@ class Simulation(FederatedRun):
             return self.method.aggregate(server, replies)
 
     def _record(
-        self, current: Round, server: TensorDict, seconds: float, server_seconds: float
+        self, current: RoundState, server: TensorDict, seconds: float, server_seconds: float
     ) -> RoundResult:
         """Keep the states of the round and return what it did."""
         losses = means_of([part.metrics for part in current.accepted if part.ids])
