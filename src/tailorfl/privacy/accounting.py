@@ -79,10 +79,10 @@ def noise_for(
     def gap(power: float) -> float:
         """How far ε is above the target, on the scale of logarithms, where σ grows by 2^power."""
         try:
-            found = epsilon([(q, 2.0**power * s, steps) for q, s, steps in history], delta, accountant)
+            reached = epsilon([(q, 2.0**power * s, steps) for q, s, steps in history], delta, accountant)
         except _TooLargeError:
-            found = LARGEST
-        return math.log(max(found, 1e-9) / target)
+            reached = LARGEST
+        return math.log(max(reached, 1e-9) / target)
 
     power = _crossing(gap)
     if power is None:
@@ -119,7 +119,7 @@ class _TooLargeError(TailorflError):
 
 def _merged(entries: Sequence[Entry]) -> tuple[Entry, ...]:
     """The entries in a fixed order, those of equal rate and noise as one: equal histories are computed once."""
-    found: dict[tuple[float, float], int] = {}
+    merged: dict[tuple[float, float], int] = {}
     for q, sigma, steps in entries:
         if not 0 <= q <= 1 or not sigma >= 0 or steps < 0:
             raise ConfigError(
@@ -127,8 +127,8 @@ def _merged(entries: Sequence[Entry]) -> tuple[Entry, ...]:
                 f"but is (q={q}, noise={sigma}, steps={steps})"
             )
         if q > 0 and steps > 0:
-            found[q, sigma] = found.get((q, sigma), 0) + steps
-    return tuple((q, sigma, steps) for (q, sigma), steps in sorted(found.items()))
+            merged[q, sigma] = merged.get((q, sigma), 0) + steps
+    return tuple((q, sigma, steps) for (q, sigma), steps in sorted(merged.items()))
 
 
 @functools.lru_cache(maxsize=65536)
@@ -171,9 +171,12 @@ def _prv(orders: Sequence[float]) -> Any:
         ) -> Any:
             total = sum(num_self_compositions)
             single = [(p.sample_rate, p.noise_multiplier, 1) for p in prvs]
-            every = [(q, s, n) for (q, s, _), n in zip(single, num_self_compositions, strict=True)]
-            asked = [(every, delta_error / 4), *(([one], delta_error / (8 * total)) for one in single)]
-            reach = max(_ask(opacus.RDPAccountant(), h, d, alphas=orders) for h, d in asked)
+            history = [(q, s, n) for (q, s, _), n in zip(single, num_self_compositions, strict=True)]
+            questions = [
+                (history, delta_error / 4),
+                *(([single_step], delta_error / (8 * total)) for single_step in single),
+            ]
+            reach = max(_ask(opacus.RDPAccountant(), h, d, alphas=orders) for h, d in questions)
             reach = max(reach, eps_error) + 3
             mesh = eps_error / np.sqrt(total * np.log(12 / delta_error) / 2)
             return Domain.create_aligned(-reach, reach, mesh)
@@ -190,17 +193,17 @@ def _ask(accountant: Any, history: Sequence[Entry], delta: float, **options: Any
         # divides by 1 − q where everybody takes part.
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            found = float(accountant.get_epsilon(delta, **options))
+            epsilon_found = float(accountant.get_epsilon(delta, **options))
     except (ValueError, RuntimeError, ArithmeticError) as error:
         raise TailorflError(
             f"the accountant {accountant.mechanism()} of opacus failed on (q, noise, steps) = {list(history)} at "
             f"delta = {delta:g}: {error}; try the other one, or another delta"
         ) from error
-    if math.isnan(found):
+    if math.isnan(epsilon_found):
         raise TailorflError(
             f"the accountant {accountant.mechanism()} of opacus found no epsilon for {list(history)}"
         )
-    return max(found, 0.0)
+    return max(epsilon_found, 0.0)
 
 
 def _accountants() -> Any:

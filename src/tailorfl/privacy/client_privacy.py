@@ -123,12 +123,12 @@ def private_replies(
         ConfigError: a reply holds whole numbers that the client had not received, which noise cannot cover, or clients
             had received different things in a round that hides who is in it.
     """
-    known = dict(tree.leaves(anchor))
-    whole: dict[str, Tensor] = {}
+    anchors = dict(tree.leaves(anchor))
+    whole_numbers: dict[str, Tensor] = {}
     updates: dict[str, Tensor] = {}
     origins: dict[str, Tensor] = {}
     for path, tensor in tree.leaves(stack):
-        origin = matching(known.get(path), tensor)
+        origin = matching(anchors.get(path), tensor)
         if expected is not None and origin is not None and len(origin) != 1:
             raise ConfigError(
                 f"clients received different things ('{path}'), so their mean shows who took part, which "
@@ -142,7 +142,7 @@ def private_replies(
                 f"replies hold whole numbers ('{path}'), which the noise of client-level privacy cannot cover"
             )
         else:
-            whole[path] = tensor if expected is None else origin
+            whole_numbers[path] = tensor if expected is None else origin
     _clip(updates, dp.clip)
     seed = derive(key[0], "client-level privacy", key[1], key[2])
     if mean_only:
@@ -156,12 +156,12 @@ def private_replies(
     elif dp.noise > 0:
         seeds = derive(seed, np.array(clients, dtype=np.uint64))
         for n, u in enumerate(updates.values()):
-            for row, own in zip(u, seeds, strict=True):
-                row += _noise(own, n, row, dp.noise * dp.clip)
-    found = {p: origins[p] + u for p, u in updates.items()}
+            for row, client_seed in zip(u, seeds, strict=True):
+                row += _noise(client_seed, n, row, dp.noise * dp.clip)
+    private = {p: origins[p] + u for p, u in updates.items()}
     paths = [p for p, _ in tree.leaves(stack)]
     size = stack.batch_size if expected is None else [1]
-    return tree.nest(((p, found[p] if p in found else whole[p]) for p in paths), size)
+    return tree.nest(((p, private[p] if p in private else whole_numbers[p]) for p in paths), size)
 
 
 def check_payload(stack: TensorDict, buffers: Collection[str]) -> None:

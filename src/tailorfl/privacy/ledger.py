@@ -68,9 +68,9 @@ class PrivacyRecord:
     def add(self, client: int, rate: float, noise: float, gradients: NDArray[np.int64]) -> None:
         """Notes a fit: `gradients` [uses] of each of its batches or passes, 0 where the client has already finished."""
         counts, batches = np.unique(gradients[gradients > 0], return_counts=True)
-        mine = self.uses.setdefault(client, Counter())
+        client_uses = self.uses.setdefault(client, Counter())
         for r, steps in zip(counts.tolist(), batches.tolist(), strict=True):
-            mine[Use(rate, noise, r)] += steps
+            client_uses[Use(rate, noise, r)] += steps
 
     def merge(self, other: PrivacyRecord) -> None:
         """Adds what another record notes."""
@@ -98,35 +98,35 @@ class PrivacyLedger:
 
     def book(self, purpose: Purpose, uses: Mapping[int, Uses]) -> None:
         """Adds uses to what the clients had."""
-        held = self._uses.setdefault(purpose, {})
-        for client, mine in uses.items():
-            held.setdefault(client, Counter()).update(mine)
+        booked = self._uses.setdefault(purpose, {})
+        for client, client_uses in uses.items():
+            booked.setdefault(client, Counter()).update(client_uses)
 
     def settle(self, purpose: Purpose, uses: Mapping[int, Uses], *, keep_larger: bool = False) -> None:
         """Puts uses in place of those that the clients had for this purpose: of several models one is released.
 
         With `keep_larger` only where they are more batches than before.
         """
-        held = self._uses.setdefault(purpose, {})
-        for client, mine in uses.items():
-            if not keep_larger or mine.total() > held.get(client, Counter()).total():
-                held[client] = Counter(mine)
+        settled = self._uses.setdefault(purpose, {})
+        for client, client_uses in uses.items():
+            if not keep_larger or client_uses.total() > settled.get(client, Counter()).total():
+                settled[client] = Counter(client_uses)
 
     @property
     def clients(self) -> tuple[int, ...]:
         """Ids of the clients that have uses of their own."""
-        return tuple(sorted({c for held in self._uses.values() for c in held if c != EVERYONE}))
+        return tuple(sorted({c for booked in self._uses.values() for c in booked if c != EVERYONE}))
 
     def entries(self, client: int) -> tuple[Entry, ...]:
         """Returns everything a client's data were used for, for an accountant."""
-        mine = [held[c] for held in self._uses.values() for c in {client, EVERYONE} if c in held]
-        return tuple(sorted(use.entry(steps) for uses in mine for use, steps in uses.items()))
+        client_uses = [booked[c] for booked in self._uses.values() for c in {client, EVERYONE} if c in booked]
+        return tuple(sorted(use.entry(steps) for uses in client_uses for use, steps in uses.items()))
 
     def rows(self) -> Iterator[tuple[Purpose, int, Use, int]]:
         """Yields (purpose, client, how, batches), in order of clients."""
-        for purpose, held in self._uses.items():
-            for client in sorted(held):
-                for use, steps in sorted(held[client].items()):
+        for purpose, booked in self._uses.items():
+            for client in sorted(booked):
+                for use, steps in sorted(booked[client].items()):
                     yield purpose, client, use, steps
 
     def dump(self) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from tailorfl.settings.system import AvailabilityConfig
 from tailorfl.training.keys import bits, derive
 
 
-def uniform(seed: int, what: str, client: int, occasion: int) -> float:
+def uniform(seed: int, quantity: str, client: int, occasion: int) -> float:
     """Returns a number in [0, 1), a function of its arguments only."""
-    return float(bits(derive(seed, "system", what, client, occasion), 1)[0] >> 11) * 2.0**-53
+    return float(bits(derive(seed, "system", quantity, client, occasion), 1)[0] >> 11) * 2.0**-53
 
 
 class Availability(Protocol):
@@ -94,9 +94,9 @@ class Listed:
     ) -> None:
         self._repeat = repeat
         self._found: dict[int, list[tuple[float, float]]] = {}
-        for client, given in intervals.items():
+        for client, pairs in intervals.items():
             joined: list[tuple[float, float]] = []
-            for start, end in sorted(given):
+            for start, end in sorted(pairs):
                 if joined and start <= joined[-1][1]:
                     joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
                 else:
@@ -110,7 +110,7 @@ class Listed:
         Raises:
             DataError: it cannot be read, or an interval does not end after it starts, from 0 to `repeat`.
         """
-        found: dict[int, list[tuple[float, float]]] = {}
+        intervals: dict[int, list[tuple[float, float]]] = {}
         for client, (start, end) in rows_of(path, ("start", "end"), names):
             if not 0 <= start < end <= (math.inf if repeat is None else repeat):
                 most = (
@@ -120,35 +120,35 @@ class Listed:
                     f"'{path}' has the interval {start:g} to {end:g}; one starts at 0 or later and ends after it "
                     f"starts{most}"
                 )
-            found.setdefault(client, []).append((start, end))
-        if not found:
+            intervals.setdefault(client, []).append((start, end))
+        if not intervals:
             raise DataError(f"'{path}' has no intervals, so no client could ever be reached")
-        return cls(found, repeat)
+        return cls(intervals, repeat)
 
     def until(self, client: int, time: float, occasion: int) -> float | None:
         """Returns the end of the interval, or None outside of all."""
-        base, now = self._within(time)
-        mine = self._found.get(client, [])
-        at = bisect_right(mine, (now, math.inf)) - 1
-        if at < 0 or now >= mine[at][1]:
+        base, elapsed = self._within(time)
+        intervals = self._found.get(client, [])
+        at = bisect_right(intervals, (elapsed, math.inf)) - 1
+        if at < 0 or elapsed >= intervals[at][1]:
             return None
-        end = mine[at][1]
-        if self._repeat is not None and end == self._repeat and mine[0][0] == 0:
+        end = intervals[at][1]
+        if self._repeat is not None and end == self._repeat and intervals[0][0] == 0:
             return (
-                math.inf if mine[0] == (0.0, end) else base + end + mine[0][1]
+                math.inf if intervals[0] == (0.0, end) else base + end + intervals[0][1]
             )  # it goes on into the next one
         return base + end
 
     def next(self, client: int, time: float) -> float:
         """Returns the time itself, or the start of the next interval."""
-        mine = self._found.get(client, [])
-        if not mine or self.until(client, time, 0) is not None:
-            return time if mine else math.inf
-        base, now = self._within(time)
-        later = [start for start, _ in mine if start > now]
+        intervals = self._found.get(client, [])
+        if not intervals or self.until(client, time, 0) is not None:
+            return time if intervals else math.inf
+        base, elapsed = self._within(time)
+        later = [start for start, _ in intervals if start > elapsed]
         if later:
             return base + later[0]
-        return math.inf if self._repeat is None else base + self._repeat + mine[0][0]
+        return math.inf if self._repeat is None else base + self._repeat + intervals[0][0]
 
     def _within(self, time: float) -> tuple[float, float]:
         """Returns when the list has begun for the last time, and the time since."""
@@ -200,23 +200,23 @@ def rows_of(path: Path, columns: Sequence[str], names: Sequence[str]) -> Iterato
         raise DataError(f"cannot read '{path}': {error}; give a CSV file") from error
 
 
-def _client(path: Path, line: int, said: str | None, numbers: dict[str, int]) -> int:
-    said = (said or "").strip()
-    if said in numbers:
-        return numbers[said]
-    if said.isdecimal() and int(said) < len(numbers):
-        return int(said)
+def _client(path: Path, line: int, label: str | None, numbers: dict[str, int]) -> int:
+    label = (label or "").strip()
+    if label in numbers:
+        return numbers[label]
+    if label.isdecimal() and int(label) < len(numbers):
+        return int(label)
     raise DataError(
-        f"line {line} of '{path}' is of client '{said}', but clients are 0 to {len(numbers) - 1} or have names such as "
-        f"'{next(iter(numbers))}'"
+        f"line {line} of '{path}' is of client '{label}', but clients are 0 to {len(numbers) - 1} or have names such "
+        f"as '{next(iter(numbers))}'"
     )
 
 
-def _number(path: Path, line: int, said: str | None, column: str) -> float:
+def _number(path: Path, line: int, text: str | None, column: str) -> float:
     try:
-        found = float(said or "")
+        number = float(text or "")
     except ValueError:
-        found = math.nan
-    if math.isnan(found):
-        raise DataError(f"line {line} of '{path}' has {column} = '{said}', which is no number")
-    return found
+        number = math.nan
+    if math.isnan(number):
+        raise DataError(f"line {line} of '{path}' has {column} = '{text}', which is no number")
+    return number

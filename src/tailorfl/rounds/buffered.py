@@ -109,8 +109,8 @@ class Buffered(Simulation):
                     f"system.{name}={number} is more than the {clients} clients, each of which trains once at a "
                     f"time and is in the buffer once; set system.{name}={clients} at most"
                 )
-        found = self.system or System.of(system, self.seed, self.federation.names)
-        self.buffer = Buffer(found, self.seed, clients, replies, concurrency)
+        simulated = self.system or System.of(system, self.seed, self.federation.names)
+        self.buffer = Buffer(simulated, self.seed, clients, replies, concurrency)
         self.staleness = system.staleness
         self.timeline = Timeline()
         self.versions: dict[int, TensorDict] = {}
@@ -152,7 +152,13 @@ class Buffered(Simulation):
 
     def _played_later(self, after: int) -> frozenset[int]:
         """The versions that clients of a recorded run started from that end after so many rounds."""
-        later = (a for one in self.trace or () if one.round > after for a in one.answers if a.answered)
+        later = (
+            a
+            for round_trace in self.trace or ()
+            if round_trace.round > after
+            for a in round_trace.answers
+            if a.answered
+        )
         return frozenset(a.version for a in later if a.version is not None)
 
     def collect(self, current: RoundState) -> list[Trained]:
@@ -164,7 +170,7 @@ class Buffered(Simulation):
             if outcome.answered:
                 version = self.round if outcome.version is None else outcome.version
                 started.setdefault(version, []).append(outcome.client)
-        place = {i: k for k, i in enumerate(current.training)}
+        positions = {i: k for k, i in enumerate(current.training)}
         parts: dict[str, list[Trained]] = {}
         for version, clients in sorted(started.items()):
             clients.sort()
@@ -173,11 +179,11 @@ class Buffered(Simulation):
             for group, where in by_group(self.groups, clients):
                 ids = tuple(clients[k] for k in where)
                 part = self._train(group, ids, message_for(sent, group, where), (version, server))
-                present = message_for(current.message, group, [place[i] for i in ids])
+                present = message_for(current.message, group, [positions[i] for i in ids])
                 parts.setdefault(group.name, []).append(self._as_of_now(part, present, version))
         joined = [_joined(versions) for versions in parts.values()]
         return [
-            replace(part, message=message_for(current.message, part.group, [place[i] for i in part.ids]))
+            replace(part, message=message_for(current.message, part.group, [positions[i] for i in part.ids]))
             for part in joined
         ]
 
@@ -213,9 +219,11 @@ class Buffered(Simulation):
         self.timeline = Timeline.load(facts["timeline"])
         self.versions = {}
         for version in facts["versions"]:
-            place = f"versions/{version}/"
-            mine = {p.removeprefix(place): t.clone() for p, t in tensors.items() if p.startswith(place)}
-            self.versions[int(version)] = tree.fill(self.server, mine)
+            prefix = f"versions/{version}/"
+            tensors_of_version = {
+                p.removeprefix(prefix): t.clone() for p, t in tensors.items() if p.startswith(prefix)
+            }
+            self.versions[int(version)] = tree.fill(self.server, tensors_of_version)
 
 
 def _joined(parts: Sequence[Trained]) -> Trained:

@@ -83,9 +83,9 @@ def check_server(old: TensorDict, new: TensorDict, round: int, options: Sequence
     before = dict(tree.leaves(old))
     for path, tensor in tree.leaves(new):
         bad = ~torch.isfinite(tensor) if tensor.is_floating_point() else torch.zeros(())
-        held = before.get(path)
-        if held is not None and held.shape == tensor.shape and held.is_floating_point():
-            bad = bad & torch.isfinite(held)
+        earlier = before.get(path)
+        if earlier is not None and earlier.shape == tensor.shape and earlier.is_floating_point():
+            bad = bad & torch.isfinite(earlier)
         if bad.any():
             raise DivergenceError(
                 f"round {round}: the server's '{path}' is NaN or infinite after aggregation, though every update was "
@@ -131,8 +131,8 @@ def term_to_blame(method: Method, visit: CohortTask, states: Stored, engine: Eng
         return ""
     try:
         engine.map(replace(visit, function=_Watched(method)), states)
-    except _NotFinite as found:
-        return f"{visit.about} of client {visit.cohort.ids[0]}, round {visit.cohort.round + 1}: {found}"
+    except _NotFinite as blamed:
+        return f"{visit.about} of client {visit.cohort.ids[0]}, round {visit.cohort.round + 1}: {blamed}"
     return ""
 
 
@@ -152,8 +152,8 @@ class _Watching(Client):
 
     def fit(self, start: Any, **options: Any) -> Any:
         """Returns `start` trained."""
-        given, purpose = options.get("term", ()), options.get("purpose", "train")
-        terms = (given,) if isinstance(given, Term) else tuple(given)
+        terms_given, purpose = options.get("term", ()), options.get("purpose", "train")
+        terms = (terms_given,) if isinstance(terms_given, Term) else tuple(terms_given)
         watched = [replace(t, function=_Watch(t, k, purpose)) for k, t in enumerate(terms, start=1)]
         return super().fit(start, **{**options, "term": watched})
 
@@ -165,28 +165,32 @@ class _Watch:
         self.term, self.batch = term, 0
         self.name = f"term {number} ({_name(term.function)}) of its fit '{purpose}'"
 
-    def __call__(self, seen: Seen, *given: Any) -> Any:
-        value, kept = self.term.value(seen, given)
+    def __call__(self, seen: Seen, *inputs: Any) -> Any:
+        value, state = self.term.value(seen, inputs)
         self._look(seen, value)
-        return (value, kept) if self.term.keeps else value
+        return (value, state) if self.term.keeps else value
 
     def _look(self, seen: Seen, value: Tensor) -> None:
         """Raises _NotFinite where this term is the first that is not finite."""
         self.batch += 1
         public = self.term.public is not None
-        said, known = physical(value)[0], physical(seen.outputs if public else seen.loss)[0]
-        if not _finite(known):
+        term_value, model_value = physical(value)[0], physical(seen.outputs if public else seen.loss)[0]
+        if not _finite(model_value):
             return  # the model itself is past mending
-        if not _finite(said):
-            bad = f"is {said.sum().item()}"
-        elif not all(map(_finite, _slopes(said, seen))):
-            bad = f"is {said.sum().item():.4g} with a gradient that is not finite"
+        if not _finite(term_value):
+            bad = f"is {term_value.sum().item()}"
+        elif not all(map(_finite, _slopes(term_value, seen))):
+            bad = f"is {term_value.sum().item():.4g} with a gradient that is not finite"
         else:
             return
-        beside = "the model's outputs are finite" if public else f"the run's loss is {known.sum().item():.4g}"
+        comparison = (
+            "the model's outputs are finite"
+            if public
+            else f"the run's loss is {model_value.sum().item():.4g}"
+        )
         raise _NotFinite(
-            f"{self.name} {bad} at batch {self.batch}, where {beside}; keep roots, logarithms and quotients away from "
-            "0 before they are taken: x.clamp(min=1e-12).sqrt(), torch.where(x > 0, x, 1.0).log()"
+            f"{self.name} {bad} at batch {self.batch}, where {comparison}; keep roots, logarithms and quotients away "
+            "from 0 before they are taken: x.clamp(min=1e-12).sqrt(), torch.where(x > 0, x, 1.0).log()"
         )
 
 
@@ -196,10 +200,10 @@ def _finite(tensor: Tensor) -> bool:
 
 def _slopes(value: Tensor, seen: Seen) -> list[Tensor]:
     """Gradients of a term by what it sees of the model, where it depends on it."""
-    found = [seen.outputs, *seen.own.values()]
+    sources = [seen.outputs, *seen.own.values()]
     with contextlib.suppress(ModelError):  # a model without a layer that has features: no term uses them
-        found.append(seen.features)
-    inputs = [t for t in (physical(one)[0] for one in found) if t.requires_grad]
+        sources.append(seen.features)
+    inputs = [t for t in (physical(source)[0] for source in sources) if t.requires_grad]
     if not value.requires_grad or not inputs:
         return []
     slopes = torch.autograd.grad(value.sum(), inputs, retain_graph=True, allow_unused=True)

@@ -58,7 +58,7 @@ class Timeline:
     def load(cls, plain: Mapping[str, Any]) -> Timeline:
         """Returns what `dump` returned."""
         flights = tuple(
-            Flight(float(end), int(rest[0]), ClientOutcome(*rest)) for end, *rest in plain["flights"]
+            Flight(float(end), int(outcome[0]), ClientOutcome(*outcome)) for end, *outcome in plain["flights"]
         )
         return cls(float(plain["now"]), int(plain["occasion"]), flights)
 
@@ -79,65 +79,68 @@ class Buffer:
         Raises:
             RunError: nobody trains, and nobody can ever be reached again.
         """
-        now, occasion, flights = start.now, start.occasion, sorted(start.flights, key=_order)
+        time, occasion, flights = start.now, start.occasion, sorted(start.flights, key=_order)
         ended: list[ClientOutcome] = []
-        held: set[int] = set()
-        while len(held) < self.replies:
-            if flights and flights[0].end <= now:
+        buffered: set[int] = set()
+        while len(buffered) < self.replies:
+            if flights and flights[0].end <= time:
                 answer = flights.pop(0).answer
                 ended.append(answer)
-                if len(ended) - len(held) > VAIN * (self.replies + self.clients):
+                if len(ended) - len(buffered) > VAIN * (self.replies + self.clients):
                     raise RunError(
-                        f"after {now:.4g} simulated seconds {len(ended) - len(held)} trainings came to nothing, so "
-                        f"the buffer of {self.replies} replies stays at {len(held)}; clients are lost, or slower than "
-                        "the deadline or the time that they can be reached: see system.deadline, speed, availability"
+                        f"after {time:.4g} simulated seconds {len(ended) - len(buffered)} trainings came to nothing, "
+                        f"so the buffer of {self.replies} replies stays at {len(buffered)}; clients are lost, or "
+                        "slower than the deadline or the time that they can be reached: see system.deadline, speed, "
+                        "availability"
                     )
-                held |= {answer.client} if answer.answered else set()
+                buffered |= {answer.client} if answer.answered else set()
                 continue
-            idle = set(range(self.clients)) - {f.client for f in flights} - held
-            occasion, starting = self._drawn(occasion, now, idle, self.concurrency - len(flights))
+            idle = set(range(self.clients)) - {f.client for f in flights} - buffered
+            occasion, starting = self._drawn(occasion, time, idle, self.concurrency - len(flights))
             if starting:
                 work = work_of(sorted(client for client, _ in starting))
-                flights += [self._flight(c, at, now, version, work[c]) for c, at in starting]
+                flights += [self._flight(c, at, time, version, work[c]) for c, at in starting]
                 flights.sort(key=_order)
             if not flights:
-                later = min((self.system.availability.next(i, now) for i in idle), default=math.inf)
+                later = min((self.system.availability.next(i, time) for i in idle), default=math.inf)
                 if math.isinf(later) or occasion - start.occasion > PATIENCE:
                     raise RunError(
-                        f"after {now:.4g} simulated seconds nobody trains and no client can be reached any more, so "
-                        f"the buffer of {self.replies} replies stays at {len(held)}; set fewer rounds, or see "
+                        f"after {time:.4g} simulated seconds nobody trains and no client can be reached any more, so "
+                        f"the buffer of {self.replies} replies stays at {len(buffered)}; set fewer rounds, or see "
                         "system.availability"
                     )
-                now = later
+                time = later
             else:
-                now = max(now, flights[0].end)
+                time = max(time, flights[0].end)
         answers = tuple(sorted(ended, key=lambda a: (a.client, a.version or 0)))
-        done = RoundTrace(version + 1, tuple(sorted(held)), answers, now - start.now)
-        return done, Timeline(now, occasion, tuple(flights))
+        done = RoundTrace(version + 1, tuple(sorted(buffered)), answers, time - start.now)
+        return done, Timeline(time, occasion, tuple(flights))
 
     def _drawn(
-        self, occasion: int, now: float, idle: set[int], places: int
+        self, occasion: int, time: float, idle: set[int], free_places: int
     ) -> tuple[int, list[tuple[int, int]]]:
         """Returns the next occasion, and (client, occasion) of those that take free places."""
         starting: list[tuple[int, int]] = []
-        left = sorted(idle)
-        for _ in range(places):
+        idle_clients = sorted(idle)
+        for _ in range(free_places):
             occasion += 1
-            there = [i for i in left if self.system.availability.until(i, now, occasion) is not None]
-            if not there:
+            reachable = [
+                i for i in idle_clients if self.system.availability.until(i, time, occasion) is not None
+            ]
+            if not reachable:
                 break
-            chosen = there[int(uniform(self.seed, "starts", 0, occasion) * len(there))]
-            left.remove(chosen)
+            chosen = reachable[int(uniform(self.seed, "starts", 0, occasion) * len(reachable))]
+            idle_clients.remove(chosen)
             starting.append((chosen, occasion))
         return occasion, starting
 
-    def _flight(self, client: int, occasion: int, now: float, version: int, work: ClientWork) -> Flight:
-        answer = self.system.answer(client, now, occasion, work)._replace(version=version)
+    def _flight(self, client: int, occasion: int, time: float, version: int, work: ClientWork) -> Flight:
+        answer = self.system.answer(client, time, occasion, work)._replace(version=version)
         deadline = self.system.settings.deadline
         seconds = answer.seconds or 0.0
         if deadline is not None and seconds > deadline:
             answer, seconds = answer._replace(fate="late"), deadline
-        return Flight(now + seconds, client, answer)
+        return Flight(time + seconds, client, answer)
 
 
 def _order(flight: Flight) -> tuple[float, int]:

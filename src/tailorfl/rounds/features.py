@@ -54,11 +54,11 @@ class FeatureTable:
         self._block_of = np.empty(len(order), dtype=np.int64)
         for number, rows in enumerate(self._blocks):
             self._block_of[rows] = number
-        memory, there = Block(folder), Block()
+        memory, is_there = Block(folder), Block()
         memory.reserve(len(order) * front.boundary.width * front.boundary.dtype.itemsize)
-        there.reserve(len(self._blocks))
+        is_there.reserve(len(self._blocks))
         self.values = memory.tensor(front.boundary.dtype, (len(order), front.boundary.width))
-        self._there = there.tensor(torch.uint8, (len(self._blocks),)).numpy()
+        self._there = is_there.tensor(torch.uint8, (len(self._blocks),)).numpy()
         self._is_full = False
 
     def ensure(self, rows: Tensor) -> None:
@@ -73,9 +73,9 @@ class FeatureTable:
     def fill(self, device: torch.device) -> None:
         """Computes what is not there of the samples that somebody has, on a device; others are no numbers."""
         missing = np.flatnonzero(self._there == 0)
-        wanted = missing < -(-self.used // BLOCK)
-        self._fill(missing[wanted].tolist(), device)
-        for number in missing[~wanted].tolist():
+        is_used = missing < -(-self.used // BLOCK)
+        self._fill(missing[is_used].tolist(), device)
+        for number in missing[~is_used].tolist():
             self.values[torch.from_numpy(self._blocks[number])] = torch.nan
         self._is_full = bool(self._there.all())
 
@@ -141,26 +141,26 @@ class Tables:
         return self._featured[source]
 
     def _table(self, source: Source) -> FeatureTable:
-        (order, used), known = self._order(source), Tables._known.setdefault(self._federation, {})
+        (order, used), tables = self._order(source), Tables._known.setdefault(self._federation, {})
         key = f"{self._of_front} {digest_of(source)} {_of_array(order)} {self._folder}"
-        if key not in known:
-            known[key] = FeatureTable(source, self._front, order, used, self._folder)
-        return known[key]
+        if key not in tables:
+            tables[key] = FeatureTable(source, self._front, order, used, self._folder)
+        return tables[key]
 
     def _order(self, source: Source) -> tuple[Ints, int]:
         """All rows of a source, each client's together, then those that no client has; how many somebody has."""
         rows = np.arange(len(source), dtype=np.int64)
         if source.x is not self._federation.source.x:
             return rows, len(rows)
-        own = dealt_rows(self._federation)
-        return np.concatenate([own, np.setdiff1d(rows, own)]), len(own)
+        dealt = dealt_rows(self._federation)
+        return np.concatenate([dealt, np.setdiff1d(rows, dealt)]), len(dealt)
 
 
 def dealt_rows(federation: Federation) -> Ints:
     """Returns the rows of the clients' source that somebody has, each once, those of a client together."""
     parts = [federation.part(part) for part in ("train", "val", "test")]
-    every = np.concatenate([own[client] for client in range(len(federation)) for own in parts])
-    return every[np.sort(np.unique(every, return_index=True)[1])]
+    rows = np.concatenate([rows_of[client] for client in range(len(federation)) for rows_of in parts])
+    return rows[np.sort(np.unique(rows, return_index=True)[1])]
 
 
 def digest_of(source: Source) -> str:

@@ -126,11 +126,11 @@ class FederatedRun:
 
     def _check_trace(self, system: SystemConfig) -> None:
         """Raises ConfigError where a recorded run is of other clients or of other rounds."""
-        for one in self.trace or ():
-            self.check_asked(one)
-            if any(a.version is not None for a in one.answers) != (system.mode == "buffered"):
-                other = "synchronous" if system.mode == "buffered" else "buffered"
-                raise ConfigError(f"the trace is of {other} rounds; set system.mode={other}")
+        for round_trace in self.trace or ():
+            self.check_asked(round_trace)
+            if any(a.version is not None for a in round_trace.answers) != (system.mode == "buffered"):
+                recorded_mode = "synchronous" if system.mode == "buffered" else "buffered"
+                raise ConfigError(f"the trace is of {recorded_mode} rounds; set system.mode={recorded_mode}")
 
     def _check_enough(self) -> None:
         """Raises ConfigError where a rule needs more clients of an architecture than a round has."""
@@ -185,8 +185,8 @@ class FederatedRun:
         for group in self.groups:
             names = group.context.split.trainable
             twice = set(group.model.split(method.trained_twice).personal) if method.trained_twice else set()
-            each = [group.model.sizes[n] * (method.models_trained + (n in twice)) for n in names]
-            total += len(group.clients) * sum(each)
+            sizes = [group.model.sizes[n] * (method.models_trained + (n in twice)) for n in names]
+            total += len(group.clients) * sum(sizes)
         return round_half_up(total / sum(len(group.clients) for group in self.groups))
 
     def cohort(self, ids: Sequence[int], limit: int | None = None, own: bool = False) -> Cohort:
@@ -268,12 +268,12 @@ class FederatedRun:
         cohort = replace(self.cohort(ids, steps, True), record=record)
         visit = CohortTask.of(DeploymentFunction(self.method, steps), cohort, message)
         with torch.no_grad():
-            (found,) = self.engine.map(visit, Stored(group.states, fresh=steps is not None))
+            (models,) = self.engine.map(visit, Stored(group.states, fresh=steps is not None))
         if record is not None:
             # Of all models that evaluations look at one is deployed: the last, or the one that adapted longest.
             purpose: Purpose = "deployment" if steps is None else "newcomer"
             self.ledger.settle(purpose, record.uses, keep_larger=steps is not None)
-        return found
+        return models
 
     def deployment_message(
         self, group: Group, ids: Sequence[int], steps: int | None
@@ -291,9 +291,9 @@ class FederatedRun:
         """
         if not self.method.has_global:
             return None
-        found = self.method.shared(self.server)
+        shared = self.method.shared(self.server)
         name = self.groups[0].name if architecture is None else architecture
-        return found[name] if isinstance(found, PerArchitecture) else found
+        return shared[name] if isinstance(shared, PerArchitecture) else shared
 
     # -- checkpoints ----------------------------------------------------------------------------------------
 
@@ -320,11 +320,13 @@ class FederatedRun:
         """Restores what `dump` returned."""
         # Copies: a tensor inside a file's buffer may lie where matrix products use other instructions and round
         # otherwise than on memory of their own.
-        mine = {p.removeprefix("server/"): t.clone() for p, t in tensors.items() if p.startswith("server/")}
-        self.server = tree.fill(self.server, mine)
+        server_tensors = {
+            p.removeprefix("server/"): t.clone() for p, t in tensors.items() if p.startswith("server/")
+        }
+        self.server = tree.fill(self.server, server_tensors)
         for group in self.groups:
-            place = _place(group)
-            group.states.load({p.removeprefix(place): t for p, t in tensors.items() if p.startswith(place)})
+            prefix = _place(group)
+            group.states.load({p.removeprefix(prefix): t for p, t in tensors.items() if p.startswith(prefix)})
         self.round, self.traffic = int(facts["round"]), Traffic(**facts["traffic"])
         self.gradients, self.turns = int(facts["gradients"]), int(facts["turns"])
         self.clock = float(facts.get("clock", 0.0))

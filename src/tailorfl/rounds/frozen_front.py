@@ -94,17 +94,17 @@ def frozen_front(
     state, source = tree.tensors(model.init(seed)), federation.source
     try:
         boundary = find_boundary(model, state, source.take(torch.arange(SAMPLES)))
-    except NoFeatures as why:
-        return None, str(why)
+    except NoFeatures as no_features:
+        return None, str(no_features)
     front = FeatureExtractor(model, boundary, state)
-    others = [s for s in (federation.public, *federation.shifted.values()) if s is not None]
-    samples = len(dealt_rows(federation)) + sum(map(len, others))
+    other_sources = [s for s in (federation.public, *federation.shifted.values()) if s is not None]
+    samples = len(dealt_rows(federation)) + sum(map(len, other_sources))
     size = samples * boundary.width * boundary.dtype.itemsize
     folder, reason = _where(size, settings)
     if not reason:
         tables = Tables(federation, front, folder)
         try:
-            found = replace(
+            featured = replace(
                 federation,
                 source=tables.see(source),
                 public=None if federation.public is None else tables.see(federation.public),
@@ -113,15 +113,15 @@ def frozen_front(
         except (RunError, OSError) as error:
             reason = f"their file cannot be made: {error}"
         else:
-            place = "in memory" if folder is None else f"in a file in {folder}"
-            said = (
+            location = "in memory" if folder is None else f"in a file in {folder}"
+            note = (
                 f"frozen layers up to '{boundary.name}' are computed once for each sample: "
-                f"{size / 1e6:,.1f} MB {place}"
+                f"{size / 1e6:,.1f} MB {location}"
             )
-            log.info("%s", said, extra={"once": said})
+            log.info("%s", note, extra={"once": note})
             return Features(
-                model.from_features(boundary.apply), found, tables.see, size, folder is not None
-            ), said
+                model.from_features(boundary.apply), featured, tables.see, size, folder is not None
+            ), note
     log.warning(
         "frozen layers are computed anew in every pass, since what they give out is not kept: %s",
         reason,
@@ -155,15 +155,15 @@ def _where(size: int, settings: FeatureSettings) -> tuple[Path | None, str]:
     folder = Path(tempfile.gettempdir()) if settings.folder is None else settings.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        left = shutil.disk_usage(folder).free
+        free_on_disk = shutil.disk_usage(folder).free
     except OSError as error:
         return (
             None,
             f"it takes {size / 1e9:,.1f} GB, and '{folder}' cannot be used: {error.strerror or error}",
         )
-    if size <= DISK_SHARE * left:
+    if size <= DISK_SHARE * free_on_disk:
         return folder, ""
     return None, (
         f"it takes {size / 1e9:,.1f} GB, of which engine.features_memory allows {settings.gigabytes:g} GB of memory, "
-        f"and the disk of '{folder}' has {left / 1e9:,.1f} GB left"
+        f"and the disk of '{folder}' has {free_on_disk / 1e9:,.1f} GB left"
     )

@@ -85,8 +85,12 @@ def make_groups(
     wrapped, public = models, federation.public
     owners = assignment  # nobody's where there is one architecture: all have it
     sizes = federation.sizes()[: federation.num_clients]
-    held = federation.server
-    validation = subset(federation.source, held, "the server's validation samples") if len(held) else None
+    server_rows = federation.server
+    validation = (
+        subset(federation.source, server_rows, "the server's validation samples")
+        if len(server_rows)
+        else None
+    )
     contexts = tuple(
         Context(
             model,
@@ -110,8 +114,8 @@ def make_groups(
     for context in contexts:
         full = replace(context, siblings=contexts) if len(contexts) > 1 else context
         start = method.client_state(full)
-        own = functools.partial(own_start, method, full) if method.individual_start else None
-        store = StateStore(start, state_folder, own)
+        individual = functools.partial(own_start, method, full) if method.individual_start else None
+        store = StateStore(start, state_folder, individual)
         theirs = frozenset(i for i, owner in enumerate(owners) if owner == full.architecture)
         groups.append(Group(full, start, store, theirs if owners else everyone))
     return tuple(groups)
@@ -238,18 +242,18 @@ def gather(parts: Mapping[str, Replies]) -> Replies:
     """
     if len(parts) == 1 and next(iter(parts.values())).context.architecture == "":
         return next(iter(parts.values()))
-    found = list(parts.values())
-    clients = np.concatenate([p.clients for p in found])
+    replies = list(parts.values())
+    clients = np.concatenate([part.clients for part in replies])
     order = np.argsort(clients)
-    first = found[0]
+    first = replies[0]
     return Replies(
-        stack=stacked([p.stack for p in found], torch.from_numpy(order)),
+        stack=stacked([part.stack for part in replies], torch.from_numpy(order)),
         clients=tuple(int(c) for c in clients[order]),
-        samples=np.concatenate([p.samples for p in found])[order],
+        samples=np.concatenate([part.samples for part in replies])[order],
         weighting=first.weighting,
         context=first.context,
         round=first.round,
-        metrics=stacked([p.metrics for p in found], torch.from_numpy(order)),
+        metrics=stacked([part.metrics for part in replies], torch.from_numpy(order)),
         parts=dict(parts),
     )
 

@@ -90,9 +90,11 @@ class PrivateReplies(RoundHook):
         counted = [part.among(set(current.sampled)) for part in current.parts]
         current.counted, current.refused = [part for part in counted if part.ids], ()
         if run.updates.secret:  # a group of which nobody was drawn has replies of no rows: noise alone
-            there = {part.group.name: part for part in counted}
+            by_architecture = {part.group.name: part for part in counted}
             current.counted = [
-                there[group.name] if group.name in there else nobody(run, group, current.number)
+                by_architecture[group.name]
+                if group.name in by_architecture
+                else nobody(run, group, current.number)
                 for group in run.groups
                 if run.population.members(group)
             ]
@@ -135,8 +137,8 @@ class TrafficCount(RoundHook):
         if current.trace is not None:
             reached = current.trace.reached
             if isinstance(message, PerClient):
-                place = {i: k for k, i in enumerate(current.trace.asked)}
-                rows = torch.tensor([place[i] for i in reached], dtype=torch.int64)
+                positions = {i: k for k, i in enumerate(current.trace.asked)}
+                rows = torch.tensor([positions[i] for i in reached], dtype=torch.int64)
                 message = PerClient(message.payloads, message.rows[rows])
         if run.method.reaches_all:
             reached = range(run.participants)

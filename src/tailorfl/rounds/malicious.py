@@ -51,24 +51,24 @@ class Malicious:
 
     def sent(self, part: Trained, round: int) -> Trained:
         """Return a part of a round as the server gets it."""
-        mine = torch.tensor([i in self.clients for i in part.ids], dtype=torch.bool)
+        is_hostile = torch.tensor([i in self.clients for i in part.ids], dtype=torch.bool)
         kind = self.settings.kind
-        if kind == "label_flip" or not self.attack(round) or not mine.any():
+        if kind == "label_flip" or not self.attack(round) or not is_hostile.any():
             return part
         updates = part.updates
         if not updates.changes:
             return part
         strength = STRENGTH.get(kind, math.nan) if self.settings.strength is None else self.settings.strength
-        found = dict(tree.leaves(part.replies))
+        replies = dict(tree.leaves(part.replies))
         for number, (path, change) in enumerate(updates.changes.items()):
             if kind == "noise":
                 changed = self._noise(part.ids, round, number, change) * strength
             else:
                 changed = change * (-strength if kind == "sign_flip" else strength)
-            theirs = mine.reshape(-1, *(1,) * (change.ndim - 1))
-            found[path] = torch.where(theirs, updates.origins[path] + changed, found[path])
-        finite = part.finite & ~mine if kind == "nan" else part.finite
-        return replace(part, replies=tree.nest(found.items(), part.replies.batch_size), finite=finite)
+            theirs = is_hostile.reshape(-1, *(1,) * (change.ndim - 1))
+            replies[path] = torch.where(theirs, updates.origins[path] + changed, replies[path])
+        finite = part.finite & ~is_hostile if kind == "nan" else part.finite
+        return replace(part, replies=tree.nest(replies.items(), part.replies.batch_size), finite=finite)
 
     def _noise(self, ids: Sequence[int], round: int, number: int, like: Tensor) -> Tensor:
         """Normal numbers in the shape of the updates `like` [clients, ...], each client's own; 0 for benign ones."""
@@ -95,15 +95,15 @@ class Malicious:
                 f"'{source.name}' is a {source.task} task; take another kind"
             )
         theirs = np.array(sorted(self.clients), dtype=np.int64)
-        others = np.setdiff1d(np.arange(len(train)), theirs)
+        benign = np.setdiff1d(np.arange(len(train)), theirs)
         rows = np.unique(train.of_clients(theirs).flat())
-        if np.isin(train.of_clients(others).flat(), rows).any():
+        if np.isin(train.of_clients(benign).flat(), rows).any():
             raise ConfigError(
                 "system.malicious.kind=label_flip changes the training samples of malicious clients, but others train "
                 "on some of them, too; deal every sample to one client, or take another kind"
             )
-        y, where = source.y.clone(), torch.from_numpy(rows)
-        y[where] = (source.outputs - 1 if source.task == "classification" else 1) - y[where]
+        y, hostile_rows = source.y.clone(), torch.from_numpy(rows)
+        y[hostile_rows] = (source.outputs - 1 if source.task == "classification" else 1) - y[hostile_rows]
         return replace(source, y=y)
 
 

@@ -34,28 +34,28 @@ MENDS = {
 
 
 @contextmanager
-def explained(method: Method, client: Client, stage: str, **given: TensorDict) -> Iterator[None]:
-    """Turns what fails in a method's code into a ClientError; `given` are what it got, which it must not write to.
+def explained(method: Method, client: Client, stage: str, **inputs: TensorDict) -> Iterator[None]:
+    """Turns what fails in a method's code into a ClientError; `inputs` are what it got, which it must not write to.
 
     Raises:
         ClientError: the code failed, or wrote into what it was given.
     """
-    before = {name: _versions(part) for name, part in given.items()}
+    before = {name: _versions(part) for name, part in inputs.items()}
     try:
         yield
     except TailorflError:
         raise
     except KeyError as error:
-        held = "; ".join(f"{name} has {_names(part)}" for name, part in given.items())
-        raise ClientError(f"{_where(method, client, stage)}: there is no {error}; {held}") from error
+        contents = "; ".join(f"{name} has {_names(part)}" for name, part in inputs.items())
+        raise ClientError(f"{_where(method, client, stage)}: there is no {error}; {contents}") from error
     except Exception as error:
         mend = next((text for mark, text in MENDS.items() if mark in str(error)), None)
         if mend is None and unsupported(error):
             raise  # the model's matter: another engine may run it
-        said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-        why = mend or said
-        raise ClientError(f"{_where(method, client, stage)}: {why}") from error
-    for name, part in given.items():
+        message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+        problem = mend or message
+        raise ClientError(f"{_where(method, client, stage)}: {problem}") from error
+    for name, part in inputs.items():
         if _versions(part) != before[name]:
             raise ClientError(
                 f"{_where(method, client, stage)}: `{name}` was written to, which other clients or the server may see; "
@@ -63,23 +63,27 @@ def explained(method: Method, client: Client, stage: str, **given: TensorDict) -
             )
 
 
-def pair(method: Method, client: Client, found: Any, state: TensorDict) -> tuple[TensorDict, TensorDict]:
+def pair(method: Method, client: Client, returned: Any, state: TensorDict) -> tuple[TensorDict, TensorDict]:
     """Returns what `local` returned, if that is (new state, structured as `state`, and reply); else ClientError."""
-    if isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, TensorDict) for part in found):
-        if what := tree.unlike(tree.shapes(tree.leaves(found[0])), tree.shapes(tree.leaves(state))):
+    if (
+        isinstance(returned, tuple)
+        and len(returned) == 2
+        and all(isinstance(part, TensorDict) for part in returned)
+    ):
+        if difference := tree.unlike(tree.shapes(tree.leaves(returned[0])), tree.shapes(tree.leaves(state))):
             raise ClientError(
-                f"{_where(method, client, 'local')}: the new private state {what}; it keeps the names, shapes and "
-                "dtypes that client_state() gave it"
+                f"{_where(method, client, 'local')}: the new private state {difference}; it keeps the names, shapes "
+                "and dtypes that client_state() gave it"
             )
-        return found[0], found[1]
-    what = (
-        f"a tuple of {', '.join(type(part).__name__ for part in found) or 'nothing'}"
-        if isinstance(found, tuple)
-        else f"one {type(found).__name__}"
+        return returned[0], returned[1]
+    difference = (
+        f"a tuple of {', '.join(type(part).__name__ for part in returned) or 'nothing'}"
+        if isinstance(returned, tuple)
+        else f"one {type(returned).__name__}"
     )
     raise ClientError(
-        f"{_where(method, client, 'local')}: it returned {what}, but has to return (new private state, reply), two "
-        "TensorDicts; tree.empty() of tailorfl.training stands for nothing"
+        f"{_where(method, client, 'local')}: it returned {difference}, but has to return (new private state, reply), "
+        "two TensorDicts; tree.empty() of tailorfl.training stands for nothing"
     )
 
 
@@ -93,13 +97,15 @@ def shapes_of_replies(
     Raises:
         ClientError: one has another shape or dtype than it had before.
     """
-    now = tree.shapes(tree.leaves(replies), axes=1)
-    if what := tree.unlike(now, {**now, **{path: before[path] for path in now.keys() & before.keys()}}):
+    shapes = tree.shapes(tree.leaves(replies), axes=1)
+    if difference := tree.unlike(
+        shapes, {**shapes, **{path: before[path] for path in shapes.keys() & before.keys()}}
+    ):
         raise ClientError(
-            f"{method.title}, 'local' of {operations.who(ids)}, round {round + 1}: the reply {what}, as in the rounds "
-            "before; an entry of a reply keeps its shape and dtype: give what is new a name of its own"
+            f"{method.title}, 'local' of {operations.who(ids)}, round {round + 1}: the reply {difference}, as in the "
+            "rounds before; an entry of a reply keeps its shape and dtype: give what is new a name of its own"
         )
-    return {**before, **now}
+    return {**before, **shapes}
 
 
 def check_replies_used(method: Method, replied: Sequence[str]) -> None:
@@ -114,7 +120,7 @@ def check_replies_used(method: Method, replied: Sequence[str]) -> None:
 
 @contextmanager
 def changed_replies_named(
-    method: Method, round: int, now: Collection[str], before: Collection[str]
+    method: Method, round: int, names: Collection[str], before: Collection[str]
 ) -> Iterator[None]:
     """Turns a failure of `aggregate` into a ClientError where replies have other names than in the rounds before.
 
@@ -125,7 +131,7 @@ def changed_replies_named(
     except TailorflError:
         raise
     except Exception as error:
-        lacking = sorted(set(before) - set(now))
+        lacking = sorted(set(before) - set(names))
         if not lacking:
             raise
         raise ClientError(
@@ -135,23 +141,23 @@ def changed_replies_named(
         ) from error
 
 
-def whole_model(method: Method, client: Client, found: Any) -> TensorDict:
+def whole_model(method: Method, client: Client, returned: Any) -> TensorDict:
     """Returns what `personal` returned, if that is a whole model state; raises ClientError otherwise."""
-    if not isinstance(found, TensorDict):
+    if not isinstance(returned, TensorDict):
         raise ClientError(
-            f"{_where(method, client, 'personal')}: it returned one {type(found).__name__}, but has to return the "
+            f"{_where(method, client, 'personal')}: it returned one {type(returned).__name__}, but has to return the "
             "model that the client deploys, a TensorDict"
         )
-    wanted, names = set(client.names), set(tree.tensors(found))
-    if wanted != names:
-        extra, absent = sorted(names - wanted), sorted(wanted - names)
-        told = [f"has {', '.join(extra[:5])}, which the model does not"] if extra else []
-        told += [f"lacks {', '.join(absent[:5])}"] if absent else []
+    expected, names = set(client.names), set(tree.tensors(returned))
+    if expected != names:
+        extra, absent = sorted(names - expected), sorted(expected - names)
+        differences = [f"has {', '.join(extra[:5])}, which the model does not"] if extra else []
+        differences += [f"lacks {', '.join(absent[:5])}"] if absent else []
         raise ClientError(
-            f"{_where(method, client, 'personal')}: what it returned {' and '.join(told)}; return the whole model and "
-            "nothing else (state.select(...), tree.merge(...))"
+            f"{_where(method, client, 'personal')}: what it returned {' and '.join(differences)}; return the whole "
+            "model and nothing else (state.select(...), tree.merge(...))"
         )
-    return found
+    return returned
 
 
 def _where(method: Method, client: Client, stage: str) -> str:

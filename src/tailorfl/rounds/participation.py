@@ -77,8 +77,8 @@ class RoundTrace:
     @property
     def absent(self) -> tuple[int, ...]:
         """The clients that were asked and took no part, in rising order."""
-        there = {a.client for a in self.answers if a.answered and a.reason != TOO_FEW}
-        return tuple(sorted(set(self.asked) - there))
+        took_part = {a.client for a in self.answers if a.answered and a.reason != TOO_FEW}
+        return tuple(sorted(set(self.asked) - took_part))
 
     @property
     def too_few(self) -> bool:
@@ -122,7 +122,7 @@ class Trace:
 
     def __init__(self, rounds: Iterable[RoundTrace], name: str = "the trace") -> None:
         self.name = name
-        self._rounds = {one.round: one for one in rounds}
+        self._rounds = {round_trace.round: round_trace for round_trace in rounds}
 
     def __len__(self) -> int:
         """How many rounds there are."""
@@ -140,7 +140,7 @@ class Trace:
     @property
     def is_deployed(self) -> bool:
         """Whether real clients recorded it, each of which trained by itself in a process of its own."""
-        return any(not one.simulated for one in self)
+        return any(not round_trace.simulated for round_trace in self)
 
     def of(self, round: int) -> RoundTrace:
         """Returns what happened in a round; the first is 1.
@@ -174,15 +174,15 @@ class Trace:
 def _checked(path: Path, lines: Sequence[str]) -> Iterator[RoundTrace]:
     for number, line in enumerate(lines, start=1):
         try:
-            found = _parsed(line)
-            if found.round != number:
-                raise ValueError(f"it is of round {found.round}, and round {number} belongs here")
+            trace = _parsed(line)
+            if trace.round != number:
+                raise ValueError(f"it is of round {trace.round}, and round {number} belongs here")
         except (ValueError, RecursionError) as error:
             raise RunError(
                 f"line {number} of '{path}' is no line of a trace ({error}); restore the file from a copy, "
                 "or give the trace.jsonl of another job"
             ) from error
-        yield found
+        yield trace
 
 
 def _parsed(line: str) -> RoundTrace:
@@ -197,16 +197,16 @@ def _parsed(line: str) -> RoundTrace:
         if extra:
             raise ValueError(f"it has {extra[0]}, but what is said of a client is {', '.join(_ANSWER)}")
     try:
-        found = _READER.validate_python(plain)
+        trace = _READER.validate_python(plain)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{where or 'it'}: {first['msg']}, got {str(first['input'])[:40]}") from error
-    if len(set(found.answered)) < len(found.answered) or list(found.sampled) != sorted(set(found.sampled)):
+        key = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{key or 'it'}: {first['msg']}, got {str(first['input'])[:40]}") from error
+    if len(set(trace.answered)) < len(trace.answered) or list(trace.sampled) != sorted(set(trace.sampled)):
         raise ValueError("it has a client twice, or sampled clients out of order")
-    if not set(found.sampled) <= set(found.asked):
+    if not set(trace.sampled) <= set(trace.asked):
         raise ValueError("it samples clients that were not asked")
-    return found
+    return trace
 
 
 def _keys() -> list[str]:

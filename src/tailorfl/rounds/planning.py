@@ -48,10 +48,10 @@ def work_of(
 
 def nobody(run: FederatedRun, group: Group, round: int) -> Trained:
     """Return what a round is of a group of which nobody takes part: no rows, in the shape of a client's reply."""
-    one = (run.population.members(group)[0],)
-    message = message_for(run.method.broadcast(run.server, one), group, (0,))
+    client = (run.population.members(group)[0],)
+    message = message_for(run.method.broadcast(run.server, client), group, (0,))
     _, (_, replies, metrics) = counted(
-        group, run.population.cohort(one, round, run.train), message, run.local
+        group, run.population.cohort(client, round, run.train), message, run.local
     )
     none = torch.ones(0, dtype=torch.bool)
     return Trained(group, (), replies[:0], metrics[:0], none, message, run.method, run.server, {})

@@ -127,7 +127,7 @@ def find_rule(settings: RobustConfig) -> AggregationRule | None:
     allowed = {"rule", *(rule.options if rule else ())}
     for option, setting in type(settings).model_fields.items():
         if option not in allowed and getattr(settings, option) != setting.default:
-            having = [name for name, other in RULES.items() if option in other.options]
+            having = [name for name, candidate in RULES.items() if option in candidate.options]
             raise ConfigError(
                 f"server.robust.{option} is an option of the rules {', '.join(having)}, but rule={settings.rule}; "
                 f"leave {option} out, or take another rule"

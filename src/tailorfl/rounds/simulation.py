@@ -167,16 +167,16 @@ class Simulation(FederatedRun):
 
     def _aggregate(self, current: RoundState) -> TensorDict:
         """Return the server's state after the round: what it was, if it gets no reply."""
-        shown = {}
+        replies = {}
         for part in current.counted:
-            seen: Trained | None = part
+            visible: Trained | None = part
             for hook in HOOKS:
-                seen = None if seen is None else hook.before_aggregation(self, current, seen)
-            if seen is not None:
-                shown[part.group.name] = self.replies(seen)
-        if not shown:
+                visible = None if visible is None else hook.before_aggregation(self, current, visible)
+            if visible is not None:
+                replies[part.group.name] = self.replies(visible)
+        if not replies:
             return self.server
-        server = tree.contiguous(self.aggregated(self.server, gather(shown)))
+        server = tree.contiguous(self.aggregated(self.server, gather(replies)))
         check_server(self.server, server, self.round + 1, self.method.server_settings)
         return server
 

@@ -47,8 +47,8 @@ class ClientWork:
 class Rates:
     """A rate of every client, such as its speed."""
 
-    def __init__(self, config: RateConfig, seed: int, what: str, names: Sequence[str]) -> None:
-        self._config, self._seed, self._what = config, seed, what
+    def __init__(self, config: RateConfig, seed: int, quantity: str, names: Sequence[str]) -> None:
+        self._config, self._seed, self._what = config, seed, quantity
         self._listed: Mapping[int, float] = {}
         if config.kind == "file" and config.file is not None:
             path = Path(config.file)
@@ -68,8 +68,8 @@ class Rates:
             return self._listed[client]
         if config.kind == "fixed":
             return config.median
-        when = occasion if config.redraw == "round" else 0
-        u = max(uniform(self._seed, self._what, client, when), 1e-12)
+        draw = occasion if config.redraw == "round" else 0
+        u = max(uniform(self._seed, self._what, client, draw), 1e-12)
         if config.kind == "uniform":
             return config.median * (1.0 + config.spread * (2.0 * u - 1.0))
         if config.kind == "lognormal":
@@ -93,14 +93,16 @@ class Devices:
     def straggles(self, client: int, occasion: int) -> bool:
         """Returns whether a client is a straggler on an occasion."""
         stragglers = self._config.stragglers
-        when = occasion if stragglers.redraw == "round" else 0
-        return uniform(self._seed, "straggler", client, when) < stragglers.share
+        draw = occasion if stragglers.redraw == "round" else 0
+        return uniform(self._seed, "straggler", client, draw) < stragglers.share
 
     def seconds(self, client: int, occasion: int, work: ClientWork) -> float:
         """Returns how long a client takes for its work, from the question to the answer."""
         speed, bandwidth = self._speed.of(client, occasion), self._bandwidth.of(client, occasion)
-        alone = work.down / bandwidth + work.gradients / speed + work.up / (self._config.upload * bandwidth)
-        return alone * (self._config.stragglers.factor if self.straggles(client, occasion) else 1.0)
+        unhindered = (
+            work.down / bandwidth + work.gradients / speed + work.up / (self._config.upload * bandwidth)
+        )
+        return unhindered * (self._config.stragglers.factor if self.straggles(client, occasion) else 1.0)
 
     def vanishes(self, client: int, occasion: int) -> float | None:
         """Returns after which share of its time a client vanishes on an occasion; None where it does not."""
@@ -149,29 +151,29 @@ class System:
         number: int,
         time: float,
         sampled: tuple[int, ...],
-        asked: tuple[int, ...],
+        training: tuple[int, ...],
         work: Mapping[int, ClientWork],
-        wanted: int,
+        enough: int,
     ) -> RoundTrace:
-        """Returns what becomes of the clients that are `asked` in round `number`, of whom `sampled` would count.
+        """Returns what becomes of the clients `training` that round `number` asks, of whom `sampled` would count.
 
-        The round ends when `wanted` of the sampled have answered; or else when all that were asked have, or were lost;
+        The round ends when `enough` of the sampled have answered; or else when all that were asked have, or were lost;
         in any case at the deadline. Whoever answers later is late. A round that reaches nobody lasts until the first of
         them can be reached.
         """
-        answers = [self.answer(i, time, number, work[i]) for i in asked]
+        answers = [self.answer(i, time, number, work[i]) for i in training]
         counting = set(sampled)
         arrivals = sorted((_seconds(a), a.client) for a in answers if a.answered and a.client in counting)
         deadline = math.inf if self.settings.deadline is None else self.settings.deadline
         last = max((_seconds(a) for a in answers if a.fate != "unavailable"), default=-1.0)
         if last < 0:
-            waiting = min((self.availability.next(i, time) for i in asked), default=math.inf) - time
+            waiting = min((self.availability.next(i, time) for i in training), default=math.inf) - time
             last = waiting if math.isfinite(waiting) else 0.0
         end = min(last, deadline)
         surplus: set[int] = set()
-        if self.settings.over_selection and len(arrivals) >= wanted:
-            end = min(end, arrivals[wanted - 1][0])
-            surplus = {client for _, client in arrivals[wanted:]}
+        if self.settings.over_selection and len(arrivals) >= enough:
+            end = min(end, arrivals[enough - 1][0])
+            surplus = {client for _, client in arrivals[enough:]}
         late = [
             a._replace(fate="late") if a.answered and (_seconds(a) > end or a.client in surplus) else a
             for a in answers
