@@ -12,10 +12,10 @@ from torch import nn
 
 from methods.settings import make
 from methods.small import NEWCOMER, SIZES, TRAIN, assert_close, assert_same, federation, model
+from rounds.helpers import ASSIGNMENT, MODELS, dumped, stepped, two_architectures
 from tailorfl.core.method import methods
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine
-from tailorfl.engines.make import make_engine
 from tailorfl.engines.sequential import Sequential
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
@@ -29,27 +29,17 @@ from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.loading import load
 from tailorfl.training import tree
 
-MODELS = {"small": model("mlp"), "large": model("batch_norm")}
-ASSIGNMENT = ("large", "small", "small", "large", "small", "large")
 ABLE = tuple(name for name, method in methods().items() if method.heterogeneous)
 
 
 def run(name: str, engine: str = "sequential", rounds: int = 3, **settings: Any) -> Simulation:
-    sim = Simulation(
-        make(name), federation(), MODELS, TRAIN, assignment=ASSIGNMENT, engine=make_engine(engine), **settings
-    )
-    for _ in range(rounds):
-        sim.step()
-    return sim
-
-
-def all_of(sim: Simulation) -> dict[str, torch.Tensor]:
-    return {p: t.clone() for p, t in sim.dump()[0].items()}
+    done: Simulation = stepped(two_architectures(name, engine, **settings), rounds)
+    return done
 
 
 @pytest.mark.parametrize("name", ABLE)
 def test_engines_agree(name: str) -> None:
-    a, b = (all_of(run(name, engine, fraction=0.6)) for engine in ("sequential", "vectorized"))
+    a, b = (dumped(run(name, engine, fraction=0.6)) for engine in ("sequential", "vectorized"))
     assert_close(a, b)
 
 
@@ -64,7 +54,7 @@ def test_resumed_equals_uninterrupted(name: str) -> None:
     second.load({p: t.clone() for p, t in tensors.items()}, facts)
     for _ in range(2):
         second.step()
-    assert_same(all_of(whole), all_of(second))
+    assert_same(dumped(whole), dumped(second))
     assert whole.traffic == second.traffic
 
 
@@ -113,7 +103,7 @@ def test_a_client_that_diverges_is_left_out_and_the_others_go_on() -> None:
     broken = replace(base, source=replace(base.source, x=x))
     sim = Simulation(make("feddf"), broken, MODELS, TRAIN, assignment=ASSIGNMENT)
     assert sim.step().rejected == (2,)
-    assert all(bool(torch.isfinite(t.float()).all()) for t in all_of(sim).values())
+    assert all(bool(torch.isfinite(t.float()).all()) for t in dumped(sim).values())
 
 
 def test_methods_that_mix_weights_refuse_several_architectures() -> None:
@@ -209,7 +199,7 @@ def test_an_architecture_that_cannot_be_mapped_makes_the_automatic_engine_sequen
     def after(engine: Engine) -> dict[str, torch.Tensor]:
         sim = Simulation(make("local"), federation(), models, TRAIN, assignment=assignment, engine=engine)
         sim.step()
-        return all_of(sim)
+        return dumped(sim)
 
     found = after(Auto(choice="vectorized"))
     assert "using the sequential one" in caplog.text

@@ -23,7 +23,7 @@ from methods.small import (
     shared,
     simulation,
 )
-from rounds.test_participation import digest
+from rounds.helpers import digest, stepped
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.rounds.availability import Listed
@@ -61,12 +61,6 @@ def buffered(name: str, model_name: str = "mlp", engine: str = "sequential", **g
         system=system,
         **settings,
     )
-
-
-def stepped(sim: Any, rounds: int) -> Any:
-    for _ in range(rounds):
-        sim.step()
-    return sim
 
 
 # -- a reference ------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from rounds.helpers import dumped
 from tailorfl.report.experiment import run_experiment
 from tailorfl.rounds.buffered import Buffered
 from tailorfl.rounds.simulation import Simulation
@@ -53,11 +54,6 @@ def simulation(config: ExperimentConfig) -> Simulation:
     return make_simulation(Job(config, config.methods[0], 3), make_federation(config, 3))
 
 
-def everything(sim: Simulation) -> dict[str, torch.Tensor]:
-    """All tensors of a run."""
-    return {name: t.clone() for name, t in sim.dump()[0].items()}
-
-
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     assert one.keys() == other.keys()
     for name in one:
@@ -72,7 +68,7 @@ def test_equal_durations_are_synchronous_rounds(name: str) -> None:
     for _ in range(4):
         sim.step()
         plain.step()
-    same(everything(sim), everything(plain))
+    same(dumped(sim), dumped(plain))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -89,7 +85,7 @@ def test_a_stop_in_mid_flight_changes_no_bit(name: str) -> None:
     rest.load(*first.dump())
     for _ in range(3):
         rest.step()
-    same(everything(whole), everything(rest))
+    same(dumped(whole), dumped(rest))
     assert max(ages) > 0, "nobody was stale"
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from methods.settings import NAMES, make, one_of
 from methods.small import assert_same, everything, personal, simulation
+from rounds.helpers import stepped
 from tailorfl.engines.auto import Auto
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
@@ -16,12 +17,6 @@ from tailorfl.runs import checkpoints
 SETTINGS: dict[str, Any] = {"fraction": 0.4, "seed": 2}
 IN_TURN = [(name, ("sequential", "vectorized")[k % 2]) for k, name in enumerate(NAMES)]
 """One engine a method: neither knows what is kept between rounds, and where it lies."""
-
-
-def go_on(sim: Simulation, rounds: int) -> Simulation:
-    for _ in range(rounds):
-        sim.step()
-    return sim
 
 
 def assert_equal_runs(a: Simulation, b: Simulation) -> None:
@@ -47,7 +42,7 @@ def test_server_optimizers_resume_with_their_moments(options: dict[str, Any], tm
     loaded = checkpoints.load_latest(tmp_path)
     assert loaded is not None
     second.load(*loaded[1:])
-    assert_equal_runs(whole, go_on(second, 3))
+    assert_equal_runs(whole, stepped(second, 3))
 
 
 def test_a_resumed_run_keeps_the_engine_that_was_chosen() -> None:
@@ -68,7 +63,7 @@ def test_states_on_disk_are_states_in_memory(name: str, tmp_path: Path) -> None:
         assert str(tmp_path / "states") in Path("/proc/self/maps").read_text()
     resumed = simulation(name, "batch_norm", engine, state_folder=tmp_path / "others", **SETTINGS)
     resumed.load(*disk.dump())
-    assert_equal_runs(go_on(memory, 1), go_on(resumed, 1))
+    assert_equal_runs(stepped(memory, 1), stepped(resumed, 1))
 
 
 def test_a_resumed_run_may_use_the_same_folder(tmp_path: Path) -> None:
@@ -81,4 +76,4 @@ def test_a_resumed_run_may_use_the_same_folder(tmp_path: Path) -> None:
     del crashed
     resumed = simulation("ditto", state_folder=tmp_path, **SETTINGS)
     resumed.load(saved, facts)
-    assert_equal_runs(whole, go_on(resumed, 2))
+    assert_equal_runs(whole, stepped(resumed, 2))

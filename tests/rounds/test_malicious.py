@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from methods.settings import NAMES, make
 from methods.small import (
@@ -23,6 +22,7 @@ from methods.small import (
     shared,
     simulation,
 )
+from rounds.helpers import server_vector
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
@@ -51,10 +51,6 @@ def run(method: Any, kind: str | None, rounds: int = 1, **settings: Any) -> Simu
     return simulation(
         method, settings.pop("model", "mlp"), **{"engine": "vectorized", "rounds": rounds, **settings}
     )
-
-
-def server(sim: Simulation) -> Tensor:
-    return torch.cat([t.flatten().double() for _, t in tree.leaves(sim.server) if t.is_floating_point()])
 
 
 # -- who -----------------------------------------------------------------------------------------------------
@@ -104,18 +100,21 @@ def test_an_update_is_sent_times_a_factor(
     honest, hostile, absent = (
         run(make(name, weights="uniform"), k, rounds=0, **(options if k else {})) for k in (None, kind, None)
     )
-    start = server(honest)
+    start = server_vector(honest)
     honest.step()
     hostile.step()
     rest = tuple(i for i in range(len(SIZES)) if i != ATTACKER)
     absent.step(rest, rest)
-    others, all_moved = (server(absent) - start) * len(rest) / len(SIZES), server(honest) - start
+    others, all_moved = (
+        (server_vector(absent) - start) * len(rest) / len(SIZES),
+        server_vector(honest) - start,
+    )
     if name == "scaffold":  # whose correction is over all clients, and not the mean of those that came
         count = sum(t.numel() for _, t in tree.leaves(honest.server["correction"]))
         others[-count:] *= len(SIZES) / len(rest)
     mine = all_moved - others
     assert float(mine.norm()) > 1e-3
-    torch.testing.assert_close(server(hostile) - start, others + factor * mine, atol=1e-5, rtol=1e-3)
+    torch.testing.assert_close(server_vector(hostile) - start, others + factor * mine, atol=1e-5, rtol=1e-3)
 
 
 def test_noise_takes_the_place_of_the_update() -> None:
@@ -131,7 +130,7 @@ def test_noise_takes_the_place_of_the_update() -> None:
         for d in (base, other)
     )
     assert_same(dict(one.server["w"].items()), dict(two.server["w"].items()))
-    sizes = server(run(make("fedavg", weights="uniform"), "noise", strength=50.0, model="cnn2"))
+    sizes = server_vector(run(make("fedavg", weights="uniform"), "noise", strength=50.0, model="cnn2"))
     assert float(sizes.std()) == pytest.approx(50 / len(SIZES), rel=0.05)
 
 
@@ -139,10 +138,10 @@ def test_noise_is_another_one_in_each_round() -> None:
     """The others train with a rate so small that the server moves by a share of the noise alone."""
     train = replace(TRAIN, lr=1e-8)
     sim = run(make("fedavg", weights="uniform"), "noise", 0, strength=0.01, model="cnn2", train=train)
-    places = [server(sim)]
+    places = [server_vector(sim)]
     for _ in range(2):
         sim.step()
-        places.append(server(sim))
+        places.append(server_vector(sim))
     moves = torch.stack([places[1] - places[0], places[2] - places[1]])
     assert moves.std(1).tolist() == pytest.approx([0.01 / len(SIZES)] * 2, rel=0.05)
     assert abs(float(torch.corrcoef(moves)[0, 1])) < 0.1
@@ -168,9 +167,9 @@ def test_what_is_no_number_ends_as_a_rejected_client(name: str, caplog: pytest.L
 
 def test_a_round_of_attackers_alone_leaves_the_server_as_it_is() -> None:
     sim = run("fedavg", "nan", rounds=0)
-    start = server(sim)
+    start = server_vector(sim)
     assert sim.step((ATTACKER,), (ATTACKER,)).rejected == (ATTACKER,)
-    assert torch.equal(server(sim), start)
+    assert torch.equal(server_vector(sim), start)
     assert sim.round == 1
 
 
@@ -178,7 +177,7 @@ def test_running_statistics_are_sent_as_they_are() -> None:
     hostile, honest = (run("fedavg", kind, model="batch_norm") for kind in ("sign_flip", None))
     for name in hostile.model.buffers:
         assert torch.equal(hostile.server["w"][name], honest.server["w"][name])
-    assert not torch.equal(server(hostile), server(honest))
+    assert not torch.equal(server_vector(hostile), server_vector(honest))
 
 
 # -- what they train on --------------------------------------------------------------------------------------
@@ -250,7 +249,7 @@ def test_they_attack_from_a_round_on(kind: str) -> None:
     for number in range(1, 4):
         late.step()
         honest.step()
-        assert torch.equal(server(late), server(honest)) == (number < 3)
+        assert torch.equal(server_vector(late), server_vector(honest)) == (number < 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -274,15 +273,15 @@ def test_client_level_privacy_sees_what_was_sent() -> None:
     )
     assert_close(everything(private), everything(plain), atol=1e-5)
     sim = run(make("ditto", weights="uniform"), "nan", 1, **bound)
-    assert torch.isfinite(server(sim)).all()
+    assert torch.isfinite(server_vector(sim)).all()
 
 
 def test_refused_attackers_are_counted_by_krum() -> None:
     """Of five clients Krum stands one; where that one sent no number, four are enough."""
     sim = run("fedavg", "nan", rounds=0, robust=RobustConfig(rule="krum", f=1))
-    start = server(sim)
+    start = server_vector(sim)
     assert sim.step().rejected == (ATTACKER,)
-    assert not torch.equal(server(sim), start)
+    assert not torch.equal(server_vector(sim), start)
 
 
 # -- whom records are of -------------------------------------------------------------------------------------

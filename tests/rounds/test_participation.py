@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from methods.settings import make
-from methods.small import TRAIN, federation, model, simulation
-from tailorfl.engines.make import make_engine
+from methods.small import simulation
+from rounds.helpers import digest, two_architectures
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.rounds.one_round import RoundState
 from tailorfl.rounds.participation import NOT_FINITE, TOO_FEW, ClientOutcome, RoundTrace, Trace
@@ -21,22 +18,6 @@ from tailorfl.rounds.updates import Trained
 from tailorfl.training import tree
 
 METHODS = ("fedavg", "ditto", "scaffold", "fedfomo", "l2gd")
-MODELS = {"small": model("mlp"), "large": model("batch_norm")}
-ASSIGNMENT = ("large", "small", "small", "large", "small", "large")
-
-
-def digest(sim: Simulation) -> str:
-    """Of the server's state and of every client's."""
-    found = hashlib.sha256()
-    for name, tensor in sorted(sim.dump()[0].items()):
-        if not name.endswith("/clients"):
-            found.update(name.encode() + tensor.contiguous().numpy().tobytes())
-    for group in sim.groups:
-        for client in group.states.clients:
-            found.update(str(client).encode())
-            for path, tensor in tree.leaves(group.states.get((client,))):
-                found.update(path.encode() + tensor.contiguous().numpy().tobytes())
-    return found.hexdigest()
 
 
 def absent(round: int, asked: tuple[int, ...], missing: dict[int, str]) -> RoundTrace:
@@ -61,13 +42,6 @@ class Unreliable(Simulation):
 def unreliable(sim: Simulation) -> Simulation:
     sim.__class__ = Unreliable
     return sim
-
-
-def two_architectures(**settings: Any) -> Simulation:
-    engine = make_engine("sequential")
-    return Simulation(
-        make("perfed_ckt"), federation(), MODELS, TRAIN, assignment=ASSIGNMENT, engine=engine, **settings
-    )
 
 
 @pytest.mark.parametrize("name", [*METHODS, "perfed_ckt"])

@@ -25,6 +25,7 @@ from methods.small import (
     replaced,
     simulation,
 )
+from rounds.helpers import server_vector
 from tailorfl import run as run_experiment
 from tailorfl.core.method import Method
 from tailorfl.errors import DivergenceError
@@ -54,10 +55,6 @@ def run(method: str | Method, dp: ClientDP = NOISY, rounds: int = 0, **settings:
 def empty_first(**settings: Any) -> int:
     """A seed whose first round has nobody in it."""
     return next(s for s in range(100) if not run("fedavg", seed=s, **settings).sample(0))
-
-
-def vector(sim: Simulation) -> Tensor:
-    return torch.cat([t.flatten() for t in sim.server["w"].values()])
 
 
 # -- who takes part ------------------------------------------------------------------------------------------
@@ -144,9 +141,9 @@ def test_the_noise_of_a_round_of_nobody_is_that_of_all_rounds() -> None:
     moved: dict[int, list[Tensor]] = {0: [], 1: [], 2: []}
     for seed in range(60):
         sim = run("fedavg", dp, seed=seed, fraction=q, train=replace(PLAIN, lr=1e-12))
-        before, drawn = vector(sim).clone(), len(sim.sample(0))
+        before, drawn = server_vector(sim), len(sim.sample(0))
         sim.step()
-        moved.setdefault(drawn, []).append((vector(sim) - before) / scale)
+        moved.setdefault(drawn, []).append((server_vector(sim) - before) / scale)
     for drawn in (0, 1):
         z = torch.stack(moved[drawn])
         assert len(z) > 10
@@ -165,7 +162,7 @@ def test_a_client_changes_the_server_by_the_clip_over_the_expected_number_whoeve
         without = tuple(i for i in sampled if i != 3)
         sims[0].step()
         sims[1].step(without)
-        apart = float((vector(sims[0]) - vector(sims[1])).norm())
+        apart = float((server_vector(sims[0]) - server_vector(sims[1])).norm())
         assert apart <= 0.2 / (q * N) * (1 + 1e-4)
         assert (apart > 0.5 * 0.2 / (q * N)) == (3 in sampled)
 
@@ -224,14 +221,10 @@ def test_engines_agree_and_resumed_runs_go_on_exactly(name: str) -> None:
 
 def test_all_may_train_where_nobody_is_asked() -> None:
     sim = run(make("pfedme", weights="uniform", participation="all"), seed=empty_first())
-    before = vector_of(sim)
+    before = server_vector(sim)
     assert set(sim.step().losses) == {"train"}
     assert sim.states.clients == tuple(range(N))
-    assert not torch.equal(before, vector_of(sim))
-
-
-def vector_of(sim: Simulation) -> Tensor:
-    return torch.cat([t.flatten().clone() for n, t in everything(sim).items() if n.startswith("server")])
+    assert not torch.equal(before, server_vector(sim))
 
 
 def test_a_client_whose_update_is_no_number_does_not_stop_the_run() -> None:

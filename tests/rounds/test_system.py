@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from methods.small import BOTH, SIZES, TRAIN, assert_close, assert_same, everything, model, simulation
-from rounds.test_participation import digest, two_architectures
+from rounds.helpers import digest, stepped, two_architectures
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.rounds.availability import ByChance, Listed, Wave, make_availability
 from tailorfl.rounds.participation import Trace
@@ -37,12 +37,6 @@ FAULTS = SystemConfig.model_validate(
 
 def settings(**given: Any) -> SystemConfig:
     return SystemConfig.model_validate(given)
-
-
-def stepped(sim: Simulation, rounds: int) -> Simulation:
-    for _ in range(rounds):
-        sim.step()
-    return sim
 
 
 # -- how long a client takes ------------------------------------------------------------------------------------
